@@ -1,0 +1,1 @@
+//! The experiments and their report: one for each figure or table of the papers.

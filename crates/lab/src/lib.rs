@@ -1,0 +1,1 @@
+//! An emulated host in a box, for machines without usable KVM and for CI.

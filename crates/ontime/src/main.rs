@@ -1,0 +1,3 @@
+//! The `ontime` command: one file a subcommand.
+
+fn main() {}

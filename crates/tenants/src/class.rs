@@ -1,0 +1,219 @@
+//! Classes, and the one priority table of the system.
+//!
+//! Source: Access'18, Table 2 (IRQ 50, vNIC 48, vCPU 47), extended by a NAPI place, an entitled-vCPU place and levels.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// An RT tenant's level: 0 is the most urgent, [`Level::MAX`] the least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub struct Level(u8);
+
+impl Level {
+    /// The least urgent level. Five priorities a level, from a base of 50, keep level 8 above ktimers and ksoftirqd.
+    pub const MAX: u8 = 8;
+    /// The most urgent level.
+    pub const HIGHEST: Level = Level(0);
+    /// The level as a number, 0 to [`Level::MAX`].
+    pub fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl TryFrom<u8> for Level {
+    type Error = String;
+    fn try_from(value: u8) -> Result<Self, Self::Error> {
+        if value <= Level::MAX {
+            Ok(Level(value))
+        } else {
+            Err(format!("level {value} is not one of 0 to {}", Level::MAX))
+        }
+    }
+}
+
+impl From<Level> for u8 {
+    fn from(level: Level) -> u8 {
+        level.0
+    }
+}
+
+/// How urgent a tenant, a NIC or a queue is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// Answers on time, every time: SCHED_FIFO by level.
+    Rt(Level),
+    /// Keeps its throughput: SCHED_OTHER.
+    Bulk,
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Class::Rt(level) => write!(f, "rt{}", level.get()),
+            Class::Bulk => f.write_str("bulk"),
+        }
+    }
+}
+
+/// The place of a thread on the path of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// A NIC's interrupt thread (`irq/N-NAME`).
+    Irq,
+    /// A NIC's threaded NAPI (`napi/NIC-ID`).
+    Napi,
+    /// A virtual NIC's or outsourced socket's thread (`vhost-PID`).
+    Vnic,
+    /// A vCPU thread in its planned slice, and every vCPU thread while no planner runs.
+    VcpuPlanned,
+    /// A vCPU thread entitled to run, outside its planned slice.
+    VcpuEntitled,
+}
+
+/// A thread's scheduling policy as `sched_setattr(2)` knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// SCHED_OTHER with a nice value, -20 to 19.
+    Other {
+        /// Nice value, -20 to 19.
+        nice: i8,
+    },
+    /// SCHED_BATCH with a nice value, -20 to 19.
+    Batch {
+        /// Nice value, -20 to 19.
+        nice: i8,
+    },
+    /// SCHED_IDLE.
+    Idle,
+    /// SCHED_FIFO, 1 to 99.
+    Fifo(u8),
+    /// SCHED_RR, 1 to 99.
+    Rr(u8),
+    /// SCHED_DEADLINE; all in nanoseconds.
+    Deadline {
+        /// Runtime a period, ns.
+        runtime: u64,
+        /// Relative deadline, ns.
+        deadline: u64,
+        /// Period, ns.
+        period: u64,
+    },
+    /// SCHED_EXT.
+    Ext {
+        /// Nice value, -20 to 19.
+        nice: i8,
+    },
+}
+
+impl Policy {
+    /// What a bulk thread runs at.
+    pub const BULK: Policy = Policy::Other { nice: 0 };
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Policy::Other { nice: 0 } => f.write_str("OTHER"),
+            Policy::Other { nice } => write!(f, "OTHER nice {nice}"),
+            Policy::Batch { nice } => write!(f, "BATCH nice {nice}"),
+            Policy::Idle => f.write_str("IDLE"),
+            Policy::Fifo(priority) => write!(f, "FIFO {priority}"),
+            Policy::Rr(priority) => write!(f, "RR {priority}"),
+            Policy::Deadline { runtime, period, .. } => write!(f, "DEADLINE {runtime}/{period} ns"),
+            Policy::Ext { nice } => write!(f, "EXT nice {nice}"),
+        }
+    }
+}
+
+/// The one priority table: every thread that touches an RT request has its place here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PriorityTable {
+    base: u8,
+}
+
+impl PriorityTable {
+    /// Priorities a level takes: IRQ, NAPI, vNIC, planned and entitled vCPU.
+    pub const STEP: u8 = 5;
+    /// The lowest base that keeps the last level's vCPUs above `rcuc` (4).
+    pub const BASE_MIN: u8 = 4 + Self::STEP * (Level::MAX + 1);
+    /// The highest base that leaves room for the daemon's cap watcher above it.
+    pub const BASE_MAX: u8 = 90;
+    /// `ktimers` and `ksoftirqd`, as tuned's realtime profiles place them.
+    pub const KTIMERS: Policy = Policy::Fifo(2);
+    /// `rcuc`, as tuned's realtime profiles place it.
+    pub const RCUC: Policy = Policy::Fifo(4);
+
+    /// A table whose level-0 IRQ thread has priority `base`.
+    ///
+    /// # Errors
+    /// A sentence naming the allowed range, where `base` is outside [`Self::BASE_MIN`]..=[`Self::BASE_MAX`].
+    pub fn with_base(base: u8) -> Result<Self, String> {
+        if (Self::BASE_MIN..=Self::BASE_MAX).contains(&base) {
+            Ok(Self { base })
+        } else {
+            Err(format!("base priority {base} is not one of {} to {}", Self::BASE_MIN, Self::BASE_MAX))
+        }
+    }
+
+    /// The priority of the daemon's own cap watcher: above every thread it may have to stop.
+    pub fn watcher(self) -> Policy {
+        Policy::Fifo(self.base + 5)
+    }
+
+    /// The policy for a thread of this role on the path of this class.
+    pub fn policy(self, class: Class, role: Role) -> Policy {
+        let Class::Rt(level) = class else { return Policy::BULK };
+        let below_irq = match role {
+            Role::Irq => 0,
+            Role::Napi => 1,
+            Role::Vnic => 2,
+            Role::VcpuPlanned => 3,
+            Role::VcpuEntitled => 4,
+        };
+        Policy::Fifo(self.base - Self::STEP * level.get() - below_irq)
+    }
+}
+
+impl Default for PriorityTable {
+    fn default() -> Self {
+        Self { base: 50 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn level_zero_is_table_two_of_the_paper() {
+        let table = PriorityTable::default();
+        let rt = Class::Rt(Level::HIGHEST);
+        assert_eq!(table.policy(rt, Role::Irq), Policy::Fifo(50));
+        assert_eq!(table.policy(rt, Role::Napi), Policy::Fifo(49));
+        assert_eq!(table.policy(rt, Role::Vnic), Policy::Fifo(48));
+        assert_eq!(table.policy(rt, Role::VcpuPlanned), Policy::Fifo(47));
+        assert_eq!(table.policy(Class::Bulk, Role::Irq), Policy::BULK);
+    }
+
+    #[test]
+    fn no_place_of_any_level_is_shared_or_below_rcuc() {
+        for base in [PriorityTable::BASE_MIN, 50, PriorityTable::BASE_MAX] {
+            let table = PriorityTable::with_base(base).unwrap();
+            let mut seen = std::collections::BTreeSet::new();
+            for level in 0..=Level::MAX {
+                for role in [Role::Irq, Role::Napi, Role::Vnic, Role::VcpuPlanned, Role::VcpuEntitled] {
+                    let Policy::Fifo(p) = table.policy(Class::Rt(Level(level)), role) else { panic!("not FIFO") };
+                    assert!(seen.insert(p), "priority {p} given twice");
+                    assert!(p > 4, "level {level} {role:?} at {p} is not above rcuc");
+                }
+            }
+        }
+        assert!(PriorityTable::with_base(PriorityTable::BASE_MIN - 1).is_err());
+        assert!(PriorityTable::with_base(PriorityTable::BASE_MAX + 1).is_err());
+    }
+}
