@@ -10,12 +10,14 @@
 //! | `thread`, `sched` | a thread's identity; its policy and affinity, read and set |
 //! | `config`, `rules`, `users` | strict TOML; which tenant has which class |
 //! | `discover`, `host` | finding tenants; reading a host |
+//! | `watch`, `connector` | learning that something changed |
 //! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic` | one source each |
 //! | `ownership`, `conflict`, `problem` | who decides about a thread; what works against the table; what went wrong |
 
 pub mod class;
 pub mod config;
 pub mod conflict;
+pub mod connector;
 pub mod container;
 pub mod cpus;
 pub mod discover;
@@ -34,6 +36,7 @@ pub mod thread;
 mod users;
 pub mod vmm;
 pub mod vnic;
+pub mod watch;
 
 pub use class::{Class, Level, Policy, PriorityTable, Role};
 pub use config::ConfigError;
@@ -46,3 +49,4 @@ pub use ownership::{Owner, owner, wanted};
 pub use problem::{Problem, ProblemKind};
 pub use rules::Rules;
 pub use thread::{ThreadError, ThreadId};
+pub use watch::Watcher;
