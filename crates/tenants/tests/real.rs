@@ -1,5 +1,5 @@
 //! Discovery and placement of real QEMU processes on this machine.
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing)]
 
 mod common;
 

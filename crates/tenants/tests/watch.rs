@@ -1,5 +1,5 @@
 //! The watcher, with real processes.
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing)]
 
 mod common;
 
