@@ -196,6 +196,25 @@ fn vcpus_without_names_come_from_libvirts_record_or_are_reported() {
 }
 
 #[test]
+fn threads_that_pose_as_vcpus_are_none() {
+    let host = Host::new();
+    host.vm(100, "plain", "/");
+    host.thread(100, 120, "CPU 1/KVM", 0);
+    host.vm(200, "dom", "/");
+    host.thread(200, 220, "CPU 7/KVM", 0);
+    host.domain("dom", 200, UUID, "");
+    let path = host.path("run/libvirt/qemu/dom.xml");
+    let recorded = "<vcpus><vcpu id='0' pid='201'/><vcpu id='1' pid='202'/></vcpus>";
+    fs::write(&path, fs::read_to_string(&path).unwrap().replace("<vcpus/>", recorded)).unwrap();
+    for tenant in discover(&host.sources(), &Rules::default()).tenants {
+        let base = tenant.process.pid;
+        let vcpus: Vec<_> =
+            roles(&tenant).into_iter().filter(|(_, role)| matches!(role, ThreadRole::Vcpu(_))).collect();
+        assert_eq!(vcpus, [(base + 1, ThreadRole::Vcpu(0)), (base + 2, ThreadRole::Vcpu(1))], "{}", tenant.name);
+    }
+}
+
+#[test]
 fn a_bulk_vm_without_names_is_no_problem_and_its_vcpus_show_by_their_guest_time() {
     let host = Host::new();
     host.process(100, "/usr/bin/qemu-system-x86_64", "/", 0, &["qemu", "-name", "plain"]);

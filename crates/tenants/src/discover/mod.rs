@@ -15,6 +15,7 @@ use crate::container::{self, Names};
 use crate::host::{KernelThread, Process, Processes, Sources};
 use crate::libvirt::{self, Domain};
 use crate::model::{ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
+use crate::peers::Peers;
 use crate::problem::{Problem, ProblemKind};
 use crate::proc::Stat;
 use crate::rules::{Decision, Namer, Rules, Subject, Verdict};
@@ -37,6 +38,7 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
         rules,
         network: Network::at(&sources.net),
         names: Names::below(&sources.runtimes),
+        peers: None,
         tenants: Vec::new(),
         problems: Vec::new(),
     };
@@ -61,6 +63,8 @@ struct Finder<'a> {
     rules: &'a Rules,
     network: Network,
     names: Names,
+    /// Read when the first container asks; `None` inside where the kernel refused.
+    peers: Option<Option<Peers>>,
     tenants: Vec<Tenant>,
     problems: Vec<Problem>,
 }
@@ -238,7 +242,18 @@ impl Finder<'_> {
             cgroup: Some(cgroup),
         };
         let decision = self.decide(&found, None);
-        self.tenants.push(found.into_tenant(decision, threads, Vec::new()));
+        let vnics = self.container_vnics(process.pid);
+        self.tenants.push(found.into_tenant(decision, threads, vnics));
+    }
+
+    /// The host's ends of a container's veth pairs. Where the kernel does not tell, there are none.
+    fn container_vnics(&mut self, pid: i32) -> Vec<Vnic> {
+        if !self.sources.live {
+            return Vec::new();
+        }
+        let peers = self.peers.get_or_insert_with(|| Peers::read().ok());
+        let names = peers.as_ref().map(|peers| peers.of_process(pid)).unwrap_or_default();
+        names.iter().map(|name| self.network.vnic(name)).collect()
     }
 
     fn decide(&mut self, found: &Found, metadata: Option<Verdict>) -> Decision {

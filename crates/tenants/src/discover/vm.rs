@@ -1,5 +1,7 @@
 //! One VM: from its process to a tenant.
 
+use std::collections::BTreeSet;
+
 use super::{Finder, Found, main_thread};
 use crate::class::Class;
 use crate::container;
@@ -126,16 +128,19 @@ impl Finder<'_> {
         class: Class,
     ) -> Vec<ThreadRole> {
         let mut roles: Vec<ThreadRole> = stats.iter().map(|stat| vm.vmm.role(stat)).collect();
-        if roles.iter().any(|role| matches!(role, ThreadRole::Vcpu(_))) {
-            return roles;
-        }
-        let vcpus = match vm.domain {
-            Some(domain) => domain.vcpu_tids.clone(),
+        let by_name = |role: &ThreadRole| matches!(role, ThreadRole::Vcpu(_));
+        let vcpus = match vm.domain.map(|domain| &domain.vcpu_tids) {
+            // libvirt learnt them from QEMU at start: a thread that names itself so later is none.
+            Some(recorded) if !recorded.is_empty() => recorded.clone(),
+            _ if roles.iter().any(by_name) => return unique_vcpus(roles),
+            Some(_) => return roles,
             None => self.unnamed_vcpus(name, process, vm, stats, class),
         };
         for (stat, role) in stats.iter().zip(roles.iter_mut()) {
-            if let Some(number) = vcpus.get(&stat.tid).filter(|_| stat.tid != process.tid) {
-                *role = ThreadRole::Vcpu(*number);
+            match vcpus.get(&stat.tid).filter(|_| stat.tid != process.tid) {
+                Some(number) => *role = ThreadRole::Vcpu(*number),
+                None if by_name(role) => *role = ThreadRole::Emulator,
+                None => {}
             }
         }
         roles
@@ -188,4 +193,16 @@ impl Finder<'_> {
         }
         here.iter().map(|ifname| self.network.vnic(ifname)).collect()
     }
+}
+
+/// A VM has one thread for each vCPU number. A QEMU that a guest has taken over could name others alike, to have more threads
+/// at real-time priority than its caps count.
+fn unique_vcpus(mut roles: Vec<ThreadRole>) -> Vec<ThreadRole> {
+    let mut seen = BTreeSet::new();
+    for role in &mut roles {
+        if matches!(role, ThreadRole::Vcpu(number) if !seen.insert(*number)) {
+            *role = ThreadRole::Emulator;
+        }
+    }
+    roles
 }
