@@ -1,1 +1,10 @@
-//! The experiments and their report: one for each figure or table of the papers.
+//! The experiments and their report.
+pub mod bulk;
+pub mod client;
+pub mod clock;
+pub mod frame;
+pub mod histogram;
+pub mod pcap;
+pub mod sockperf;
+pub mod stats;
+pub mod wire;
