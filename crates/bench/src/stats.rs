@@ -1,6 +1,6 @@
 //! Exact statistics of a run's response times.
 //!
-//! In: every sample, ns; nothing is estimated from a histogram. Out: a [`Summary`] and a [`LogLinear`] histogram.
+//! In: every sample, ns; nothing is estimated from a histogram. Out: a [`Summary`].
 //!
 //! Definitions, the same in every report:
 //! - percentile p: **nearest rank**, the smallest sample such that at least p percent of all samples are not above
