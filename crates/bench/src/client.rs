@@ -8,6 +8,7 @@
 //! request is out at a time, so a slow reply delays the requests after it, in the paper's client as in this one.
 //! The server is a stock `sockperf server` (see [`crate::sockperf`]).
 
+use std::fmt;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ops::ControlFlow;
@@ -19,6 +20,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, RealClock, VirtualClock};
+use crate::number;
 use crate::pcap::PcapError;
 use crate::sockperf;
 
@@ -71,6 +73,12 @@ impl ClientConfig {
         }
     }
 
+    /// Asks until the server answers once: every 0.1 s, `tries` times. For waiting until a guest has booted.
+    pub fn probe(server: SocketAddr, tries: u64) -> Self {
+        let (min_gap_us, max_gap_us) = (1_000, 1_000);
+        Self { min_gap_us, max_gap_us, timeout_us: 100_000, give_up_after: tries, ..Self::new(server, 1, 0) }
+    }
+
     fn check(&self) -> Result<(), ClientError> {
         let wrong = |what: String| Err(ClientError::Config(what));
         if !(sockperf::HEADER..=sockperf::LONGEST).contains(&self.message_bytes) {
@@ -121,6 +129,12 @@ pub enum ClientError {
     /// The clock's capture cannot be read.
     #[error(transparent)]
     Clock(#[from] PcapError),
+    /// The client process told that it failed.
+    #[error("{0}")]
+    Told(String),
+    /// The client process ended without a word.
+    #[error("the RT client's process ended before it was done; see what it wrote to standard error")]
+    Silent,
     /// The order or the events could not be passed.
     #[error("the RT client's pipe to its parent failed: {0}")]
     Pipe(#[from] std::io::Error),
@@ -141,6 +155,18 @@ pub struct Progress {
     pub elapsed_us: u64,
     /// Real seconds a second of that clock, at present.
     pub scale: f64,
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", number::count(self.answered))?;
+        if let Some(requests) = self.requests {
+            write!(f, " of {}", number::count(requests))?;
+        }
+        let seconds = self.elapsed_us as f64 / 1e6;
+        write!(f, " replies, {} lost, {seconds:.1} s on the host's clock", number::count(self.lost))?;
+        if (self.scale - 1.0).abs() > 0.005 { write!(f, " (a second takes {:.1} s)", self.scale) } else { Ok(()) }
+    }
 }
 
 /// What the client saw. Latency is not in it.
@@ -406,6 +432,25 @@ pub fn serve(order: impl Read, mut events: impl Write) -> Result<(), ClientError
             Err(error)
         }
     }
+}
+
+/// The parent's side of [`serve`]: reads a client process's events until its last, calls `progress` for each progress.
+///
+/// # Errors
+/// [`ClientError::Told`] with the process's own message, [`ClientError::Silent`] where it ended without one,
+/// [`ClientError::Pipe`] where its output cannot be read.
+pub fn follow(events: impl Read, mut progress: impl FnMut(&Progress)) -> Result<ClientReport, ClientError> {
+    for line in BufReader::new(events).lines() {
+        match serde_json::from_str(&line?) {
+            Ok(ClientEvent::Progress(now)) => progress(&now),
+            Ok(ClientEvent::Done(report)) => return Ok(report),
+            Ok(ClientEvent::Failed(message)) => return Err(ClientError::Told(message)),
+            Err(error) => {
+                return Err(ClientError::Told(format!("the RT client wrote a line that is no event: {error}")));
+            }
+        }
+    }
+    Err(ClientError::Silent)
 }
 
 fn read_order(order: impl Read) -> Result<ClientConfig, ClientError> {

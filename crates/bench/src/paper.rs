@@ -103,18 +103,21 @@ impl Figures {
         if experiment != "rt-server" {
             return Err(PaperError::Experiment(experiment.to_string()));
         }
+        let Outsourcing { host, load, .. } = &self.outsourcing;
+        let conditions = format!("{host}; {load}");
         let Methods { vanilla, threaded, exclusive, outsourcing } = self.outsourcing.table3;
         let rows =
             [("vanilla", vanilla), ("threaded", threaded), ("exclusive", exclusive), ("outsourcing", outsourcing)];
-        Ok(rows.into_iter().map(|(method, line)| line.row(method)).collect())
+        Ok(rows.into_iter().map(|(method, line)| line.row(method, &conditions)).collect())
     }
 }
 
 impl Table3 {
-    fn row(self, method: &str) -> PaperRow {
+    fn row(self, method: &str, conditions: &str) -> PaperRow {
         PaperRow {
             method: method.to_string(),
             source: "Access'18, Table 3 and section IV-B".to_string(),
+            conditions: conditions.to_string(),
             mean_us: self.mean,
             p99_us: self.p99,
             sd_us: self.sd,

@@ -210,6 +210,8 @@ pub struct PaperRow {
     pub method: String,
     /// Where it stands.
     pub source: String,
+    /// The paper's machine and load, in words.
+    pub conditions: String,
     /// Mean, us.
     pub mean_us: f64,
     /// 99th percentile, us.

@@ -220,9 +220,11 @@ impl Monitor {
                 released_ns = Some(at_ns);
             }
             let before = last_reply.get(&event.client).copied();
-            if let Some(replied) = *replied_ns {
-                last_reply.insert(event.client, replied);
-            }
+            // After a request without reply the next gap has no beginning.
+            match *replied_ns {
+                Some(replied) => last_reply.insert(event.client, replied),
+                None => last_reply.remove(&event.client),
+            };
             let skipped = !self.flow.in_window(at_ns) || left_out < self.flow.warmup;
             if skipped {
                 left_out += u64::from(self.flow.in_window(at_ns));

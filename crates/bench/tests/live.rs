@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ontime_bench::client::{self, ClientConfig, ClientError, ClientEvent};
+use ontime_bench::client::{self, ClientConfig, ClientError};
 use ontime_bench::stats::Summary;
 use ontime_bench::wire::{self, RtFlow};
 
@@ -45,9 +45,8 @@ fn free_port() -> u16 {
 
 fn sockperf(port: u16) -> Option<Background> {
     let server = start("sockperf", &["server", "-i", "127.0.0.1", "-p", &port.to_string()])?;
-    let mut probe = config(port, 1);
-    probe.timeout_us = 50_000;
-    client::run(&probe, |_| ControlFlow::Continue(())).expect("sockperf answers within 5 s");
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    client::run(&ClientConfig::probe(address, 100), |_| ControlFlow::Continue(())).expect("sockperf answers in 10 s");
     Some(server)
 }
 
@@ -195,15 +194,17 @@ fn a_client_process_speaks_lines_of_json() {
     let order = format!("{}\n", serde_json::to_string(&config(port, 100)).unwrap());
     let mut told = Vec::new();
     client::serve(order.as_bytes(), &mut told).unwrap();
-    let events: Vec<ClientEvent> = told
-        .split(|&byte| byte == b'\n')
-        .filter(|line| !line.is_empty())
-        .map(|line| serde_json::from_slice(line).unwrap())
-        .collect();
-    assert!(matches!(events.last(), Some(ClientEvent::Done(report)) if report.answered == 100), "{events:?}");
-    assert!(events.iter().any(|event| matches!(event, ClientEvent::Progress(_))));
+    let mut lines = Vec::new();
+    let report = client::follow(&told[..], |progress| lines.push(progress.to_string())).unwrap();
+    assert_eq!(report.answered, 100);
+    assert!(lines.iter().all(|line| line.contains(" of 100 replies, 0 lost, ")) && !lines.is_empty(), "{lines:?}");
+
+    let cut = told.len() - 1 - told[..told.len() - 1].iter().rev().position(|&byte| byte == b'\n').unwrap();
+    assert!(matches!(client::follow(&told[..cut], |_| ()), Err(ClientError::Silent)), "killed before its last line");
+    assert!(matches!(client::follow(&b"thread main panicked\n"[..], |_| ()), Err(ClientError::Told(_))));
 
     let mut told = Vec::new();
     client::serve(&b"{\"server\": \"nowhere\"}\n"[..], &mut told).unwrap_err();
-    assert!(String::from_utf8(told).unwrap().starts_with("{\"failed\":\"the RT client's configuration is wrong"));
+    let error = client::follow(&told[..], |_| ()).unwrap_err().to_string();
+    assert!(error.starts_with("the RT client's configuration is wrong"), "{error}");
 }

@@ -98,6 +98,7 @@ fn losses_duplicates_strays_and_batches_are_counted_not_dropped() {
     };
     assert_eq!(analysis.counts, expected);
     assert_eq!(analysis.latencies_ns(), [2 * MS, 2 * MS]);
+    assert!(analysis.intervals_ns.is_empty(), "the gap after a lost request has no beginning");
 }
 
 #[test]

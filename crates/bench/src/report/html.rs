@@ -313,9 +313,18 @@ fn reproduce(report: &Report) -> Markup {
     html! {
         h2 { "Clock, limits, and how to repeat it" }
         @for clock in clocks { p { strong { (clock.name()) " clock. " } (clock.meaning()) } }
-        p { "The paper's machine had two 10 Gbit/s links and its own CPU: compare ratios between methods, not its microseconds with ours." }
+        @for conditions in paper_conditions(report) {
+            p { strong { "The paper. " } (conditions) ". Its machine is not ours: compare ratios between methods, not microseconds." }
+        }
         @if !report.notes.is_empty() { ul { @for note in &report.notes { li { (note) } } } }
         dl { dt { "Machine" } dd { (report.machine) } dt { "Kernel" } dd { (report.kernel) } dt { "Schema" } dd { "version " (report.schema_version) } }
         pre { code { (report.command) } }
     }
+}
+
+fn paper_conditions(report: &Report) -> Vec<String> {
+    let mut all: Vec<String> =
+        report.paper.iter().map(|paper| format!("{}: {}", paper.source, paper.conditions)).collect();
+    all.dedup();
+    all
 }

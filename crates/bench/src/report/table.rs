@@ -48,6 +48,9 @@ pub fn terminal(report: &Report) -> String {
     for clock in clocks {
         let _ = writeln!(text, "{} clock: {}", clock.name(), clock.meaning());
     }
+    if let Some(paper) = report.paper.first() {
+        let _ = writeln!(text, "paper: {}: {}", paper.source, paper.conditions);
+    }
     text.push_str(&goals(report));
     let against = unfavourable(report);
     if !against.is_empty() {
