@@ -11,11 +11,15 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use ontime_bench::client::{self, ClientConfig, ClientError};
+use ontime_bench::clock::{Clock, VirtualClock};
 use ontime_bench::stats::Summary;
 use ontime_bench::wire::{self, RtFlow};
+
+mod common;
 
 /// A process that ends with the test.
 struct Background(Child);
@@ -39,8 +43,13 @@ fn start(program: &str, arguments: &[&str]) -> Option<Background> {
     }
 }
 
+/// A free UDP port below the range of ephemeral ones, so that no client's own port can take it before the server does.
 fn free_port() -> u16 {
-    UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let start = u16::try_from(std::process::id() % 10_000).unwrap();
+    let candidates = (0..1_000).map(|_| 20_000 + (start + NEXT.fetch_add(1, Ordering::Relaxed)) % 10_000);
+    let is_free = |port: &u16| UdpSocket::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    candidates.into_iter().find(is_free).expect("a free port of 1,000")
 }
 
 fn sockperf(port: u16) -> Option<Background> {
@@ -106,13 +115,13 @@ fn a_growing_capture_slows_the_client_to_its_clock() {
     let header: Vec<u8> = [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 96, 1].iter().flat_map(|v| v.to_le_bytes()).collect();
     std::fs::write(&file, header).unwrap();
     // A host whose clock runs at a fifth of real time: a packet every real 2 ms, stamped 0.4 ms apart.
-    let running = std::sync::atomic::AtomicBool::new(true);
+    let running = AtomicBool::new(true);
     let report = std::thread::scope(|scope| {
         scope.spawn(|| {
             use std::io::Write;
             let mut capture = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
             let begun = Instant::now();
-            while running.load(std::sync::atomic::Ordering::Relaxed) {
+            while running.load(Ordering::Relaxed) {
                 let us = u32::try_from(begun.elapsed().as_micros() / 5).unwrap();
                 let record: Vec<u8> =
                     [1 + us / 1_000_000, us % 1_000_000, 0, 60].iter().flat_map(|v: &u32| v.to_le_bytes()).collect();
@@ -124,7 +133,7 @@ fn a_growing_capture_slows_the_client_to_its_clock() {
         let mut order = config(port, 60);
         order.captures = vec![file.clone()];
         let report = client::run(&order, |_| ControlFlow::Continue(()));
-        running.store(false, std::sync::atomic::Ordering::Relaxed);
+        running.store(false, Ordering::Relaxed);
         report.unwrap()
     });
     assert_eq!(report.answered, 60);
@@ -148,7 +157,7 @@ fn a_dead_server_is_an_error_with_a_remedy_not_a_hang() {
 fn a_server_that_drops_and_delays_is_booked() {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = socket.local_addr().unwrap().port();
-    socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let server = std::thread::spawn(move || {
         let mut buffer = [0; 64];
         let mut held = None;
@@ -169,7 +178,7 @@ fn a_server_that_drops_and_delays_is_booked() {
         }
     });
     let mut order = config(port, 8);
-    order.timeout_us = 30_000;
+    order.timeout_us = 500_000;
     let report = client::run(&order, |_| ControlFlow::Continue(())).unwrap();
     server.join().unwrap();
     assert_eq!((report.sent, report.answered, report.lost, report.late), (10, 8, 2, 1), "{report:?}");
@@ -207,4 +216,50 @@ fn a_client_process_speaks_lines_of_json() {
     client::serve(&b"{\"server\": \"nowhere\"}\n"[..], &mut told).unwrap_err();
     let error = client::follow(&told[..], |_| ()).unwrap_err().to_string();
     assert!(error.starts_with("the RT client's configuration is wrong"), "{error}");
+}
+
+/// Two UDP ports, as QEMU's socket back end takes frames: the frame is the datagram.
+#[test]
+fn a_capture_by_qemu_itself_is_read_while_it_grows() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("rt.pcap");
+    let (ours, theirs) = (UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), free_port());
+    let back_end = format!("socket,id=n0,udp={},localaddr=127.0.0.1:{theirs}", ours.local_addr().unwrap());
+    let dump = format!("filter-dump,id=f0,netdev=n0,maxlen=96,file={}", file.display());
+    let arguments = ["-machine", "none", "-display", "none", "-nodefaults", "-netdev", &back_end];
+    // A hub takes frames only while another port can.
+    let other = format!("socket,id=n1,udp={},localaddr=127.0.0.1:{}", ours.local_addr().unwrap(), free_port());
+    let hub =
+        ["-netdev", "hubport,id=h0,hubid=0,netdev=n0", "-netdev", &other, "-netdev", "hubport,id=h1,hubid=0,netdev=n1"];
+    let rest = [&hub[..], &["-object", &dump]].concat();
+    let Some(_qemu) = start("qemu-system-x86_64", &[&arguments[..], &rest[..]].concat()) else { return };
+    let begun = Instant::now();
+    while std::fs::metadata(&file).map_or(0, |meta| meta.len()) < 24 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "QEMU wrote no file header");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut clock = VirtualClock::open(&[&file], 1.0).unwrap();
+    let mut seen = Vec::new();
+    for n in 0..20 {
+        let mut crafted = common::Capture::new(common::Format::default());
+        crafted.request(0, n);
+        let request = crafted.bytes.split_off(24 + 16);
+        let mut crafted = common::Capture::new(common::Format::default());
+        crafted.reply(0, n);
+        let reply = crafted.bytes.split_off(24 + 16);
+        ours.send_to(&request, (Ipv4Addr::LOCALHOST, theirs)).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        ours.send_to(&reply, (Ipv4Addr::LOCALHOST, theirs)).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        seen.push(clock.now_ns().unwrap());
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    let analysis = wire::analyse(&file, RtFlow::new(11_111)).unwrap();
+    assert_eq!((analysis.counts.requests, analysis.counts.counted), (20, 20), "{:?}", analysis.counts);
+    let latency = Summary::of(&analysis.latencies_ns()).unwrap();
+    // A busy machine may wake QEMU late for some requests and some replies, not for half of them.
+    assert!((4_000_000..20_000_000).contains(&latency.p50), "{latency:?}");
+    assert!(seen.is_sorted() && seen[19] - seen[0] >= 100_000_000, "{seen:?}");
+    // Without -icount QEMU's clock is the machine's.
+    assert!((0.5..2.0).contains(&clock.scale()), "{}", clock.scale());
 }
