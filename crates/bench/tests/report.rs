@@ -87,13 +87,14 @@ fn a_report(requests: u64) -> Report {
     let threaded = Server { usual: (100, 700), slow: 1_000, rare: 60 };
     let calm = Server { usual: (38, 62), slow: 70, rare: 60 };
     let old = Server { usual: (200, 600), slow: 9_000, rare: 40 };
+    let old_vanilla = Server { usual: (150, 1_900), slow: 9_000, rare: 25 };
     let results = vec![
         result("vanilla", "Vanilla Linux", v, Clock::Virtual, true, VANILLA, requests, 6_000_000),
         result("rt-default", "RT kernel, defaults", rt, Clock::Virtual, true, rt_default, requests, 5_100_000),
         result("threaded", "Threaded interrupts", rt, Clock::Virtual, true, threaded, requests, 5_300_000),
         result("partitioned", "Partitioned", rt, Clock::Virtual, true, PARTITIONED, requests, 5_900_000),
         result("partitioned", "Partitioned", rt, Clock::Virtual, false, calm, requests, 0),
-        result("vanilla", "Vanilla Linux", "6.12.9-amd64", Clock::Virtual, true, VANILLA, requests, 6_000_000),
+        result("vanilla", "Vanilla Linux", "6.12.9-amd64", Clock::Virtual, true, old_vanilla, requests, 6_000_000),
         result("partitioned", "Partitioned", "6.12.9-rt-amd64", Clock::Virtual, true, old, requests, 4_000_000),
         result("vanilla", "Vanilla Linux", v, Clock::Real, true, VANILLA, requests / 10, 6_000_000),
         result("exclusive", "Exclusive CPU", rt, Clock::Real, true, threaded, requests / 10, 3_100_000),
@@ -181,6 +182,14 @@ fn goals_are_judged_by_series_and_say_what_is_missing() {
     assert_eq!(goal("p99-vs-vanilla", "6.12").met, Some(false));
     assert!(!goal("p99-vs-vanilla", "6.12").binding);
     assert_eq!(goal("bulk-vs-vanilla", "7.2").met, Some(true));
+    let calm = goal("p99-vs-no-flood", "7.2");
+    assert_eq!((calm.actual, calm.met), (Some(p99(3) / p99(4)), Some(true)));
+    let mut worse = report.results.clone();
+    if let Some(latency) = worse[3].latency_us.as_mut() {
+        latency.p99 = p99(4) * 1.3;
+    }
+    let worse = goals::evaluate(&goals::RT_SERVER, &worse, Clock::Virtual, "7.2.12-rt-amd64");
+    assert_eq!(worse.iter().find(|g| g.id == "p99-vs-no-flood" && g.binding).unwrap().met, Some(false));
     assert_eq!(goal("requests", "7.2").met, Some(false));
     let missing = goal("p99-vs-threaded", "6.12");
     assert_eq!((missing.met, missing.figures.as_str()), (None, "threaded was not measured"));
@@ -196,11 +205,31 @@ fn the_terminal_table_has_both_sides_and_what_is_unfavourable() {
     let line =
         |start: &str| text.lines().find(|line| line.contains(start)).unwrap_or_else(|| panic!("{start}\n{text}"));
     assert!(line("Vanilla Linux").contains("225") && line("Vanilla Linux").contains("92.5"), "{text}");
-    assert!(line("the paper only").contains("46.8"), "{text}");
+    assert!(line("│ outsourcing").contains("46.8"), "{text}");
     assert!(line("partitioned: p99 at least 20").contains("met"), "{text}");
     assert!(line("at least 20,000 counted").contains("NOT MET"), "{text}");
     assert!(text.contains("requests were never answered"), "{text}");
     assert!(text.contains("virtual clock: ") && text.contains("real clock: ") && text.contains(&report.command));
+}
+
+#[test]
+fn a_result_is_compared_with_its_like_only() {
+    let mut report = a_report(200);
+    let mut calm = report.results[0].clone();
+    calm.flood = false;
+    if let Some(latency) = calm.latency_us.as_mut() {
+        latency.p99 /= 2.0;
+    }
+    report.results.push(calm);
+    let rows = report::rows(&report);
+    assert!(rows[0].paper.is_some() && rows[9].paper.is_none(), "the paper's vanilla was flooded");
+    let p99 = |place: usize| report.results[place].latency_us.unwrap().p99;
+    assert_eq!(rows[3].below_vanilla, Some(p99(0) / p99(3)));
+    assert_eq!(rows[4].below_vanilla, Some(p99(9) / p99(4)), "both without flood");
+    assert_eq!(rows[6].below_vanilla, Some(p99(5) / p99(6)), "both 6.12");
+    assert_eq!(rows[8].below_vanilla, Some(p99(7) / p99(8)), "both on the real clock");
+    assert!(p99(0) != p99(5) && p99(0) != p99(7));
+    assert_eq!(rows[0].below_vanilla, None);
 }
 
 #[test]
@@ -224,7 +253,9 @@ fn the_page_is_self_contained_escaped_and_complete() {
     let mut report = a_report(if std::env::var_os("ONTIME_PAGE").is_some() { 20_000 } else { 500 });
     report.notes.push("<script>alert(1)</script>".to_string());
     let page = report::html(&report);
-    std::fs::write(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("page.html"), &page).unwrap();
+    let directory = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    std::fs::write(directory.join("page.html"), &page).unwrap();
+    std::fs::write(directory.join("table.txt"), report::terminal(&report)).unwrap();
     assert!(!page.contains("<script") && page.contains("&lt;script&gt;"));
     for outside in ["http://", "https://", "src=", "href=", "@import", "url("] {
         assert!(!page.contains(outside), "the page refers to something outside: {outside}");

@@ -11,9 +11,8 @@ use crate::schema::{Bound, Distribution, Report};
 
 const DASH: &str = "-";
 /// Column heads; the first line names the group.
-const HEADS: [&str; 17] = [
+const HEADS: [&str; 16] = [
     "method",
-    "condition",
     "paper\nmean",
     "paper\np99",
     "paper\nsd",
@@ -37,7 +36,7 @@ pub fn terminal(report: &Report) -> String {
     table.load_preset(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled).set_header(HEADS);
     for row in rows(report) {
         table.add_row(cells(&row).into_iter().enumerate().map(|(place, text)| {
-            let alignment = if place < 2 { CellAlignment::Left } else { CellAlignment::Right };
+            let alignment = if place == 0 { CellAlignment::Left } else { CellAlignment::Right };
             Cell::new(text).set_alignment(alignment)
         }));
     }
@@ -88,10 +87,13 @@ pub fn goals(report: &Report) -> String {
 
 fn cells(row: &Row<'_>) -> Vec<String> {
     let (result, paper) = (row.result, row.paper);
-    let method = result.map(|result| result.label.clone()).or_else(|| paper.map(|paper| paper.method.clone()));
+    let method = match (result, paper) {
+        (Some(result), _) => format!("{}\n  {}", result.label, condition(result).replacen(", ", "\n  ", 1)),
+        (None, Some(paper)) => format!("{}\n  the paper only", paper.method),
+        (None, None) => String::new(),
+    };
     let mut cells = vec![
-        method.unwrap_or_default(),
-        result.map_or_else(|| "the paper only".to_string(), condition),
+        method,
         cell(paper.map(|paper| paper.mean_us), number::us),
         cell(paper.map(|paper| paper.p99_us), number::us),
         cell(paper.map(|paper| paper.sd_us), number::us),
