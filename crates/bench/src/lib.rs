@@ -1,1 +1,43 @@
-//! The experiments and their report: one for each figure or table of the papers.
+//! The experiments and their report: what an experiment needs besides the host it measures.
+//!
+//! In: captures of the RT NIC and the bulk NIC (from the lab's monitors or a real host's), the papers' figures.
+//! Out: a [`schema::Report`], as JSON, CSV, a terminal table, an HTML page, rtla's and HDR's histograms.
+//!
+//! ```text
+//! client  --requests-->  host under test  <--bulk--        (client, clock, sockperf)
+//!                 |              |
+//!              rt.pcap       bulk.pcap                      (pcap, frame)
+//!                 |              |
+//!           wire::analyse   bulk::analyse
+//!                 \              /
+//!            MethodResult::new(&Run { .. })                 (stats, histogram, schema)
+//!                        |
+//!      Report { results, paper: Figures::rows, goals: goals::evaluate }
+//!                        |
+//!      Report::to_json, report::{terminal, csv, html, goals}
+//! ```
+//!
+//! - [`client::run`] sends the paper's load from outside the host; [`client::serve`] is the same as a process of its
+//!   own, for another network namespace. [`clock::VirtualClock`] follows an emulated host's clock in its captures.
+//! - [`wire::analyse`] gives the response times and books every request; [`bulk::analyse`] gives goodput.
+//! - [`schema::MethodResult::new`] summarises a run; [`schema::Report`] is the one schema of every experiment.
+//! - [`goals::evaluate`] judges, [`paper::Figures`] compares, [`report`] shows. [`histogram::rtla`] and
+//!   [`histogram::hgrm`] write what other tools read.
+//!
+//! Definitions are in `docs/bench.md`. Nothing here starts a host; nothing but the client and the two file readers
+//! does I/O.
+
+pub mod bulk;
+pub mod client;
+pub mod clock;
+pub mod frame;
+pub mod goals;
+pub mod histogram;
+mod number;
+pub mod paper;
+pub mod pcap;
+pub mod report;
+pub mod schema;
+pub mod sockperf;
+pub mod stats;
+pub mod wire;

@@ -1,0 +1,467 @@
+//! The RT client: sends a request, waits for the reply, waits 1 to 10 ms, and again.
+//!
+//! In: a [`ClientConfig`] and a [`Clock`]. Out: requests on the wire, [`Progress`] while it runs, a [`ClientReport`].
+//! It measures no latency: that is the monitor's work ([`crate::wire`]).
+//!
+//! The load is Access'18, IV-A: netperf's UDP request/response, changed to send at random inter-arrival times of 1 to
+//! 10 ms; here uniform, seeded, counted from the reply, on the clock of the host under test. It is a closed loop: one
+//! request is out at a time, so a slow reply delays the requests after it, in the paper's client as in this one.
+//! The server is a stock `sockperf server` (see [`crate::sockperf`]).
+
+use std::fmt;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+
+use crate::clock::{Clock, RealClock, VirtualClock};
+use crate::number;
+use crate::pcap::PcapError;
+use crate::sockperf;
+
+/// What the client is to do. Times are on the clock of the host under test.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClientConfig {
+    /// The server.
+    pub server: SocketAddr,
+    /// The local address; any where `None`.
+    pub bind: Option<SocketAddr>,
+    /// Size of a message, bytes, [`sockperf::HEADER`] to [`sockperf::LONGEST`].
+    pub message_bytes: usize,
+    /// The shortest time from a reply to the next request, us.
+    pub min_gap_us: u64,
+    /// The longest, us.
+    pub max_gap_us: u64,
+    /// A request without reply for so long is given up, us.
+    pub timeout_us: u64,
+    /// Ends after so many answered requests.
+    pub requests: Option<u64>,
+    /// Ends after so much time, us.
+    pub deadline_us: Option<u64>,
+    /// Fails after so many requests in a row without a reply.
+    pub give_up_after: u64,
+    /// Seed of the gaps.
+    pub seed: u64,
+    /// Captures whose stamps are the host's clock; empty for the real clock.
+    pub captures: Vec<PathBuf>,
+    /// The first guess of real seconds a virtual second.
+    pub scale: f64,
+}
+
+impl ClientConfig {
+    /// The paper's load against `server` on the real clock: 1 to 10 ms, 16-byte messages, `requests` replies.
+    pub fn new(server: SocketAddr, requests: u64, seed: u64) -> Self {
+        Self {
+            server,
+            bind: None,
+            message_bytes: 16,
+            min_gap_us: 1_000,
+            max_gap_us: 10_000,
+            timeout_us: 1_000_000,
+            requests: Some(requests),
+            deadline_us: None,
+            give_up_after: 100,
+            seed,
+            captures: Vec::new(),
+            scale: 1.0,
+        }
+    }
+
+    /// Asks until the server answers once: every 0.1 s, `tries` times. For waiting until a guest has booted.
+    pub fn probe(server: SocketAddr, tries: u64) -> Self {
+        let (min_gap_us, max_gap_us) = (1_000, 1_000);
+        Self { min_gap_us, max_gap_us, timeout_us: 100_000, give_up_after: tries, ..Self::new(server, 1, 0) }
+    }
+
+    fn check(&self) -> Result<(), ClientError> {
+        let wrong = |what: String| Err(ClientError::Config(what));
+        if !(sockperf::HEADER..=sockperf::LONGEST).contains(&self.message_bytes) {
+            let (least, most) = (sockperf::HEADER, sockperf::LONGEST);
+            return wrong(format!("a message of {} bytes is not one of {least} to {most}", self.message_bytes));
+        }
+        if self.min_gap_us > self.max_gap_us || self.max_gap_us > 1_000_000_000 {
+            return wrong(format!("gaps of {} to {} us are no range within 1000 s", self.min_gap_us, self.max_gap_us));
+        }
+        if self.timeout_us == 0 || self.give_up_after == 0 {
+            return wrong("timeout_us and give_up_after must be at least 1".to_string());
+        }
+        if !(self.scale.is_finite() && self.scale > 0.0) {
+            return wrong(format!("a scale of {} is not above 0", self.scale));
+        }
+        Ok(())
+    }
+}
+
+/// Why the client could not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The order makes no sense.
+    #[error("the RT client's configuration is wrong: {0}")]
+    Config(String),
+    /// A socket call failed.
+    #[error("the RT client cannot {what} {address}: {source}; check the client's namespace, address and route")]
+    Socket {
+        /// What was tried.
+        what: &'static str,
+        /// With which address.
+        address: SocketAddr,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Nothing answers.
+    #[error(
+        "{server} did not answer {requests} requests in a row; check that `sockperf server` runs there, by the guest's console"
+    )]
+    NoReply {
+        /// The server.
+        server: SocketAddr,
+        /// How many requests it left unanswered.
+        requests: u64,
+        /// What was reached until then.
+        report: Box<ClientReport>,
+    },
+    /// The clock's capture cannot be read.
+    #[error(transparent)]
+    Clock(#[from] PcapError),
+    /// The client process told that it failed.
+    #[error("{0}")]
+    Told(String),
+    /// The client process ended without a word.
+    #[error("the RT client's process ended before it was done; see what it wrote to standard error")]
+    Silent,
+    /// The order or the events could not be passed.
+    #[error("the RT client's pipe to its parent failed: {0}")]
+    Pipe(#[from] std::io::Error),
+}
+
+/// How far it is.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Requests sent.
+    pub sent: u64,
+    /// Replies in time.
+    pub answered: u64,
+    /// Requests given up.
+    pub lost: u64,
+    /// Of so many, where a number was ordered.
+    pub requests: Option<u64>,
+    /// Elapsed on the clock of the host under test, us.
+    pub elapsed_us: u64,
+    /// Real seconds a second of that clock, at present.
+    pub scale: f64,
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", number::count(self.answered))?;
+        if let Some(requests) = self.requests {
+            write!(f, " of {}", number::count(requests))?;
+        }
+        let seconds = self.elapsed_us as f64 / 1e6;
+        write!(f, " replies, {} lost, {seconds:.1} s on the host's clock", number::count(self.lost))?;
+        if (self.scale - 1.0).abs() > 0.005 { write!(f, " (a second takes {:.1} s)", self.scale) } else { Ok(()) }
+    }
+}
+
+/// What the client saw. Latency is not in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClientReport {
+    /// Requests sent.
+    pub sent: u64,
+    /// Replies in time.
+    pub answered: u64,
+    /// Requests given up after the timeout.
+    pub lost: u64,
+    /// Replies to requests that had been given up.
+    pub late: u64,
+    /// Datagrams that are no reply to any request.
+    pub foreign: u64,
+    /// Sends or receives that the system refused (port closed, no route yet).
+    pub refused: u64,
+    /// Elapsed on the clock of the host under test, us.
+    pub elapsed_us: u64,
+    /// Elapsed really, us.
+    pub real_us: u64,
+    /// Ended early, because the caller said so.
+    pub stopped: bool,
+}
+
+/// Runs the load on the clock that the configuration names. `progress` is called at least every 0.2 s and may end it.
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn run(
+    config: &ClientConfig,
+    progress: impl FnMut(&Progress) -> ControlFlow<()>,
+) -> Result<ClientReport, ClientError> {
+    if config.captures.is_empty() {
+        return run_on(config, &mut RealClock::default(), progress);
+    }
+    config.check()?;
+    run_on(config, &mut VirtualClock::open(&config.captures, config.scale)?, progress)
+}
+
+/// As [`run`], on a given clock.
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn run_on(
+    config: &ClientConfig,
+    clock: &mut dyn Clock,
+    mut progress: impl FnMut(&Progress) -> ControlFlow<()>,
+) -> Result<ClientReport, ClientError> {
+    config.check()?;
+    let mut client = Client::open(config, clock, &mut progress)?;
+    client.load()?;
+    client.finish()
+}
+
+/// Why a wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    Replied,
+    Passed,
+    Stopped,
+}
+
+struct Client<'a> {
+    config: &'a ClientConfig,
+    clock: &'a mut dyn Clock,
+    progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    socket: UdpSocket,
+    gaps: ChaCha8Rng,
+    message: Vec<u8>,
+    report: ClientReport,
+    started: Instant,
+    started_ns: u64,
+    told: Instant,
+}
+
+impl<'a> Client<'a> {
+    fn open(
+        config: &'a ClientConfig,
+        clock: &'a mut dyn Clock,
+        progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<Self, ClientError> {
+        let any = match config.server {
+            SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+            SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+        };
+        let bind = config.bind.unwrap_or(any);
+        let error = |what, address| move |source| ClientError::Socket { what, address, source };
+        let socket = UdpSocket::bind(bind).map_err(error("bind to", bind))?;
+        socket.connect(config.server).map_err(error("connect to", config.server))?;
+        let started_ns = clock.now_ns()?;
+        Ok(Self {
+            config,
+            clock,
+            progress,
+            socket,
+            gaps: ChaCha8Rng::seed_from_u64(config.seed),
+            message: vec![0; config.message_bytes],
+            report: ClientReport::default(),
+            started: Instant::now(),
+            started_ns,
+            told: Instant::now(),
+        })
+    }
+
+    /// Requests until an end is reached.
+    fn load(&mut self) -> Result<(), ClientError> {
+        let mut unanswered = 0;
+        loop {
+            let gap = self.gaps.random_range(self.config.min_gap_us..=self.config.max_gap_us);
+            let due = self.clock.now_ns()?.saturating_add(gap * 1_000);
+            if self.sleep_until(due)? == Wait::Stopped || self.is_done()? {
+                return Ok(());
+            }
+            match self.exchange()? {
+                Wait::Stopped => return Ok(()),
+                Wait::Replied => {
+                    self.report.answered += 1;
+                    unanswered = 0;
+                }
+                Wait::Passed => {
+                    self.report.lost += 1;
+                    unanswered += 1;
+                }
+            }
+            if unanswered >= self.config.give_up_after {
+                self.stamp()?;
+                let (server, report) = (self.config.server, Box::new(self.report));
+                return Err(ClientError::NoReply { server, requests: unanswered, report });
+            }
+            if self.config.requests.is_some_and(|requests| self.report.answered >= requests) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sends the next request and waits for its reply. A sequence number is never used twice.
+    fn exchange(&mut self) -> Result<Wait, ClientError> {
+        self.report.sent += 1;
+        let sequence = self.report.sent;
+        sockperf::write_request(&mut self.message, sequence);
+        if self.socket.send(&self.message).is_err() {
+            // A refusal of the request before shows here too; either way this one is not out. It is given up after
+            // its timeout, so that a server which is not there yet is not asked in a tight loop.
+            self.report.refused += 1;
+        }
+        let due = self.clock.now_ns()?.saturating_add(self.config.timeout_us * 1_000);
+        let mut buffer = [0_u8; 2_048];
+        loop {
+            let Some(real) = self.real_left(due)? else { return Ok(Wait::Passed) };
+            if self.tell()? == Wait::Stopped {
+                return Ok(Wait::Stopped);
+            }
+            self.set_timeout(real)?;
+            match self.socket.recv(&mut buffer) {
+                Ok(length) => match sockperf::read_reply(buffer.get(..length).unwrap_or_default()) {
+                    Some(reply) if reply == sequence => return Ok(Wait::Replied),
+                    Some(reply) if reply < sequence => self.report.late += 1,
+                    _ => self.report.foreign += 1,
+                },
+                Err(error) if is_timeout(&error) => {}
+                Err(_) => {
+                    self.report.refused += 1;
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+    }
+
+    fn set_timeout(&self, real: Duration) -> Result<(), ClientError> {
+        let address = self.config.server;
+        let error = |source| ClientError::Socket { what: "set a receive timeout for", address, source };
+        self.socket.set_read_timeout(Some(real)).map_err(error)
+    }
+
+    fn sleep_until(&mut self, due_ns: u64) -> Result<Wait, ClientError> {
+        while let Some(real) = self.real_left(due_ns)? {
+            if self.tell()? == Wait::Stopped {
+                return Ok(Wait::Stopped);
+            }
+            std::thread::sleep(real);
+        }
+        Ok(Wait::Passed)
+    }
+
+    /// Real time to sleep before looking again whether `due_ns` has come; `None` once it has.
+    fn real_left(&mut self, due_ns: u64) -> Result<Option<Duration>, ClientError> {
+        let left = due_ns.saturating_sub(self.clock.now_ns()?);
+        if left == 0 {
+            return Ok(None);
+        }
+        let real = Duration::from_nanos((left as f64 * self.clock.scale()) as u64);
+        Ok(Some(real.clamp(Duration::from_micros(10), self.clock.patience())))
+    }
+
+    fn is_done(&mut self) -> Result<bool, ClientError> {
+        let elapsed = self.clock.now_ns()?.saturating_sub(self.started_ns);
+        Ok(self.config.deadline_us.is_some_and(|deadline| elapsed / 1_000 >= deadline))
+    }
+
+    fn stamp(&mut self) -> Result<(), ClientError> {
+        self.report.elapsed_us = self.clock.now_ns()?.saturating_sub(self.started_ns) / 1_000;
+        self.report.real_us = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        Ok(())
+    }
+
+    /// Tells the caller, every 0.2 s.
+    fn tell(&mut self) -> Result<Wait, ClientError> {
+        if self.told.elapsed() < Duration::from_millis(200) {
+            return Ok(Wait::Passed);
+        }
+        self.told = Instant::now();
+        self.stamp()?;
+        let ClientReport { sent, answered, lost, elapsed_us, .. } = self.report;
+        let scale = self.clock.scale();
+        let now = Progress { sent, answered, lost, requests: self.config.requests, elapsed_us, scale };
+        if (self.progress)(&now).is_break() {
+            self.report.stopped = true;
+            return Ok(Wait::Stopped);
+        }
+        Ok(Wait::Passed)
+    }
+
+    fn finish(mut self) -> Result<ClientReport, ClientError> {
+        self.stamp()?;
+        Ok(self.report)
+    }
+}
+
+fn is_timeout(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
+/// What a client process tells its parent, a line of JSON each.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClientEvent {
+    /// It goes on.
+    Progress(Progress),
+    /// It is done. The last line.
+    Done(ClientReport),
+    /// It failed, with the message for the user. The last line.
+    Failed(String),
+}
+
+/// The body of a client process, so that the client can live in another network namespace than its parent: reads the
+/// configuration as one JSON document on one line, writes a [`ClientEvent`] a line. It ends early when the parent is
+/// gone (the pipe is closed).
+///
+/// # Errors
+/// See [`ClientError`]; what can be told has been written as [`ClientEvent::Failed`] by then.
+pub fn serve(order: impl Read, mut events: impl Write) -> Result<(), ClientError> {
+    let outcome = read_order(order).and_then(|config| {
+        run(&config, |progress| match write_event(&mut events, &ClientEvent::Progress(*progress)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        })
+    });
+    match outcome {
+        Ok(report) => Ok(write_event(&mut events, &ClientEvent::Done(report))?),
+        Err(error) => {
+            write_event(&mut events, &ClientEvent::Failed(error.to_string()))?;
+            Err(error)
+        }
+    }
+}
+
+/// The parent's side of [`serve`]: reads a client process's events until its last, calls `progress` for each progress.
+///
+/// # Errors
+/// [`ClientError::Told`] with the process's own message, [`ClientError::Silent`] where it ended without one,
+/// [`ClientError::Pipe`] where its output cannot be read.
+pub fn follow(events: impl Read, mut progress: impl FnMut(&Progress)) -> Result<ClientReport, ClientError> {
+    for line in BufReader::new(events).lines() {
+        match serde_json::from_str(&line?) {
+            Ok(ClientEvent::Progress(now)) => progress(&now),
+            Ok(ClientEvent::Done(report)) => return Ok(report),
+            Ok(ClientEvent::Failed(message)) => return Err(ClientError::Told(message)),
+            Err(error) => {
+                return Err(ClientError::Told(format!("the RT client wrote a line that is no event: {error}")));
+            }
+        }
+    }
+    Err(ClientError::Silent)
+}
+
+fn read_order(order: impl Read) -> Result<ClientConfig, ClientError> {
+    let mut line = String::new();
+    BufReader::new(order).take(1 << 20).read_line(&mut line)?;
+    serde_json::from_str(&line).map_err(|error| ClientError::Config(error.to_string()))
+}
+
+fn write_event(events: &mut impl Write, event: &ClientEvent) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(event)?;
+    line.push(b'\n');
+    events.write_all(&line)?;
+    events.flush()
+}

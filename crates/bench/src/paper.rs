@@ -1,0 +1,149 @@
+//! The papers' own figures, for the column beside ours.
+//!
+//! In: `papers/figures.toml`, which holds what the papers' texts state and nothing read off a plot; it is compiled in.
+//! Out: the rows of the paper's table that an experiment repeats. An unknown key is an error, so that a figure cannot
+//! be there and go unread by a misspelling.
+
+use serde::Deserialize;
+
+use crate::schema::PaperRow;
+
+/// The file, as it was when this was built.
+pub const FIGURES: &str = include_str!("../../../papers/figures.toml");
+
+/// Why the papers' figures could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum PaperError {
+    /// Not TOML, or not the keys that are known.
+    #[error("papers/figures.toml: {0}")]
+    Figures(#[from] toml::de::Error),
+    /// No paper has such an experiment.
+    #[error("no paper's figures are known for experiment {0:?}; known is rt-server")]
+    Experiment(String),
+}
+
+/// The figures of all papers.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figures {
+    /// Access'18.
+    pub outsourcing: Outsourcing,
+    // The others are typed with the experiment that first shows them.
+    vatc: toml::Table,
+    rtvirt: toml::Table,
+    kbp: toml::Table,
+    xen_arm: toml::Table,
+}
+
+/// Access'18: RT and non-RT network processing kept apart, sockets executed by the host.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Outsourcing {
+    /// The machine.
+    pub host: String,
+    /// The load of section IV-A.
+    pub load: String,
+    /// Table 3 and Figure 7, by method.
+    pub table3: Methods,
+    relative: toml::Table,
+    priorities: toml::Table,
+    workloads: toml::Table,
+}
+
+/// The methods of Table 3, in its order.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Methods {
+    /// Vanilla Linux.
+    pub vanilla: Table3,
+    /// Threaded interrupt handling.
+    pub threaded: Table3,
+    /// Exclusive CPU.
+    pub exclusive: Table3,
+    /// The paper's own.
+    pub outsourcing: Table3,
+}
+
+/// A method's line of Table 3, with its throughput of Figure 7 as the text states it.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table3 {
+    /// us.
+    pub mean: f64,
+    /// us.
+    pub p99: f64,
+    /// us.
+    pub sd: f64,
+    /// Gbit/s of both heavy receivers.
+    pub bulk_gbps: f64,
+}
+
+impl Figures {
+    /// Reads the compiled-in file.
+    ///
+    /// # Errors
+    /// [`PaperError::Figures`], with line and key.
+    pub fn load() -> Result<Self, PaperError> {
+        Self::parse(FIGURES)
+    }
+
+    /// Reads such a file.
+    ///
+    /// # Errors
+    /// [`PaperError::Figures`], with line and key.
+    pub fn parse(text: &str) -> Result<Self, PaperError> {
+        Ok(toml::from_str(text)?)
+    }
+
+    /// The paper's rows for an experiment of `ontime bench`.
+    ///
+    /// # Errors
+    /// [`PaperError::Experiment`] where there are none.
+    pub fn rows(&self, experiment: &str) -> Result<Vec<PaperRow>, PaperError> {
+        if experiment != "rt-server" {
+            return Err(PaperError::Experiment(experiment.to_string()));
+        }
+        let Outsourcing { host, load, .. } = &self.outsourcing;
+        let conditions = format!("{host}; {load}");
+        let Methods { vanilla, threaded, exclusive, outsourcing } = self.outsourcing.table3;
+        let rows =
+            [("vanilla", vanilla), ("threaded", threaded), ("exclusive", exclusive), ("outsourcing", outsourcing)];
+        Ok(rows.into_iter().map(|(method, line)| line.row(method, &conditions)).collect())
+    }
+}
+
+impl Table3 {
+    fn row(self, method: &str, conditions: &str) -> PaperRow {
+        PaperRow {
+            method: method.to_string(),
+            source: "Access'18, Table 3 and section IV-B".to_string(),
+            conditions: conditions.to_string(),
+            mean_us: self.mean,
+            p99_us: self.p99,
+            sd_us: self.sd,
+            bulk_gbps: self.bulk_gbps,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_compiled_in_figures_are_the_papers() {
+        let rows = Figures::load().unwrap().rows("rt-server").unwrap();
+        // Access'18, Table 3, first and last line; throughput from the text of IV-B.
+        assert_eq!(rows.len(), 4);
+        assert_eq!((rows[0].mean_us, rows[0].p99_us, rows[0].sd_us, rows[0].bulk_gbps), (92.5, 225.0, 29.2, 18.8));
+        assert_eq!((rows[3].mean_us, rows[3].p99_us, rows[3].sd_us, rows[3].bulk_gbps), (32.9, 46.8, 4.3, 18.8));
+    }
+
+    #[test]
+    fn a_misspelt_key_is_named_with_its_line() {
+        let wrong = FIGURES.replace("bulk_gbps = 17.8", "bulk_gbit = 17.8");
+        let error = Figures::parse(&wrong).unwrap_err().to_string();
+        assert!(error.contains("bulk_gbit") && error.contains("line 9"), "{error}");
+        assert!(Figures::load().unwrap().rows("table9").unwrap_err().to_string().contains("rt-server"));
+    }
+}

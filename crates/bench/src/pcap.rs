@@ -1,0 +1,208 @@
+//! Reading a packet capture that may still be growing.
+//!
+//! In: bytes of a classic pcap file (microsecond or nanosecond stamps, either byte order), as QEMU's `filter-dump`
+//! and tcpdump write them. Out: one [`Record`] a packet. A record that is cut off at the end is not an error: it is
+//! what a capture looks like while it is being written, and its bytes are told by [`Decoder::pending`].
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use pcap_parser::nom::Err as NomErr;
+use pcap_parser::{PcapHeader, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_frame_modified, parse_pcap_header};
+
+/// The longest captured packet that is believed, bytes: libpcap's own MAXIMUM_SNAPLEN.
+pub const MAX_CAPTURED: u32 = 262_144;
+/// LINKTYPE_ETHERNET of the pcap format.
+const LINKTYPE_ETHERNET: i32 = 1;
+/// Bytes of a record's header in every variant that is read here but the "modified" one, which has 8 more.
+const CHUNK: usize = 1 << 18;
+
+/// Why a capture could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum PcapError {
+    /// The operating system refused.
+    #[error("cannot {what} capture {path}: {source}; check that the monitor was started and the file is readable")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// It does not begin as a pcap file does.
+    #[error(
+        "not a pcap file (it begins with {start:02x?}); pcapng is not read, write classic pcap (filter-dump, tcpdump -w)"
+    )]
+    NotPcap {
+        /// Its first bytes, at most four.
+        start: Vec<u8>,
+    },
+    /// It does not hold Ethernet frames.
+    #[error(
+        "the capture has link type {linktype}, only Ethernet (1) is read; capture on an Ethernet interface, not on `any`"
+    )]
+    LinkType {
+        /// The pcap link type.
+        linktype: i32,
+    },
+    /// A record's length cannot be true.
+    #[error(
+        "the capture is damaged at byte {offset}: a packet of {captured} bytes (at most {MAX_CAPTURED} are possible)"
+    )]
+    Damaged {
+        /// Offset of the record in the file, bytes.
+        offset: u64,
+        /// The length it claims, bytes.
+        captured: u32,
+    },
+}
+
+/// One captured packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// When it passed the monitor, ns on the monitor's clock.
+    pub at_ns: u64,
+    /// Its length on the wire, bytes; `data` is shorter where the monitor cuts packets.
+    pub wire_len: u32,
+    /// What was captured of it.
+    pub data: &'a [u8],
+}
+
+/// Turns a growing sequence of bytes into packets. Pure: it reads no file.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    buffer: Vec<u8>,
+    start: usize,
+    offset: u64,
+    header: Option<PcapHeader>,
+}
+
+impl Decoder {
+    /// Adds bytes that follow those added before.
+    pub fn push(&mut self, bytes: &[u8]) {
+        if self.start > 0 {
+            self.buffer.drain(..self.start);
+            self.start = 0;
+        }
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Bytes that were added and do not make a whole packet yet.
+    pub fn pending(&self) -> usize {
+        self.buffer.len() - self.start
+    }
+
+    /// The resolution of the stamps, ns: 1,000 or 1; `None` before the file's header was read.
+    pub fn resolution_ns(&self) -> Option<u64> {
+        self.header.as_ref().map(|header| if header.is_nanosecond_precision() { 1 } else { 1_000 })
+    }
+
+    /// The next whole packet, or `None` until more bytes are added.
+    ///
+    /// # Errors
+    /// [`PcapError::NotPcap`], [`PcapError::LinkType`], [`PcapError::Damaged`]. After an error the same error is
+    /// returned again: nothing after the damage can be trusted.
+    pub fn next_record(&mut self) -> Result<Option<Record<'_>>, PcapError> {
+        if self.header.is_none() && !self.read_header()? {
+            return Ok(None);
+        }
+        let Some(header) = &self.header else { return Ok(None) };
+        let rest = self.buffer.get(self.start..).unwrap_or_default();
+        check_length(header, rest, self.offset)?;
+        let parsed = if header.is_bigendian() {
+            parse_pcap_frame_be(rest)
+        } else if header.is_modified_format() {
+            parse_pcap_frame_modified(rest)
+        } else {
+            parse_pcap_frame(rest)
+        };
+        let Ok((left, block)) = parsed else { return Ok(None) };
+        let used = rest.len() - left.len();
+        self.start += used;
+        self.offset += used as u64;
+        let unit = if header.is_nanosecond_precision() { 1 } else { 1_000 };
+        let at_ns = u64::from(block.ts_sec) * 1_000_000_000 + u64::from(block.ts_usec) * unit;
+        Ok(Some(Record { at_ns, wire_len: block.origlen, data: block.data }))
+    }
+
+    fn read_header(&mut self) -> Result<bool, PcapError> {
+        let rest = self.buffer.get(self.start..).unwrap_or_default();
+        match parse_pcap_header(rest) {
+            Ok((left, header)) => {
+                if header.network.0 != LINKTYPE_ETHERNET {
+                    return Err(PcapError::LinkType { linktype: header.network.0 });
+                }
+                let used = rest.len() - left.len();
+                self.start += used;
+                self.offset += used as u64;
+                self.header = Some(header);
+                Ok(true)
+            }
+            Err(NomErr::Incomplete(_)) => Ok(false),
+            Err(_) => Err(PcapError::NotPcap { start: rest.iter().take(4).copied().collect() }),
+        }
+    }
+}
+
+/// Refuses a record whose length field is impossible, before anything waits for that many bytes.
+fn check_length(header: &PcapHeader, record: &[u8], offset: u64) -> Result<(), PcapError> {
+    let Some(field) = record.get(8..12).and_then(|bytes| <[u8; 4]>::try_from(bytes).ok()) else { return Ok(()) };
+    let captured = if header.is_bigendian() { u32::from_be_bytes(field) } else { u32::from_le_bytes(field) };
+    if captured > MAX_CAPTURED { Err(PcapError::Damaged { offset, captured }) } else { Ok(()) }
+}
+
+/// A capture file, read from where the last read ended.
+#[derive(Debug)]
+pub struct Tail {
+    path: PathBuf,
+    file: File,
+    decoder: Decoder,
+    chunk: Vec<u8>,
+}
+
+impl Tail {
+    /// Opens a capture at its beginning.
+    ///
+    /// # Errors
+    /// [`PcapError::Io`] where it cannot be opened.
+    pub fn open(path: &Path) -> Result<Self, PcapError> {
+        let file =
+            File::open(path).map_err(|source| PcapError::Io { what: "open", path: path.to_path_buf(), source })?;
+        Ok(Self { path: path.to_path_buf(), file, decoder: Decoder::default(), chunk: vec![0; CHUNK] })
+    }
+
+    /// Reads what was written since the last call and hands on every whole packet; returns how many they were.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::next_record`], and [`PcapError::Io`].
+    pub fn read_new(&mut self, mut each: impl FnMut(Record<'_>)) -> Result<usize, PcapError> {
+        let mut packets = 0;
+        loop {
+            let read = match self.file.read(&mut self.chunk) {
+                Ok(read) => read,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(source) => return Err(PcapError::Io { what: "read", path: self.path.clone(), source }),
+            };
+            if read == 0 {
+                return Ok(packets);
+            }
+            self.decoder.push(self.chunk.get(..read).unwrap_or_default());
+            while let Some(record) = self.decoder.next_record()? {
+                each(record);
+                packets += 1;
+            }
+        }
+    }
+
+    /// See [`Decoder::pending`].
+    pub fn pending(&self) -> usize {
+        self.decoder.pending()
+    }
+
+    /// See [`Decoder::resolution_ns`].
+    pub fn resolution_ns(&self) -> Option<u64> {
+        self.decoder.resolution_ns()
+    }
+}

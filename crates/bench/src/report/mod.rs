@@ -1,0 +1,138 @@
+//! A report as people read it: a terminal table, CSV, and one self-contained HTML page.
+//!
+//! In: a [`Report`] (also one read back from its JSON). Out: text. Nothing here measures, and nothing is left out:
+//! [`unfavourable`] gathers what speaks against a method, and every form shows it.
+
+mod charts;
+mod csv;
+mod html;
+mod table;
+
+pub use csv::csv;
+pub use html::html;
+pub use table::{goals, terminal};
+
+use crate::number;
+use crate::schema::{Clock, MethodResult, PaperRow, Report};
+
+/// A line of the comparison: ours, the paper's, or both.
+#[derive(Debug, Clone, Copy)]
+pub struct Row<'a> {
+    /// Ours.
+    pub result: Option<&'a MethodResult>,
+    /// The paper's, of the same method; only beside a flooded result, as the paper's are.
+    pub paper: Option<&'a PaperRow>,
+    /// p99 of `vanilla` under the same clock, kernel series and flood, divided by this one's: 61 is 61 times lower.
+    pub below_vanilla: Option<f64>,
+}
+
+/// The comparison's lines: our results in their order, then what only the paper has.
+pub fn rows(report: &Report) -> Vec<Row<'_>> {
+    let mut rows: Vec<Row<'_>> = report
+        .results
+        .iter()
+        .map(|result| Row {
+            result: Some(result),
+            paper: report.paper.iter().find(|paper| result.flood && paper.method == result.method),
+            below_vanilla: below_vanilla(report, result),
+        })
+        .collect();
+    let is_ours = |paper: &PaperRow| report.results.iter().any(|result| result.flood && result.method == paper.method);
+    let only_paper = report.paper.iter().filter(|paper| !is_ours(paper));
+    rows.extend(only_paper.map(|paper| Row { result: None, paper: Some(paper), below_vanilla: None }));
+    rows
+}
+
+/// The result of `vanilla` that a result is compared to.
+fn vanilla<'a>(report: &'a Report, result: &MethodResult) -> Option<&'a MethodResult> {
+    report.results.iter().find(|other| {
+        other.method == "vanilla"
+            && other.clock == result.clock
+            && other.flood == result.flood
+            && other.kernel_series() == result.kernel_series()
+    })
+}
+
+fn below_vanilla(report: &Report, result: &MethodResult) -> Option<f64> {
+    if result.method == "vanilla" {
+        return None;
+    }
+    let (vanilla, own) = (vanilla(report, result)?.latency_us?.p99, result.latency_us?.p99);
+    (own > 0.0).then(|| vanilla / own)
+}
+
+/// Results that may be drawn on one axis: of one clock and one kernel series, in the report's order.
+fn groups(report: &Report) -> Vec<(Clock, &str, Vec<&MethodResult>)> {
+    let mut groups: Vec<(Clock, &str, Vec<&MethodResult>)> = Vec::new();
+    for result in &report.results {
+        let (clock, series) = (result.clock, result.kernel_series());
+        match groups.iter_mut().find(|group| group.0 == clock && group.1 == series) {
+            Some(group) => group.2.push(result),
+            None => groups.push((clock, series, vec![result])),
+        }
+    }
+    groups
+}
+
+/// The condition of a result in words: kernel, clock, CPUs, and whether there was flood.
+fn condition(result: &MethodResult) -> String {
+    let cpus = if result.cpus == 1 { "1 CPU".to_string() } else { format!("{} CPUs", result.cpus) };
+    let flood = if result.flood { "flood" } else { "no flood" };
+    format!("{}, {} clock, {cpus}, {flood}", result.kernel, result.clock.name())
+}
+
+/// Whatever speaks against a method, in sentences: goals that were missed, figures worse than `vanilla`'s, losses.
+pub fn unfavourable(report: &Report) -> Vec<String> {
+    let missed = report.goals.iter().filter(|goal| goal.binding && goal.met == Some(false));
+    let mut sentences: Vec<String> = missed
+        .map(|goal| {
+            let actual = goal.actual.map_or_else(|| "nothing".to_string(), number::significant);
+            format!("Goal not met: {}; reached {actual} ({}).", goal.text, goal.figures)
+        })
+        .collect();
+    for result in &report.results {
+        let name = format!("{} ({})", result.label, condition(result));
+        if result.lost > 0 {
+            let (lost, requests) = (number::count(result.lost), number::count(result.wire.requests));
+            sentences.push(format!("{name}: {lost} of {requests} requests were never answered."));
+        }
+        if result.latency_us.is_none() {
+            sentences.push(format!("{name}: no request could be counted."));
+        }
+        if let Some(vanilla) = vanilla(report, result).filter(|vanilla| vanilla.method != result.method) {
+            let worse = worse_than(result, vanilla);
+            if !worse.is_empty() {
+                sentences.push(format!("{name}, compared to vanilla: {}.", worse.join(", ")));
+            }
+        }
+    }
+    sentences
+}
+
+/// A figure is worse beyond noise from here on: 5 %.
+const NOISE: f64 = 1.05;
+
+fn worse_than(result: &MethodResult, vanilla: &MethodResult) -> Vec<String> {
+    let mut worse = Vec::new();
+    if let (Some(own), Some(other)) = (result.latency_us, vanilla.latency_us) {
+        for (name, own, other) in
+            [("mean", own.mean, other.mean), ("p99", own.p99, other.p99), ("max", own.max, other.max)]
+        {
+            if own > other * NOISE {
+                worse.push(format!("{name} {} µs against {} µs", number::us(own), number::us(other)));
+            }
+        }
+    }
+    if let (Some(own), Some(other)) = (result.bulk_gbps, vanilla.bulk_gbps) {
+        if own * NOISE < other {
+            let (own, other) = (number::significant(own), number::significant(other));
+            worse.push(format!("bulk throughput {own} Gbit/s against {other} Gbit/s"));
+        }
+    }
+    if let (Some(own), Some(other)) = (result.cpu_share, vanilla.cpu_share) {
+        if own > other * NOISE {
+            worse.push(format!("CPU use {} against {}", number::percent(own), number::percent(other)));
+        }
+    }
+    worse
+}

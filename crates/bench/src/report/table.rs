@@ -1,0 +1,115 @@
+//! The paper's table with ours beside it, and the goals, for a terminal.
+
+use std::fmt::Write as _;
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
+
+use super::{Row, condition, rows, unfavourable};
+use crate::number;
+use crate::schema::{Bound, Distribution, Report};
+
+const DASH: &str = "-";
+/// Column heads; the first line names the group.
+const HEADS: [&str; 16] = [
+    "method",
+    "paper\nmean",
+    "paper\np99",
+    "paper\nsd",
+    "paper\nGbit/s",
+    "count",
+    "lost",
+    "mean",
+    "p50",
+    "p99",
+    "p99.9",
+    "max",
+    "sd",
+    "bulk\nGbit/s",
+    "CPU",
+    "p99 vs\nvanilla",
+];
+
+/// The comparison, what the clocks mean, the goals, and what is unfavourable.
+pub fn terminal(report: &Report) -> String {
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled).set_header(HEADS);
+    for row in rows(report) {
+        table.add_row(cells(&row).into_iter().enumerate().map(|(place, text)| {
+            let alignment = if place == 0 { CellAlignment::Left } else { CellAlignment::Right };
+            Cell::new(text).set_alignment(alignment)
+        }));
+    }
+    let mut text = format!("{}: response time at the NIC, µs\n{table}\n", report.experiment);
+    let mut clocks: Vec<_> = report.results.iter().map(|result| result.clock).collect();
+    clocks.sort_unstable();
+    clocks.dedup();
+    for clock in clocks {
+        let _ = writeln!(text, "{} clock: {}", clock.name(), clock.meaning());
+    }
+    if let Some(paper) = report.paper.first() {
+        let _ = writeln!(text, "paper: {}: {}", paper.source, paper.conditions);
+    }
+    text.push_str(&goals(report));
+    let against = unfavourable(report);
+    if !against.is_empty() {
+        let _ = writeln!(text, "Unfavourable:");
+        for sentence in against {
+            let _ = writeln!(text, "  - {sentence}");
+        }
+    }
+    let _ = writeln!(text, "Again: {}", report.command);
+    text
+}
+
+/// The goals, a line each: met, NOT MET or not measured.
+pub fn goals(report: &Report) -> String {
+    let mut text = String::new();
+    for goal in &report.goals {
+        let verdict = match (goal.met, goal.binding) {
+            (Some(true), _) => "met",
+            (Some(false), true) => "NOT MET",
+            (Some(false), false) => "not met",
+            (None, _) => "not measured",
+        };
+        let bound = if goal.bound == Bound::AtLeast { ">=" } else { "<=" };
+        let actual = goal.actual.map_or_else(|| DASH.to_string(), number::significant);
+        let target = number::significant(goal.target);
+        let information = if goal.binding { "" } else { ", for information" };
+        let _ = writeln!(
+            text,
+            "[{verdict:^12}] {} (Linux {}{information}): {actual} {bound} {target}; {}",
+            goal.text, goal.kernel_series, goal.figures
+        );
+    }
+    text
+}
+
+fn cells(row: &Row<'_>) -> Vec<String> {
+    let (result, paper) = (row.result, row.paper);
+    let method = match (result, paper) {
+        (Some(result), _) => format!("{}\n  {}", result.label, condition(result).replacen(", ", "\n  ", 1)),
+        (None, Some(paper)) => format!("{}\n  the paper only", paper.method),
+        (None, None) => String::new(),
+    };
+    let mut cells = vec![
+        method,
+        cell(paper.map(|paper| paper.mean_us), number::us),
+        cell(paper.map(|paper| paper.p99_us), number::us),
+        cell(paper.map(|paper| paper.sd_us), number::us),
+        cell(paper.map(|paper| paper.bulk_gbps), number::significant),
+        cell(result.map(|result| result.count), number::count),
+        cell(result.map(|result| result.lost), number::count),
+    ];
+    let latency = result.and_then(|result| result.latency_us);
+    let figures: [fn(&Distribution) -> f64; 6] = [|d| d.mean, |d| d.p50, |d| d.p99, |d| d.p99_9, |d| d.max, |d| d.sd];
+    cells.extend(figures.map(|figure| cell(latency.as_ref().map(figure), number::us)));
+    cells.push(cell(result.and_then(|result| result.bulk_gbps), number::significant));
+    cells.push(cell(result.and_then(|result| result.cpu_share), number::percent));
+    cells.push(cell(row.below_vanilla, number::times));
+    cells
+}
+
+fn cell<T>(value: Option<T>, print: impl Fn(T) -> String) -> String {
+    value.map_or_else(|| DASH.to_string(), print)
+}

@@ -1,0 +1,232 @@
+//! Exact statistics of a run's response times.
+//!
+//! In: every sample, ns; nothing is estimated from a histogram. Out: a [`Summary`].
+//!
+//! Definitions, the same in every report:
+//! - percentile p: **nearest rank**, the smallest sample such that at least p percent of all samples are not above
+//!   it, the `ceil(p/100 * n)`-th smallest (Hyndman and Fan, type 1). It is always a sample that was measured.
+//! - standard deviation: of the **sample** (divided by n - 1); 0 for one sample.
+//! - interval of a percentile: two-sided 95 %, distribution-free, from the order statistics around its rank (normal
+//!   approximation of the binomial, ranks rounded outwards). It supposes independent samples; where the upper rank is
+//!   beyond the largest sample there is no upper bound.
+
+/// A percentile in millionths of the whole: 990,000 is p99.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Percentile(u32);
+
+impl Percentile {
+    /// The median.
+    pub const P50: Self = Self(500_000);
+    /// 90 %.
+    pub const P90: Self = Self(900_000);
+    /// 95 %.
+    pub const P95: Self = Self(950_000);
+    /// 99 %.
+    pub const P99: Self = Self(990_000);
+    /// 99.9 %.
+    pub const P99_9: Self = Self(999_000);
+    /// 99.99 %.
+    pub const P99_99: Self = Self(999_900);
+
+    /// A percentile from millionths; above 1,000,000 it is 1,000,000.
+    pub fn from_millionths(millionths: u32) -> Self {
+        Self(millionths.min(1_000_000))
+    }
+
+    /// The nearest rank among `n` samples, 1 to `n`; 0 where there are none.
+    pub fn rank(self, n: usize) -> usize {
+        let rank = (n as u128 * u128::from(self.0)).div_ceil(1_000_000) as usize;
+        rank.max(1).min(n)
+    }
+
+    fn fraction(self) -> f64 {
+        f64::from(self.0) / 1e6
+    }
+}
+
+/// A percentile's 95 % interval, ns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Interval {
+    /// Lower bound, ns.
+    pub low_ns: u64,
+    /// Upper bound, ns; `None` where the samples are too few to give one.
+    pub high_ns: Option<u64>,
+}
+
+/// The samples in increasing order.
+#[derive(Debug, Clone)]
+pub struct Sorted(Vec<u64>);
+
+impl Sorted {
+    /// Sorts samples, ns.
+    pub fn new(mut samples: Vec<u64>) -> Self {
+        samples.sort_unstable();
+        Self(samples)
+    }
+
+    /// The samples, ascending, ns.
+    pub fn as_slice(&self) -> &[u64] {
+        &self.0
+    }
+
+    /// A percentile by nearest rank, ns; `None` without samples.
+    pub fn percentile(&self, percentile: Percentile) -> Option<u64> {
+        self.at_rank(percentile.rank(self.0.len()))
+    }
+
+    /// Samples above a percentile.
+    pub fn beyond(&self, percentile: Percentile) -> u64 {
+        let Some(value) = self.percentile(percentile) else { return 0 };
+        (self.0.len() - self.0.partition_point(|&sample| sample <= value)) as u64
+    }
+
+    /// The 95 % interval of a percentile; `None` without samples.
+    pub fn interval(&self, percentile: Percentile) -> Option<Interval> {
+        const Z_95: f64 = 1.959_964;
+        let (n, p) = (self.0.len(), percentile.fraction());
+        let half = Z_95 * (n as f64 * p * (1.0 - p)).sqrt();
+        let centre = n as f64 * p;
+        let low = ((centre - half).floor().max(1.0) as usize).min(n);
+        let high = (centre + half).ceil() as usize + 1;
+        Some(Interval { low_ns: self.at_rank(low)?, high_ns: self.at_rank(high) })
+    }
+
+    fn at_rank(&self, rank: usize) -> Option<u64> {
+        self.0.get(rank.checked_sub(1)?).copied()
+    }
+}
+
+/// What is said of a set of samples. All in ns.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    /// How many.
+    pub count: u64,
+    /// The smallest.
+    pub min: u64,
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Standard deviation of the sample (n - 1).
+    pub sd: f64,
+    /// Median.
+    pub p50: u64,
+    /// 90th percentile.
+    pub p90: u64,
+    /// 95th percentile.
+    pub p95: u64,
+    /// 99th percentile.
+    pub p99: u64,
+    /// Its 95 % interval.
+    pub p99_interval: Interval,
+    /// 99.9th percentile.
+    pub p99_9: u64,
+    /// 99.99th percentile.
+    pub p99_99: u64,
+    /// The largest.
+    pub max: u64,
+    /// Which sample, in the order given, was the (first) largest: from 0.
+    pub max_index: usize,
+    /// Samples above the 99.9th percentile: how many measurements the far tail rests on.
+    pub beyond_p99_9: u64,
+}
+
+impl Summary {
+    /// Summarises samples in the order they were measured, ns; `None` without samples.
+    pub fn of(samples: &[u64]) -> Option<Self> {
+        let sorted = Sorted::new(samples.to_vec());
+        let (min, max) = (*sorted.as_slice().first()?, *sorted.as_slice().last()?);
+        let (mean, sd) = mean_and_sd(samples);
+        Some(Self {
+            count: samples.len() as u64,
+            min,
+            mean,
+            sd,
+            p50: sorted.percentile(Percentile::P50)?,
+            p90: sorted.percentile(Percentile::P90)?,
+            p95: sorted.percentile(Percentile::P95)?,
+            p99: sorted.percentile(Percentile::P99)?,
+            p99_interval: sorted.interval(Percentile::P99)?,
+            p99_9: sorted.percentile(Percentile::P99_9)?,
+            p99_99: sorted.percentile(Percentile::P99_99)?,
+            max,
+            max_index: samples.iter().position(|&sample| sample == max)?,
+            beyond_p99_9: sorted.beyond(Percentile::P99_9),
+        })
+    }
+}
+
+/// Two passes, so that a large mean does not swallow a small deviation.
+fn mean_and_sd(samples: &[u64]) -> (f64, f64) {
+    let n = samples.len() as f64;
+    let mean = samples.iter().map(|&sample| u128::from(sample)).sum::<u128>() as f64 / n;
+    if samples.len() < 2 {
+        return (mean, 0.0);
+    }
+    let squares: f64 = samples.iter().map(|&sample| (sample as f64 - mean).powi(2)).sum();
+    (mean, (squares / (n - 1.0)).sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn percentiles_are_nearest_rank() {
+        // The worked example of the nearest-rank method: 15, 20, 35, 40, 50.
+        let sorted = Sorted::new(vec![40, 15, 50, 20, 35]);
+        let at = |percent: u32| sorted.percentile(Percentile::from_millionths(percent * 10_000)).unwrap();
+        assert_eq!([at(5), at(30), at(40), at(50), at(100)], [15, 20, 20, 35, 50]);
+        assert_eq!(at(0), 15);
+    }
+
+    #[test]
+    fn ranks_are_exact_where_floating_point_is_not() {
+        assert_eq!(Percentile::P99_9.rank(1_000), 999);
+        assert_eq!(Percentile::P99_9.rank(1_001), 1_000);
+        assert_eq!(Percentile::P99.rank(20_000), 19_800);
+        assert_eq!(Percentile::P99.rank(0), 0);
+    }
+
+    #[test]
+    fn a_known_set_has_its_known_summary() {
+        let summary = Summary::of(&[2, 4, 4, 4, 5, 5, 7, 9]).unwrap();
+        assert_eq!((summary.count, summary.min, summary.max, summary.max_index), (8, 2, 9, 7));
+        assert!((summary.mean - 5.0).abs() < 1e-12);
+        assert!((summary.sd - (32.0_f64 / 7.0).sqrt()).abs() < 1e-12, "{}", summary.sd);
+        assert_eq!(summary.beyond_p99_9, 0);
+    }
+
+    #[test]
+    fn the_deviation_survives_a_large_mean() {
+        let base = 1_700_000_000_000_000_000;
+        let summary = Summary::of(&[base, base + 1_000_000, base + 2_000_000]).unwrap();
+        assert!((summary.sd - 1_000_000.0).abs() < 1_000.0, "{}", summary.sd);
+    }
+
+    #[test]
+    fn the_interval_holds_the_percentile_and_is_open_when_samples_are_few() {
+        let sorted = Sorted::new((1..=10_000).collect());
+        let interval = sorted.interval(Percentile::P99).unwrap();
+        // 9,900 +- 1.96 * sqrt(10,000 * 0.99 * 0.01) = 9,900 +- 19.5.
+        assert_eq!(interval, Interval { low_ns: 9_880, high_ns: Some(9_921) });
+        assert_eq!(Sorted::new((1..=100).collect()).interval(Percentile::P99).unwrap().high_ns, None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_samples_give_an_ordered_summary(samples in prop::collection::vec(any::<u64>(), 1..300)) {
+            let s = Summary::of(&samples).unwrap();
+            let ladder = [s.min, s.p50, s.p90, s.p95, s.p99, s.p99_9, s.p99_99, s.max];
+            prop_assert!(ladder.is_sorted());
+            prop_assert!(s.mean >= s.min as f64 * 0.999_999 && s.mean <= s.max as f64 * 1.000_001);
+            prop_assert!(s.sd.is_finite());
+            let not_above = samples.iter().filter(|&&sample| sample <= s.p90).count();
+            prop_assert!(not_above * 10 >= samples.len() * 9);
+            let below = samples.iter().filter(|&&sample| sample < s.p90).count();
+            prop_assert!(below * 10 < samples.len() * 9);
+            prop_assert!(s.p99_interval.low_ns <= s.p99);
+            prop_assert!(s.p99_interval.high_ns.is_none_or(|high| high >= s.p99));
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! The hardware monitor: response times of a UDP request/response server, read off the RT NIC's capture.
+//!
+//! In: a pcap of the RT NIC (Access'18, IV-A: a splitter and a stamping capture card; in the lab QEMU's
+//! `filter-dump`), and which server to look at. Out: one [`Exchange`] a counted request and [`WireCounts`] for all
+//! the others: every request that was seen is in exactly one of them (see [`WireCounts::requests`]).
+//!
+//! A request and its reply belong together by both addresses, both ports and the 64-bit big-endian sequence number
+//! at [`RtFlow::sequence_at`] of the payload. The client's own delays are outside: the clock starts when the request
+//! passes the NIC and stops when the reply does.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::frame::{Datagram, Frame, parse};
+use crate::pcap::{PcapError, Record, Tail};
+
+/// A request without reply counts as still open, not as lost, when the capture ends less than this after it, ns.
+pub const SETTLE_NS: u64 = 100_000_000;
+
+/// Which exchanges to look at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RtFlow {
+    /// The server's UDP port.
+    pub port: u16,
+    /// The server's address; `None` for any.
+    pub address: Option<IpAddr>,
+    /// Offset of the sequence number in the payload, bytes (sockperf: 0).
+    pub sequence_at: usize,
+    /// Only requests of this stretch of the capture's clock count, ns, both ends included; others are warm-up.
+    pub window: Option<(u64, u64)>,
+    /// Requests at the start of the window that do not count either.
+    pub warmup: u64,
+    /// Requests closer together than this were released by the emulator in one batch: only the first counts. Ns; 0
+    /// means equal stamps.
+    pub batch_ns: u64,
+}
+
+impl RtFlow {
+    /// A sockperf server on `port`: nothing skipped, batches told by equal stamps.
+    pub fn new(port: u16) -> Self {
+        Self { port, address: None, sequence_at: 0, window: None, warmup: 0, batch_ns: 0 }
+    }
+
+    fn is_server(&self, socket: SocketAddr) -> bool {
+        socket.port() == self.port && self.address.is_none_or(|address| address == socket.ip())
+    }
+
+    fn in_window(&self, at_ns: u64) -> bool {
+        self.window.is_none_or(|(from, to)| (from..=to).contains(&at_ns))
+    }
+}
+
+/// A counted request and the time to its reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exchange {
+    /// When the request passed the NIC, ns on the capture's clock.
+    pub at_ns: u64,
+    /// Until its first reply passed the NIC, ns.
+    pub latency_ns: u64,
+    /// Its sequence number.
+    pub sequence: u64,
+}
+
+/// What became of every packet of the flow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WireCounts {
+    /// Requests seen: the sum of the six that follow.
+    pub requests: u64,
+    /// Answered, and in the statistics.
+    pub counted: u64,
+    /// Never answered, though the capture went on for 100 ms.
+    pub lost: u64,
+    /// Not answered within less than 100 ms before the capture's end.
+    pub open_at_end: u64,
+    /// Answered, but released in the same instant as a request before them, so not a measurement of their own.
+    pub batched: u64,
+    /// The same request again: a copy on the wire or a retransmission.
+    pub duplicates: u64,
+    /// Outside the window, or among the first that are left out.
+    pub warmup: u64,
+    /// A further reply to a request that already had one.
+    pub duplicate_replies: u64,
+    /// A reply to no request of this capture.
+    pub stray_replies: u64,
+    /// Datagrams to or from the server that are too short for a sequence number.
+    pub malformed: u64,
+    /// IP fragments, which cannot be told by port.
+    pub fragments: u64,
+    /// Bytes of an unfinished packet at the capture's end.
+    pub truncated_bytes: u64,
+}
+
+/// The monitor's findings.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WireAnalysis {
+    /// The counted requests, by time.
+    pub exchanges: Vec<Exchange>,
+    /// What became of all.
+    pub counts: WireCounts,
+    /// From a counted request back to the reply before it of the same client, ns: the intervals as the wire saw them.
+    pub intervals_ns: Vec<u64>,
+    /// The period on which arrivals sit, ns, where they do: the emulator released packets at fixed times.
+    pub arrival_quantum_ns: Option<u64>,
+    /// Resolution of the capture's stamps, ns.
+    pub resolution_ns: u64,
+    /// First and last request in the window, ns on the capture's clock.
+    pub span_ns: Option<(u64, u64)>,
+    /// Why the capture could not be read to its end, where it could not.
+    pub damage: Option<String>,
+}
+
+impl WireAnalysis {
+    /// The counted response times in the order of their requests, ns.
+    pub fn latencies_ns(&self) -> Vec<u64> {
+        self.exchanges.iter().map(|exchange| exchange.latency_ns).collect()
+    }
+}
+
+/// Which way a datagram of the flow goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Request,
+    Reply,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Event {
+    at_ns: u64,
+    way: Way,
+    client: SocketAddr,
+    server: SocketAddr,
+    sequence: u64,
+}
+
+/// Gathers the flow's packets one by one; [`Monitor::finish`] matches them. Pure.
+#[derive(Debug)]
+pub struct Monitor {
+    flow: RtFlow,
+    events: Vec<Event>,
+    counts: WireCounts,
+    last_ns: u64,
+}
+
+impl Monitor {
+    /// A monitor of one flow.
+    pub fn new(flow: RtFlow) -> Self {
+        Self { flow, events: Vec::new(), counts: WireCounts::default(), last_ns: 0 }
+    }
+
+    /// Takes a packet, of the flow or not.
+    pub fn record(&mut self, record: &Record<'_>) {
+        self.last_ns = self.last_ns.max(record.at_ns);
+        match parse(record) {
+            Some(Frame::Udp(datagram)) => self.datagram(record.at_ns, &datagram),
+            Some(Frame::Fragment) => self.counts.fragments += 1,
+            Some(Frame::Tcp(_)) | None => {}
+        }
+    }
+
+    fn datagram(&mut self, at_ns: u64, datagram: &Datagram<'_>) {
+        let (way, client, server) = if self.flow.is_server(datagram.to) {
+            (Way::Request, datagram.from, datagram.to)
+        } else if self.flow.is_server(datagram.from) {
+            (Way::Reply, datagram.to, datagram.from)
+        } else {
+            return;
+        };
+        let at = self.flow.sequence_at;
+        let field = datagram.payload.get(at..at.saturating_add(8)).and_then(|bytes| bytes.try_into().ok());
+        match field.map(u64::from_be_bytes) {
+            Some(sequence) => self.events.push(Event { at_ns, way, client, server, sequence }),
+            None => self.counts.malformed += 1,
+        }
+    }
+
+    /// Matches requests and replies.
+    pub fn finish(mut self) -> WireAnalysis {
+        // Captures of several CPUs may be out of order; equal stamps keep the file's order.
+        self.events.sort_by_key(|event| event.at_ns);
+        let requests = self.match_replies();
+        self.classify(&requests)
+    }
+
+    /// One entry a distinct request, by time, with its first reply.
+    fn match_replies(&mut self) -> Vec<Matched> {
+        let mut requests: Vec<Matched> = Vec::new();
+        let mut places: HashMap<(SocketAddr, SocketAddr, u64), usize> = HashMap::new();
+        for event in &self.events {
+            let key = (event.client, event.server, event.sequence);
+            let place = places.get(&key).and_then(|&place| requests.get_mut(place));
+            match (event.way, place) {
+                (Way::Request, None) => {
+                    places.insert(key, requests.len());
+                    requests.push(Matched { event: *event, replied_ns: None });
+                }
+                (Way::Request, Some(_)) => self.counts.duplicates += 1,
+                (Way::Reply, None) => self.counts.stray_replies += 1,
+                (Way::Reply, Some(matched)) if matched.replied_ns.is_some() => self.counts.duplicate_replies += 1,
+                (Way::Reply, Some(matched)) => matched.replied_ns = Some(event.at_ns),
+            }
+        }
+        requests
+    }
+
+    fn classify(self, requests: &[Matched]) -> WireAnalysis {
+        let mut analysis = WireAnalysis { counts: self.counts, resolution_ns: 1_000, ..WireAnalysis::default() };
+        let counts = &mut analysis.counts;
+        let mut arrivals = Vec::with_capacity(requests.len());
+        let (mut released_ns, mut left_out) = (None, 0);
+        let mut last_reply: HashMap<SocketAddr, u64> = HashMap::new();
+        for Matched { event, replied_ns } in requests {
+            let at_ns = event.at_ns;
+            let in_batch = released_ns.is_some_and(|released| at_ns.saturating_sub(released) <= self.flow.batch_ns);
+            if !in_batch {
+                released_ns = Some(at_ns);
+            }
+            let before = last_reply.get(&event.client).copied();
+            // After a request without reply the next gap has no beginning.
+            match *replied_ns {
+                Some(replied) => last_reply.insert(event.client, replied),
+                None => last_reply.remove(&event.client),
+            };
+            let skipped = !self.flow.in_window(at_ns) || left_out < self.flow.warmup;
+            if skipped {
+                left_out += u64::from(self.flow.in_window(at_ns));
+                counts.warmup += 1;
+                continue;
+            }
+            analysis.span_ns = Some((analysis.span_ns.map_or(at_ns, |(first, _)| first), at_ns));
+            arrivals.push(at_ns);
+            match *replied_ns {
+                None if self.last_ns.saturating_sub(at_ns) < SETTLE_NS => counts.open_at_end += 1,
+                None => counts.lost += 1,
+                Some(_) if in_batch => counts.batched += 1,
+                Some(replied) => {
+                    counts.counted += 1;
+                    let (latency_ns, sequence) = (replied - at_ns, event.sequence);
+                    analysis.exchanges.push(Exchange { at_ns, latency_ns, sequence });
+                    analysis.intervals_ns.extend(before.and_then(|before| at_ns.checked_sub(before)));
+                }
+            }
+        }
+        counts.requests = counts.duplicates + requests.len() as u64;
+        analysis.arrival_quantum_ns = arrival_quantum(&arrivals);
+        analysis
+    }
+}
+
+#[derive(Debug)]
+struct Matched {
+    event: Event,
+    replied_ns: Option<u64>,
+}
+
+/// Reads a whole capture. A damaged or unfinished end is told in the result; what stands before it counts.
+///
+/// # Errors
+/// [`PcapError::Io`], [`PcapError::NotPcap`] and [`PcapError::LinkType`]: then there is nothing to analyse.
+pub fn analyse(path: &Path, flow: RtFlow) -> Result<WireAnalysis, PcapError> {
+    let mut tail = Tail::open(path)?;
+    let mut monitor = Monitor::new(flow);
+    let damage = match tail.read_new(|record| monitor.record(&record)) {
+        Ok(_) => None,
+        Err(error @ PcapError::Damaged { .. }) => Some(error.to_string()),
+        Err(error) => return Err(error),
+    };
+    let mut analysis = monitor.finish();
+    analysis.resolution_ns = tail.resolution_ns().unwrap_or(1_000);
+    analysis.counts.truncated_bytes = if damage.is_none() { tail.pending() as u64 } else { 0 };
+    analysis.damage = damage;
+    Ok(analysis)
+}
+
+/// Periods that are tried, us.
+const QUANTA_US: [u64; 12] = [10, 20, 50, 100, 200, 250, 500, 1_000, 2_000, 2_500, 5_000, 10_000];
+/// How sharply arrivals must sit on a period: the length of their mean phase vector, 1 for all in one phase.
+const SHARPNESS: f64 = 0.95;
+/// Fewer arrivals than this say nothing about a period.
+const QUANTUM_ARRIVALS: usize = 50;
+
+/// The longest period of [`QUANTA_US`] on which arrivals sit. An emulator that releases packets at fixed times
+/// (`filter-buffer`) shows here; the response times are then those of requests in a few phases of the host's timers.
+fn arrival_quantum(arrivals_ns: &[u64]) -> Option<u64> {
+    if arrivals_ns.len() < QUANTUM_ARRIVALS {
+        return None;
+    }
+    QUANTA_US.iter().rev().map(|us| us * 1_000).find(|&quantum| {
+        let (mut cosines, mut sines) = (0.0, 0.0);
+        for &at_ns in arrivals_ns {
+            let phase = (at_ns % quantum) as f64 / quantum as f64 * std::f64::consts::TAU;
+            cosines += phase.cos();
+            sines += phase.sin();
+        }
+        cosines.hypot(sines) / arrivals_ns.len() as f64 >= SHARPNESS
+    })
+}

@@ -1,0 +1,265 @@
+//! The real client against the real sockperf server, watched by the real tcpdump, on loopback.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panic"
+)]
+
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use ontime_bench::client::{self, ClientConfig, ClientError};
+use ontime_bench::clock::{Clock, VirtualClock};
+use ontime_bench::stats::Summary;
+use ontime_bench::wire::{self, RtFlow};
+
+mod common;
+
+/// A process that ends with the test.
+struct Background(Child);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// `None`, and a line that says so, where the program is not installed.
+fn start(program: &str, arguments: &[&str]) -> Option<Background> {
+    let child = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    match child {
+        Ok(child) => Some(Background(child)),
+        Err(error) => {
+            println!("SKIPPED: {program} cannot be started ({error}); install it to run this test");
+            None
+        }
+    }
+}
+
+/// A free UDP port below the range of ephemeral ones, so that no client's own port can take it before the server does.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let start = u16::try_from(std::process::id() % 10_000).unwrap();
+    let candidates = (0..1_000).map(|_| 20_000 + (start + NEXT.fetch_add(1, Ordering::Relaxed)) % 10_000);
+    let is_free = |port: &u16| UdpSocket::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    candidates.into_iter().find(is_free).expect("a free port of 1,000")
+}
+
+fn sockperf(port: u16) -> Option<Background> {
+    let server = start("sockperf", &["server", "-i", "127.0.0.1", "-p", &port.to_string()])?;
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    client::run(&ClientConfig::probe(address, 100), |_| ControlFlow::Continue(())).expect("sockperf answers in 10 s");
+    Some(server)
+}
+
+fn tcpdump(port: u16, file: &Path) -> Option<Background> {
+    // SAFETY: geteuid has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("SKIPPED: capturing needs root");
+        return None;
+    }
+    let filter = format!("udp port {port}");
+    let path = file.to_str().unwrap();
+    let dump = start("tcpdump", &["-i", "lo", "-U", "--immediate-mode", "-Z", "root", "-w", path, &filter])?;
+    let begun = Instant::now();
+    while std::fs::metadata(file).map_or(0, |meta| meta.len()) < 24 {
+        assert!(begun.elapsed() < Duration::from_secs(10), "tcpdump wrote no file header");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Some(dump)
+}
+
+fn config(port: u16, requests: u64) -> ClientConfig {
+    ClientConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), requests, 42)
+}
+
+#[test]
+fn the_client_and_a_stock_sockperf_server_as_tcpdump_sees_them() {
+    let port = free_port();
+    let Some(_server) = sockperf(port) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("lo.pcap");
+    let Some(_dump) = tcpdump(port, &file) else { return };
+
+    let report = client::run(&config(port, 200), |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((report.answered, report.lost, report.sent), (200, 0, 200));
+    std::thread::sleep(Duration::from_millis(300));
+
+    let analysis = wire::analyse(&file, RtFlow::new(port)).unwrap();
+    assert_eq!(analysis.counts.counted, 200, "{:?}", analysis.counts);
+    assert_eq!((analysis.counts.lost, analysis.counts.stray_replies, analysis.counts.duplicates), (0, 0, 0));
+    let sequences: Vec<u64> = analysis.exchanges.iter().map(|exchange| exchange.sequence).collect();
+    assert_eq!(sequences, (1..=200).collect::<Vec<_>>());
+    let latency = Summary::of(&analysis.latencies_ns()).unwrap();
+    assert!(latency.p50 > 0 && latency.p50 < 50_000_000, "{latency:?}");
+    // Gaps are 1 to 10 ms and never shorter; a busy machine may lengthen some.
+    let gaps = Summary::of(&analysis.intervals_ns).unwrap();
+    assert!(gaps.min >= 990_000, "{gaps:?}");
+    assert!((4_500_000..9_000_000).contains(&gaps.p50), "{gaps:?}");
+    assert_eq!(analysis.arrival_quantum_ns, None);
+}
+
+#[test]
+fn a_growing_capture_slows_the_client_to_its_clock() {
+    let port = free_port();
+    let Some(_server) = sockperf(port) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("slow.pcap");
+    let header: Vec<u8> = [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 96, 1].iter().flat_map(|v| v.to_le_bytes()).collect();
+    std::fs::write(&file, header).unwrap();
+    // A host whose clock runs at a fifth of real time: a packet every real 2 ms, stamped 0.4 ms apart.
+    let running = AtomicBool::new(true);
+    let report = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            use std::io::Write;
+            let mut capture = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
+            let begun = Instant::now();
+            while running.load(Ordering::Relaxed) {
+                let us = u32::try_from(begun.elapsed().as_micros() / 5).unwrap();
+                let record: Vec<u8> =
+                    [1 + us / 1_000_000, us % 1_000_000, 0, 60].iter().flat_map(|v: &u32| v.to_le_bytes()).collect();
+                capture.write_all(&record).unwrap();
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        let mut order = config(port, 60);
+        order.captures = vec![file.clone()];
+        let report = client::run(&order, |_| ControlFlow::Continue(()));
+        running.store(false, Ordering::Relaxed);
+        report.unwrap()
+    });
+    assert_eq!(report.answered, 60);
+    let scale = report.real_us as f64 / report.elapsed_us as f64;
+    assert!((3.5..6.5).contains(&scale), "{report:?}");
+    let mean_gap_ms = report.elapsed_us as f64 / 60.0 / 1_000.0;
+    assert!((4.0..8.0).contains(&mean_gap_ms), "mean gap {mean_gap_ms} ms on the slow clock");
+}
+
+#[test]
+fn a_dead_server_is_an_error_with_a_remedy_not_a_hang() {
+    let mut order = config(free_port(), 10);
+    order.timeout_us = 5_000;
+    order.give_up_after = 5;
+    let error = client::run(&order, |_| ControlFlow::Continue(())).unwrap_err();
+    assert!(matches!(error, ClientError::NoReply { requests: 5, .. }), "{error}");
+    assert!(error.to_string().contains("sockperf server"), "{error}");
+}
+
+#[test]
+fn a_server_that_drops_and_delays_is_booked() {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = socket.local_addr().unwrap().port();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let server = std::thread::spawn(move || {
+        let mut buffer = [0; 64];
+        let mut held = None;
+        for n in 0..10 {
+            let Ok((length, peer)) = socket.recv_from(&mut buffer) else { return };
+            buffer[9] &= !1; // the server's half of the protocol: clear the client flag
+            let reply = buffer[..length].to_vec();
+            match n {
+                3 => held = Some(reply), // answered after the next request
+                5 => {}                  // never answered
+                _ => {
+                    if let Some(late) = held.take() {
+                        socket.send_to(&late, peer).unwrap();
+                    }
+                    socket.send_to(&reply, peer).unwrap();
+                }
+            }
+        }
+    });
+    let mut order = config(port, 8);
+    order.timeout_us = 500_000;
+    let report = client::run(&order, |_| ControlFlow::Continue(())).unwrap();
+    server.join().unwrap();
+    assert_eq!((report.sent, report.answered, report.lost, report.late), (10, 8, 2, 1), "{report:?}");
+}
+
+#[test]
+fn the_caller_can_end_it_and_a_deadline_ends_it() {
+    let port = free_port();
+    let Some(_server) = sockperf(port) else { return };
+    let report = client::run(&config(port, 1_000_000), |_| ControlFlow::Break(())).unwrap();
+    assert!(report.stopped && report.answered > 0);
+    let mut order = config(port, 1_000_000);
+    order.deadline_us = Some(300_000);
+    let report = client::run(&order, |_| ControlFlow::Continue(())).unwrap();
+    assert!(!report.stopped && (300_000..2_000_000).contains(&report.elapsed_us), "{report:?}");
+}
+
+#[test]
+fn a_client_process_speaks_lines_of_json() {
+    let port = free_port();
+    let Some(_server) = sockperf(port) else { return };
+    let order = format!("{}\n", serde_json::to_string(&config(port, 100)).unwrap());
+    let mut told = Vec::new();
+    client::serve(order.as_bytes(), &mut told).unwrap();
+    let mut lines = Vec::new();
+    let report = client::follow(&told[..], |progress| lines.push(progress.to_string())).unwrap();
+    assert_eq!(report.answered, 100);
+    assert!(lines.iter().all(|line| line.contains(" of 100 replies, 0 lost, ")) && !lines.is_empty(), "{lines:?}");
+
+    let cut = told.len() - 1 - told[..told.len() - 1].iter().rev().position(|&byte| byte == b'\n').unwrap();
+    assert!(matches!(client::follow(&told[..cut], |_| ()), Err(ClientError::Silent)), "killed before its last line");
+    assert!(matches!(client::follow(&b"thread main panicked\n"[..], |_| ()), Err(ClientError::Told(_))));
+
+    let mut told = Vec::new();
+    client::serve(&b"{\"server\": \"nowhere\"}\n"[..], &mut told).unwrap_err();
+    let error = client::follow(&told[..], |_| ()).unwrap_err().to_string();
+    assert!(error.starts_with("the RT client's configuration is wrong"), "{error}");
+}
+
+/// Two UDP ports, as QEMU's socket back end takes frames: the frame is the datagram.
+#[test]
+fn a_capture_by_qemu_itself_is_read_while_it_grows() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("rt.pcap");
+    let (ours, theirs) = (UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), free_port());
+    let back_end = format!("socket,id=n0,udp={},localaddr=127.0.0.1:{theirs}", ours.local_addr().unwrap());
+    let dump = format!("filter-dump,id=f0,netdev=n0,maxlen=96,file={}", file.display());
+    let arguments = ["-machine", "none", "-display", "none", "-nodefaults", "-netdev", &back_end];
+    // A hub takes frames only while another port can.
+    let other = format!("socket,id=n1,udp={},localaddr=127.0.0.1:{}", ours.local_addr().unwrap(), free_port());
+    let hub =
+        ["-netdev", "hubport,id=h0,hubid=0,netdev=n0", "-netdev", &other, "-netdev", "hubport,id=h1,hubid=0,netdev=n1"];
+    let rest = [&hub[..], &["-object", &dump]].concat();
+    let Some(_qemu) = start("qemu-system-x86_64", &[&arguments[..], &rest[..]].concat()) else { return };
+    let begun = Instant::now();
+    while std::fs::metadata(&file).map_or(0, |meta| meta.len()) < 24 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "QEMU wrote no file header");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut clock = VirtualClock::open(&[&file], 1.0).unwrap();
+    let mut seen = Vec::new();
+    for n in 0..20 {
+        let mut crafted = common::Capture::new(common::Format::default());
+        crafted.request(0, n);
+        let request = crafted.bytes.split_off(24 + 16);
+        let mut crafted = common::Capture::new(common::Format::default());
+        crafted.reply(0, n);
+        let reply = crafted.bytes.split_off(24 + 16);
+        ours.send_to(&request, (Ipv4Addr::LOCALHOST, theirs)).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        ours.send_to(&reply, (Ipv4Addr::LOCALHOST, theirs)).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        seen.push(clock.now_ns().unwrap());
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    let analysis = wire::analyse(&file, RtFlow::new(11_111)).unwrap();
+    assert_eq!((analysis.counts.requests, analysis.counts.counted), (20, 20), "{:?}", analysis.counts);
+    let latency = Summary::of(&analysis.latencies_ns()).unwrap();
+    // A busy machine may wake QEMU late for some requests and some replies, not for half of them.
+    assert!((4_000_000..20_000_000).contains(&latency.p50), "{latency:?}");
+    assert!(seen.is_sorted() && seen[19] - seen[0] >= 100_000_000, "{seen:?}");
+    // Without -icount QEMU's clock is the machine's.
+    assert!((0.5..2.0).contains(&clock.scale()), "{}", clock.scale());
+}

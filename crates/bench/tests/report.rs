@@ -1,0 +1,301 @@
+//! From captures to the page: everything a report shows comes out of the analysis, and every form shows it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panic"
+)]
+
+mod common;
+
+use common::{Capture, Format, Tcp};
+use ontime_bench::bulk::{self, BulkAnalysis, BulkFlows};
+use ontime_bench::goals;
+use ontime_bench::paper::Figures;
+use ontime_bench::report;
+use ontime_bench::schema::{Clock, MethodResult, Report, Run, SCHEMA_VERSION, SchemaError, json_schema};
+use ontime_bench::wire::{self, RtFlow, WireAnalysis};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+const US: u64 = 1_000;
+const T0: u64 = 1_700_000_000_000_000_000;
+
+/// What a made-up server does: most replies within `usual` us, one in `rare` within `slow` us more.
+#[derive(Clone, Copy)]
+struct Server {
+    usual: (u64, u64),
+    slow: u64,
+    rare: u64,
+}
+
+fn rt_capture(server: Server, requests: u64, lost: u64) -> WireAnalysis {
+    let mut random = ChaCha8Rng::seed_from_u64(7);
+    let mut capture = Capture::new(Format::default());
+    let mut at_us = 0;
+    for n in 1..=requests + lost {
+        at_us += random.random_range(1_000..=10_000);
+        capture.request(T0 + at_us * US, n);
+        if n % (requests / (lost + 1) + 2) == 0 && lost > 0 {
+            continue;
+        }
+        at_us += random.random_range(server.usual.0..=server.usual.1);
+        if random.random_range(0..server.rare) == 0 {
+            at_us += random.random_range(0..=server.slow);
+        }
+        capture.reply(T0 + at_us * US, n);
+    }
+    wire::analyse(capture.file().path(), RtFlow::new(11_111)).unwrap()
+}
+
+fn bulk_capture(bytes: u32) -> BulkAnalysis {
+    let mut capture = Capture::new(Format::default());
+    for (step, vm) in [(0, "10.2.0.11:5201"), (1, "10.2.0.11:5201"), (0, "10.2.0.12:5201"), (1, "10.2.0.12:5201")] {
+        let acknowledged = Some(1_000 + step * bytes);
+        capture.tcp(T0 + u64::from(step) * 1_000_000 * US, vm, "10.2.0.1:4000", Tcp { acknowledged, ..Tcp::default() });
+    }
+    let window = Some((T0, T0 + 1_000_000 * US));
+    bulk::analyse(capture.file().path(), BulkFlows { ports: vec![5_201], window }).unwrap()
+}
+
+const VANILLA: Server = Server { usual: (120, 1_500), slow: 5_000, rare: 20 };
+const PARTITIONED: Server = Server { usual: (39, 70), slow: 50, rare: 50 };
+
+#[allow(clippy::too_many_arguments, reason = "a table of runs reads best")]
+fn result(
+    method: &str,
+    label: &str,
+    kernel: &str,
+    clock: Clock,
+    flood: bool,
+    server: Server,
+    requests: u64,
+    bulk: u32,
+) -> MethodResult {
+    let wire = rt_capture(server, requests, u64::from(method == "rt-default") * 3);
+    let bulk = bulk_capture(bulk);
+    let (bulk, cpu_share) = (flood.then_some(&bulk), Some(if flood { 0.97 } else { 0.04 }));
+    let cpus = if clock == Clock::Real { 2 } else { 1 };
+    MethodResult::new(&Run { method, label, kernel, clock, cpus, flood, wire: &wire, bulk, cpu_share })
+}
+
+fn a_report(requests: u64) -> Report {
+    let (v, rt) = ("7.2.12-amd64", "7.2.12-rt-amd64");
+    let rt_default = Server { usual: (300, 2_500), slow: 7_000, rare: 30 };
+    let threaded = Server { usual: (100, 700), slow: 1_000, rare: 60 };
+    let calm = Server { usual: (38, 62), slow: 70, rare: 60 };
+    let old = Server { usual: (200, 600), slow: 9_000, rare: 40 };
+    let old_vanilla = Server { usual: (150, 1_900), slow: 9_000, rare: 25 };
+    let results = vec![
+        result("vanilla", "Vanilla Linux", v, Clock::Virtual, true, VANILLA, requests, 6_000_000),
+        result("rt-default", "RT kernel, defaults", rt, Clock::Virtual, true, rt_default, requests, 5_100_000),
+        result("threaded", "Threaded interrupts", rt, Clock::Virtual, true, threaded, requests, 5_300_000),
+        result("partitioned", "Partitioned", rt, Clock::Virtual, true, PARTITIONED, requests, 5_900_000),
+        result("partitioned", "Partitioned", rt, Clock::Virtual, false, calm, requests, 0),
+        result("vanilla", "Vanilla Linux", "6.12.9-amd64", Clock::Virtual, true, old_vanilla, requests, 6_000_000),
+        result("partitioned", "Partitioned", "6.12.9-rt-amd64", Clock::Virtual, true, old, requests, 4_000_000),
+        result("vanilla", "Vanilla Linux", v, Clock::Real, true, VANILLA, requests / 10, 6_000_000),
+        result("exclusive", "Exclusive CPU", rt, Clock::Real, true, threaded, requests / 10, 3_100_000),
+    ];
+    let goals = goals::evaluate(goals::of_experiment("rt-server"), &results, Clock::Virtual, rt);
+    Report {
+        schema_version: SCHEMA_VERSION,
+        experiment: "rt-server".to_string(),
+        clock: Clock::Virtual,
+        kernel: rt.to_string(),
+        seed: 42,
+        command: "ontime bench rt-server --method vanilla,threaded,partitioned --seed 42 --requests 20000".to_string(),
+        created: "2026-11-20T10:00:00Z".to_string(),
+        machine: "emulated host (QEMU 7.2, 1 CPU) on 2 x <Xeon> & friends".to_string(),
+        results,
+        paper: Figures::load().unwrap().rows("rt-server").unwrap(),
+        goals,
+        notes: vec!["`exclusive` needs two CPUs: indicative only.".to_string()],
+    }
+}
+
+#[test]
+fn the_committed_schema_is_that_of_the_types() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/bench.schema.json");
+    let generated = serde_json::to_string_pretty(&json_schema()).unwrap() + "\n";
+    if std::env::var_os("ONTIME_BLESS").is_some() {
+        std::fs::write(path, &generated).unwrap();
+    }
+    let committed = std::fs::read_to_string(path).unwrap();
+    assert!(
+        committed == generated,
+        "docs/bench.schema.json is not that of schema.rs; if the change is meant, raise SCHEMA_VERSION and run this test with ONTIME_BLESS=1"
+    );
+}
+
+#[test]
+fn json_goes_round_and_other_versions_are_refused_clearly() {
+    let report = a_report(200);
+    let json = report.to_json().unwrap();
+    assert!(Report::from_json(&json).unwrap() == report);
+
+    let newer = json.replacen("\"schema_version\": 1", "\"schema_version\": 2", 1);
+    let error = Report::from_json(&newer).unwrap_err().to_string();
+    assert!(error.contains("version 2") && error.contains("newer Ontime"), "{error}");
+    let older = json.replacen("\"schema_version\": 1", "\"schema_version\": 0", 1);
+    assert!(Report::from_json(&older).unwrap_err().to_string().contains("run the experiment again"));
+    assert!(matches!(Report::from_json("{}"), Err(SchemaError::NoVersion)));
+    assert!(matches!(Report::from_json("[1"), Err(SchemaError::Invalid(_))));
+    let unknown = json.replacen("\"seed\"", "\"sead\"", 1);
+    assert!(Report::from_json(&unknown).unwrap_err().to_string().contains("sead"));
+}
+
+#[test]
+fn a_figure_that_is_no_number_is_never_written() {
+    let mut report = a_report(200);
+    report.results[0].bulk_gbps = Some(f64::NAN);
+    // JSON has no NaN: it would come back as "not measured", which it is not.
+    assert!(matches!(report.to_json(), Err(SchemaError::NotANumber)));
+    report.results[0].bulk_gbps = None;
+    assert!(report.to_json().is_ok());
+    report.results[0].duration_s = f64::INFINITY;
+    assert!(matches!(report.to_json(), Err(SchemaError::NotANumber)));
+}
+
+#[test]
+fn a_result_is_the_captures_own() {
+    let result = result("vanilla", "V", "7.2.1", Clock::Virtual, true, VANILLA, 500, 1_000_000);
+    let latency = result.latency_us.unwrap();
+    assert_eq!((result.count, result.histogram.iter().map(|bin| bin.count).sum::<u64>()), (500, 500));
+    assert!(latency.min >= 120.0 && latency.max <= 6_500.0 && latency.p50 < latency.p99, "{latency:?}");
+    assert_eq!(result.bulk_gbps, Some(0.016));
+    let gaps = result.interval_us.unwrap();
+    assert!(gaps.min >= 1_000.0 && gaps.max <= 10_000.0, "{gaps:?}");
+    assert!(latency.max_at_s.unwrap() <= result.duration_s);
+}
+
+#[test]
+fn goals_are_judged_by_series_and_say_what_is_missing() {
+    let report = a_report(500);
+    let goal = |id: &str, series: &str| report.goals.iter().find(|g| g.id == id && g.kernel_series == series).unwrap();
+    let p99 = |place: usize| report.results[place].latency_us.unwrap().p99;
+    let vanilla = goal("p99-vs-vanilla", "7.2");
+    assert_eq!(vanilla.actual, Some(p99(0) / p99(3)));
+    assert_eq!((vanilla.met, vanilla.binding), (Some(true), true));
+    assert_eq!(goal("p99-vs-vanilla", "6.12").met, Some(false));
+    assert!(!goal("p99-vs-vanilla", "6.12").binding);
+    assert_eq!(goal("bulk-vs-vanilla", "7.2").met, Some(true));
+    let calm = goal("p99-vs-no-flood", "7.2");
+    assert_eq!((calm.actual, calm.met), (Some(p99(3) / p99(4)), Some(true)));
+    let mut worse = report.results.clone();
+    if let Some(latency) = worse[3].latency_us.as_mut() {
+        latency.p99 = p99(4) * 1.3;
+    }
+    let worse = goals::evaluate(&goals::RT_SERVER, &worse, Clock::Virtual, "7.2.12-rt-amd64");
+    assert_eq!(worse.iter().find(|g| g.id == "p99-vs-no-flood" && g.binding).unwrap().met, Some(false));
+    assert_eq!(goal("requests", "7.2").met, Some(false));
+    let missing = goal("p99-vs-threaded", "6.12");
+    assert_eq!((missing.met, missing.figures.as_str()), (None, "threaded was not measured"));
+    assert!(report.goals[0].binding, "the promised series comes first");
+    let nothing = goals::evaluate(&goals::RT_SERVER, &[], Clock::Virtual, "7.2.12-rt-amd64");
+    assert!(nothing.len() == 5 && nothing.iter().all(|goal| goal.met.is_none()));
+}
+
+#[test]
+fn the_terminal_table_has_both_sides_and_what_is_unfavourable() {
+    let report = a_report(500);
+    let text = report::terminal(&report);
+    let line =
+        |start: &str| text.lines().find(|line| line.contains(start)).unwrap_or_else(|| panic!("{start}\n{text}"));
+    assert!(line("Vanilla Linux").contains("225") && line("Vanilla Linux").contains("92.5"), "{text}");
+    assert!(line("│ outsourcing").contains("46.8"), "{text}");
+    assert!(line("partitioned: p99 at least 20").contains("met"), "{text}");
+    assert!(line("at least 20,000 counted").contains("NOT MET"), "{text}");
+    assert!(text.contains("requests were never answered"), "{text}");
+    assert!(text.contains("virtual clock: ") && text.contains("real clock: ") && text.contains(&report.command));
+}
+
+#[test]
+fn a_result_is_compared_with_its_like_only() {
+    let mut report = a_report(200);
+    let mut calm = report.results[0].clone();
+    calm.flood = false;
+    if let Some(latency) = calm.latency_us.as_mut() {
+        latency.p99 /= 2.0;
+    }
+    report.results.push(calm);
+    let rows = report::rows(&report);
+    assert!(rows[0].paper.is_some() && rows[9].paper.is_none(), "the paper's vanilla was flooded");
+    let p99 = |place: usize| report.results[place].latency_us.unwrap().p99;
+    assert_eq!(rows[3].below_vanilla, Some(p99(0) / p99(3)));
+    assert_eq!(rows[4].below_vanilla, Some(p99(9) / p99(4)), "both without flood");
+    assert_eq!(rows[6].below_vanilla, Some(p99(5) / p99(6)), "both 6.12");
+    assert_eq!(rows[8].below_vanilla, Some(p99(7) / p99(8)), "both on the real clock");
+    assert!(p99(0) != p99(5) && p99(0) != p99(7));
+    assert_eq!(rows[0].below_vanilla, None);
+}
+
+#[test]
+fn csv_has_a_line_a_result_and_the_papers_alone() {
+    let report = a_report(200);
+    let text = report::csv(&report);
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let heads = reader.headers().unwrap().clone();
+    let lines: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+    assert_eq!(lines.len(), report.results.len() + 1, "and one for `outsourcing`, which only the paper has");
+    let at = |line: usize, head: &str| lines[line][heads.iter().position(|h| h == head).unwrap()].to_string();
+    assert_eq!(at(0, "label"), "Vanilla Linux");
+    assert_eq!(at(0, "p99_us").parse::<f64>().unwrap(), report.results[0].latency_us.unwrap().p99);
+    assert_eq!((at(0, "paper_p99_us"), at(4, "paper_p99_us")), ("225".to_string(), String::new()));
+    assert_eq!(at(9, "method"), "outsourcing");
+    assert_eq!(at(9, "paper_mean_us"), "32.9");
+}
+
+#[test]
+fn the_page_is_self_contained_escaped_and_complete() {
+    let mut report = a_report(if std::env::var_os("ONTIME_PAGE").is_some() { 20_000 } else { 500 });
+    report.notes.push("<script>alert(1)</script>".to_string());
+    let page = report::html(&report);
+    let directory = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    std::fs::write(directory.join("page.html"), &page).unwrap();
+    std::fs::write(directory.join("table.txt"), report::terminal(&report)).unwrap();
+    assert!(!page.contains("<script") && page.contains("&lt;script&gt;"));
+    for outside in ["http://", "https://", "src=", "href=", "@import", "url("] {
+        assert!(!page.contains(outside), "the page refers to something outside: {outside}");
+    }
+    assert!(page.contains("prefers-color-scheme: dark"));
+    // An SVG element left open would swallow what follows it.
+    for element in ["svg", "g", "line", "path", "rect", "circle", "text", "title", "desc"] {
+        let open = page.matches(&format!("<{element}>")).count() + page.matches(&format!("<{element} ")).count();
+        assert_eq!(open, page.matches(&format!("</{element}>")).count(), "{element}");
+    }
+    // A CDF and a tail for 7.2 virtual, 6.12 virtual and 7.2 real, and a histogram a result.
+    assert_eq!(page.matches("role=\"img\"").count(), 3 * 2 + report.results.len());
+    assert!(page.contains(&report.command) && page.contains("&lt;Xeon&gt; &amp; friends"));
+    for result in &report.results {
+        assert!(page.contains(&result.label));
+    }
+    assert!(page.contains("never answered"), "unfavourable figures stay");
+    assert!(!page.contains("NaN") && !page.contains(">inf") && !page.contains(" inf "), "a figure is no number");
+}
+
+#[test]
+fn a_report_without_results_is_still_a_report() {
+    let mut report = a_report(200);
+    let empty = WireAnalysis::default();
+    report.results = vec![MethodResult::new(&Run {
+        method: "vanilla",
+        label: "Vanilla",
+        kernel: "7.2",
+        clock: Clock::Real,
+        cpus: 1,
+        flood: true,
+        wire: &empty,
+        bulk: None,
+        cpu_share: Some(f64::NAN),
+    })];
+    let page = report::html(&report);
+    assert!(page.contains("No request was counted here"));
+    assert!(report::terminal(&report).contains("no request could be counted"));
+    assert_eq!(report::csv(&report).lines().count(), 1 + 1 + 3);
+    report.results.clear();
+    assert!(!report::html(&report).contains("NaN"));
+    assert!(report.to_json().is_ok());
+}
