@@ -4,12 +4,31 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// An RT tenant's level: 0 is the most urgent, [`Level::MAX`] the least.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "u8", into = "u8")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Level(u8);
+
+impl<'de> Deserialize<'de> for Level {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Number;
+        impl Visitor<'_> for Number {
+            type Value = Level;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a level, a whole number from 0 (most urgent) to {}", Level::MAX)
+            }
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Level, E> {
+                Level::try_from(value).map_err(E::custom)
+            }
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Level, E> {
+                Level::try_from(i64::try_from(value).unwrap_or(i64::MAX)).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_i64(Number)
+    }
+}
 
 impl Level {
     /// The least urgent level. Five priorities a level, from a base of 50, keep level 8 above ktimers and ksoftirqd.
@@ -30,6 +49,16 @@ impl TryFrom<u8> for Level {
         } else {
             Err(format!("level {value} is not one of 0 to {}", Level::MAX))
         }
+    }
+}
+
+impl TryFrom<i64> for Level {
+    type Error = String;
+    fn try_from(value: i64) -> Result<Self, Self::Error> {
+        u8::try_from(value)
+            .ok()
+            .and_then(|small| Level::try_from(small).ok())
+            .ok_or_else(|| format!("level {value} is not one of 0 (most urgent) to {}", Level::MAX))
     }
 }
 

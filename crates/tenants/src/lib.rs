@@ -3,11 +3,46 @@
 //! In: `/proc`, `/run/libvirt/qemu`, cgroups, the rules in `/etc/ontime`.
 //! Out: [`Tenant`]s with verified threads, and the one [`PriorityTable`] every other crate places threads by.
 //! Nothing here owns or starts a tenant.
+//!
+//! | file | |
+//! |---|---|
+//! | `class`, `model`, `cpus` | the words: classes, places, policies, tenants, CPU sets |
+//! | `thread`, `sched` | a thread's identity; its policy and affinity, read and set |
+//! | `config`, `rules`, `users` | strict TOML; which tenant has which class |
+//! | `discover`, `host` | finding tenants; reading a host |
+//! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic` | one source each |
+//! | `ownership`, `conflict`, `problem` | who decides about a thread; what works against the table; what went wrong |
 
 pub mod class;
+pub mod config;
+pub mod conflict;
+pub mod container;
+pub mod cpus;
+pub mod discover;
+pub mod host;
+pub mod libvirt;
 pub mod model;
+pub mod ownership;
+pub mod problem;
+pub mod proc;
+pub mod qmp;
+pub mod rules;
+mod sched;
+#[cfg(test)]
+mod testing;
 pub mod thread;
+mod users;
+pub mod vmm;
+pub mod vnic;
 
 pub use class::{Class, Level, Policy, PriorityTable, Role};
-pub use model::{ClassSource, Kind, Tenant, TenantThread, ThreadRole, Vnic};
+pub use config::ConfigError;
+pub use conflict::Conflict;
+pub use cpus::CpuList;
+pub use discover::{Discovery, discover};
+pub use host::Sources;
+pub use model::{ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
+pub use ownership::{Owner, owner, wanted};
+pub use problem::{Problem, ProblemKind};
+pub use rules::Rules;
 pub use thread::{ThreadError, ThreadId};

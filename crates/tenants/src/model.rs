@@ -1,20 +1,35 @@
 //! A tenant and its threads, as found on the host.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::class::{Class, Policy};
 use crate::thread::ThreadId;
 
 /// What kind of thing a tenant is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// A QEMU process that libvirt started.
     Libvirt,
     /// A QEMU process started otherwise.
     Qemu,
-    /// A container, known by its cgroup.
+    /// A VM of another monitor: Cloud Hypervisor, Firecracker, crosvm.
+    Vmm,
+    /// A container, or another cgroup that a rule names.
     Container,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Libvirt => "libvirt",
+            Kind::Qemu => "qemu",
+            Kind::Vmm => "vmm",
+            Kind::Container => "container",
+        })
+    }
 }
 
 /// What decided a tenant's class.
@@ -47,6 +62,16 @@ pub enum ThreadRole {
     Container,
 }
 
+/// What libvirt was told to do with a thread, by the domain's `<cputune>`. It stays libvirt's.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct LibvirtTuning {
+    /// The policy of `<vcpusched>`, `<iothreadsched>` or `<emulatorsched>`.
+    pub sched: Option<Policy>,
+    /// The CPUs of `<vcpupin>`, `<iothreadpin>` or `<emulatorpin>`, as libvirt writes them (`0-3,^2`).
+    pub cpus: Option<String>,
+}
+
 /// One thread of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantThread {
@@ -62,6 +87,9 @@ pub struct TenantThread {
     pub affinity: String,
     /// The CPU it last ran on.
     pub last_cpu: u32,
+    /// What libvirt's configuration says of it; empty for all but libvirt's VMs.
+    #[serde(default)]
+    pub libvirt: LibvirtTuning,
 }
 
 /// A tenant's virtual NIC, where the host's side of it could be found.
@@ -69,8 +97,10 @@ pub struct TenantThread {
 pub struct Vnic {
     /// The host's interface: a tap, macvtap or veth.
     pub ifname: String,
-    /// The physical NIC it reaches (through macvtap's lower device or a bridge's port), where it is one.
-    pub lower: Option<String>,
+    /// The physical NICs it reaches, through macvtap's lower device or a bridge's ports, in name order: several below a
+    /// bond, none where the interface leads nowhere.
+    #[serde(default)]
+    pub lower: Vec<String>,
 }
 
 /// A virtual machine or container on this host.
@@ -82,6 +112,10 @@ pub struct Tenant {
     pub uuid: Option<String>,
     /// What kind of thing it is.
     pub kind: Kind,
+    /// The user who controls it, and with it its name: 0 for libvirt's system instance and system containers, else the
+    /// process's real user or the owner of the user slice.
+    #[serde(default)]
+    pub owner: u32,
     /// Its main process.
     pub process: ThreadId,
     /// Its cgroup (v2 path below the mount), where it has one of its own.

@@ -1,0 +1,266 @@
+//! Strict configuration files: what is unknown or out of range is refused with file, line, column, what is wrong and
+//! what is allowed.
+//!
+//! In: TOML files and a type that says what they may hold. Out: the value, or a [`ConfigError`] fit to show to a user.
+//! Every part of Ontime reads `/etc/ontime` through this.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+/// Where Ontime's configuration lives.
+pub const DIRECTORY: &str = "/etc/ontime";
+
+/// The largest configuration file that is read, in bytes.
+const SIZE_MAX: u64 = 1 << 20;
+
+/// A configuration file that cannot be used.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("{}: cannot be read: {source}; correct its permissions or remove it", .path.display())]
+    Read {
+        /// Which file or directory.
+        path: PathBuf,
+        /// The kernel's word.
+        source: io::Error,
+    },
+    /// The file says something that is not allowed.
+    #[error("{place}: {what}{}{}", line_of(.snippet), hint_of(.hint))]
+    Invalid {
+        /// Where.
+        place: Place,
+        /// What is wrong, and what is allowed.
+        what: String,
+        /// The line as it stands in the file.
+        snippet: String,
+        /// A likely correction.
+        hint: Option<String>,
+    },
+}
+
+fn line_of(snippet: &str) -> String {
+    if snippet.is_empty() { String::new() } else { format!("\n  | {snippet}") }
+}
+
+fn hint_of(hint: &Option<String>) -> String {
+    hint.as_ref().map_or_else(String::new, |hint| format!("\n  did you mean `{hint}`?"))
+}
+
+/// A place in a configuration file. Displays as `FILE:LINE:COLUMN`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Which file.
+    pub path: PathBuf,
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.path.display(), self.line, self.column)
+    }
+}
+
+/// A configuration file's text, kept so that a later check can still point into it.
+#[derive(Debug, Clone)]
+pub struct Text {
+    path: PathBuf,
+    text: String,
+}
+
+impl Text {
+    /// Takes a file's text as it is.
+    pub fn new(path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
+        Self { path: path.into(), text: text.into() }
+    }
+
+    /// Reads a file of at most 1 MiB.
+    ///
+    /// # Errors
+    /// [`ConfigError::Read`].
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+        let size = std::fs::metadata(path).map_err(failed)?.len();
+        if size > SIZE_MAX {
+            return Err(failed(io::Error::other(format!("{size} bytes are more than the allowed {SIZE_MAX}"))));
+        }
+        Ok(Self::new(path, std::fs::read_to_string(path).map_err(failed)?))
+    }
+
+    /// The file, line and column of a byte offset.
+    pub fn place(&self, offset: usize) -> Place {
+        let before = self.text.get(..offset).unwrap_or(&self.text);
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        Place {
+            path: self.path.clone(),
+            line: before.matches('\n').count() + 1,
+            column: before.get(line_start..).unwrap_or_default().chars().count() + 1,
+        }
+    }
+
+    /// An error at a span of this file: for what can only be checked once the file is read.
+    pub fn error(&self, span: &Range<usize>, what: impl Into<String>) -> ConfigError {
+        let place = self.place(span.start);
+        let snippet = self.text.lines().nth(place.line - 1).unwrap_or_default().trim_end().to_owned();
+        let what = what.into();
+        let hint = suggestion(&what);
+        ConfigError::Invalid { place, what, snippet, hint }
+    }
+
+    /// Reads the text as a `T`. Let `T` deny unknown fields.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`].
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
+        toml::from_str(&self.text)
+            .map_err(|error| self.error(&error.span().unwrap_or(0..0), error.message().trim_end()))
+    }
+}
+
+/// A value and the text it was read from.
+#[derive(Debug, Clone)]
+pub struct Loaded<T> {
+    /// What the file says.
+    pub value: T,
+    /// For errors that later checks find.
+    pub text: Text,
+}
+
+/// Reads one file. Let `T` deny unknown fields; use [`toml::Spanned`] where a later check wants to point.
+///
+/// # Errors
+/// [`ConfigError`], complete with the place.
+pub fn load<T: DeserializeOwned>(path: &Path) -> Result<Loaded<T>, ConfigError> {
+    let text = Text::read(path)?;
+    Ok(Loaded { value: text.parse()?, text })
+}
+
+/// The files that make up a configuration: `DIRECTORY/NAME.toml`, then `DIRECTORY/NAME.conf.d/*.toml` in name order.
+/// Each need not exist; files with another ending, and hidden ones, are left to their editors.
+///
+/// # Errors
+/// [`ConfigError::Read`] where a directory is there and cannot be listed.
+pub fn files(directory: &Path, name: &str) -> Result<Vec<PathBuf>, ConfigError> {
+    let main = directory.join(format!("{name}.toml"));
+    let mut files: Vec<PathBuf> = main.exists().then_some(main).into_iter().collect();
+    let drop_ins = directory.join(format!("{name}.conf.d"));
+    let failed = |source| ConfigError::Read { path: drop_ins.clone(), source };
+    let entries = match std::fs::read_dir(&drop_ins) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(files),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed)?.path();
+        let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+        if !hidden && path.extension().is_some_and(|ending| ending == "toml") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    files.extend(found);
+    Ok(files)
+}
+
+/// From serde's "unknown field `x`, expected one of `a`, `b`", or the same about a variant, the allowed name nearest to x.
+fn suggestion(message: &str) -> Option<String> {
+    if !message.starts_with("unknown ") {
+        return None;
+    }
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    let unknown = quoted.next()?;
+    let (distance, nearest) =
+        quoted.map(|allowed| (strsim::damerau_levenshtein(unknown, allowed), allowed)).min_by_key(|(far, _)| *far)?;
+    (distance <= (unknown.chars().count() / 3).max(1) + 1).then(|| nearest.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields, rename_all = "kebab-case")]
+    struct Sample {
+        #[allow(dead_code)]
+        runtime_cap: Option<f64>,
+        #[allow(dead_code)]
+        class: Option<crate::rules::RuleClass>,
+    }
+
+    fn message(text: &str) -> String {
+        Text::new("/etc/ontime/x.toml", text).parse::<Sample>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_place_allowed_keys_and_a_suggestion() {
+        let message = message("# first\nruntime-cup = 0.5\n");
+        assert!(message.starts_with("/etc/ontime/x.toml:2:1: unknown field `runtime-cup`"), "{message}");
+        assert!(message.contains("expected `runtime-cap` or `class`"), "{message}");
+        assert!(message.contains("| runtime-cup = 0.5"), "{message}");
+        assert!(message.ends_with("did you mean `runtime-cap`?"), "{message}");
+    }
+
+    #[test]
+    fn a_wrong_type_and_a_wrong_variant_are_named_with_their_place() {
+        let message_type = message("runtime-cap = \"much\"");
+        assert!(message_type.starts_with("/etc/ontime/x.toml:1:15: invalid type"), "{message_type}");
+        let message_variant = message("class = \"tr\"");
+        assert!(message_variant.contains("unknown variant `tr`"), "{message_variant}");
+        assert!(message_variant.ends_with("did you mean `rt`?"), "{message_variant}");
+    }
+
+    #[test]
+    fn broken_toml_points_at_the_line() {
+        let message = message("runtime-cap = 0.5\nclass = \n");
+        assert!(message.starts_with("/etc/ontime/x.toml:2:"), "{message}");
+    }
+
+    #[test]
+    fn nothing_like_it_gives_no_suggestion() {
+        assert!(!message("zebra = 1").contains("did you mean"));
+    }
+
+    #[test]
+    fn drop_ins_follow_the_main_file_in_name_order() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(files(dir.path(), "tenants").unwrap().is_empty());
+        let drop_ins = dir.path().join("tenants.conf.d");
+        std::fs::create_dir(&drop_ins).unwrap();
+        for name in ["20-b.toml", "10-a.toml", "10-a.toml~", ".hidden.toml", "README"] {
+            std::fs::write(drop_ins.join(name), "").unwrap();
+        }
+        std::fs::write(dir.path().join("tenants.toml"), "").unwrap();
+        let names: Vec<_> = files(dir.path(), "tenants")
+            .unwrap()
+            .iter()
+            .map(|path| path.strip_prefix(dir.path()).unwrap().display().to_string())
+            .collect();
+        assert_eq!(names, ["tenants.toml", "tenants.conf.d/10-a.toml", "tenants.conf.d/20-b.toml"]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named() {
+        let error = load::<Sample>(Path::new("/nonexistent/tenants.toml")).unwrap_err().to_string();
+        assert!(error.starts_with("/nonexistent/tenants.toml: cannot be read"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(\\PC|\n){0,200}") {
+            if let Err(error) = Text::new("f", text).parse::<Sample>() {
+                let _ = error.to_string();
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Where a host is read from, and its processes as they are at one moment.
+//!
+//! In: a [`Sources`] with the roots of `/proc`, `/run/libvirt`, `/sys`. Out: processes, kernel threads and threads, read once
+//! each. What vanishes while it is read is left out: that is no error.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::class::Policy;
+use crate::proc::{self, Stat};
+use crate::qmp::Monitors;
+use crate::{sched, vmm};
+
+/// The longest command line that is read, in bytes; libvirt's for large VMs are about 20 KiB.
+const CMDLINE_MAX: u64 = 256 << 10;
+
+/// Where a host is read from. Tests give a built tree.
+#[derive(Debug)]
+pub struct Sources {
+    /// `/proc`.
+    pub proc: PathBuf,
+    /// `/run/libvirt/qemu`.
+    pub libvirt: PathBuf,
+    /// `/sys/class/net`.
+    pub net: PathBuf,
+    /// The root below which container runtimes keep their state.
+    pub runtimes: PathBuf,
+    /// Whether `proc` is the running kernel's, so that system calls on its threads mean the same threads.
+    pub live: bool,
+    /// Monitors of QEMU processes that do not name their threads.
+    pub monitors: Monitors,
+}
+
+impl Sources {
+    /// The host this runs on.
+    pub fn host() -> Self {
+        Self { live: true, ..Self::below(Path::new("/")) }
+    }
+
+    /// A tree that looks like a host's root directory.
+    pub fn below(root: &Path) -> Self {
+        Self {
+            proc: root.join("proc"),
+            libvirt: root.join("run/libvirt/qemu"),
+            net: root.join("sys/class/net"),
+            runtimes: root.to_owned(),
+            live: false,
+            monitors: Monitors::asking_for(Duration::from_millis(200)),
+        }
+    }
+
+    pub(crate) fn process_dir(&self, pid: i32) -> PathBuf {
+        self.proc.join(pid.to_string())
+    }
+
+    /// A file of a process; `None` where the process is gone or the file is not to be had.
+    pub(crate) fn read(&self, pid: i32, file: &str) -> Option<Vec<u8>> {
+        std::fs::read(self.process_dir(pid).join(file)).ok()
+    }
+
+    pub(crate) fn arguments(&self, pid: i32) -> Vec<String> {
+        let mut bytes = Vec::new();
+        if let Ok(file) = std::fs::File::open(self.process_dir(pid).join("cmdline")) {
+            // A process that vanished, or took its own command line away, has none.
+            let _ = io::Read::read_to_end(&mut io::Read::take(file, CMDLINE_MAX), &mut bytes);
+        }
+        proc::parse_cmdline(&bytes)
+    }
+
+    /// The user who controls a process: its real user, or where that is root, its effective one. (The owner of
+    /// `/proc/PID` is no answer: it is root for any process that made itself undumpable.)
+    pub(crate) fn owner(&self, pid: i32) -> Option<u32> {
+        let (real, effective) = proc::parse_uids(&self.read(pid, "status")?)?;
+        Some(if real == 0 { effective } else { real })
+    }
+
+    /// The living threads of a process.
+    pub(crate) fn threads(&self, pid: i32) -> Vec<Stat> {
+        let tasks = self.process_dir(pid).join("task");
+        let tids = numbers_in(&tasks).unwrap_or_default();
+        let stats = tids.into_iter().filter_map(|tid| {
+            let stat = proc::parse_stat(&std::fs::read(tasks.join(tid.to_string()).join("stat")).ok()?)?;
+            (!stat.has_ended()).then_some(stat)
+        });
+        stats.collect()
+    }
+
+    /// The CPUs a thread may run on, in the kernel's list form; empty where it is gone.
+    pub(crate) fn affinity(&self, pid: i32, tid: i32) -> String {
+        if self.live {
+            return sched::affinity(tid).map(|cpus| cpus.to_string()).unwrap_or_default();
+        }
+        let status = self.read(pid, &format!("task/{tid}/status")).unwrap_or_default();
+        proc::status_value(&status, "Cpus_allowed_list").unwrap_or_default().to_owned()
+    }
+
+    /// A thread's policy: what `stat` says, with SCHED_DEADLINE's parameters where the kernel can be asked.
+    pub(crate) fn policy(&self, stat: &Stat) -> Policy {
+        match stat.policy {
+            Policy::Deadline { .. } if self.live => sched::policy(stat.tid).unwrap_or(stat.policy),
+            policy => policy,
+        }
+    }
+}
+
+/// A process that runs a program.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub pid: i32,
+    /// The target of `/proc/PID/exe`.
+    pub executable: String,
+    /// Its cgroup v2 path.
+    pub cgroup: Option<String>,
+}
+
+/// A kernel thread that works for a VM.
+#[derive(Debug)]
+pub(crate) struct KernelThread {
+    pub stat: Stat,
+    pub role: crate::ThreadRole,
+    /// The process or thread it works for.
+    pub works_for: i32,
+}
+
+/// All processes at one moment.
+#[derive(Debug, Default)]
+pub(crate) struct Processes {
+    pub user: Vec<Process>,
+    pub kernel: Vec<KernelThread>,
+    /// How many could not be looked into.
+    pub denied: usize,
+}
+
+impl Processes {
+    pub(crate) fn read(sources: &Sources) -> io::Result<Self> {
+        let mut all = Self::default();
+        for pid in numbers_in(&sources.proc)? {
+            match std::fs::read_link(sources.process_dir(pid).join("exe")) {
+                Ok(target) => all.user.push(Process {
+                    pid,
+                    executable: target.to_string_lossy().into_owned(),
+                    cgroup: sources.read(pid, "cgroup").and_then(|text| proc::parse_cgroup(&text)),
+                }),
+                // A kernel thread has no program; neither has a process on its way out.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => all.kernel.extend(kernel_thread(sources, pid)),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => all.denied += 1,
+                Err(_) => {}
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn kernel_thread(sources: &Sources, pid: i32) -> Option<KernelThread> {
+    let stat = proc::parse_stat(&sources.read(pid, "stat")?)?;
+    let (role, works_for) = vmm::kernel_thread(&stat.comm)?;
+    stat.is_kthread().then_some(KernelThread { stat, role, works_for })
+}
+
+fn numbers_in(directory: &Path) -> io::Result<Vec<i32>> {
+    let names = std::fs::read_dir(directory)?.flatten();
+    Ok(names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|number| *number > 0).collect())
+}

@@ -1,0 +1,133 @@
+//! What discovery could not do or did not like: typed, with the remedy.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer, ser::SerializeStruct};
+
+use crate::conflict::Conflict;
+
+/// Something an administrator should know. Discovery goes on without it.
+///
+/// Serialises as `{subject, kind, message, remedy}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// On which tenant, process or file.
+    pub subject: String,
+    /// What it is.
+    pub kind: ProblemKind,
+}
+
+/// Kinds of problems.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProblemKind {
+    /// A file or process could not be read.
+    Unreadable(String),
+    /// A libvirt status file is there, its QEMU process is not.
+    StaleDomain(i32),
+    /// A libvirt status file makes no sense.
+    BadStatus(String),
+    /// Ontime's `<metadata>` of a domain makes no sense; the domain is classed as if it had none.
+    BadMetadata(String),
+    /// A VM's vCPU threads cannot be told from its others.
+    VcpusUnnamed(String),
+    /// An RT rule (`FILE:LINE`) fits but does not name the tenant's owner.
+    RuleWithheld {
+        /// The rule.
+        rule: String,
+        /// The owner's number.
+        owner: u32,
+    },
+    /// An interface of the VM is not in the host's network namespace.
+    VnicElsewhere(String),
+    /// Two tenants have one name.
+    SameName,
+    /// Settings that work against the priority table.
+    Conflict(Conflict),
+}
+
+impl Problem {
+    pub(crate) fn new(subject: impl Into<String>, kind: ProblemKind) -> Self {
+        Self { subject: subject.into(), kind }
+    }
+
+    /// What to do.
+    pub fn remedy(&self) -> String {
+        match &self.kind {
+            ProblemKind::Unreadable(_) => "run as root (CAP_SYS_PTRACE), on the host and not in a container".to_owned(),
+            ProblemKind::StaleDomain(_) => {
+                "if it stays, libvirt lost track of the domain: systemctl restart libvirtd (or virtqemud)".to_owned()
+            }
+            ProblemKind::BadStatus(_) => "check the file; libvirt rewrites it when the domain changes".to_owned(),
+            ProblemKind::BadMetadata(_) => {
+                "correct it with `virsh metadata DOMAIN https://ontime.dev/xmlns/tenant/1 --edit --live --config`"
+                    .to_owned()
+            }
+            ProblemKind::VcpusUnnamed(_) => "start QEMU with -name guest=NAME,debug-threads=on".to_owned(),
+            ProblemKind::RuleWithheld { owner, .. } => {
+                format!("add `user = {owner}` to the rule, if this user may have real-time priority")
+            }
+            ProblemKind::VnicElsewhere(_) => {
+                "none needed if intended; its path outside this namespace is not covered".to_owned()
+            }
+            ProblemKind::SameName => "give them different names: metrics and rules go by name".to_owned(),
+            ProblemKind::Conflict(conflict) => conflict.remedy().to_owned(),
+        }
+    }
+
+    /// The kind as a word, for machines.
+    pub fn word(&self) -> &'static str {
+        match &self.kind {
+            ProblemKind::Unreadable(_) => "unreadable",
+            ProblemKind::StaleDomain(_) => "stale-domain",
+            ProblemKind::BadStatus(_) => "bad-status",
+            ProblemKind::BadMetadata(_) => "bad-metadata",
+            ProblemKind::VcpusUnnamed(_) => "vcpus-unnamed",
+            ProblemKind::RuleWithheld { .. } => "rule-withheld",
+            ProblemKind::VnicElsewhere(_) => "vnic-elsewhere",
+            ProblemKind::SameName => "same-name",
+            ProblemKind::Conflict(Conflict::AbovePath { .. }) => "above-path",
+            ProblemKind::Conflict(Conflict::BelowKernel { .. }) => "below-kernel",
+            ProblemKind::Conflict(Conflict::BulkAtRealTime { .. }) => "bulk-at-real-time",
+            ProblemKind::Conflict(Conflict::VhostApart { .. }) => "vhost-apart",
+            ProblemKind::Conflict(Conflict::SharedCpu { .. }) => "shared-cpu",
+        }
+    }
+
+    /// What is wrong, without the subject.
+    pub fn message(&self) -> String {
+        match &self.kind {
+            ProblemKind::Unreadable(what) => what.clone(),
+            ProblemKind::StaleDomain(pid) => {
+                format!("libvirt says that process {pid} runs it, which is no QEMU of that name")
+            }
+            ProblemKind::BadStatus(what) => format!("not a libvirt status file: {what}"),
+            ProblemKind::BadMetadata(what) => format!("its Ontime metadata is not used: {what}"),
+            ProblemKind::VcpusUnnamed(why) => format!("its vCPU threads cannot be told from the others: {why}"),
+            ProblemKind::RuleWithheld { rule, owner } => {
+                format!(
+                    "rule {rule} fits by what user {owner} chose to call it, and does not name that user: not applied"
+                )
+            }
+            ProblemKind::VnicElsewhere(ifname) => format!("its interface `{ifname}` is not in this network namespace"),
+            ProblemKind::SameName => "another tenant has the same name".to_owned(),
+            ProblemKind::Conflict(conflict) => conflict.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}; {}", self.subject, self.message(), self.remedy())
+    }
+}
+
+impl Serialize for Problem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut out = serializer.serialize_struct("Problem", 4)?;
+        out.serialize_field("subject", &self.subject)?;
+        out.serialize_field("kind", self.word())?;
+        out.serialize_field("message", &self.message())?;
+        out.serialize_field("remedy", &self.remedy())?;
+        out.end()
+    }
+}

@@ -1,0 +1,192 @@
+//! The parts of `/proc` that tenants are read from: pure parsers, fed with bytes a hostile process may have shaped.
+//!
+//! Source: `Documentation/filesystems/proc.rst`, `fs/proc/array.c`.
+
+use crate::class::Policy;
+use crate::sched;
+
+/// A kernel thread (`include/linux/sched.h`).
+const PF_KTHREAD: u32 = 0x0020_0000;
+/// A kernel thread that lives inside a user process, such as a vhost worker since 6.4.
+const PF_USER_WORKER: u32 = 0x0000_4000;
+
+/// What Ontime reads from `/proc/PID/task/TID/stat`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stat {
+    /// Thread number (field 1).
+    pub tid: i32,
+    /// Name (field 2), control characters replaced.
+    pub comm: String,
+    /// State letter (field 3): `Z` and `X` have ended.
+    pub state: char,
+    /// Parent process (field 4).
+    pub ppid: i32,
+    /// Task flags (field 9).
+    pub flags: u32,
+    /// Start time in clock ticks since boot (field 22).
+    pub start_time: u64,
+    /// The CPU it last ran on (field 39).
+    pub last_cpu: u32,
+    /// Scheduling policy (fields 19, 40, 41). SCHED_DEADLINE's parameters are not here and read 0.
+    pub policy: Policy,
+}
+
+impl Stat {
+    /// Whether this is a kernel thread of its own.
+    pub fn is_kthread(&self) -> bool {
+        self.flags & PF_KTHREAD != 0
+    }
+
+    /// Whether the kernel runs this thread inside a user process. User space cannot forge this, unlike a name.
+    pub fn is_user_worker(&self) -> bool {
+        self.flags & PF_USER_WORKER != 0
+    }
+
+    /// Whether the thread has ended and only waits to be reaped.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X' | 'x')
+    }
+}
+
+/// Reads a `stat` line. The name may hold spaces and parentheses: it ends at the last `)`.
+pub fn parse_stat(line: &[u8]) -> Option<Stat> {
+    let open = line.iter().position(|byte| *byte == b'(')?;
+    let close = line.iter().rposition(|byte| *byte == b')')?;
+    let tid = std::str::from_utf8(line.get(..open)?).ok()?.trim().parse().ok()?;
+    let comm = printable(line.get(open + 1..close)?);
+    let rest = std::str::from_utf8(line.get(close + 1..)?).ok()?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    // The fields after the name start with number 3.
+    let field = |number: usize| fields.get(number.checked_sub(3)?).copied();
+    let nice: i64 = field(19)?.parse().ok()?;
+    Some(Stat {
+        tid,
+        comm,
+        state: field(3)?.chars().next()?,
+        ppid: field(4)?.parse().ok()?,
+        flags: field(9)?.parse().ok()?,
+        start_time: field(22)?.parse().ok()?,
+        last_cpu: field(39)?.parse().ok()?,
+        policy: sched::policy_from(field(41)?.parse().ok()?, nice, field(40)?.parse().ok()?)?,
+    })
+}
+
+/// The cgroup v2 path from `/proc/PID/cgroup` (the line `0::PATH`), where there is one.
+pub fn parse_cgroup(text: &[u8]) -> Option<String> {
+    let line = text.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"0::"))?;
+    let path = printable(line);
+    // The kernel marks a removed cgroup; its last processes are on their way out.
+    let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
+    path.starts_with('/').then(|| path.to_owned())
+}
+
+/// The value of a line `KEY:<tab>VALUE` in `/proc/PID/status` or `fdinfo`.
+pub fn status_value<'a>(text: &'a [u8], key: &str) -> Option<&'a str> {
+    text.split(|byte| *byte == b'\n').find_map(|line| {
+        let value = line.strip_prefix(key.as_bytes())?.strip_prefix(b":")?;
+        std::str::from_utf8(value).ok().map(str::trim)
+    })
+}
+
+/// The real and the effective user from `/proc/PID/status`.
+pub fn parse_uids(status: &[u8]) -> Option<(u32, u32)> {
+    let mut ids = status_value(status, "Uid")?.split_ascii_whitespace();
+    Some((ids.next()?.parse().ok()?, ids.next()?.parse().ok()?))
+}
+
+/// The arguments from `/proc/PID/cmdline`.
+pub fn parse_cmdline(bytes: &[u8]) -> Vec<String> {
+    let bytes = bytes.strip_suffix(b"\0").unwrap_or(bytes);
+    if bytes.is_empty() {
+        return Vec::new();
+    }
+    bytes.split(|byte| *byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
+}
+
+/// Time on a CPU in ns, from `schedstat`'s first field.
+pub fn parse_schedstat(text: &[u8]) -> Option<u64> {
+    std::str::from_utf8(text).ok()?.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// Text from outside, fit for a terminal and a log: control characters become `?`, and 255 characters are enough.
+pub fn printable(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).chars().take(255).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LINE: &[u8] = b"4242 (CPU 0/KVM) S 1 4242 4242 0 -1 138412096 22 0 0 0 5 6 0 0 20 0 5 0 987654 1000 20 \
+        18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 -1 3 47 1 0 0 0 0 0 0 0 0 0 0 0\n";
+
+    #[test]
+    fn a_stat_line_is_read_field_by_field() {
+        let stat = parse_stat(LINE).unwrap();
+        assert_eq!((stat.tid, stat.comm.as_str(), stat.state, stat.ppid), (4242, "CPU 0/KVM", 'S', 1));
+        assert_eq!((stat.start_time, stat.last_cpu), (987_654, 3));
+        assert_eq!(stat.policy, Policy::Fifo(47));
+        assert!(!stat.is_kthread() && !stat.is_user_worker() && !stat.has_ended());
+    }
+
+    #[test]
+    fn names_with_spaces_parentheses_and_terminal_escapes_do_not_shift_the_fields() {
+        for name in ["a) S 1 (b", "((", ")", "", "x) Z 0 0 0", "tab\there", "esc\u{1b}[2J"] {
+            let line = String::from_utf8(LINE.to_vec()).unwrap().replace("CPU 0/KVM", name);
+            let stat = parse_stat(line.as_bytes()).unwrap();
+            assert_eq!((stat.state, stat.start_time), ('S', 987_654), "name {name:?}");
+            assert!(!stat.comm.contains(char::is_control));
+        }
+    }
+
+    #[test]
+    fn worker_flags_tell_kernel_threads_from_names() {
+        let with_flags = |flags: u32| {
+            parse_stat(String::from_utf8(LINE.to_vec()).unwrap().replace("138412096", &flags.to_string()).as_bytes())
+                .unwrap()
+        };
+        assert!(with_flags(2_129_984).is_kthread());
+        assert!(with_flags(0x4000 | 0x40).is_user_worker());
+    }
+
+    #[test]
+    fn this_processs_own_files_are_read() {
+        let stat = parse_stat(&std::fs::read("/proc/self/stat").unwrap()).unwrap();
+        assert_eq!(u32::try_from(stat.tid).unwrap(), std::process::id());
+        let (real, effective) = parse_uids(&std::fs::read("/proc/self/status").unwrap()).unwrap();
+        assert_eq!(real, rustix::process::getuid().as_raw());
+        assert_eq!(effective, rustix::process::geteuid().as_raw());
+        assert!(!parse_cmdline(&std::fs::read("/proc/self/cmdline").unwrap()).is_empty());
+    }
+
+    #[test]
+    fn cgroup_v2_is_found_among_v1_lines() {
+        let text = b"4:memory:/a\n1:name=systemd:/b\n0::/machine.slice/libpod-1.scope\n";
+        assert_eq!(parse_cgroup(text).as_deref(), Some("/machine.slice/libpod-1.scope"));
+        assert_eq!(parse_cgroup(b"0::/x (deleted)\n").as_deref(), Some("/x"));
+        assert_eq!(parse_cgroup(b"1:cpu:/a\n"), None);
+        assert_eq!(parse_cgroup(b""), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = parse_stat(&bytes);
+            let _ = parse_cgroup(&bytes);
+            let _ = parse_uids(&bytes);
+            let _ = parse_cmdline(&bytes);
+            let _ = parse_schedstat(&bytes);
+            let _ = status_value(&bytes, "iff");
+        }
+
+        #[test]
+        fn any_name_is_carried_through(name in "[^\u{0}\u{7f}\n]{0,15}") {
+            let line = String::from_utf8(LINE.to_vec()).unwrap().replace("CPU 0/KVM", &name);
+            let stat = parse_stat(line.as_bytes()).unwrap();
+            prop_assert_eq!(stat.start_time, 987_654);
+            prop_assert_eq!(stat.comm, printable(name.as_bytes()));
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! vCPU threads by asking QEMU itself, for a QEMU that does not name its threads.
+//!
+//! In: a Unix socket on which a QEMU process listens for QMP. Out: thread number to vCPU number, or a sentence why not.
+//! Source: QEMU `docs/interop/qmp-spec.rst`, `query-cpus-fast`.
+//!
+//! A monitor serves one client at a time. It is therefore asked only where names do not tell, only for a moment, never where
+//! libvirt owns it, and an answer is kept while its threads live. The path comes from a process of any user: nothing is sent
+//! before the socket is known to belong to that very process (`SO_PEERCRED`).
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde::Deserialize;
+
+use crate::thread::ThreadId;
+
+/// More than any answer takes, in bytes: 1,024 vCPUs give about 200 KiB.
+const ANSWER_MAX: u64 = 1 << 20;
+/// How long a refusal is believed before the monitor is asked again.
+const RETRY: Duration = Duration::from_secs(30);
+/// How long an answer is believed while its threads live (vCPUs may be plugged in).
+const KEEP: Duration = Duration::from_secs(60);
+
+/// vCPU numbers by thread number.
+pub type VcpuThreads = BTreeMap<i32, u32>;
+
+/// QEMU monitors, with their last answers.
+#[derive(Debug)]
+pub struct Monitors {
+    timeout: Duration,
+    asked: Mutex<HashMap<ThreadId, Asked>>,
+}
+
+#[derive(Debug, Clone)]
+struct Asked {
+    when: Instant,
+    answer: Result<VcpuThreads, String>,
+}
+
+impl Asked {
+    fn is_good(&self, alive: &[i32]) -> bool {
+        match &self.answer {
+            Ok(vcpus) => self.when.elapsed() < KEEP && vcpus.keys().all(|tid| alive.contains(tid)),
+            Err(_) => self.when.elapsed() < RETRY,
+        }
+    }
+}
+
+impl Monitors {
+    /// Asks, and waits for one monitor's answer no longer than `timeout`.
+    pub fn asking_for(timeout: Duration) -> Self {
+        Self { timeout, asked: Mutex::default() }
+    }
+
+    /// The vCPU threads of a QEMU process, by the first of its sockets that answers.
+    ///
+    /// # Errors
+    /// A sentence why it is not known.
+    pub fn vcpus(&self, process: ThreadId, alive: &[i32], sockets: &[String]) -> Result<VcpuThreads, String> {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kept) = asked.get(&process).filter(|kept| kept.is_good(alive)) {
+            return kept.answer.clone();
+        }
+        let mut answer = Err("it has no -qmp unix:PATH,server=on to ask".to_owned());
+        for socket in sockets {
+            answer = ask(process.pid, &absolute(process.pid, socket), self.timeout)
+                .map(|vcpus| vcpus.into_iter().filter(|(tid, _)| alive.contains(tid)).collect())
+                .map_err(|error| format!("its monitor {socket} did not tell: {error}"));
+            if answer.is_ok() {
+                break;
+            }
+        }
+        asked.retain(|_, old| old.when.elapsed() < KEEP);
+        asked.insert(process, Asked { when: Instant::now(), answer: answer.clone() });
+        answer
+    }
+}
+
+fn absolute(pid: i32, socket: &str) -> PathBuf {
+    Path::new(&format!("/proc/{pid}/cwd")).join(socket)
+}
+
+fn ask(pid: i32, path: &Path, timeout: Duration) -> io::Result<VcpuThreads> {
+    let until = Instant::now() + timeout;
+    let stream = connect(pid, path)?;
+    let mut lines = BufReader::new(Bounded { stream: &stream, until }.take(ANSWER_MAX));
+    let mut reply = |command: &str| -> io::Result<serde_json::Value> {
+        if !command.is_empty() {
+            (&stream).write_all(command.as_bytes())?;
+        }
+        loop {
+            let mut line = Vec::new();
+            if lines.read_until(b'\n', &mut line)? == 0 {
+                return Err(io::Error::other("it hung up"));
+            }
+            let value: serde_json::Value = serde_json::from_slice(&line).map_err(io::Error::other)?;
+            // Events may come between any two replies.
+            if value.get("event").is_none() {
+                return Ok(value);
+            }
+        }
+    };
+    if reply("")?.get("QMP").is_none() {
+        return Err(io::Error::other("it does not greet as QMP"));
+    }
+    reply("{\"execute\":\"qmp_capabilities\"}\n")?;
+    vcpus_in(reply("{\"execute\":\"query-cpus-fast\"}\n")?)
+}
+
+fn vcpus_in(mut reply: serde_json::Value) -> io::Result<VcpuThreads> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Cpu {
+        cpu_index: u32,
+        thread_id: i32,
+    }
+    let list = reply.get_mut("return").map(serde_json::Value::take).ok_or_else(|| io::Error::other("it refused"))?;
+    let cpus: Vec<Cpu> = serde_json::from_value(list).map_err(io::Error::other)?;
+    Ok(cpus.into_iter().map(|cpu| (cpu.thread_id, cpu.cpu_index)).collect())
+}
+
+/// Connects without waiting, and makes sure who listens.
+fn connect(pid: i32, path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Err(rustix::io::Errno::AGAIN) => return Err(io::Error::other("other clients wait for it already")),
+        result => result?,
+    }
+    let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+    if peer.pid.as_raw_nonzero().get() != pid {
+        return Err(io::Error::other("another process listens there"));
+    }
+    Ok(UnixStream::from(socket))
+}
+
+/// Reads from a non-blocking stream until a moment.
+struct Bounded<'a> {
+    stream: &'a UnixStream,
+    until: Instant,
+}
+
+impl Read for Bounded<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        let left = rustix::time::Timespec {
+            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        let mut polled = [rustix::event::PollFd::new(self.stream, rustix::event::PollFlags::IN)];
+        if rustix::event::poll(&mut polled, Some(&left))? == 0 {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time; another client may hold it"));
+        }
+        self.stream.read(buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn me() -> i32 {
+        i32::try_from(std::process::id()).unwrap()
+    }
+
+    /// A monitor that says these lines, one before and one after each command.
+    fn monitor(lines: &'static [&'static str]) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut commands = BufReader::new(stream.try_clone().unwrap());
+            for line in lines {
+                let _ = stream.write_all(line.as_bytes());
+                let _ = commands.read_line(&mut String::new());
+            }
+        });
+        (dir, path)
+    }
+
+    const WAIT: Duration = Duration::from_millis(300);
+
+    #[test]
+    fn an_answer_with_events_in_between_is_read() {
+        let (_dir, path) = monitor(&[
+            "{\"QMP\":{}}\n{\"event\":\"RESUME\"}\n",
+            "{\"return\":{}}\n",
+            "{\"event\":\"X\"}\n{\"return\":[{\"cpu-index\":0,\"thread-id\":11,\"more\":1},{\"cpu-index\":1,\"thread-id\":12}]}\n",
+        ]);
+        assert_eq!(ask(me(), &path, WAIT).unwrap(), BTreeMap::from([(11, 0), (12, 1)]));
+    }
+
+    #[test]
+    fn odd_monitors_are_refused_in_time() {
+        for lines in [
+            &["hello\n"][..],
+            &["{\"QMP\":{}}\n", "{\"return\":{}}\n", "{\"error\":{}}\n"],
+            &["{\"QMP\":{}}\n", "{\"return\":{}}\n", "{\"return\":7}\n"],
+            &["{\"not\":1}\n"],
+            &[""],
+        ] {
+            let (_dir, path) = monitor(lines);
+            let start = Instant::now();
+            assert!(ask(me(), &path, WAIT).is_err(), "{lines:?}");
+            assert!(start.elapsed() < Duration::from_secs(3));
+        }
+    }
+
+    #[test]
+    fn a_socket_of_another_process_is_sent_nothing() {
+        let (_dir, path) = monitor(&["{\"QMP\":{}}\n"]);
+        let error = ask(me() + 1, &path, WAIT).unwrap_err().to_string();
+        assert!(error.contains("another process listens"), "{error}");
+    }
+}

@@ -1,0 +1,372 @@
+//! The rules of `/etc/ontime/tenants.toml`: which tenant has which class.
+//!
+//! In: the rule files and what is known of a tenant. Out: a [`Decision`].
+//!
+//! Precedence: a rule with `override = true`, then libvirt's `<metadata>`, then the other rules, then bulk. Among rules the
+//! first that matches wins; the main file comes before its drop-ins. Metadata comes before ordinary rules, because it was
+//! written for that one domain and travels with it; only who may define domains can write it, never the guest. The
+//! host's administrator has the last word by `override`.
+
+use std::path::Path;
+
+use globset::{GlobBuilder, GlobMatcher};
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::class::{Class, Level, PriorityTable};
+use crate::config::{self, ConfigError, Loaded, Place, Text};
+use crate::model::{ClassSource, Kind};
+
+/// The runtime cap of an RT tenant where nothing else is said, as a fraction of one CPU. It is what the kernel's own
+/// real-time throttling leaves by default (`sched_rt_runtime_us` / `sched_rt_period_us`).
+pub const RUNTIME_CAP: f64 = 0.95;
+
+/// The word for a class in rules and metadata.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RuleClass {
+    /// Answers on time.
+    Rt,
+    /// Keeps its throughput.
+    Bulk,
+}
+
+/// Most CPU time a vCPU thread may take at RT priority: above 0, at most 1.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Deserialize)]
+#[serde(try_from = "f64")]
+pub struct RuntimeCap(f64);
+
+impl RuntimeCap {
+    /// The fraction of one CPU.
+    pub fn get(self) -> f64 {
+        self.0
+    }
+}
+
+impl TryFrom<f64> for RuntimeCap {
+    type Error = String;
+    fn try_from(value: f64) -> Result<Self, String> {
+        if value > 0.0 && value <= 1.0 {
+            Ok(Self(value))
+        } else {
+            Err(format!("runtime-cap {value} is not a fraction of one CPU above 0 and at most 1"))
+        }
+    }
+}
+
+/// What is known of a tenant when its class is decided.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its UUID, where it has one.
+    pub uuid: Option<&'a str>,
+    /// Its cgroup, where it has one of its own.
+    pub cgroup: Option<&'a str>,
+    /// What kind of thing it is.
+    pub kind: Kind,
+    /// The user who controls it, and so chose its name and UUID.
+    pub owner: u32,
+}
+
+/// What a source of classes says about a tenant.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Verdict {
+    /// The class.
+    pub class: Class,
+    /// The runtime cap, where it is said.
+    pub runtime_cap: Option<RuntimeCap>,
+}
+
+/// A tenant's class, and why.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decision {
+    /// The class.
+    pub class: Class,
+    /// What decided.
+    pub source: ClassSource,
+    /// As a fraction of one CPU, 0 to 1; 1 for bulk.
+    pub runtime_cap: f64,
+    /// An RT rule (`FILE:LINE`) that would have matched, had it named the tenant's owner.
+    pub withheld: Option<String>,
+}
+
+/// A cgroup holds everything below it, so a pattern that matches it covers that too.
+fn covers(glob: &GlobMatcher, path: &str) -> bool {
+    crate::discover::ancestors(path).any(|part| glob.is_match(part))
+}
+
+/// One rule.
+#[derive(Debug, Clone)]
+struct Rule {
+    place: Place,
+    name: Option<GlobMatcher>,
+    uuid: Option<String>,
+    cgroup: Option<GlobMatcher>,
+    kind: Option<Kind>,
+    user: Option<u32>,
+    verdict: Verdict,
+    overrides: bool,
+}
+
+enum Match {
+    Yes,
+    No,
+    /// All but the owner, whom the rule does not name.
+    NotOwner,
+}
+
+impl Rule {
+    fn matches(&self, subject: &Subject<'_>) -> Match {
+        let fits = self.name.as_ref().is_none_or(|glob| glob.is_match(subject.name))
+            && self.uuid.as_ref().is_none_or(|uuid| subject.uuid.is_some_and(|own| own.eq_ignore_ascii_case(uuid)))
+            && self.cgroup.as_ref().is_none_or(|glob| subject.cgroup.is_some_and(|own| covers(glob, own)))
+            && self.kind.is_none_or(|kind| kind == subject.kind)
+            && self.user.is_none_or(|user| user == subject.owner);
+        if !fits {
+            Match::No
+        } else if self.user.is_none() && subject.owner != 0 && self.verdict.class != Class::Bulk {
+            // Whoever starts a process chooses its name: real-time priority must not be had by choosing well.
+            Match::NotOwner
+        } else {
+            Match::Yes
+        }
+    }
+}
+
+/// All rules of a host, and its priority table.
+#[derive(Debug, Clone, Default)]
+pub struct Rules {
+    rules: Vec<Rule>,
+    table: PriorityTable,
+    default_cap: Option<RuntimeCap>,
+}
+
+impl Rules {
+    /// Reads `DIRECTORY/tenants.toml` and its drop-ins; none of them need exist.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for the first thing that is wrong.
+    pub fn load(directory: &Path) -> Result<Self, ConfigError> {
+        let mut texts = Vec::new();
+        for path in config::files(directory, "tenants")? {
+            texts.push(Text::read(&path)?);
+        }
+        Self::parse(&texts)
+    }
+
+    /// Reads rules from texts, in order.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`].
+    pub fn parse(texts: &[Text]) -> Result<Self, ConfigError> {
+        let mut all = Self::default();
+        let mut base_at: Option<Place> = None;
+        let mut cap_at: Option<Place> = None;
+        for text in texts {
+            let file = Loaded { value: text.parse::<File>()?, text: text.clone() };
+            if let Some(base) = &file.value.priorities.base {
+                once(text, base, &mut base_at, "priorities.base")?;
+                let number = u8::try_from(*base.get_ref()).unwrap_or(u8::MAX);
+                all.table = PriorityTable::with_base(number)
+                    .map_err(|_| text.error(&base.span(), base_range(*base.get_ref())))?;
+            }
+            if let Some(cap) = &file.value.defaults.runtime_cap {
+                once(text, cap, &mut cap_at, "defaults.runtime-cap")?;
+                all.default_cap = Some(*cap.get_ref());
+            }
+            for raw in file.value.tenant {
+                all.rules.push(raw.check(text)?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// The host's priority table.
+    pub fn table(&self) -> PriorityTable {
+        self.table
+    }
+
+    /// Whether a rule names this cgroup, so that it is a tenant though nothing else says so.
+    ///
+    /// A rule that also asks for a name, a UUID or a VM is about tenants that are known otherwise.
+    pub fn names_cgroup(&self, path: &str) -> bool {
+        self.rules.iter().any(|rule| {
+            rule.name.is_none()
+                && rule.uuid.is_none()
+                && rule.kind.is_none_or(|kind| kind == Kind::Container)
+                && rule.cgroup.as_ref().is_some_and(|glob| glob.is_match(path))
+        })
+    }
+
+    /// The class of a tenant; `metadata` is what libvirt's domain says.
+    pub fn decide(&self, subject: &Subject<'_>, metadata: Option<Verdict>) -> Decision {
+        let mut withheld = None;
+        let (verdict, source) = self
+            .first(subject, true, &mut withheld)
+            .or_else(|| metadata.map(|verdict| (verdict, ClassSource::Metadata)))
+            .or_else(|| self.first(subject, false, &mut withheld))
+            .unwrap_or((Verdict { class: Class::Bulk, runtime_cap: None }, ClassSource::Default));
+        let runtime_cap = match verdict.class {
+            Class::Bulk => 1.0,
+            Class::Rt(_) => verdict.runtime_cap.or(self.default_cap).map_or(RUNTIME_CAP, RuntimeCap::get),
+        };
+        Decision { class: verdict.class, source, runtime_cap, withheld }
+    }
+
+    fn first(
+        &self,
+        subject: &Subject<'_>,
+        overrides: bool,
+        withheld: &mut Option<String>,
+    ) -> Option<(Verdict, ClassSource)> {
+        for rule in self.rules.iter().filter(|rule| rule.overrides == overrides) {
+            let place = || format!("{}:{}", rule.place.path.display(), rule.place.line);
+            match rule.matches(subject) {
+                Match::Yes => return Some((rule.verdict, ClassSource::Rule(place()))),
+                Match::NotOwner => {
+                    withheld.get_or_insert_with(place);
+                }
+                Match::No => {}
+            }
+        }
+        None
+    }
+}
+
+fn base_range(base: i64) -> String {
+    format!("base {base} is not one of {} to {}", PriorityTable::BASE_MIN, PriorityTable::BASE_MAX)
+}
+
+/// Refuses a second value of what the host has one of.
+fn once<T>(text: &Text, value: &Spanned<T>, first: &mut Option<Place>, key: &str) -> Result<(), ConfigError> {
+    if let Some(first) = first {
+        return Err(text.error(&value.span(), format!("`{key}` was already set at {first}; set it in one place")));
+    }
+    *first = Some(text.place(value.span().start));
+    Ok(())
+}
+
+/// A rule file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    #[serde(default)]
+    priorities: Priorities,
+    #[serde(default)]
+    defaults: Defaults,
+    #[serde(default)]
+    tenant: Vec<RawRule>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Priorities {
+    base: Option<Spanned<i64>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Defaults {
+    runtime_cap: Option<Spanned<RuntimeCap>>,
+}
+
+/// A `[[tenant]]` as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawRule {
+    name: Option<Spanned<String>>,
+    uuid: Option<Spanned<String>>,
+    cgroup: Option<Spanned<String>>,
+    kind: Option<Kind>,
+    user: Option<Spanned<User>>,
+    class: Spanned<RuleClass>,
+    level: Option<Spanned<Level>>,
+    runtime_cap: Option<Spanned<RuntimeCap>>,
+    #[serde(default, rename = "override")]
+    overrides: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a user's name or number")]
+enum User {
+    Number(u32),
+    Name(String),
+}
+
+impl RawRule {
+    fn check(self, text: &Text) -> Result<Rule, ConfigError> {
+        let at = self.class.span();
+        if self.name.is_none()
+            && self.uuid.is_none()
+            && self.cgroup.is_none()
+            && self.kind.is_none()
+            && self.user.is_none()
+        {
+            let what = "this rule matches nothing: give at least one of `name`, `uuid`, `cgroup`, `kind`, `user`";
+            return Err(text.error(&at, what));
+        }
+        let class = match (self.class.get_ref(), &self.level, &self.runtime_cap) {
+            (RuleClass::Rt, level, _) => Class::Rt(level.as_ref().map_or(Level::HIGHEST, |level| *level.get_ref())),
+            (RuleClass::Bulk, None, None) => Class::Bulk,
+            (RuleClass::Bulk, Some(level), _) => {
+                return Err(text.error(&level.span(), "`level` is for class = \"rt\" only; bulk has no levels"));
+            }
+            (RuleClass::Bulk, None, Some(cap)) => {
+                return Err(text.error(&cap.span(), "`runtime-cap` is for class = \"rt\" only; bulk is not capped"));
+            }
+        };
+        Ok(Rule {
+            place: text.place(at.start),
+            name: self.name.map(|name| glob(text, &name, false)).transpose()?,
+            uuid: self.uuid.map(|uuid| checked_uuid(text, &uuid)).transpose()?,
+            cgroup: self.cgroup.map(|cgroup| checked_cgroup(text, &cgroup)).transpose()?,
+            kind: self.kind,
+            user: self.user.map(|user| checked_user(text, &user)).transpose()?,
+            verdict: Verdict { class, runtime_cap: self.runtime_cap.map(Spanned::into_inner) },
+            overrides: self.overrides,
+        })
+    }
+}
+
+fn glob(text: &Text, pattern: &Spanned<String>, path: bool) -> Result<GlobMatcher, ConfigError> {
+    // A backslash is no escape: systemd writes `\x2d` into names of scopes. `[*]` means a plain star.
+    GlobBuilder::new(pattern.get_ref())
+        .literal_separator(path)
+        .backslash_escape(false)
+        .build()
+        .map(|glob| glob.compile_matcher())
+        .map_err(|error| {
+            let what = format!("{}; allowed are `*`, `?`, `[abc]`, `{{a,b}}`", error.kind());
+            text.error(&pattern.span(), what)
+        })
+}
+
+fn checked_cgroup(text: &Text, pattern: &Spanned<String>) -> Result<GlobMatcher, ConfigError> {
+    if !pattern.get_ref().starts_with('/') || pattern.get_ref().trim_matches(['/', '*']).is_empty() {
+        let what = "`cgroup` is a path below the cgroup v2 mount, starts with `/` and names something (`/rt.slice`, \
+                    `/machine.slice/*`, `**` for any depth)";
+        return Err(text.error(&pattern.span(), what));
+    }
+    glob(text, pattern, true)
+}
+
+fn checked_uuid(text: &Text, uuid: &Spanned<String>) -> Result<String, ConfigError> {
+    let value = uuid.get_ref();
+    let groups: Vec<usize> = value.split('-').map(str::len).collect();
+    if groups == [8, 4, 4, 4, 12] && value.chars().all(|c| c == '-' || c.is_ascii_hexdigit()) {
+        return Ok(value.to_ascii_lowercase());
+    }
+    let what = format!("`{value}` is not a UUID (like 3f1c9a52-0d52-4c1b-9e0a-6f4b7f1d2c33)");
+    Err(text.error(&uuid.span(), what))
+}
+
+fn checked_user(text: &Text, user: &Spanned<User>) -> Result<u32, ConfigError> {
+    match user.get_ref() {
+        User::Number(number) => Ok(*number),
+        User::Name(name) => crate::users::number_of(name).ok_or_else(|| {
+            let what = format!("user `{name}` is not in /etc/passwd; give an existing name, or the number");
+            text.error(&user.span(), what)
+        }),
+    }
+}

@@ -1,0 +1,33 @@
+//! Tenants and threads for tests of pure logic.
+
+use crate::class::{Class, Policy};
+use crate::model::{ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole};
+use crate::thread::ThreadId;
+
+pub(crate) fn tenant(name: &str, class: Class) -> Tenant {
+    Tenant {
+        name: name.to_owned(),
+        uuid: None,
+        kind: Kind::Qemu,
+        owner: 0,
+        process: ThreadId { pid: 1, tid: 1, start_time: 1 },
+        cgroup: None,
+        class,
+        class_source: ClassSource::Default,
+        runtime_cap: 0.95,
+        threads: Vec::new(),
+        vnics: Vec::new(),
+    }
+}
+
+pub(crate) fn thread(role: ThreadRole, policy: Policy) -> TenantThread {
+    TenantThread {
+        id: ThreadId { pid: 1, tid: 2, start_time: 3 },
+        role,
+        comm: format!("{role:?}"),
+        policy,
+        affinity: "0-3".to_owned(),
+        last_cpu: 0,
+        libvirt: LibvirtTuning::default(),
+    }
+}

@@ -1,0 +1,268 @@
+//! Virtual machine monitors: which executables they are, and what their threads do, by name.
+//!
+//! Pure. A name alone proves nothing: a process names its threads as it likes. What would give a thread a place above its
+//! vCPUs (vhost, kvm-pit) must also carry the kernel's own flag, which user space cannot set.
+
+use crate::model::ThreadRole;
+use crate::proc::Stat;
+
+/// A virtual machine monitor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vmm {
+    /// QEMU: `qemu-system-*`, `qemu-kvm`, `kvm`.
+    Qemu,
+    /// Any other of the table.
+    Other(&'static OtherVmm),
+}
+
+/// A monitor whose vCPU threads are known by a prefix and a number.
+#[derive(Debug, PartialEq, Eq)]
+pub struct OtherVmm {
+    executable: &'static str,
+    vcpu_prefix: &'static str,
+}
+
+/// Sources: cloud-hypervisor `vmm/src/cpu.rs`, firecracker `src/vmm/src/vstate/vcpu.rs`, crosvm `src/crosvm/sys/linux/vcpu.rs`.
+static OTHERS: [OtherVmm; 3] = [
+    OtherVmm { executable: "cloud-hypervisor", vcpu_prefix: "vcpu" },
+    OtherVmm { executable: "firecracker", vcpu_prefix: "fc_vcpu " },
+    OtherVmm { executable: "crosvm", vcpu_prefix: "crosvm_vcpu" },
+];
+
+impl Vmm {
+    /// The monitor that an executable is, from the target of `/proc/PID/exe`.
+    pub fn of_executable(target: &str) -> Option<Vmm> {
+        // After an upgrade of the package the running program has no name any more.
+        let path = target.strip_suffix(" (deleted)").unwrap_or(target);
+        let name = path.rsplit('/').next()?;
+        if name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm" {
+            return Some(Vmm::Qemu);
+        }
+        OTHERS.iter().find(|other| other.executable == name).map(Vmm::Other)
+    }
+
+    /// What a thread of its process does.
+    pub fn role(self, stat: &Stat) -> ThreadRole {
+        if stat.is_user_worker() {
+            // A vhost worker since Linux 6.4; io_uring's are workers too and belong to the emulator.
+            return if stat.comm.starts_with("vhost-") { ThreadRole::Vhost } else { ThreadRole::Emulator };
+        }
+        match self {
+            Vmm::Qemu => qemu_role(&stat.comm),
+            Vmm::Other(other) => stat
+                .comm
+                .strip_prefix(other.vcpu_prefix)
+                .and_then(|number| number.parse().ok())
+                .map_or(ThreadRole::Emulator, ThreadRole::Vcpu),
+        }
+    }
+}
+
+/// QEMU's thread names, which it gives with `-name debug-threads=on`.
+/// Source: QEMU `accel/kvm/kvm-accel-ops.c`, `accel/tcg/tcg-accel-ops-*.c`, `iothread.c`.
+fn qemu_role(comm: &str) -> ThreadRole {
+    if comm.starts_with("ALL CPUs/") {
+        return ThreadRole::Vcpu(0);
+    }
+    if let Some(number) = comm.strip_prefix("CPU ").and_then(|rest| rest.split('/').next()?.parse().ok()) {
+        return ThreadRole::Vcpu(number);
+    }
+    match comm.strip_prefix("IO ") {
+        Some("mon_iothread") | None => ThreadRole::Emulator,
+        Some(_) => ThreadRole::Iothread,
+    }
+}
+
+/// A kernel thread that works for a VM, and the thread or process number in its name.
+///
+/// `vhost-N` before Linux 6.4 (`drivers/vhost/vhost.c`), `kvm-pit/N` (`arch/x86/kvm/i8254.c`).
+pub fn kernel_thread(comm: &str) -> Option<(ThreadRole, i32)> {
+    let (role, number) = match comm.strip_prefix("vhost-") {
+        Some(number) => (ThreadRole::Vhost, number),
+        None => (ThreadRole::KvmPit, comm.strip_prefix("kvm-pit/")?),
+    };
+    Some((role, number.parse().ok()?))
+}
+
+/// What QEMU's command line says.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct QemuArguments {
+    /// The guest's name.
+    pub name: Option<String>,
+    /// Its UUID.
+    pub uuid: Option<String>,
+    /// Unix sockets on which QEMU listens for QMP.
+    pub qmp_sockets: Vec<String>,
+    /// Interfaces named by `ifname=`.
+    pub interfaces: Vec<String>,
+}
+
+/// Reads QEMU's arguments. Options take one or two dashes; a doubled comma in a value is a comma.
+pub fn qemu_arguments(arguments: &[String]) -> QemuArguments {
+    let mut found = QemuArguments::default();
+    for (option, value) in arguments.iter().zip(arguments.iter().skip(1)) {
+        let Some(option) = option.strip_prefix('-') else { continue };
+        match option.strip_prefix('-').unwrap_or(option) {
+            "name" => found.name = option_value(value, "guest", true).or(found.name),
+            "uuid" => found.uuid = Some(value.to_ascii_lowercase()),
+            "qmp" => found.qmp_sockets.extend(qmp_socket(value)),
+            "netdev" | "nic" | "net" => found.interfaces.extend(option_value(value, "ifname", false)),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// A Cloud Hypervisor or Firecracker VM's name: the identifier it was given, else nothing.
+pub fn other_name(arguments: &[String]) -> Option<String> {
+    let mut pairs = arguments.iter().zip(arguments.iter().skip(1));
+    pairs.find(|(option, _)| matches!(option.as_str(), "--id" | "--name")).map(|(_, value)| value.clone())
+}
+
+/// The value of a key in `a=b,c=d`, or in JSON; `implied` where the first item may be the bare value.
+fn option_value(text: &str, key: &str, implied: bool) -> Option<String> {
+    if text.starts_with('{') {
+        let object: serde_json::Value = serde_json::from_str(text).ok()?;
+        return object.get(key)?.as_str().map(str::to_owned);
+    }
+    let items = split_options(text);
+    let named = items.iter().find_map(|item| item.strip_prefix(key)?.strip_prefix('=').map(str::to_owned));
+    named.or_else(|| items.first().filter(|first| implied && !first.contains('=') && !first.is_empty()).cloned())
+}
+
+fn split_options(text: &str) -> Vec<String> {
+    let mut items = vec![String::new()];
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        if c == ',' && rest.next_if_eq(&',').is_none() {
+            items.push(String::new());
+        } else if let Some(item) = items.last_mut() {
+            item.push(c);
+        }
+    }
+    items
+}
+
+/// `unix:PATH,server=on,wait=off`: only where QEMU listens.
+fn qmp_socket(value: &str) -> Option<String> {
+    let items = split_options(value.strip_prefix("unix:")?);
+    let listens = items.iter().any(|item| matches!(item.as_str(), "server" | "server=on"));
+    items.first().filter(|path| listens && !path.is_empty()).cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::class::Policy;
+
+    fn stat(comm: &str, flags: u32) -> Stat {
+        Stat {
+            tid: 1,
+            comm: comm.to_owned(),
+            state: 'S',
+            ppid: 1,
+            flags,
+            start_time: 1,
+            last_cpu: 0,
+            policy: Policy::BULK,
+        }
+    }
+
+    #[test]
+    fn executables_are_known_by_name_also_after_an_upgrade() {
+        for path in [
+            "/usr/bin/qemu-system-x86_64",
+            "/usr/bin/qemu-system-aarch64 (deleted)",
+            "/usr/libexec/qemu-kvm",
+            "/usr/bin/kvm",
+        ] {
+            assert_eq!(Vmm::of_executable(path), Some(Vmm::Qemu), "{path}");
+        }
+        assert!(matches!(Vmm::of_executable("/opt/firecracker"), Some(Vmm::Other(_))));
+        for path in ["/usr/bin/qemu-img", "/usr/bin/kvm-ok", "/bin/bash", ""] {
+            assert_eq!(Vmm::of_executable(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn threads_are_told_by_name_and_what_the_kernel_runs_by_its_flag() {
+        let role = |comm, flags| Vmm::Qemu.role(&stat(comm, flags));
+        assert_eq!(role("CPU 0/KVM", 0), ThreadRole::Vcpu(0));
+        assert_eq!(role("CPU 12/TCG", 0), ThreadRole::Vcpu(12));
+        assert_eq!(role("ALL CPUs/TCG", 0), ThreadRole::Vcpu(0));
+        assert_eq!(role("IO iothread1", 0), ThreadRole::Iothread);
+        assert_eq!(role("IO mon_iothread", 0), ThreadRole::Emulator);
+        assert_eq!(role("worker", 0), ThreadRole::Emulator);
+        assert_eq!(role("CPU x/KVM", 0), ThreadRole::Emulator);
+        assert_eq!(role("vhost-4242", 0x4000), ThreadRole::Vhost);
+        assert_eq!(role("vhost-4242", 0), ThreadRole::Emulator, "a name anybody can take");
+        assert_eq!(role("iou-wrk-4242", 0x4010), ThreadRole::Emulator);
+        let firecracker = Vmm::of_executable("/firecracker").unwrap();
+        assert_eq!(firecracker.role(&stat("fc_vcpu 3", 0)), ThreadRole::Vcpu(3));
+        assert_eq!(firecracker.role(&stat("fc_api", 0)), ThreadRole::Emulator);
+    }
+
+    #[test]
+    fn kernel_threads_name_their_vm() {
+        assert_eq!(kernel_thread("vhost-4242"), Some((ThreadRole::Vhost, 4242)));
+        assert_eq!(kernel_thread("kvm-pit/77"), Some((ThreadRole::KvmPit, 77)));
+        assert_eq!(kernel_thread("vhost-x"), None);
+        assert_eq!(kernel_thread("kworker/0:1"), None);
+    }
+
+    fn read(line: &[&str]) -> QemuArguments {
+        qemu_arguments(&line.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn names_come_in_every_form_qemu_takes() {
+        for (value, name) in [
+            ("guest=rt1,debug-threads=on", Some("rt1")),
+            ("debug-threads=on,guest=rt1", Some("rt1")),
+            ("plain", Some("plain")),
+            ("plain,process=x", Some("plain")),
+            ("a,,b", Some("a,b")),
+            ("debug-threads=on", None),
+            ("", None),
+        ] {
+            assert_eq!(read(&["qemu", "-name", value]).name.as_deref(), name, "{value}");
+            assert_eq!(read(&["qemu", "--name", value]).name.as_deref(), name, "{value}");
+        }
+        assert_eq!(read(&["qemu", "-name"]).name, None);
+    }
+
+    #[test]
+    fn monitors_count_only_where_qemu_listens() {
+        let sockets = |value| read(&["qemu", "-qmp", value]).qmp_sockets;
+        assert_eq!(sockets("unix:/run/a.sock,server=on,wait=off"), ["/run/a.sock"]);
+        assert_eq!(sockets("unix:/run/a.sock,server,nowait"), ["/run/a.sock"]);
+        assert!(sockets("unix:/run/a.sock").is_empty());
+        assert!(sockets("tcp:localhost:4444,server").is_empty());
+        assert!(sockets("stdio").is_empty());
+    }
+
+    #[test]
+    fn interfaces_are_read_from_both_forms() {
+        let line =
+            ["qemu", "-netdev", "tap,id=n0,ifname=tap7,script=no", "-netdev", r#"{"type":"tap","ifname":"tap8"}"#];
+        assert_eq!(read(&line).interfaces, ["tap7", "tap8"]);
+        assert!(read(&["qemu", "-netdev", "{broken"]).interfaces.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn no_arguments_make_it_panic(line in proptest::collection::vec("-{0,2}(name|uuid|qmp|netdev|\\PC{0,20})", 0..12)) {
+            let _ = qemu_arguments(&line);
+            let _ = other_name(&line);
+        }
+
+        #[test]
+        fn no_name_makes_it_panic(comm in "\\PC{0,15}") {
+            let _ = Vmm::Qemu.role(&stat(&comm, 0));
+            let _ = kernel_thread(&comm);
+            let _ = Vmm::of_executable(&comm);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Virtual NICs: from a VM's open files to the host's interfaces, and from those to the physical NICs below.
+//!
+//! In: `/proc/PID/fd`, `/proc/PID/fdinfo`, `/sys/class/net`. Out: [`Vnic`]s.
+//! Source: `drivers/net/tun.c` (`tun_chr_show_fdinfo` prints `iff:`), `net/core/dev.c` (`lower_*` links).
+
+use std::cell::OnceCell;
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+use crate::model::Vnic;
+use crate::proc;
+
+/// The host's interfaces, read when first asked for.
+#[derive(Debug)]
+pub struct Network {
+    root: PathBuf,
+    by_index: OnceCell<HashMap<u32, String>>,
+}
+
+impl Network {
+    /// The interfaces below `root` (`/sys/class/net` on a real host).
+    pub fn at(root: &Path) -> Self {
+        Self { root: root.to_owned(), by_index: OnceCell::new() }
+    }
+
+    /// Whether the host has the interface (in this network namespace).
+    pub fn has(&self, ifname: &str) -> bool {
+        is_interface_name(ifname) && self.root.join(ifname).exists()
+    }
+
+    /// The interface with this index.
+    pub fn name_of(&self, index: u32) -> Option<&str> {
+        let table = self.by_index.get_or_init(|| {
+            names_in(&self.root).into_iter().filter_map(|name| Some((self.number(&name, "ifindex")?, name))).collect()
+        });
+        table.get(&index).map(String::as_str)
+    }
+
+    /// An interface as a virtual NIC, with the physical NICs below it.
+    pub fn vnic(&self, ifname: &str) -> Vnic {
+        let mut physical = BTreeSet::new();
+        let mut seen = BTreeSet::new();
+        self.descend(ifname, &mut seen, &mut physical);
+        Vnic { ifname: ifname.to_owned(), lower: physical.into_iter().collect() }
+    }
+
+    /// Follows lower devices, the bridge a port belongs to, and a veth pair within this namespace.
+    fn descend(&self, ifname: &str, seen: &mut BTreeSet<String>, physical: &mut BTreeSet<String>) {
+        if !seen.insert(ifname.to_owned()) {
+            return;
+        }
+        if self.is_physical(ifname) {
+            physical.insert(ifname.to_owned());
+            return;
+        }
+        let mut next: Vec<String> = names_in(&self.root.join(ifname))
+            .iter()
+            .filter_map(|name| name.strip_prefix("lower_").map(str::to_owned))
+            .collect();
+        if let Ok(bridge) = std::fs::read_link(self.root.join(ifname).join("master")) {
+            next.extend(bridge.file_name().map(|name| name.to_string_lossy().into_owned()));
+        }
+        next.extend(self.veth_peer(ifname).map(str::to_owned));
+        for one in next {
+            self.descend(&one, seen, physical);
+        }
+    }
+
+    fn is_physical(&self, ifname: &str) -> bool {
+        self.root.join(ifname).join("device").exists()
+    }
+
+    /// The other end of a veth pair, where both ends are here and name each other.
+    fn veth_peer(&self, ifname: &str) -> Option<&str> {
+        let (own, link) = (self.number(ifname, "ifindex")?, self.number(ifname, "iflink")?);
+        let peer = self.name_of(link).filter(|_| link != own)?;
+        (self.number(peer, "iflink") == Some(own)).then_some(peer)
+    }
+
+    fn number(&self, ifname: &str, attribute: &str) -> Option<u32> {
+        std::fs::read_to_string(self.root.join(ifname).join(attribute)).ok()?.trim().parse().ok()
+    }
+}
+
+fn names_in(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// The kernel's rule (`dev_valid_name`), so that a name from outside cannot leave the directory.
+fn is_interface_name(name: &str) -> bool {
+    (1..=15).contains(&name.len())
+        && name != "."
+        && name != ".."
+        && !name.contains(|c: char| c == '/' || c == ':' || c.is_ascii_whitespace())
+}
+
+/// The host's interfaces behind a process's open tap and macvtap files.
+///
+/// # Errors
+/// Where `/proc/PID/fd` cannot be listed, which needs root for other users' processes.
+pub fn of_open_files(process: &Path, network: &Network) -> std::io::Result<Vec<String>> {
+    let mut found = BTreeSet::new();
+    for entry in std::fs::read_dir(process.join("fd"))? {
+        let Ok(entry) = entry else { continue };
+        let Ok(target) = std::fs::read_link(entry.path()) else { continue };
+        let target = target.to_string_lossy();
+        if target == "/dev/net/tun" {
+            let info = std::fs::read(process.join("fdinfo").join(entry.file_name())).unwrap_or_default();
+            found.extend(proc::status_value(&info, "iff").filter(|name| !name.is_empty()).map(str::to_owned));
+        } else if let Some(index) = target.strip_prefix("/dev/tap").and_then(|number| number.parse().ok()) {
+            found.extend(network.name_of(index).map(str::to_owned));
+        }
+    }
+    Ok(found.into_iter().filter(|name| is_interface_name(name)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    struct Tree(tempfile::TempDir);
+
+    impl Tree {
+        fn new(names: &[(&str, u32, u32)]) -> Self {
+            let tree = Self(tempfile::tempdir().unwrap());
+            for (name, index, link) in names {
+                let dir = tree.0.path().join(name);
+                std::fs::create_dir(&dir).unwrap();
+                std::fs::write(dir.join("ifindex"), format!("{index}\n")).unwrap();
+                std::fs::write(dir.join("iflink"), format!("{link}\n")).unwrap();
+            }
+            tree
+        }
+        fn link(&self, from: &str, to: &str) {
+            symlink(format!("../{to}"), self.0.path().join(from)).unwrap();
+        }
+        fn lower(&self, ifname: &str) -> Vec<String> {
+            Network::at(self.0.path()).vnic(ifname).lower
+        }
+    }
+
+    #[test]
+    fn macvtap_and_bridges_and_bonds_lead_to_the_physical_nics() {
+        let tree = Tree::new(&[
+            ("eth0", 1, 1),
+            ("eth1", 2, 2),
+            ("bond0", 3, 3),
+            ("br0", 4, 4),
+            ("tap0", 5, 5),
+            ("tap1", 6, 6),
+            ("macvtap0", 7, 1),
+            ("lonely", 8, 8),
+        ]);
+        for nic in ["eth0", "eth1"] {
+            std::fs::create_dir(tree.0.path().join(nic).join("device")).unwrap();
+        }
+        tree.link("macvtap0/lower_eth0", "eth0");
+        tree.link("bond0/lower_eth0", "eth0");
+        tree.link("bond0/lower_eth1", "eth1");
+        for port in ["bond0", "tap0", "tap1"] {
+            tree.link(&format!("br0/lower_{port}"), port);
+            tree.link(&format!("{port}/master"), "br0");
+        }
+        assert_eq!(tree.lower("macvtap0"), ["eth0"]);
+        assert_eq!(tree.lower("tap0"), ["eth0", "eth1"]);
+        assert!(tree.lower("lonely").is_empty());
+        assert!(tree.lower("gone").is_empty());
+    }
+
+    #[test]
+    fn a_veth_pair_between_two_bridges_is_followed() {
+        let tree = Tree::new(&[
+            ("eth0", 1, 1),
+            ("br0", 2, 2),
+            ("br1", 3, 3),
+            ("va", 4, 5),
+            ("vb", 5, 4),
+            ("tap0", 6, 6),
+            ("vc", 7, 4),
+        ]);
+        std::fs::create_dir(tree.0.path().join("eth0/device")).unwrap();
+        for (bridge, port) in [("br0", "tap0"), ("br0", "va"), ("br1", "vb"), ("br1", "eth0")] {
+            tree.link(&format!("{bridge}/lower_{port}"), port);
+            tree.link(&format!("{port}/master"), bridge);
+        }
+        assert_eq!(tree.lower("tap0"), ["eth0"]);
+        assert!(tree.lower("vc").is_empty(), "its peer is in another namespace; the number only looks alike");
+    }
+
+    #[test]
+    fn open_files_name_their_interfaces() {
+        let tree = Tree::new(&[("tap3", 3, 3), ("macvtap9", 9, 1)]);
+        let process = tempfile::tempdir().unwrap();
+        for dir in ["fd", "fdinfo"] {
+            std::fs::create_dir(process.path().join(dir)).unwrap();
+        }
+        for (fd, target, info) in [
+            ("3", "/dev/net/tun", "pos:\t0\nflags:\t0100002\niff:\ttap3\n"),
+            ("4", "/dev/tap9", "pos:\t0\n"),
+            ("5", "/dev/tap77", "pos:\t0\n"),
+            ("6", "/dev/net/tun", "pos:\t0\niff:\t../x\n"),
+            ("7", "socket:[5]", ""),
+            ("8", "/dev/net/tun", "pos:\t0\n"),
+        ] {
+            symlink(target, process.path().join("fd").join(fd)).unwrap();
+            std::fs::write(process.path().join("fdinfo").join(fd), info).unwrap();
+        }
+        let network = Network::at(tree.0.path());
+        assert_eq!(of_open_files(process.path(), &network).unwrap(), ["macvtap9", "tap3"]);
+    }
+
+    #[test]
+    fn names_that_would_leave_the_directory_are_no_interfaces() {
+        let network = Network::at(Path::new("/sys/class/net"));
+        assert!(network.has("lo"));
+        for name in ["", ".", "..", "../net/lo", "a/b", "sixteen-bytes-xx", "a b"] {
+            assert!(!network.has(name), "{name}");
+        }
+        assert!(network.vnic("lo").lower.is_empty());
+    }
+}

@@ -1,0 +1,202 @@
+//! Rules: what they accept, what they refuse and how they say it, and who wins.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use ontime_tenants::config::Text;
+use ontime_tenants::rules::{RUNTIME_CAP, Subject, Verdict};
+use ontime_tenants::{Class, ClassSource, Kind, Level, Policy, Role, Rules};
+use proptest::prelude::*;
+
+const UUID: &str = "3f1c9a52-0d52-4c1b-9e0a-6f4b7f1d2c33";
+
+fn parse(text: &str) -> Rules {
+    Rules::parse(&[Text::new("/etc/ontime/tenants.toml", text)]).unwrap()
+}
+
+fn refused(text: &str) -> String {
+    Rules::parse(&[Text::new("/etc/ontime/tenants.toml", text)]).unwrap_err().to_string()
+}
+
+fn rt(level: u8) -> Class {
+    Class::Rt(Level::try_from(level).unwrap())
+}
+
+fn vm(name: &str) -> Subject<'_> {
+    Subject { name, uuid: Some(UUID), cgroup: Some("/rt.slice/vm.scope"), kind: Kind::Qemu, owner: 0 }
+}
+
+#[test]
+fn the_first_rule_that_matches_wins_and_is_named() {
+    let rules = parse(
+        "[[tenant]]\nname = \"web-*\"\nclass = \"rt\"\nlevel = 1\nruntime-cap = 0.5\n\n\
+         [[tenant]]\nkind = \"qemu\"\nclass = \"rt\"\n",
+    );
+    let web = rules.decide(&vm("web-1"), None);
+    assert_eq!((web.class, web.runtime_cap), (rt(1), 0.5));
+    assert_eq!(web.source, ClassSource::Rule("/etc/ontime/tenants.toml:3".to_owned()));
+    let other = rules.decide(&vm("db"), None);
+    assert_eq!((other.class, other.runtime_cap), (rt(0), RUNTIME_CAP));
+    let container = rules.decide(&Subject { kind: Kind::Container, ..vm("db") }, None);
+    assert_eq!((container.class, container.source, container.runtime_cap), (Class::Bulk, ClassSource::Default, 1.0));
+}
+
+#[test]
+fn every_matcher_must_fit() {
+    let rules = parse(&format!(
+        "[[tenant]]\nname = \"a\"\nuuid = \"{}\"\ncgroup = \"/rt.slice\"\nkind = \"qemu\"\nuser = 7\nclass = \"rt\"\n",
+        UUID.to_uppercase()
+    ));
+    let good = Subject { owner: 7, ..vm("a") };
+    assert_eq!(rules.decide(&good, None).class, rt(0));
+    for bad in [
+        Subject { name: "b", ..good },
+        Subject { uuid: None, ..good },
+        Subject { cgroup: None, ..good },
+        Subject { cgroup: Some("/rt.slice2"), ..good },
+        Subject { kind: Kind::Libvirt, ..good },
+        Subject { owner: 8, ..good },
+        Subject { owner: 0, ..good },
+    ] {
+        assert_eq!(rules.decide(&bad, None).class, Class::Bulk, "{bad:?}");
+    }
+}
+
+#[test]
+fn metadata_beats_rules_and_override_beats_metadata() {
+    let metadata = Some(Verdict { class: rt(3), runtime_cap: None });
+    let rule = "[[tenant]]\nname = \"*\"\nclass = \"bulk\"\n";
+    let decided = parse(rule).decide(&vm("a"), metadata);
+    assert_eq!((decided.class, decided.source), (rt(3), ClassSource::Metadata));
+    let decided = parse(&format!("{rule}override = true\n")).decide(&vm("a"), metadata);
+    assert_eq!(decided.class, Class::Bulk);
+    let late = format!("[[tenant]]\nname = \"a\"\nclass = \"rt\"\n{rule}override = true\n");
+    assert_eq!(parse(&late).decide(&vm("a"), None).class, Class::Bulk, "an override wins from any position");
+}
+
+#[test]
+fn a_user_gets_no_real_time_by_choosing_a_name() {
+    let rules = parse("[[tenant]]\nname = \"plc\"\nclass = \"rt\"\n");
+    let decided = rules.decide(&Subject { owner: 1000, ..vm("plc") }, None);
+    assert_eq!(decided.class, Class::Bulk);
+    assert_eq!(decided.withheld.as_deref(), Some("/etc/ontime/tenants.toml:3"));
+    let named = parse("[[tenant]]\nname = \"plc\"\nuser = 1000\nclass = \"rt\"\n");
+    assert_eq!(named.decide(&Subject { owner: 1000, ..vm("plc") }, None).class, rt(0));
+    let root = parse("[[tenant]]\nname = \"plc\"\nuser = \"root\"\nclass = \"rt\"\n");
+    assert_eq!(root.decide(&vm("plc"), None).class, rt(0));
+    let bulk = parse("[[tenant]]\nname = \"plc\"\nclass = \"bulk\"\n");
+    assert_eq!(bulk.decide(&Subject { owner: 1000, ..vm("plc") }, None).withheld, None);
+}
+
+#[test]
+fn cgroups_cover_what_lies_below_and_stars_stay_within_a_component() {
+    let rules = parse("[[tenant]]\ncgroup = \"/machine.slice/*-rt.scope\"\nclass = \"rt\"\n");
+    for (path, class) in [
+        ("/machine.slice/a-rt.scope", rt(0)),
+        ("/machine.slice/a-rt.scope/payload/x", rt(0)),
+        ("/machine.slice/deep/a-rt.scope", Class::Bulk),
+        ("/machine.slice", Class::Bulk),
+    ] {
+        assert_eq!(rules.decide(&Subject { cgroup: Some(path), ..vm("x") }, None).class, class, "{path}");
+    }
+    assert!(rules.names_cgroup("/machine.slice/a-rt.scope"));
+    assert!(!rules.names_cgroup("/machine.slice"));
+    let escaped = parse("[[tenant]]\ncgroup = '/machine.slice/machine-my\\x2dbox.scope'\nclass = \"rt\"\n");
+    assert!(escaped.names_cgroup(r"/machine.slice/machine-my\x2dbox.scope"), "systemd's escapes are plain text");
+}
+
+#[test]
+fn priorities_and_defaults_are_the_hosts() {
+    let rules =
+        parse("[priorities]\nbase = 80\n[defaults]\nruntime-cap = 0.7\n[[tenant]]\nname = \"a\"\nclass = \"rt\"\n");
+    assert_eq!(rules.table().policy(rt(0), Role::Irq), Policy::Fifo(80));
+    assert_eq!(rules.decide(&vm("a"), None).runtime_cap, 0.7);
+    let metadata = Some(Verdict { class: rt(0), runtime_cap: None });
+    assert_eq!(rules.decide(&vm("x"), metadata).runtime_cap, 0.7);
+}
+
+#[test]
+fn everything_wrong_is_refused_with_place_and_what_is_allowed() {
+    let rule = "[[tenant]]\nname = \"a\"\n";
+    for (text, place, expected) in [
+        ("[[tenants]]\n", "1:3", "unknown field `tenants`, expected one of `priorities`, `defaults`, `tenant`"),
+        (&format!("{rule}clas = \"rt\"\n"), "3:1", "did you mean `class`?"),
+        (&format!("{rule}class = \"fast\"\n"), "3:9", "unknown variant `fast`, expected `rt` or `bulk`"),
+        (&format!("{rule}class = \"rt\"\nlevel = 9\n"), "4:9", "level 9 is not one of 0 (most urgent) to 8"),
+        (&format!("{rule}class = \"rt\"\nlevel = -1\n"), "4:9", "level -1 is not one of 0 (most urgent) to 8"),
+        (&format!("{rule}class = \"rt\"\nlevel = 300\n"), "4:9", "level 300 is not one of"),
+        (
+            &format!("{rule}class = \"rt\"\nlevel = \"high\"\n"),
+            "4:9",
+            "a level, a whole number from 0 (most urgent) to 8",
+        ),
+        (
+            &format!("{rule}class = \"rt\"\nruntime-cap = 80\n"),
+            "4:15",
+            "not a fraction of one CPU above 0 and at most 1",
+        ),
+        (&format!("{rule}class = \"rt\"\nruntime-cap = nan\n"), "4:15", "not a fraction of one CPU"),
+        (&format!("{rule}class = \"bulk\"\nlevel = 1\n"), "4:9", "`level` is for class = \"rt\" only"),
+        (&format!("{rule}class = \"bulk\"\nruntime-cap = 0.5\n"), "4:15", "`runtime-cap` is for class = \"rt\" only"),
+        ("[[tenant]]\nclass = \"rt\"\n", "2:9", "matches nothing: give at least one of `name`, `uuid`"),
+        (rule, "1:1", "missing field `class`"),
+        ("[[tenant]]\nname = \"a[\"\nclass = \"rt\"\n", "2:8", "allowed are `*`, `?`, `[abc]`"),
+        ("[[tenant]]\nuuid = \"12\"\nclass = \"rt\"\n", "2:8", "is not a UUID"),
+        ("[[tenant]]\ncgroup = \"rt.slice\"\nclass = \"rt\"\n", "2:10", "starts with `/`"),
+        ("[[tenant]]\ncgroup = \"/**\"\nclass = \"rt\"\n", "2:10", "names something"),
+        (
+            "[[tenant]]\nkind = \"pod\"\nclass = \"rt\"\n",
+            "2:8",
+            "expected one of `libvirt`, `qemu`, `vmm`, `container`",
+        ),
+        ("[[tenant]]\nuser = \"nobody-here\"\nclass = \"rt\"\n", "2:8", "not in /etc/passwd"),
+        ("[[tenant]]\nuser = -1\nclass = \"rt\"\n", "2:8", "a user's name or number"),
+        ("[priorities]\nbase = 99\n", "2:8", "base 99 is not one of 49 to 90"),
+        ("[priorities]\nbase = -5\n", "2:8", "base -5 is not one of 49 to 90"),
+        ("[priorities]\nbase = 306\n", "2:8", "base 306 is not one of 49 to 90"),
+        ("[priorities]\nbase = 50\nbase = 51\n", "3:1", "duplicate key"),
+    ] {
+        let message = refused(text);
+        assert!(message.starts_with(&format!("/etc/ontime/tenants.toml:{place}: ")), "{text:?}\n{message}");
+        assert!(message.contains(expected), "{text:?}\n{message}");
+    }
+}
+
+#[test]
+fn a_host_has_one_base_in_one_place() {
+    let one = Text::new("/etc/ontime/tenants.toml", "[priorities]\nbase = 50\n");
+    let two = Text::new("/etc/ontime/tenants.conf.d/x.toml", "\n[priorities]\nbase = 60\n");
+    let message = Rules::parse(&[one, two]).unwrap_err().to_string();
+    assert!(message.starts_with("/etc/ontime/tenants.conf.d/x.toml:3:8: "), "{message}");
+    assert!(message.contains("already set at /etc/ontime/tenants.toml:2:8"), "{message}");
+}
+
+#[test]
+fn no_files_mean_no_rules() {
+    let dir = tempfile::tempdir().unwrap();
+    let rules = Rules::load(dir.path()).unwrap();
+    assert_eq!(rules.decide(&vm("a"), None).class, Class::Bulk);
+    std::fs::create_dir(dir.path().join("tenants.conf.d")).unwrap();
+    std::fs::write(dir.path().join("tenants.conf.d/a.toml"), "[[tenant]]\nname = \"a\"\nclass = \"rt\"\n").unwrap();
+    assert_eq!(Rules::load(dir.path()).unwrap().decide(&vm("a"), None).class, rt(0));
+}
+
+proptest! {
+    #[test]
+    fn no_rule_file_makes_it_panic(
+        lines in proptest::collection::vec(
+            "(\\[\\[tenant\\]\\]|\\[priorities\\]|base|name|class|level|cgroup|user|uuid)? ?=? ?(\"[^\"]{0,8}\"|-?[0-9]{1,20}|nan|\\PC{0,9})",
+            0..10,
+        ),
+    ) {
+        if let Err(error) = Rules::parse(&[Text::new("f", lines.join("\n"))]) {
+            prop_assert!(error.to_string().starts_with("f:"));
+        }
+    }
+
+    #[test]
+    fn no_glob_or_subject_makes_it_panic(pattern in "\\PC{0,12}", name in "\\PC{0,12}", cgroup in "/\\PC{0,20}") {
+        let file = format!("[[tenant]]\nname = {}\nclass = \"rt\"\n", toml::Value::String(pattern));
+        if let Ok(rules) = Rules::parse(&[Text::new("f", file)]) {
+            let _ = rules.decide(&Subject { name: &name, uuid: None, cgroup: Some(&cgroup), kind: Kind::Qemu, owner: 5 }, None);
+        }
+    }
+}
