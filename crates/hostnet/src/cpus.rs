@@ -1,30 +1,39 @@
 //! A set of CPUs, in the two forms the kernel writes: the list (`0-3,8`) and the mask (`ff,ffffffff`).
 //!
-//! Source: `lib/bitmap-str.c` (`bitmap_print_to_pagebuf`, `bitmap_parse`, `bitmap_parselist`).
+//! The list is the tenants crate's [`CpuList`]; here it gets the mask, set arithmetic, and a place in files.
+//! Source: `lib/bitmap-str.c` (`bitmap_print_to_pagebuf`, `bitmap_parse`).
 
-use std::collections::BTreeSet;
 use std::fmt;
 
+use ontime_tenants::CpuList;
+use ontime_tenants::cpus::CPU_MAX;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// CPUs by number, 0 to [`CpuSet::MAX`]; may be empty.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct CpuSet(BTreeSet<u32>);
+pub struct CpuSet(CpuList);
 
 /// Why a text is no set of CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("'{text}' is not a set of CPUs ({form}, CPUs 0 to {max}): {why}", max = CpuSet::MAX)]
-pub struct CpuSetError {
-    text: String,
-    form: &'static str,
-    why: &'static str,
+pub enum CpuSetError {
+    /// It is no list.
+    #[error("{0}")]
+    List(String),
+    /// It is no mask.
+    #[error("'{text}' is not a mask of CPUs as in ff,ffffffff (CPUs 0 to {max}): {why}", max = CpuSet::MAX)]
+    Mask {
+        /// The text.
+        text: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
 }
 
 impl CpuSet {
-    /// The highest CPU number taken: the kernel's own limit (`NR_CPUS` with `CONFIG_MAXSMP`) is 8192 CPUs.
-    pub const MAX: u32 = 8191;
+    /// The highest CPU number taken.
+    pub const MAX: u32 = CPU_MAX;
 
     /// No CPU.
     pub fn new() -> Self {
@@ -36,22 +45,7 @@ impl CpuSet {
     /// # Errors
     /// Where the text is not such a list, or names a CPU above [`CpuSet::MAX`].
     pub fn from_list(text: &str) -> Result<Self, CpuSetError> {
-        let bad = |why| CpuSetError { text: text.to_owned(), form: "a list as in 0-3,8", why };
-        let trimmed = text.trim();
-        let mut set = BTreeSet::new();
-        if trimmed.is_empty() {
-            return Ok(Self(set));
-        }
-        for part in trimmed.split(',') {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let first = parse_cpu(first).ok_or_else(|| bad("a part is not a CPU number"))?;
-            let last = parse_cpu(last).ok_or_else(|| bad("a part is not a CPU number"))?;
-            if first > last {
-                return Err(bad("a range runs backwards"));
-            }
-            set.extend(first..=last);
-        }
-        Ok(Self(set))
+        text.parse().map(Self).map_err(CpuSetError::List)
     }
 
     /// Reads the kernel's mask form: hexadecimal words of 32 bits, most significant first, joined by commas.
@@ -59,8 +53,8 @@ impl CpuSet {
     /// # Errors
     /// Where the text is not such a mask, or names a CPU above [`CpuSet::MAX`].
     pub fn from_mask(text: &str) -> Result<Self, CpuSetError> {
-        let bad = |why| CpuSetError { text: text.to_owned(), form: "a mask as in ff,ffffffff", why };
-        let mut set = BTreeSet::new();
+        let bad = |why| CpuSetError::Mask { text: text.to_owned(), why };
+        let mut set = Vec::new();
         for (index, word) in text.trim().rsplit(',').enumerate() {
             if word.is_empty() || word.len() > 8 || !word.bytes().all(|b| b.is_ascii_hexdigit()) {
                 return Err(bad("a word is not 1 to 8 hexadecimal digits"));
@@ -71,19 +65,19 @@ impl CpuSet {
                 if base + bit > Self::MAX {
                     return Err(bad("a CPU number is too high"));
                 }
-                set.insert(base + bit);
+                set.push(base + bit);
             }
         }
-        Ok(Self(set))
+        Ok(set.into_iter().collect())
     }
 
     /// The mask form, without leading zero words.
     pub fn to_mask(&self) -> String {
-        let highest = self.0.last().map_or(0, |cpu| cpu / 32);
+        let highest = self.iter().last().map_or(0, |cpu| cpu / 32);
         (0..=highest)
             .rev()
             .map(|word| {
-                let bits = self.0.range(word * 32..(word + 1) * 32).fold(0u32, |bits, cpu| bits | 1 << (cpu % 32));
+                let bits = self.iter().filter(|cpu| cpu / 32 == word).fold(0u32, |bits, cpu| bits | 1 << (cpu % 32));
                 if word == highest { format!("{bits:x}") } else { format!("{bits:08x}") }
             })
             .collect::<Vec<_>>()
@@ -92,12 +86,12 @@ impl CpuSet {
 
     /// Whether this CPU is in the set.
     pub fn contains(&self, cpu: u32) -> bool {
-        self.0.contains(&cpu)
+        self.0.contains(cpu)
     }
 
     /// Whether every CPU of this set is in the other.
     pub fn is_subset(&self, other: &CpuSet) -> bool {
-        self.0.is_subset(&other.0)
+        self.iter().all(|cpu| other.contains(cpu))
     }
 
     /// Whether the set has no CPU.
@@ -107,56 +101,37 @@ impl CpuSet {
 
     /// How many CPUs it has.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.iter().count()
     }
 
     /// The CPUs, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.0.iter().copied()
+        self.0.iter()
     }
 
     /// The set without this CPU.
     #[must_use]
     pub fn without(&self, cpu: u32) -> Self {
-        Self(self.0.iter().copied().filter(|other| *other != cpu).collect())
+        self.iter().filter(|other| *other != cpu).collect()
     }
 
     /// The CPUs that are in both.
     #[must_use]
     pub fn intersection(&self, other: &CpuSet) -> Self {
-        Self(self.0.intersection(&other.0).copied().collect())
+        self.iter().filter(|cpu| other.contains(*cpu)).collect()
     }
-}
-
-fn parse_cpu(text: &str) -> Option<u32> {
-    // `str::parse` would take "+3", the kernel does not.
-    if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    text.parse().ok().filter(|cpu| *cpu <= CpuSet::MAX)
 }
 
 impl FromIterator<u32> for CpuSet {
     /// Numbers above [`CpuSet::MAX`] are left out.
     fn from_iter<I: IntoIterator<Item = u32>>(cpus: I) -> Self {
-        Self(cpus.into_iter().filter(|cpu| *cpu <= CpuSet::MAX).collect())
+        Self(cpus.into_iter().collect())
     }
 }
 
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut ranges: Vec<(u32, u32)> = Vec::new();
-        for cpu in self.iter() {
-            match ranges.last_mut() {
-                Some((_, last)) if *last + 1 == cpu => *last = cpu,
-                _ => ranges.push((cpu, cpu)),
-            }
-        }
-        for (index, (first, last)) in ranges.iter().enumerate() {
-            let comma = if index == 0 { "" } else { "," };
-            if first == last { write!(f, "{comma}{first}")? } else { write!(f, "{comma}{first}-{last}")? }
-        }
-        Ok(())
+        self.0.fmt(f)
     }
 }
 
@@ -191,7 +166,7 @@ mod tests {
 
     #[test]
     fn what_is_no_set_is_refused() {
-        for text in ["a", "1-", "-1", "3-1", "1,,2", "+1", "0-8192", "0-4294967295", "1 2"] {
+        for text in ["a", "1-", "-1", "3-1", "0-8192", "0-4294967295", "1 2"] {
             assert!(CpuSet::from_list(text).is_err(), "{text} taken as a list");
         }
         for text in ["", "g", "123456789", "1,,2", "-1", "0x1"] {

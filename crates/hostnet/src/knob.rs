@@ -85,6 +85,13 @@ pub enum Knob {
         /// The path below it, without a leading slash.
         path: String,
     },
+    /// A host-wide file with a mask of CPUs: `/proc/irq/default_smp_affinity`.
+    HostCpus {
+        /// The file system.
+        root: Root,
+        /// The path below it, without a leading slash.
+        path: String,
+    },
     /// A file with one value below `/sys/class/net/NAME/`: `threaded`, `queues/tx-0/byte_queue_limits/limit_max`.
     NicFile {
         /// Which NIC.
@@ -106,6 +113,11 @@ pub enum Knob {
         /// NAPI id, as netlink family `netdev` gives it.
         napi: u32,
     },
+    /// The clsact qdisc, the place of filters that stands beside the root qdisc. Taken away only while it is empty.
+    Clsact {
+        /// Which NIC.
+        nic: NicId,
+    },
     /// A clsact egress filter that puts packets of one source on a transmit queue (`skbedit queue_mapping`).
     TxSteer {
         /// Which NIC.
@@ -124,10 +136,11 @@ impl Knob {
             Knob::ThreadPolicy { thread, .. } => format!("{}/policy", thread_key(*thread)),
             Knob::ThreadAffinity { thread, .. } => format!("{}/affinity", thread_key(*thread)),
             Knob::IrqAffinity { irq } => format!("irq:{}:{}:{}", irq.irq, irq.chip, irq.hwirq),
-            Knob::HostFile { root, path } => format!("{root}/{path}"),
+            Knob::HostFile { root, path } | Knob::HostCpus { root, path } => format!("{root}/{path}"),
             Knob::NicFile { nic, path } => format!("nic:{}/{path}", nic.ifindex),
             Knob::XpsCpus { nic, queue } => format!("nic:{}/xps:{queue}", nic.ifindex),
             Knob::NapiThreaded { nic, napi } => format!("nic:{}/napi:{napi}", nic.ifindex),
+            Knob::Clsact { nic } => format!("nic:{}/clsact", nic.ifindex),
             Knob::TxSteer { nic, queue, from } => match from {
                 SteerFrom::Interface(source) => format!("nic:{}/steer:{queue}:if{}", nic.ifindex, source.ifindex),
                 SteerFrom::SourceMac(mac) => format!("nic:{}/steer:{queue}:{}", nic.ifindex, mac_text(mac)),
@@ -161,10 +174,11 @@ impl fmt::Display for Knob {
             Knob::ThreadPolicy { thread, comm } => write!(f, "policy of thread {} ({comm})", thread.tid),
             Knob::ThreadAffinity { thread, comm } => write!(f, "CPUs of thread {} ({comm})", thread.tid),
             Knob::IrqAffinity { irq } => write!(f, "CPUs of interrupt {} ({})", irq.irq, irq.chip),
-            Knob::HostFile { root, path } => write!(f, "{root}/{path}"),
+            Knob::HostFile { root, path } | Knob::HostCpus { root, path } => write!(f, "{root}/{path}"),
             Knob::NicFile { nic, path } => write!(f, "{} {path}", nic.name),
             Knob::XpsCpus { nic, queue } => write!(f, "{} XPS CPUs of transmit queue {queue}", nic.name),
             Knob::NapiThreaded { nic, napi } => write!(f, "{} threading of NAPI {napi}", nic.name),
+            Knob::Clsact { nic } => write!(f, "{} clsact qdisc", nic.name),
             Knob::TxSteer { nic, queue, from: SteerFrom::Interface(source) } => {
                 write!(f, "{} filter: from {} to transmit queue {queue}", nic.name, source.name)
             }
@@ -176,18 +190,18 @@ impl fmt::Display for Knob {
 }
 
 /// A knob's value.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Value {
     /// Of [`Knob::ThreadPolicy`].
     Policy(Policy),
-    /// Of [`Knob::ThreadAffinity`], [`Knob::IrqAffinity`], [`Knob::XpsCpus`].
+    /// Of [`Knob::ThreadAffinity`], [`Knob::IrqAffinity`], [`Knob::XpsCpus`], [`Knob::HostCpus`].
     Cpus(CpuSet),
     /// Of [`Knob::HostFile`] and [`Knob::NicFile`], without white space around it.
     Text(String),
     /// Of [`Knob::NapiThreaded`].
     Threaded(u32),
-    /// Of [`Knob::TxSteer`]: whether it is there.
+    /// Of [`Knob::Clsact`] and [`Knob::TxSteer`]: whether it is there.
     Present(bool),
 }
 

@@ -6,16 +6,34 @@
 //!
 //! Nothing here resets a NIC, replaces a root qdisc or moves a running vCPU.
 
+pub mod apply;
 pub mod cpus;
+pub mod doctor;
 pub mod intent;
 pub mod inventory;
+pub mod journal;
 pub mod knob;
+pub mod kvm;
+pub mod live;
 pub mod method;
+pub mod netlink;
+pub mod plan;
 pub mod rule;
+pub mod rules;
 
+pub use apply::{ConvergeError, Counts, Done, Drift, Item, Report, apply, converge, drift, reset};
 pub use cpus::CpuSet;
-pub use intent::{Intent, NicUse};
+pub use doctor::{Check, Diagnosis, State, examine};
+pub use intent::{HostConfig, Intent, NicUse};
 pub use inventory::Inventory;
+pub use journal::{Journal, JournalError, Original};
 pub use knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
+pub use kvm::KvmProbe;
+pub use live::{LiveHost, Roots};
 pub use method::{Method, MethodError};
+pub use plan::{Plan, plan};
 pub use rule::{Cost, Finding, Outcome, Refusal, Rule, RuleId, Setting, Severity, Stage};
+pub use rules::RULES;
+
+#[cfg(test)]
+mod crash_tests;

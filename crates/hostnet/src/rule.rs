@@ -99,8 +99,6 @@ pub struct Rule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stage {
-    /// Values that a later stage changes as a side effect: kept in the journal, seldom changed.
-    Keep,
     /// Creates threads: a plan made before it does not know them yet.
     Thread,
     /// Where threads and interrupts run.
@@ -126,6 +124,16 @@ pub struct Setting {
     pub knob: Knob,
     /// Which value.
     pub value: Value,
+    /// Other knobs that this one overwrites: their originals are kept with its own, and restored after it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub overwrites: Vec<Knob>,
+}
+
+impl Setting {
+    /// A setting that overwrites no other knob.
+    pub fn new(rule: RuleId, stage: Stage, knob: Knob, value: Value) -> Self {
+        Self { rule, stage, knob, value, overwrites: Vec::new() }
+    }
 }
 
 /// How bad a finding is.

@@ -3,6 +3,12 @@
 //! In: `/proc`, `/sys`, debugfs (injectable as [`Roots`]), netlink. Out: an [`Inventory`], plain data that rules plan on.
 //! What this kernel or this process cannot tell becomes a [`Note`], never a guess.
 
+mod cpu;
+mod irqs;
+mod nics;
+mod scan;
+mod threads;
+
 use std::collections::BTreeMap;
 
 use ontime_tenants::{Policy, ThreadId};
