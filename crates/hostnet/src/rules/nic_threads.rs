@@ -29,7 +29,7 @@ pub fn napi_threaded(inventory: &Inventory, _intent: &Intent) -> Outcome {
         if mode < POLLING {
             let knob = Knob::NicFile { nic: nic.id.clone(), path: "threaded".to_owned() };
             let mut setting = Setting::new(RuleId::NapiThreaded, Stage::Thread, knob, Value::Text("1".to_owned()));
-            setting.overwrites = differing(nic, mode).map(|napi| napi_knob(nic, napi)).collect();
+            setting.overwrites = separately_threaded(nic).map(|napi| napi_knob(nic, napi)).collect();
             outcome.settings.push(setting);
         }
         if mode == 1 {
@@ -47,8 +47,10 @@ fn has_napi(nic: &Nic) -> bool {
     nic.physical || !nic.napis.is_empty()
 }
 
-fn differing(nic: &Nic, mode: u32) -> impl Iterator<Item = &Napi> {
-    nic.napis.iter().filter(move |napi| napi.threaded.is_some_and(|own| own != mode))
+/// All instances whose mode the kernel keeps apart from the interface's (6.17): which of them differ is for the journal to
+/// remember, since after the first apply none does.
+fn separately_threaded(nic: &Nic) -> impl Iterator<Item = &Napi> {
+    nic.napis.iter().filter(|napi| napi.threaded.is_some())
 }
 
 fn napi_knob(nic: &Nic, napi: &Napi) -> Knob {
