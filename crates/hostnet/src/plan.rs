@@ -1,0 +1,58 @@
+//! The plan: what every rule in force wants on this host, in the order in which it is made.
+//!
+//! In: an [`Inventory`] and an [`Intent`]. Out: a [`Plan`]. Pure.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::intent::Intent;
+use crate::inventory::Inventory;
+use crate::rule::{Finding, Setting, Severity};
+use crate::rules::RULES;
+
+/// What is wanted of this host's knobs, and what no knob cures.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Plan {
+    /// Settings by stage, each knob once.
+    pub settings: Vec<Setting>,
+    /// What stays.
+    pub findings: Vec<Finding>,
+}
+
+/// Asks every rule of the intent's method.
+///
+/// Where two rules want different values of one knob, the later in [`RULES`] is not followed and a finding says so; the
+/// core rules never do (tested).
+pub fn plan(inventory: &Inventory, intent: &Intent) -> Plan {
+    let mut result = Plan::default();
+    let mut taken: BTreeMap<String, Setting> = BTreeMap::new();
+    for rule in RULES.iter().filter(|rule| intent.method.has(rule.id)) {
+        let outcome = (rule.plan)(inventory, intent);
+        result.findings.extend(outcome.findings);
+        for setting in outcome.settings {
+            match taken.get(&setting.knob.key()) {
+                None => {
+                    taken.insert(setting.knob.key(), setting.clone());
+                    result.settings.push(setting);
+                }
+                Some(first) if first.value == setting.value => {}
+                Some(first) => result.findings.push(contradiction(first, &setting)),
+            }
+        }
+    }
+    // Stable: within a stage, rules keep the order of the table.
+    result.settings.sort_by_key(|setting| setting.stage);
+    result
+}
+
+fn contradiction(first: &Setting, second: &Setting) -> Finding {
+    Finding {
+        rule: second.rule,
+        severity: Severity::Warning,
+        object: second.knob.to_string(),
+        found: format!("{} wants {}, {} wants {}", first.rule, first.value, second.rule, second.value),
+        remedy: "one NIC, queue or thread is claimed twice: give it one class in /etc/ontime".to_owned(),
+        refusal: None,
+    }
+}
