@@ -1,0 +1,622 @@
+//! One pass over the host: discover, take inventory, plan, apply; and what of it is kept for the next pass and for questions.
+//!
+//! The order within a pass is what makes it safe:
+//! 1. threads that are no longer to be capped are released, so that only the planner places them;
+//! 2. the plan is applied, with the kernel's protections on if a thread is to come to real-time priority that is not capped yet;
+//! 3. every thread at real-time priority is capped;
+//! 4. the guardian learns what to put back;
+//! 5. only then, and only if every thread is capped, do protections go off.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use ontime_hostnet::{
+    self as hostnet, Done, Host, Intent, Inventory, Item, Journal, Knob, LiveHost, Method, Plan, Value,
+};
+use ontime_tenants::{Discovery, Policy, PriorityTable, Rules, Sources, discover};
+
+use super::cap::Caps;
+use super::config::Config;
+use super::guardian::{Charge, Guardian};
+use super::metrics::Metrics;
+use super::protections;
+use super::view::{self, Owned};
+use super::watches::Watches;
+use crate::api;
+use crate::log::Repeats;
+use crate::paths::Paths;
+
+/// What was found and planned at one moment.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// Tenants.
+    pub found: Discovery,
+    /// Facts.
+    pub inventory: Inventory,
+    /// What is wanted.
+    pub intent: Intent,
+    /// The plan.
+    pub plan: Plan,
+    /// How long discovery took.
+    pub discovering: Duration,
+}
+
+impl Look {
+    fn at(sources: &Sources, config: &Config, method: Option<Method>, paths: &Paths, caps: bool) -> Self {
+        let start = Instant::now();
+        let found = discover(sources, &config.rules);
+        let discovering = start.elapsed();
+        let inventory = Inventory::scan(&paths.roots());
+        let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants.clone(), caps);
+        intent.method = method.unwrap_or(intent.method);
+        let plan = hostnet::plan(&inventory, &intent);
+        Self { found, inventory, intent, plan, discovering }
+    }
+
+    fn replan(&mut self, caps: bool) {
+        if self.intent.caps_in_force != caps {
+            self.intent.caps_in_force = caps;
+            self.plan = hostnet::plan(&self.inventory, &self.intent);
+        }
+    }
+}
+
+/// The daemon's state between passes.
+pub struct Engine {
+    paths: Paths,
+    host: LiveHost,
+    sources: Sources,
+    config: Config,
+    method: Option<Method>,
+    journal: Journal,
+    caps: Result<Caps, String>,
+    guardian: Option<Guardian>,
+    /// Every thread of `watches` is capped, and the guardian knows.
+    in_force: bool,
+    watches: Watches,
+    /// Those that have metrics.
+    domains: BTreeSet<Owned>,
+    look: Look,
+    state: api::State,
+    errors: Vec<api::Problem>,
+    /// For Prometheus.
+    pub metrics: Metrics,
+    repeats: Repeats,
+    passes: u64,
+    last_pass: Duration,
+}
+
+impl Engine {
+    /// The daemon's engine: caps and guardian are started, nothing is applied yet.
+    ///
+    /// # Errors
+    /// Where the journal cannot be opened.
+    pub fn new(paths: Paths, config: Config) -> anyhow::Result<Self> {
+        let journal = paths.journal()?;
+        if journal.stale() > 0 {
+            tracing::info!("{} original values of an earlier boot dropped", journal.stale());
+        }
+        let mut engine = Self {
+            host: LiveHost::with_roots(paths.roots()),
+            paths,
+            sources: Sources::host(),
+            caps: Err("not started".to_owned()),
+            config,
+            method: None,
+            journal,
+            guardian: None,
+            in_force: false,
+            watches: Watches::default(),
+            domains: BTreeSet::new(),
+            look: Look::default(),
+            state: api::State::Applied,
+            errors: Vec::new(),
+            metrics: Metrics::default(),
+            repeats: Repeats::default(),
+            passes: 0,
+            last_pass: Duration::ZERO,
+        };
+        // What an earlier daemon switched off and nobody caps any more, whatever the pass to come will find.
+        for (knob, done) in protections::restore(&engine.host, &engine.journal) {
+            if let Err(error) = done {
+                tracing::error!("restoring {knob}: {error}");
+            }
+        }
+        engine.start_caps();
+        Ok(engine)
+    }
+
+    /// The host as discovery sees it.
+    pub fn sources(&self) -> &Sources {
+        &self.sources
+    }
+
+    /// What the last pass found.
+    pub fn found(&self) -> &Discovery {
+        &self.look.found
+    }
+
+    /// The rules in force.
+    pub fn rules(&self) -> &Rules {
+        &self.config.rules
+    }
+
+    /// How often to look for what no event tells.
+    pub fn rescan(&self) -> Duration {
+        self.config.daemon.rescan
+    }
+
+    /// How long the last pass took.
+    pub fn last_pass(&self) -> Duration {
+        self.last_pass
+    }
+
+    fn start_caps(&mut self) {
+        self.in_force = false;
+        self.watches = Watches::default();
+        // The old watcher ends before the new one starts: two would fight over the same threads.
+        self.caps = Err("being restarted".to_owned());
+        self.caps = Caps::start(self.config.daemon.caps(self.table())).map_err(|error| error.to_string());
+        match &self.caps {
+            Ok(caps) => tracing::info!("cap watcher is thread {}", caps.watcher_tid),
+            Err(why) => tracing::warn!("{why}"),
+        }
+    }
+
+    fn table(&self) -> PriorityTable {
+        self.config.rules.table()
+    }
+
+    /// A pass. What cannot be done is kept as a problem; the next pass tries again.
+    pub fn pass(&mut self, reason: &str) -> hostnet::Report {
+        let start = Instant::now();
+        self.errors.clear();
+        let report = match self.state {
+            api::State::Applied => self.apply(),
+            api::State::Reset => {
+                self.look = self.look_now(false);
+                hostnet::Report::default()
+            }
+        };
+        self.passes += 1;
+        self.last_pass = start.elapsed();
+        self.account(reason);
+        report
+    }
+
+    fn look_now(&self, caps: bool) -> Look {
+        Look::at(&self.sources, &self.config, self.method, &self.paths, caps)
+    }
+
+    fn apply(&mut self) -> hostnet::Report {
+        let before = values(&self.look.plan);
+        let mut report = self.converge();
+        self.cap();
+        if self.look.intent.caps_in_force != self.in_force {
+            self.look.replan(self.in_force);
+            match hostnet::apply(&self.host, &self.look.plan, &mut self.journal) {
+                // The first report says what changed; of this one, only what it adds.
+                Ok(more) => report.items.extend(more.items.into_iter().filter(|item| item.done != Done::Already)),
+                Err(error) => self.error("journal", &error),
+            }
+            report.findings.clone_from(&self.look.plan.findings);
+        }
+        self.note_changes(&mut report, &before);
+        report
+    }
+
+    /// Looks, plans and applies until nothing new comes up, with protections on for threads that are not capped yet.
+    fn converge(&mut self) -> hostnet::Report {
+        let capped: BTreeSet<_> = self.watches.list.iter().map(|watch| watch.id).collect();
+        let kernel = self.config.daemon.cap_cpu_share;
+        let Self { host, journal, sources, config, method, paths, caps, look, watches, in_force, .. } = self;
+        let mut lost = None;
+        let result = hostnet::converge(&*host, journal, |_| -> Result<Plan, Infallible> {
+            *look = Look::at(sources, config, *method, paths, *in_force);
+            *watches = Watches::of(&look.plan, &look.found.tenants, look.intent.table, kernel, &watches.list);
+            look.replan(*in_force && watches.list.iter().all(|watch| capped.contains(&watch.id)));
+            if let Ok(caps) = caps {
+                lost = caps.release(&watches.list).err().or(lost.take());
+            }
+            Ok(look.plan.clone())
+        });
+        if let Some(error) = lost {
+            self.caps_lost(&error.to_string());
+        }
+        result.unwrap_or_else(|error| {
+            self.error("journal", &error);
+            hostnet::Report::default()
+        })
+    }
+
+    /// Caps every thread of the plan and charges the guardian; says in `in_force` whether both hold.
+    fn cap(&mut self) {
+        let set = match &mut self.caps {
+            Ok(caps) => caps.set(&self.watches.list).map(|()| caps.complete()).map_err(|error| error.to_string()),
+            Err(why) => Err(why.clone()),
+        };
+        let complete = set.unwrap_or_else(|why| {
+            self.caps_lost(&why);
+            false
+        });
+        let intent = Intent { caps_in_force: complete, ..self.look.intent.clone() };
+        let plan = hostnet::plan(&self.look.inventory, &intent);
+        let charge = self.charge_for(&plan);
+        self.in_force = match self.charge(charge) {
+            Ok(()) => complete,
+            Err(error) => {
+                self.error("guardian", &format!("{error:#}; kernel protections stay on"));
+                false
+            }
+        };
+    }
+
+    /// What the guardian would have to do if this plan were applied and the daemon died.
+    fn charge_for(&self, plan: &Plan) -> Charge {
+        let roots = self.paths.roots();
+        let mut files: BTreeMap<_, _> = protections::originals(&self.journal, &roots).into_iter().collect();
+        for knob in protections::knobs(plan) {
+            if let (Knob::HostFile { root, path }, None) = (knob, self.journal.original(knob)) {
+                if let Ok(Value::Text(text)) = self.host.read(knob) {
+                    files.insert(roots.path(*root, path), text);
+                }
+            }
+        }
+        Charge {
+            protections: files.into_iter().collect(),
+            then_protected: protections::kernel_protects(&self.look.inventory, &self.journal),
+            threads: self.watches.list.iter().map(|watch| (watch.id, watch.place)).collect(),
+            relieved: false,
+        }
+    }
+
+    fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
+        if let Some(guardian) = &mut self.guardian {
+            match guardian.charge(charge.clone()) {
+                Ok(()) => return Ok(()),
+                Err(error) => self.repeats.warn(&format!("{error:#}; starting another")),
+            }
+            // Whatever it was, it is not to act on an old charge while a new one stands beside it.
+            if let Some(old) = self.guardian.take() {
+                old.relieve();
+            }
+        }
+        let place = match self.table().watcher() {
+            Policy::Fifo(priority) => Policy::Fifo(priority.saturating_add(1).min(99)),
+            other => other,
+        };
+        let mut guardian = Guardian::start(place)?;
+        guardian.charge(charge)?;
+        tracing::info!("guardian is process {}", guardian.pid());
+        self.guardian = Some(guardian);
+        Ok(())
+    }
+
+    fn caps_lost(&mut self, why: &str) {
+        self.error("runtime caps", &why);
+        self.in_force = false;
+        if self.caps.is_ok() {
+            self.caps = Err(why.to_owned());
+        }
+        for (knob, done) in protections::restore(&self.host, &self.journal) {
+            if let Err(error) = done {
+                self.error(&knob.to_string(), &error);
+            }
+        }
+    }
+
+    fn error(&mut self, subject: &str, what: &dyn std::fmt::Display) {
+        self.repeats.warn(&format!("{subject}: {what}"));
+        self.errors.push(api::Problem { subject: subject.to_owned(), message: what.to_string() });
+    }
+
+    /// Logs and counts what changed; what had been set before and was found otherwise has drifted. A thread that its cap had
+    /// paused that moment has not.
+    fn note_changes(&mut self, report: &mut hostnet::Report, before: &BTreeMap<String, Value>) {
+        report.items.retain(|item| !(item.done == Done::Changed && self.is_paused(item)));
+        for item in &report.items {
+            let rule = item.rule.map_or("none", hostnet::RuleId::name);
+            match &item.done {
+                Done::Changed if before.get(&item.knob.key()) == Some(&item.to) => {
+                    let from = item.from.as_ref().map_or_else(String::new, |from| format!(" to {from}"));
+                    self.repeats
+                        .warn(&format!("{} was changed{from} behind our back; set to {} again", item.knob, item.to));
+                    self.metrics.drifted(rule);
+                    self.metrics.knob(rule, true);
+                }
+                Done::Changed => {
+                    tracing::debug!("{}: {} ({rule})", item.knob, item.to);
+                    self.metrics.knob(rule, true);
+                }
+                Done::Failed(why) => {
+                    self.repeats.warn(&format!("{}: {why}", item.knob));
+                    self.metrics.knob(rule, false);
+                }
+                _ => {}
+            }
+        }
+        let counts = report.counts();
+        if counts.changed + counts.restored > 0 {
+            tracing::info!(
+                method = %self.look.intent.method,
+                "{} knobs set, {} given back, {} failed, {} as they were",
+                counts.changed, counts.restored, counts.failed, counts.already
+            );
+        }
+        for problem in self.look.found.problems.clone() {
+            self.repeats.warn(&problem.to_string());
+        }
+    }
+
+    fn is_paused(&self, item: &Item) -> bool {
+        matches!((&item.knob, &item.from), (Knob::ThreadPolicy { thread, .. }, Some(Value::Policy(Policy::Idle)))
+            if self.watches.of.contains_key(thread))
+    }
+
+    fn account(&mut self, reason: &str) {
+        self.metrics.passed(reason, self.last_pass.as_secs_f64(), self.look.discovering.as_secs_f64());
+        let nics = view::nics(&self.look.inventory, &self.look.intent);
+        self.metrics.host(
+            self.look.found.tenants.iter().map(|tenant| tenant.class.to_string()),
+            nics.into_iter().map(|nic| (nic.name, nic.class)),
+            self.in_force,
+            self.protections_off(),
+            self.look.found.problems.len() + self.errors.len(),
+        );
+        self.account_caps();
+    }
+
+    fn account_caps(&mut self) {
+        let domains: BTreeSet<Owned> = self.watches.of.values().cloned().collect();
+        for gone in self.domains.difference(&domains) {
+            self.metrics.forget(gone);
+        }
+        self.domains = domains;
+        if let Ok(caps) = &self.caps {
+            self.metrics.caps(&caps.report(), &self.watches.of);
+        }
+    }
+
+    fn protections_off(&self) -> bool {
+        self.journal.entries().iter().any(|entry| protections::is_protection(&entry.knob))
+    }
+
+    /// Takes a new configuration, or keeps the old one.
+    ///
+    /// # Errors
+    /// What is wrong with the new one, with file and line.
+    pub fn reload(&mut self) -> anyhow::Result<()> {
+        let config = Config::load(&self.paths.config_dir).inspect_err(|_| self.metrics.reloaded(false))?;
+        self.metrics.reloaded(true);
+        let other_caps = config.daemon != self.config.daemon || config.rules.table() != self.table();
+        self.config = config;
+        if other_caps {
+            for (knob, done) in protections::restore(&self.host, &self.journal) {
+                if let Err(error) = done {
+                    self.error(&knob.to_string(), &error);
+                }
+            }
+            self.start_caps();
+        }
+        Ok(())
+    }
+
+    /// Applies on request, with another method if one is given; a dry run changes nothing.
+    ///
+    /// # Errors
+    /// Where the method is none.
+    pub fn apply_request(&mut self, request: &api::ApplyRequest) -> Result<api::Report, String> {
+        let method = match &request.method {
+            Some(name) => Some(name.parse::<Method>().map_err(|error| error.to_string())?),
+            None => self.method,
+        };
+        if request.dry_run {
+            return Ok(self.dry_run(method));
+        }
+        self.method = method;
+        self.state = api::State::Applied;
+        let report = self.pass("request");
+        Ok(view::report(&report, self.look.intent.method.name(), false))
+    }
+
+    fn dry_run(&self, method: Option<Method>) -> api::Report {
+        let look = Look::at(&self.sources, &self.config, method, &self.paths, self.in_force);
+        let mut changes = Vec::new();
+        let mut unchanged = 0;
+        for setting in &look.plan.settings {
+            let change = |from, outcome: &str, why| api::Change {
+                rule: Some(setting.rule.to_string()),
+                knob: setting.knob.to_string(),
+                from,
+                to: setting.value.to_string(),
+                outcome: outcome.to_owned(),
+                why,
+            };
+            match self.host.read(&setting.knob) {
+                Ok(found) if found == setting.value => unchanged += 1,
+                Ok(found) => changes.push(change(Some(found.to_string()), "would-change", None)),
+                Err(error) => changes.push(change(None, "unsupported", Some(error.to_string()))),
+            }
+        }
+        let wanted: BTreeSet<String> = look
+            .plan
+            .settings
+            .iter()
+            .flat_map(|setting| std::iter::once(&setting.knob).chain(&setting.overwrites))
+            .map(Knob::key)
+            .collect();
+        let given_back = self.journal.entries().iter().filter(|entry| !wanted.contains(&entry.knob.key()));
+        changes.extend(given_back.map(|entry| api::Change {
+            rule: None,
+            knob: entry.knob.to_string(),
+            from: self.host.read(&entry.knob).ok().map(|value| value.to_string()),
+            to: entry.value.to_string(),
+            outcome: "would-restore".to_owned(),
+            why: None,
+        }));
+        api::Report {
+            method: look.intent.method.name().to_owned(),
+            dry_run: true,
+            changes,
+            unchanged,
+            findings: look.plan.findings.iter().map(view::finding).collect(),
+        }
+    }
+
+    /// Gives every knob its original, and applies nothing more until asked.
+    pub fn reset(&mut self) -> api::Report {
+        self.state = api::State::Reset;
+        self.errors.clear();
+        let report = self.undo();
+        self.look.plan = Plan::default();
+        self.account("reset");
+        view::report(&report, self.look.intent.method.name(), false)
+    }
+
+    /// Protections first, then caps, then the rest: at no moment is a thread at real-time priority with neither.
+    fn undo(&mut self) -> hostnet::Report {
+        for (knob, done) in protections::restore(&self.host, &self.journal) {
+            if let Err(error) = done {
+                self.error(&knob.to_string(), &error);
+            }
+        }
+        self.in_force = false;
+        self.watches = Watches::default();
+        if let Ok(caps) = &mut self.caps {
+            if let Err(error) = caps.set(&[]) {
+                self.caps_lost(&error.to_string());
+            }
+        }
+        if let Some(guardian) = &mut self.guardian {
+            // Should it be dead, there is nothing left that it could do.
+            let _ = guardian.charge(Charge { then_protected: true, ..Charge::default() });
+        }
+        hostnet::reset(&self.host, &mut self.journal).unwrap_or_else(|error| {
+            self.error("journal", &error);
+            hostnet::Report::default()
+        })
+    }
+
+    /// The daemon ends. Settings stay, for tenants are not to be disturbed; caps end with the daemon, so protections come
+    /// back. Where the host had none before Ontime either, nothing would hold a spinning guest: everything is reset then.
+    pub fn stop(mut self) {
+        let protects = protections::kernel_protects(&self.look.inventory, &self.journal);
+        if protects {
+            for (knob, done) in protections::restore(&self.host, &self.journal) {
+                if let Err(error) = done {
+                    tracing::error!("restoring {knob}: {error}");
+                }
+            }
+            self.look.replan(false);
+            if self.state == api::State::Applied {
+                if let Err(error) = hostnet::apply(&self.host, &self.look.plan, &mut self.journal) {
+                    tracing::error!("{error}");
+                }
+            }
+            tracing::info!("stopped; settings stay until `ontime reset`, kernel protections are on");
+        } else {
+            let report = self.undo();
+            tracing::warn!(
+                "stopped; this host's kernel protections were off before Ontime, so {} settings were reset",
+                report.counts().restored
+            );
+        }
+        let Self { caps, guardian, .. } = self;
+        drop(caps);
+        if let Some(guardian) = guardian {
+            guardian.relieve();
+        }
+    }
+
+    /// The tenants as they are now.
+    pub fn tenants(&self) -> Vec<api::Tenant> {
+        let found = discover(&self.sources, &self.config.rules);
+        found.tenants.iter().map(|tenant| view::tenant(tenant, self.table())).collect()
+    }
+
+    /// The NICs as the last pass found them.
+    pub fn nics(&self) -> Vec<api::Nic> {
+        view::nics(&self.look.inventory, &self.look.intent)
+    }
+
+    /// Metrics, up to now.
+    pub fn metrics_text(&mut self) -> String {
+        self.account_caps();
+        self.metrics.text()
+    }
+
+    /// Wanted and actual, read now.
+    pub fn status(&self) -> api::Status {
+        let knobs: Vec<api::KnobState> =
+            self.look.plan.settings.iter().map(|setting| self.knob_state(setting)).collect();
+        let method_by = match (self.method, self.config.host.method) {
+            (Some(_), _) => "request",
+            (None, Some(_)) => "configuration",
+            (None, None) => "default",
+        };
+        let mut problems: Vec<api::Problem> = self.look.found.problems.iter().map(view::problem).collect();
+        problems.extend(self.errors.iter().cloned());
+        api::Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            kernel: self.look.inventory.kernel.release.clone(),
+            state: self.state,
+            method: self.look.intent.method.name().to_owned(),
+            method_by: method_by.to_owned(),
+            passes: self.passes,
+            last_pass_seconds: self.last_pass.as_secs_f64(),
+            caps: self.caps_status(),
+            drift: knobs.iter().filter(|knob| knob.state == "drifted").count(),
+            knobs,
+            findings: self.look.plan.findings.iter().map(view::finding).collect(),
+            problems,
+        }
+    }
+
+    fn knob_state(&self, setting: &hostnet::Setting) -> api::KnobState {
+        let (actual, state, why) = match self.host.read(&setting.knob) {
+            Ok(found) if found == setting.value => (Some(found), "ok", None),
+            Ok(Value::Policy(Policy::Idle)) if matches!(&setting.knob, Knob::ThreadPolicy { thread, .. } if self.watches.of.contains_key(thread)) => {
+                (Some(Value::Policy(Policy::Idle)), "paused", Some("over its runtime cap this moment".to_owned()))
+            }
+            Ok(found) => (Some(found), "drifted", None),
+            Err(error) => {
+                let state = match &error {
+                    hostnet::KnobError::Gone(_) => "gone",
+                    hostnet::KnobError::Unsupported { .. } => "unsupported",
+                    _ => "failed",
+                };
+                (None, state, Some(error.to_string()))
+            }
+        };
+        api::KnobState {
+            rule: setting.rule.to_string(),
+            knob: setting.knob.to_string(),
+            wanted: setting.value.to_string(),
+            actual: actual.map(|value| value.to_string()),
+            state: state.to_owned(),
+            why,
+        }
+    }
+
+    fn caps_status(&self) -> api::Caps {
+        let (threads, why) = match &self.caps {
+            Ok(caps) => {
+                let report = caps.report();
+                let open = report.iter().find(|used| !used.cover.holds());
+                let open = open.or_else(|| report.iter().find(|used| used.refused > 0));
+                let why = open.map(|used| view::cap_thread(used, &self.watches.of));
+                let why =
+                    why.map(|thread| format!("thread {} of {} is watched {}", thread.tid, thread.of, thread.watched));
+                (report.iter().map(|used| view::cap_thread(used, &self.watches.of)).collect(), why)
+            }
+            Err(why) => (Vec::new(), Some(why.clone())),
+        };
+        api::Caps { in_force: self.in_force, why, protections_off: self.protections_off(), threads }
+    }
+}
+
+fn values(plan: &Plan) -> BTreeMap<String, Value> {
+    plan.settings.iter().map(|setting| (setting.knob.key(), setting.value.clone())).collect()
+}
