@@ -9,9 +9,11 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
+use netlink_sys::protocols::NETLINK_CONNECTOR;
+use netlink_sys::{Socket, SocketAddr};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
 
@@ -82,7 +84,7 @@ pub fn parse(message: &[u8]) -> Option<Event> {
 /// A subscription to process events.
 #[derive(Debug)]
 pub struct Connector {
-    socket: OwnedFd,
+    socket: Socket,
 }
 
 impl Connector {
@@ -132,23 +134,9 @@ impl Connector {
 
     /// One message, from the kernel only: another process may send to a netlink socket too.
     fn receive(&self) -> io::Result<Vec<u8>> {
-        let mut buffer = [0u8; 256];
-        let mut from = netlink_address(0);
-        let mut length = address_length();
-        // SAFETY: buffer and address are live and their lengths are given.
-        let received = unsafe {
-            libc::recvfrom(
-                self.socket.as_raw_fd(),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                0,
-                (&raw mut from).cast(),
-                &raw mut length,
-            )
-        };
-        let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
-        let genuine = from.nl_pid == 0;
-        Ok(buffer.get(..received).filter(|_| genuine).unwrap_or_default().to_vec())
+        let mut buffer = Vec::with_capacity(256);
+        let (_, from) = self.socket.recv_from(&mut buffer, 0)?;
+        Ok(if from.port_number() == 0 { buffer } else { Vec::new() })
     }
 
     fn listen(&self) -> io::Result<()> {
@@ -167,16 +155,14 @@ impl Connector {
         message.extend(4u16.to_ne_bytes());
         message.extend(0u16.to_ne_bytes());
         message.extend(payload);
-        // SAFETY: the message is live and its length is given.
-        let sent = unsafe { libc::send(self.socket.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
-        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        self.socket.send(&message, 0).map(|_| ())
     }
 
     /// The kernel answers LISTEN with an event NONE that carries an error number; outside the initial namespaces it is silent.
     fn wait_for_acknowledgement(&self) -> io::Result<()> {
-        let deadline = std::time::Instant::now() + Duration::from_millis(500);
+        let deadline = Instant::now() + Duration::from_millis(500);
         loop {
-            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            let left = deadline.saturating_duration_since(Instant::now());
             let timeout = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
             let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
             if left.is_zero() || rustix::event::poll(&mut polled, Some(&timeout))? == 0 {
@@ -201,39 +187,16 @@ impl AsFd for Connector {
     }
 }
 
-fn netlink_address(groups: u32) -> libc::sockaddr_nl {
-    // SAFETY: all-zero bytes are a valid sockaddr_nl, whose padding field is private.
-    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
-    address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
-    address.nl_groups = groups;
-    address
-}
-
-fn address_length() -> libc::socklen_t {
-    size_of::<libc::sockaddr_nl>() as libc::socklen_t
-}
-
-fn open_socket() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: takes three integers and touches no memory of ours.
-    let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_CONNECTOR) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let address = netlink_address(CN_IDX_PROC);
-    // SAFETY: the address is live and its length is its own.
-    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), address_length()) };
-    if bound != 0 {
-        return Err(io::Error::last_os_error());
-    }
+fn open_socket() -> io::Result<Socket> {
+    let mut socket = Socket::new(NETLINK_CONNECTOR)?;
+    socket.set_non_blocking(true)?;
+    socket.bind(&SocketAddr::new(0, CN_IDX_PROC))?;
     // Room for what comes while a change settles. Where it is refused, overflow is noticed and leads to a look at all.
     let _ = set_option(&socket, libc::SO_RCVBUFFORCE, &RECEIVE_BUFFER);
     Ok(socket)
 }
 
-fn set_option<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
+fn set_option<T>(socket: &Socket, option: libc::c_int, value: &T) -> io::Result<()> {
     let length = size_of::<T>() as libc::socklen_t;
     let value = std::ptr::from_ref(value).cast();
     // SAFETY: the value is live and its length is its own; for a filter the kernel copies the program it points to.

@@ -78,7 +78,9 @@ impl Sources {
     /// The living threads of a process.
     pub(crate) fn threads(&self, pid: i32) -> Vec<Stat> {
         let tasks = self.process_dir(pid).join("task");
-        let tids = numbers_in(&tasks).unwrap_or_default();
+        // In the order of their numbers, which is the kernel's order too: the order in which they were made.
+        let mut tids = numbers_in(&tasks).unwrap_or_default();
+        tids.sort_unstable();
         let stats = tids.into_iter().filter_map(|tid| {
             let stat = proc::parse_stat(&std::fs::read(tasks.join(tid.to_string()).join("stat")).ok()?)?;
             (!stat.has_ended()).then_some(stat)

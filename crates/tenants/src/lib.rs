@@ -11,7 +11,7 @@
 //! | `config`, `rules`, `users` | strict TOML; which tenant has which class |
 //! | `discover`, `host` | finding tenants; reading a host |
 //! | `watch`, `connector` | learning that something changed |
-//! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic` | one source each |
+//! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source each |
 //! | `ownership`, `conflict`, `problem` | who decides about a thread; what works against the table; what went wrong |
 
 pub mod class;
@@ -25,6 +25,7 @@ pub mod host;
 pub mod libvirt;
 pub mod model;
 pub mod ownership;
+mod peers;
 pub mod problem;
 pub mod proc;
 pub mod qmp;

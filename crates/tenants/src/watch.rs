@@ -10,7 +10,7 @@
 //! let mut watcher = Watcher::new(&sources)?;
 //! loop {
 //!     let found = discover(&sources, &rules);
-//!     watcher.follow(&found, &rules);
+//!     watcher.follow(&found, &rules)?;
 //!     // ... apply ...
 //!     while watcher.wait(None)?.is_none() {}
 //! }
@@ -36,6 +36,7 @@ use crate::container;
 use crate::discover::{Discovery, ancestors};
 use crate::host::Sources;
 use crate::model::{Kind, ThreadRole};
+use crate::problem::{Problem, ProblemKind};
 use crate::proc;
 use crate::rules::Rules;
 use crate::vmm::{self, Vmm};
@@ -48,6 +49,9 @@ pub const SPACING: Duration = Duration::from_millis(200);
 pub const RESCAN: Duration = Duration::from_secs(60);
 /// The same, where they are not.
 pub const RESCAN_BLIND: Duration = Duration::from_secs(5);
+
+/// The first look again where a VM's vCPUs could not be told, for it may just be starting; the next ones are twice as far each.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Why it is worth discovering again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,6 +85,7 @@ pub struct Watcher {
     pending: Option<Change>,
     last_told: Option<Instant>,
     next_rescan: Instant,
+    look_again: Duration,
 }
 
 impl Watcher {
@@ -114,6 +119,7 @@ impl Watcher {
             pending: None,
             last_told: None,
             next_rescan: Instant::now(),
+            look_again: LOOK_AGAIN,
         };
         watcher.watch_libvirt();
         watcher.tell(Change::Rescan)?;
@@ -127,7 +133,10 @@ impl Watcher {
     }
 
     /// Takes over what was found and by which rules: whose threads to follow. Call it after every discovery.
-    pub fn follow(&mut self, found: &Discovery, rules: &Rules) {
+    ///
+    /// # Errors
+    /// What the kernel says of the timer.
+    pub fn follow(&mut self, found: &Discovery, rules: &Rules) -> io::Result<()> {
         self.rules = rules.clone();
         // Threads of bulk containers come and go without consequence.
         let matters = |kind: Kind, class: Class| kind != Kind::Container || class != Class::Bulk;
@@ -147,6 +156,14 @@ impl Watcher {
             }
             self.followed = processes;
         }
+        let unnamed = |problem: &Problem| matches!(problem.kind, ProblemKind::VcpusUnnamed(_));
+        if !found.problems.iter().any(unnamed) {
+            self.look_again = LOOK_AGAIN;
+        } else if !self.gathering {
+            self.rescan_in(self.look_again.min(self.rescan()))?;
+            self.look_again = (self.look_again * 2).min(RESCAN);
+        }
+        Ok(())
     }
 
     /// Waits until it is worth discovering again, or for `timeout`.
@@ -205,13 +222,20 @@ impl Watcher {
     }
 
     fn tell(&mut self, change: Change) -> io::Result<Change> {
-        let (now, rescan) = (Instant::now(), if self.connector.is_some() { RESCAN } else { RESCAN_BLIND });
         self.pending = None;
-        self.last_told = Some(now);
-        self.next_rescan = now + rescan;
+        self.last_told = Some(Instant::now());
         self.listen(true)?;
-        self.arm(rescan)?;
+        self.rescan_in(self.rescan())?;
         Ok(change)
+    }
+
+    fn rescan(&self) -> Duration {
+        if self.connector.is_some() { RESCAN } else { RESCAN_BLIND }
+    }
+
+    fn rescan_in(&mut self, time: Duration) -> io::Result<()> {
+        self.next_rescan = Instant::now() + time;
+        self.arm(time)
     }
 
     /// Opens or closes the ears.

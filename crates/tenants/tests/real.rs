@@ -147,10 +147,11 @@ fn a_qemu_that_cannot_be_asked_is_reported_and_costs_no_wait_twice() {
     let Some(vm) = Vm::start(&["-name", &format!("guest={name},debug-threads=off")]) else { return };
     let sources = Sources::host();
     let deadline = Instant::now() + Duration::from_secs(20);
-    while !has_unnamed(&discover(&sources, &Rules::default()), &name) {
+    while !has_unnamed(&discover(&sources, &rules(&name)), &name) {
         assert!(Instant::now() < deadline);
         std::thread::sleep(Duration::from_millis(20));
     }
+    assert!(!has_unnamed(&discover(&sources, &Rules::default()), &name), "a bulk VM is nobody's problem");
     drop(vm);
 }
 
@@ -166,12 +167,12 @@ fn a_monitor_held_by_another_client_delays_once_only() {
     std::io::Read::read(&mut holder, &mut [0u8; 16]).unwrap();
     let sources = Sources::host();
     let deadline = Instant::now() + Duration::from_secs(20);
-    while !has_unnamed(&discover(&sources, &Rules::default()), &name) {
+    while !has_unnamed(&discover(&sources, &rules(&name)), &name) {
         assert!(Instant::now() < deadline);
         std::thread::sleep(Duration::from_millis(20));
     }
     let start = Instant::now();
-    assert!(has_unnamed(&discover(&sources, &Rules::default()), &name));
+    assert!(has_unnamed(&discover(&sources, &rules(&name)), &name));
     assert!(start.elapsed() < Duration::from_millis(190), "it asked again: {:?}", start.elapsed());
     drop(vm);
 }

@@ -8,6 +8,7 @@ use std::os::unix::fs::symlink;
 
 use common::{Host, PF_KTHREAD};
 use ontime_tenants::config::Text;
+use ontime_tenants::rules::Namer;
 use ontime_tenants::{
     Class, ClassSource, Discovery, Kind, Level, Policy, PriorityTable, ProblemKind, Rules, Tenant, ThreadRole, discover,
 };
@@ -187,11 +188,63 @@ fn vcpus_without_names_come_from_libvirts_record_or_are_reported() {
         .unwrap()
         .replace("<vcpus/>", "<vcpus><vcpu id='0' pid='102'/><vcpu id='1' pid='103'/><vcpu id='2' pid='100'/></vcpus>");
     fs::write(&path, with_vcpus).unwrap();
-    let found = discover(&host.sources(), &Rules::default());
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"plain\"\nclass = \"rt\"\n"));
     let dom = found.tenants.iter().find(|tenant| tenant.name == "dom").unwrap();
     assert_eq!(roles(dom)[2..], [(102, ThreadRole::Vcpu(0)), (103, ThreadRole::Vcpu(1))]);
     assert_eq!(roles(dom)[0], (100, ThreadRole::Emulator), "the main thread is no vCPU, whatever is recorded");
     assert_eq!(words(&found), [("plain".into(), "vcpus-unnamed")]);
+}
+
+#[test]
+fn threads_that_pose_as_vcpus_are_none() {
+    let host = Host::new();
+    host.vm(100, "plain", "/");
+    host.thread(100, 120, "CPU 1/KVM", 0);
+    host.vm(200, "dom", "/");
+    host.thread(200, 220, "CPU 7/KVM", 0);
+    host.domain("dom", 200, UUID, "");
+    let path = host.path("run/libvirt/qemu/dom.xml");
+    let recorded = "<vcpus><vcpu id='0' pid='201'/><vcpu id='1' pid='202'/></vcpus>";
+    fs::write(&path, fs::read_to_string(&path).unwrap().replace("<vcpus/>", recorded)).unwrap();
+    for tenant in discover(&host.sources(), &Rules::default()).tenants {
+        let base = tenant.process.pid;
+        let vcpus: Vec<_> =
+            roles(&tenant).into_iter().filter(|(_, role)| matches!(role, ThreadRole::Vcpu(_))).collect();
+        assert_eq!(vcpus, [(base + 1, ThreadRole::Vcpu(0)), (base + 2, ThreadRole::Vcpu(1))], "{}", tenant.name);
+    }
+}
+
+#[test]
+fn a_bulk_vm_without_names_is_no_problem_and_its_vcpus_show_by_their_guest_time() {
+    let host = Host::new();
+    host.process(100, "/usr/bin/qemu-system-x86_64", "/", 0, &["qemu", "-name", "plain"]);
+    for tid in [103, 101, 102] {
+        host.thread(100, tid, "qemu-system-x86", 0);
+    }
+    for tid in [102, 103] {
+        let path = host.path(&format!("proc/100/task/{tid}/stat"));
+        let line = fs::read_to_string(&path).unwrap();
+        // Field 43, guest time, is the second after the policy's three.
+        fs::write(&path, line.replace(" 0 0 0 0 0 0 0 0 0 0 0 0\n", " 0 0 9 0 0 0 0 0 0 0 0 0\n")).unwrap();
+        assert_ne!(fs::read_to_string(&path).unwrap(), line);
+    }
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!(roles(only(&found))[2..], [(102, ThreadRole::Vcpu(0)), (103, ThreadRole::Vcpu(1))]);
+    assert!(found.problems.is_empty(), "{:?}", found.problems);
+}
+
+#[test]
+fn a_vm_inside_a_container_does_not_take_real_time_by_its_name() {
+    let host = Host::new();
+    let id = "ef".repeat(32);
+    let scope = format!("/machine.slice/libpod-{id}.scope");
+    host.vm(100, "plc", &format!("{scope}/container"));
+    host.process(90, "/bin/sh", &format!("{scope}/container"), 0, &["sh"]);
+    let found = discover(&host.sources(), &rules("[[tenant]]\nkind = \"qemu\"\nclass = \"rt\"\n"));
+    assert!(found.tenants.len() == 2 && found.tenants.iter().all(|tenant| tenant.class == Class::Bulk));
+    assert_eq!(words(&found), [("plc".into(), "rule-withheld")]);
+    let place = rules(&format!("[[tenant]]\ncgroup = \"{scope}\"\nclass = \"rt\"\n"));
+    assert!(discover(&host.sources(), &place).tenants.iter().all(|tenant| tenant.class == RT));
 }
 
 #[test]
@@ -234,8 +287,9 @@ fn a_users_tenant_is_not_real_time_by_its_name() {
     host.process(200, "/bin/app", &cgroup, 100_000, &["app"]);
     let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"*\"\nclass = \"rt\"\n"));
     assert!(found.tenants.iter().all(|tenant| tenant.class == Class::Bulk && tenant.owner == 1000));
-    let withheld =
-        |problem: &&ontime_tenants::Problem| matches!(problem.kind, ProblemKind::RuleWithheld { owner: 1000, .. });
+    let withheld = |problem: &&ontime_tenants::Problem| {
+        matches!(problem.kind, ProblemKind::RuleWithheld { namer: Namer::User(1000), .. })
+    };
     assert_eq!(found.problems.iter().filter(withheld).count(), 2);
     let named = rules("[[tenant]]\nname = \"*\"\nuser = 1000\nclass = \"rt\"\n");
     assert!(discover(&host.sources(), &named).tenants.iter().all(|tenant| tenant.class == RT));

@@ -42,7 +42,7 @@ fn until(watcher: &mut Watcher, sources: &Sources, name: &str, awaited: impl Fn(
     let (deadline, rules) = (Instant::now() + Duration::from_secs(20), Rules::default());
     while Instant::now() < deadline {
         let found = discover(sources, &rules);
-        watcher.follow(&found, &rules);
+        watcher.follow(&found, &rules).unwrap();
         let vcpus =
             found.tenants.iter().find(|tenant| tenant.name == name).map(|tenant| {
                 tenant.threads.iter().filter(|thread| matches!(thread.role, ThreadRole::Vcpu(_))).count()
@@ -92,7 +92,7 @@ fn a_storm_of_other_processes_tells_nothing_and_costs_little() {
     let sources = sources(&host);
     let Some(mut watcher) = watcher(&sources) else { return };
     let rules = Rules::default();
-    watcher.follow(&discover(&sources, &rules), &rules);
+    watcher.follow(&discover(&sources, &rules), &rules).unwrap();
     let storm = std::thread::spawn(|| {
         for _ in 0..300 {
             Command::new("true").status().unwrap();
@@ -123,6 +123,31 @@ fn changes_in_quick_succession_are_told_together() {
 }
 
 #[test]
+fn a_vm_whose_vcpus_could_not_be_told_is_looked_at_again_soon() {
+    let host = common::Host::new();
+    host.process(100, "/usr/bin/qemu-system-x86_64", "/", 0, &["qemu", "-name", "plain"]);
+    for tid in 101..104 {
+        host.thread(100, tid, "qemu-system-x86", 0);
+    }
+    let text = ontime_tenants::config::Text::new("f", "[[tenant]]\nname = \"plain\"\nclass = \"rt\"\n");
+    let rules = Rules::parse(&[text]).unwrap();
+    let found = discover(&host.sources(), &rules);
+    assert_eq!(found.problems.len(), 1, "{:?}", found.problems);
+    // Something else on this machine may be seen in between; then it is tried again.
+    let undisturbed = (0..10).find_map(|_| {
+        let mut watcher = Watcher::new(&sources(&host)).unwrap();
+        let mut next = || {
+            watcher.follow(&found, &rules).unwrap();
+            let start = Instant::now();
+            (watcher.wait(LONG).unwrap() == Some(Change::Rescan)).then(|| start.elapsed().as_millis())
+        };
+        Some((next()?, next()?))
+    });
+    let (first, second) = undisturbed.unwrap();
+    assert!((900..1900).contains(&first) && (1900..3900).contains(&second), "{first} ms, {second} ms");
+}
+
+#[test]
 fn an_idle_watcher_sleeps() {
     let host = common::Host::new();
     let sources = sources(&host);
@@ -132,7 +157,12 @@ fn an_idle_watcher_sleeps() {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         ontime_tenants::ThreadId::of(pid, tid).unwrap().cpu_time().unwrap()
     };
-    let before = own();
-    let _ = watcher.wait(Some(Duration::from_secs(1))).unwrap();
-    assert!(own() - before < 10_000_000, "{} ns", own() - before);
+    // Other tests start processes meanwhile: the quietest of three seconds counts.
+    let spent = (0..3).map(|_| {
+        let before = own();
+        let _ = watcher.wait(Some(Duration::from_secs(1))).unwrap();
+        own() - before
+    });
+    let least = spent.min().unwrap();
+    assert!(least < 5_000_000, "{least} ns in a second");
 }
