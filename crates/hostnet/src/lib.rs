@@ -31,7 +31,7 @@ pub use knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
 pub use kvm::KvmProbe;
 pub use live::{LiveHost, Roots};
 pub use method::{Method, MethodError};
-pub use plan::{Plan, plan};
+pub use plan::{Plan, plan, replan};
 pub use rule::{Cost, Finding, Outcome, Refusal, Rule, RuleId, Setting, Severity, Stage};
 pub use rules::RULES;
 

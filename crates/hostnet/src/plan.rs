@@ -8,6 +8,8 @@ use serde::Serialize;
 
 use crate::intent::Intent;
 use crate::inventory::Inventory;
+use crate::journal::Journal;
+use crate::knob::{Knob, Value};
 use crate::rule::{Finding, Setting, Severity};
 use crate::rules::RULES;
 
@@ -55,4 +57,33 @@ fn contradiction(first: &Setting, second: &Setting) -> Finding {
         remedy: "one NIC, queue or thread is claimed twice: give it one class in /etc/ontime".to_owned(),
         refusal: None,
     }
+}
+
+/// As [`plan`], on the host as it was before Ontime changed it: where a rule takes something away from what it finds (a CPU
+/// from an interrupt's or a thread's CPUs, a queue from XPS), it starts from the original, so that a changed wish does not
+/// add up with an earlier one.
+pub fn replan(mut inventory: Inventory, mut intent: Intent, journal: &Journal) -> Plan {
+    let originals = journal.by_key();
+    let cpus = |knob: Knob| match originals.get(&knob.key()) {
+        Some(Value::Cpus(cpus)) => Some(cpus.clone()),
+        _ => None,
+    };
+    for irq in &mut inventory.irqs {
+        if let Some(original) = cpus(Knob::IrqAffinity { irq: irq.id.clone() }) {
+            irq.affinity = original;
+        }
+    }
+    for nic in &mut inventory.nics {
+        for (number, queue) in (0..).zip(&mut nic.tx_queues) {
+            if let Some(original) = cpus(Knob::XpsCpus { nic: nic.id.clone(), queue: number }) {
+                queue.xps_cpus = Some(original);
+            }
+        }
+    }
+    for thread in intent.tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {
+        if let Some(original) = cpus(Knob::ThreadAffinity { thread: thread.id, comm: String::new() }) {
+            thread.affinity = original.to_string();
+        }
+    }
+    plan(&inventory, &intent)
 }

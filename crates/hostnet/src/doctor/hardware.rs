@@ -44,7 +44,10 @@ pub(super) fn preempt_rt(inventory: &Inventory) -> Check {
         "not PREEMPT_RT: interrupt handlers and softirqs run before every RT thread"
     };
     Check::new("preempt-rt", title, State::Critical, found)
-        .costs("Access'18, Table 3: p99 225.0 us on a stock kernel, 202.9 us with PREEMPT_RT and priorities alone", "the paper's hardware")
+        .costs(
+            "Access'18, Table 3: p99 225.0 us on a stock kernel, 202.9 us with PREEMPT_RT and priorities alone",
+            "the paper's hardware",
+        )
         .remedy("boot a PREEMPT_RT kernel (Debian: apt install linux-image-rt-amd64)")
 }
 
