@@ -35,6 +35,35 @@ pub fn of_error(error: &anyhow::Error) -> ExitCode {
     if closed {
         return ExitCode::from(OK);
     }
-    eprintln!("ontime: {error:#}");
+    eprintln!("ontime: {}", chain(error));
     ExitCode::from(error.downcast_ref::<Exit>().map_or(USAGE, |exit| exit.status))
+}
+
+/// The error and its causes in a line. Messages of the crates' own errors end in their cause already; it is not said twice.
+pub fn chain(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let message = cause.to_string();
+        if line.is_empty() {
+            line = message;
+        } else if !line.contains(&message) {
+            line = format!("{line}: {message}");
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let cause = || anyhow::anyhow!("no such file");
+        assert_eq!(
+            chain(&cause().context("x: no such file; make it").context("starting")),
+            "starting: x: no such file; make it"
+        );
+        assert_eq!(chain(&cause().context("starting")), "starting: no such file");
+    }
 }

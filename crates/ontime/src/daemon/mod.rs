@@ -174,7 +174,14 @@ impl Daemon {
     fn pass(&mut self, reason: &str) {
         self.pending = None;
         self.engine.pass(reason);
-        self.watcher.follow(self.engine.found(), self.engine.rules());
+        self.passed();
+    }
+
+    fn passed(&mut self) {
+        if let Err(error) = self.watcher.follow(self.engine.found(), self.engine.rules()) {
+            // Its own rescan still finds what this follow misses.
+            tracing::debug!("following tenants: {error}");
+        }
         self.last_end = Instant::now();
     }
 
@@ -187,7 +194,7 @@ impl Daemon {
                 notify(&[NotifyState::Status("applied")]);
             }
             Err(error) => {
-                tracing::error!("configuration not reloaded, the old one stays: {error:#}");
+                tracing::error!("configuration not reloaded, the old one stays: {}", exit::chain(&error));
                 notify(&[NotifyState::Status("applied; the new configuration was refused, see the log")]);
             }
         }
@@ -206,8 +213,7 @@ impl Daemon {
                 Ask::Metrics(answer) => drop(answer.send(self.engine.metrics_text())),
                 Ask::Apply(request, answer) => {
                     drop(answer.send(self.engine.apply_request(&request)));
-                    self.watcher.follow(self.engine.found(), self.engine.rules());
-                    self.last_end = Instant::now();
+                    self.passed();
                 }
                 Ask::Reset(answer) => drop(answer.send(self.engine.reset())),
             }

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use ontime_hostnet::{Host, Inventory, Journal, Knob, KnobError, Plan, Roots, Stage, Value};
+use ontime_hostnet::{Host, Inventory, Journal, Knob, KnobError, Plan, Root, Roots, Stage, Value};
 
 /// The knobs of the plan that switch protections off, and those in the journal that an earlier daemon switched off.
 pub fn knobs(plan: &Plan) -> Vec<&Knob> {
@@ -44,23 +44,94 @@ pub fn restore(host: &dyn Host, journal: &Journal) -> Vec<(Knob, Result<(), Knob
 
 /// Whether the kernel protects itself with the originals in force: each server has a runtime, or there is none and RT
 /// throttling is on.
-pub fn kernel_protects(inventory: &Inventory, journal: &Journal) -> bool {
-    let original = |knob: &Knob, now: i64| match journal.original(knob) {
-        Some(Value::Text(text)) => text.parse().unwrap_or(now),
-        _ => now,
+///
+/// The inventory says which knobs there are. Their values are read now: a pass may have given them back since.
+pub fn kernel_protects(host: &dyn Host, inventory: &Inventory, journal: &Journal) -> bool {
+    let original = |root, path: String| {
+        let knob = Knob::HostFile { root, path };
+        let value = journal.original(&knob).cloned().or_else(|| host.read(&knob).ok());
+        match value {
+            Some(Value::Text(text)) => text.parse::<i64>().ok(),
+            _ => None,
+        }
     };
-    let protections = &inventory.protections;
-    let mut servers = protections.servers.get("fair_server").into_iter().flatten().peekable();
+    let mut servers = inventory.protections.servers.get("fair_server").into_iter().flatten().peekable();
     if servers.peek().is_some() {
-        return servers.all(|(cpu, now)| {
-            let path = format!("sched/fair_server/cpu{cpu}/runtime");
-            original(&Knob::HostFile { root: ontime_hostnet::Root::Debug, path }, i64::try_from(*now).unwrap_or(1)) > 0
+        // One that cannot be read protects nobody whom we could name.
+        return servers.all(|(cpu, _)| {
+            original(Root::Debug, format!("sched/fair_server/cpu{cpu}/runtime")).is_some_and(|runtime| runtime > 0)
         });
     }
     // From 6.12 the fair server is there whether or not it can be seen, on unless somebody switched it off.
     if inventory.kernel.version >= (6, 12) {
         return true;
     }
-    let knob = Knob::HostFile { root: ontime_hostnet::Root::Proc, path: "sys/kernel/sched_rt_runtime_us".to_owned() };
-    protections.rt_runtime_us.is_none_or(|now| original(&knob, now) >= 0)
+    original(Root::Proc, "sys/kernel/sched_rt_runtime_us".to_owned()).is_none_or(|runtime| runtime >= 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+
+    use ontime_hostnet::Original;
+    use ontime_hostnet::inventory::{Kernel, Protections};
+
+    use super::*;
+
+    /// Knobs in memory.
+    struct Files(RefCell<BTreeMap<String, String>>);
+
+    impl Host for Files {
+        fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
+            let found = self.0.borrow().get(&knob.key()).cloned();
+            found.map(Value::Text).ok_or_else(|| KnobError::Gone(knob.to_string()))
+        }
+
+        fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
+            self.0.borrow_mut().insert(knob.key(), value.to_string());
+            Ok(())
+        }
+    }
+
+    fn server(cpu: u32) -> Knob {
+        Knob::HostFile { root: Root::Debug, path: format!("sched/fair_server/cpu{cpu}/runtime") }
+    }
+
+    fn host(now: [&str; 2]) -> Files {
+        Files(RefCell::new([0, 1].into_iter().zip(now).map(|(cpu, v)| (server(cpu).key(), v.to_owned())).collect()))
+    }
+
+    fn inventory(seen: u64) -> Inventory {
+        let servers = BTreeMap::from([("fair_server".to_owned(), BTreeMap::from([(0, seen), (1, seen)]))]);
+        Inventory {
+            kernel: Kernel { version: (7, 2), ..Kernel::default() },
+            protections: Protections { servers, readable: true, ..Protections::default() },
+            ..Inventory::default()
+        }
+    }
+
+    #[test]
+    fn originals_decide_then_what_is_now_never_what_a_pass_saw_before_it_gave_them_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
+        assert!(kernel_protects(&host(["5", "5"]), &inventory(0), &journal));
+        assert!(!kernel_protects(&host(["5", "0"]), &inventory(5), &journal));
+        let kept = [0, 1].map(|cpu| Original { knob: server(cpu), value: Value::Text("5".to_owned()) });
+        journal.keep(kept.to_vec()).unwrap();
+        assert!(kernel_protects(&host(["0", "0"]), &inventory(0), &journal));
+        let off = host(["0", "0"]);
+        assert!(restore(&off, &journal).iter().all(|(_, done)| done.is_ok()));
+        assert_eq!(off.read(&server(1)).unwrap(), Value::Text("5".to_owned()));
+    }
+
+    #[test]
+    fn only_protections_are_protections() {
+        let file = |root, path: &str| Knob::HostFile { root, path: path.to_owned() };
+        assert!(is_protection(&server(3)));
+        assert!(is_protection(&file(Root::Debug, "sched/ext_server/cpu0/runtime")));
+        assert!(is_protection(&file(Root::Proc, "sys/kernel/sched_rt_runtime_us")));
+        assert!(!is_protection(&file(Root::Proc, "sys/net/core/skb_defer_max")));
+        assert!(!is_protection(&file(Root::Debug, "sched/fair_server/cpu0/period")));
+    }
 }

@@ -1,4 +1,5 @@
-//! One pass over the host: discover, take inventory, plan, apply; and what of it is kept for the next pass and for questions.
+//! One pass over the host: discover, take inventory, plan, apply; and what of it is kept for the next pass and for questions
+//! (`answers`).
 //!
 //! The order within a pass is what makes it safe:
 //! 1. threads that are no longer to be capped are released, so that only the planner places them;
@@ -6,6 +7,8 @@
 //! 3. every thread at real-time priority is capped;
 //! 4. the guardian learns what to put back;
 //! 5. only then, and only if every thread is capped, do protections go off.
+
+mod answers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -16,14 +19,14 @@ use ontime_hostnet::{
 };
 use ontime_tenants::{Discovery, Policy, PriorityTable, Rules, Sources, discover};
 
-use super::cap::Caps;
-use super::config::Config;
-use super::guardian::{Charge, Guardian};
-use super::metrics::Metrics;
-use super::protections;
-use super::view::{self, Owned};
-use super::watches::Watches;
 use crate::api;
+use crate::daemon::cap::Caps;
+use crate::daemon::config::Config;
+use crate::daemon::guardian::{Charge, Guardian};
+use crate::daemon::metrics::Metrics;
+use crate::daemon::protections;
+use crate::daemon::view::{self, Owned};
+use crate::daemon::watches::Watches;
 use crate::log::Repeats;
 use crate::paths::Paths;
 
@@ -80,6 +83,8 @@ pub struct Engine {
     look: Look,
     state: api::State,
     errors: Vec<api::Problem>,
+    /// Knobs that the last pass could not set, and why.
+    failures: BTreeMap<String, String>,
     /// For Prometheus.
     pub metrics: Metrics,
     repeats: Repeats,
@@ -112,6 +117,7 @@ impl Engine {
             look: Look::default(),
             state: api::State::Applied,
             errors: Vec::new(),
+            failures: BTreeMap::new(),
             metrics: Metrics::default(),
             repeats: Repeats::default(),
             passes: 0,
@@ -196,8 +202,7 @@ impl Engine {
         if self.look.intent.caps_in_force != self.in_force {
             self.look.replan(self.in_force);
             match hostnet::apply(&self.host, &self.look.plan, &mut self.journal) {
-                // The first report says what changed; of this one, only what it adds.
-                Ok(more) => report.items.extend(more.items.into_iter().filter(|item| item.done != Done::Already)),
+                Ok(more) => add_new(&mut report, more),
                 Err(error) => self.error("journal", &error),
             }
             report.findings.clone_from(&self.look.plan.findings);
@@ -246,7 +251,7 @@ impl Engine {
         self.in_force = match self.charge(charge) {
             Ok(()) => complete,
             Err(error) => {
-                self.error("guardian", &format!("{error:#}; kernel protections stay on"));
+                self.error("guardian", &format!("{}; kernel protections stay on", crate::exit::chain(&error)));
                 false
             }
         };
@@ -265,7 +270,7 @@ impl Engine {
         }
         Charge {
             protections: files.into_iter().collect(),
-            then_protected: protections::kernel_protects(&self.look.inventory, &self.journal),
+            then_protected: protections::kernel_protects(&self.host, &self.look.inventory, &self.journal),
             threads: self.watches.list.iter().map(|watch| (watch.id, watch.place)).collect(),
             relieved: false,
         }
@@ -275,7 +280,7 @@ impl Engine {
         if let Some(guardian) = &mut self.guardian {
             match guardian.charge(charge.clone()) {
                 Ok(()) => return Ok(()),
-                Err(error) => self.repeats.warn(&format!("{error:#}; starting another")),
+                Err(error) => self.repeats.warn(&format!("{}; starting another", crate::exit::chain(&error))),
             }
             // Whatever it was, it is not to act on an old charge while a new one stands beside it.
             if let Some(old) = self.guardian.take() {
@@ -315,6 +320,14 @@ impl Engine {
     /// paused that moment has not.
     fn note_changes(&mut self, report: &mut hostnet::Report, before: &BTreeMap<String, Value>) {
         report.items.retain(|item| !(item.done == Done::Changed && self.is_paused(item)));
+        self.failures = report
+            .items
+            .iter()
+            .filter_map(|item| match &item.done {
+                Done::Failed(why) => Some((item.knob.key(), why.clone())),
+                _ => None,
+            })
+            .collect();
         for item in &report.items {
             let rule = item.rule.map_or("none", hostnet::RuleId::name);
             match &item.done {
@@ -420,50 +433,6 @@ impl Engine {
         Ok(view::report(&report, self.look.intent.method.name(), false))
     }
 
-    fn dry_run(&self, method: Option<Method>) -> api::Report {
-        let look = Look::at(&self.sources, &self.config, method, &self.paths, self.in_force);
-        let mut changes = Vec::new();
-        let mut unchanged = 0;
-        for setting in &look.plan.settings {
-            let change = |from, outcome: &str, why| api::Change {
-                rule: Some(setting.rule.to_string()),
-                knob: setting.knob.to_string(),
-                from,
-                to: setting.value.to_string(),
-                outcome: outcome.to_owned(),
-                why,
-            };
-            match self.host.read(&setting.knob) {
-                Ok(found) if found == setting.value => unchanged += 1,
-                Ok(found) => changes.push(change(Some(found.to_string()), "would-change", None)),
-                Err(error) => changes.push(change(None, "unsupported", Some(error.to_string()))),
-            }
-        }
-        let wanted: BTreeSet<String> = look
-            .plan
-            .settings
-            .iter()
-            .flat_map(|setting| std::iter::once(&setting.knob).chain(&setting.overwrites))
-            .map(Knob::key)
-            .collect();
-        let given_back = self.journal.entries().iter().filter(|entry| !wanted.contains(&entry.knob.key()));
-        changes.extend(given_back.map(|entry| api::Change {
-            rule: None,
-            knob: entry.knob.to_string(),
-            from: self.host.read(&entry.knob).ok().map(|value| value.to_string()),
-            to: entry.value.to_string(),
-            outcome: "would-restore".to_owned(),
-            why: None,
-        }));
-        api::Report {
-            method: look.intent.method.name().to_owned(),
-            dry_run: true,
-            changes,
-            unchanged,
-            findings: look.plan.findings.iter().map(view::finding).collect(),
-        }
-    }
-
     /// Gives every knob its original, and applies nothing more until asked.
     pub fn reset(&mut self) -> api::Report {
         self.state = api::State::Reset;
@@ -501,7 +470,7 @@ impl Engine {
     /// The daemon ends. Settings stay, for tenants are not to be disturbed; caps end with the daemon, so protections come
     /// back. Where the host had none before Ontime either, nothing would hold a spinning guest: everything is reset then.
     pub fn stop(mut self) {
-        let protects = protections::kernel_protects(&self.look.inventory, &self.journal);
+        let protects = protections::kernel_protects(&self.host, &self.look.inventory, &self.journal);
         if protects {
             for (knob, done) in protections::restore(&self.host, &self.journal) {
                 if let Err(error) = done {
@@ -528,93 +497,13 @@ impl Engine {
             guardian.relieve();
         }
     }
+}
 
-    /// The tenants as they are now.
-    pub fn tenants(&self) -> Vec<api::Tenant> {
-        let found = discover(&self.sources, &self.config.rules);
-        found.tenants.iter().map(|tenant| view::tenant(tenant, self.table())).collect()
-    }
-
-    /// The NICs as the last pass found them.
-    pub fn nics(&self) -> Vec<api::Nic> {
-        view::nics(&self.look.inventory, &self.look.intent)
-    }
-
-    /// Metrics, up to now.
-    pub fn metrics_text(&mut self) -> String {
-        self.account_caps();
-        self.metrics.text()
-    }
-
-    /// Wanted and actual, read now.
-    pub fn status(&self) -> api::Status {
-        let knobs: Vec<api::KnobState> =
-            self.look.plan.settings.iter().map(|setting| self.knob_state(setting)).collect();
-        let method_by = match (self.method, self.config.host.method) {
-            (Some(_), _) => "request",
-            (None, Some(_)) => "configuration",
-            (None, None) => "default",
-        };
-        let mut problems: Vec<api::Problem> = self.look.found.problems.iter().map(view::problem).collect();
-        problems.extend(self.errors.iter().cloned());
-        api::Status {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            kernel: self.look.inventory.kernel.release.clone(),
-            state: self.state,
-            method: self.look.intent.method.name().to_owned(),
-            method_by: method_by.to_owned(),
-            passes: self.passes,
-            last_pass_seconds: self.last_pass.as_secs_f64(),
-            caps: self.caps_status(),
-            drift: knobs.iter().filter(|knob| knob.state == "drifted").count(),
-            knobs,
-            findings: self.look.plan.findings.iter().map(view::finding).collect(),
-            problems,
-        }
-    }
-
-    fn knob_state(&self, setting: &hostnet::Setting) -> api::KnobState {
-        let (actual, state, why) = match self.host.read(&setting.knob) {
-            Ok(found) if found == setting.value => (Some(found), "ok", None),
-            Ok(Value::Policy(Policy::Idle)) if matches!(&setting.knob, Knob::ThreadPolicy { thread, .. } if self.watches.of.contains_key(thread)) => {
-                (Some(Value::Policy(Policy::Idle)), "paused", Some("over its runtime cap this moment".to_owned()))
-            }
-            Ok(found) => (Some(found), "drifted", None),
-            Err(error) => {
-                let state = match &error {
-                    hostnet::KnobError::Gone(_) => "gone",
-                    hostnet::KnobError::Unsupported { .. } => "unsupported",
-                    _ => "failed",
-                };
-                (None, state, Some(error.to_string()))
-            }
-        };
-        api::KnobState {
-            rule: setting.rule.to_string(),
-            knob: setting.knob.to_string(),
-            wanted: setting.value.to_string(),
-            actual: actual.map(|value| value.to_string()),
-            state: state.to_owned(),
-            why,
-        }
-    }
-
-    fn caps_status(&self) -> api::Caps {
-        let (threads, why) = match &self.caps {
-            Ok(caps) => {
-                let report = caps.report();
-                let open = report.iter().find(|used| !used.cover.holds());
-                let open = open.or_else(|| report.iter().find(|used| used.refused > 0));
-                let why = open.map(|used| view::cap_thread(used, &self.watches.of));
-                let why =
-                    why.map(|thread| format!("thread {} of {} is watched {}", thread.tid, thread.of, thread.watched));
-                (report.iter().map(|used| view::cap_thread(used, &self.watches.of)).collect(), why)
-            }
-            Err(why) => (Vec::new(), Some(why.clone())),
-        };
-        api::Caps { in_force: self.in_force, why, protections_off: self.protections_off(), threads }
-    }
+/// The first report says what changed; of the second, what it adds to that.
+fn add_new(report: &mut hostnet::Report, more: hostnet::Report) {
+    let known: BTreeSet<String> = report.items.iter().map(|item| item.knob.key()).collect();
+    let adds = |item: &Item| matches!(item.done, Done::Changed | Done::Restored) || !known.contains(&item.knob.key());
+    report.items.extend(more.items.into_iter().filter(adds));
 }
 
 fn values(plan: &Plan) -> BTreeMap<String, Value> {
