@@ -9,7 +9,7 @@
 //! | `class`, `model`, `cpus` | the words: classes, places, policies, tenants, CPU sets |
 //! | `thread`, `sched` | a thread's identity; its policy and affinity, read and set |
 //! | `config`, `rules`, `users` | strict TOML; which tenant has which class |
-//! | `discover`, `host` | finding tenants; reading a host |
+//! | `discover`, `host`, `files` | finding tenants; reading a host |
 //! | `watch`, `connector` | learning that something changed |
 //! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source each |
 //! | `ownership`, `conflict`, `problem` | who decides about a thread; what works against the table; what went wrong |
@@ -21,6 +21,7 @@ pub mod connector;
 pub mod container;
 pub mod cpus;
 pub mod discover;
+mod files;
 pub mod host;
 pub mod libvirt;
 pub mod model;

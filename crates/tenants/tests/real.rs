@@ -199,6 +199,46 @@ fn a_libvirt_status_file_makes_a_real_qemu_a_domain() {
     assert!(found.problems.iter().any(|problem| problem.subject == name && conflict(&problem.kind)));
 }
 
+#[test]
+fn a_storm_of_starting_and_ending_vms_never_places_a_stranger() {
+    if !common::has(QEMU) || !is_root() {
+        return;
+    }
+    let prefix = format!("storm-{}-", std::process::id());
+    let rules = rules(&format!("{prefix}*"));
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let ended = stop.clone();
+    let names = prefix.clone();
+    let storm = std::thread::spawn(move || {
+        let mut started = 0;
+        while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+            let vm = Vm::start(&["-name", &format!("guest={names}{started},debug-threads=on")]);
+            std::thread::sleep(Duration::from_millis(60 + 37 * (started % 5)));
+            drop(vm);
+            started += 1;
+        }
+        started
+    });
+    let (sources, table) = (Sources::host(), rules.table());
+    let (mut placed, mut gone) = (0u32, 0u32);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(4) || placed < 4 {
+        assert!(start.elapsed() < Duration::from_secs(60), "placed {placed}, gone {gone}");
+        for tenant in discover(&sources, &rules).tenants.iter().filter(|tenant| tenant.name.starts_with(&prefix)) {
+            for thread in &tenant.threads {
+                let Some(policy) = wanted(tenant, thread, &table) else { continue };
+                match thread.id.set_policy(policy) {
+                    Ok(()) => placed += 1,
+                    Err(ThreadError::Gone(_)) => gone += 1,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    println!("{} VMs, {placed} placed, {gone} gone", storm.join().unwrap());
+}
+
 /// A tap that ends with its VM.
 #[test]
 fn the_tap_of_a_real_qemu_is_found_by_its_open_file() {

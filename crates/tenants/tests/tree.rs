@@ -145,6 +145,22 @@ fn bad_libvirt_files_are_reported_and_the_rest_goes_on() {
 }
 
 #[test]
+fn a_domain_whose_status_is_damaged_is_still_libvirts_by_its_pid_file() {
+    let host = Host::new();
+    host.vm(100, "dom", "/");
+    fs::write(host.path("proc/100/status"), "Uid:\t64055\t64055\t64055\t64055\n").unwrap();
+    fs::write(host.path("run/libvirt/qemu/dom.xml"), "<domst").unwrap();
+    fs::write(host.path("run/libvirt/qemu/dom.pid"), "100\n").unwrap();
+    host.process(200, "/usr/libexec/vhost-user-gpu", "/", 0, &["vhost-user-gpu", "--fd=3"]);
+    fs::write(host.path("run/libvirt/qemu/1-dom-vhost-user-gpu.pid"), "200").unwrap();
+    fs::write(host.path("run/libvirt/qemu/odd.pid"), "-3x").unwrap();
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"dom\"\nclass = \"rt\"\n"));
+    assert_eq!((only(&found).kind, only(&found).class, only(&found).owner), (Kind::Libvirt, RT, 0));
+    assert_eq!(only(&found).vnics[0].ifname, "tap100", "by its open files instead");
+    assert_eq!(found.problems.len(), 1, "{:?}", found.problems);
+}
+
+#[test]
 fn a_stale_domain_does_not_adopt_the_process_that_has_its_number_now() {
     let host = Host::new();
     host.vm(100, "other", "/");

@@ -151,19 +151,29 @@ impl Finder<'_> {
                 return domains;
             }
         };
-        for path in
-            entries.flatten().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "xml"))
-        {
-            match std::fs::read_to_string(&path) {
-                Ok(text) => match libvirt::parse_status(&text) {
-                    Ok(domain) => {
-                        domains.insert(domain.pid, domain);
-                    }
+        let mut by_pid_file = Vec::new();
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+            if !matches!(ending, "xml" | "pid") {
+                continue;
+            }
+            match (std::fs::read_to_string(&path), ending) {
+                (Ok(text), "xml") => match libvirt::parse_status(&text) {
+                    Ok(domain) => drop(domains.insert(domain.pid, domain)),
                     Err(what) => self.problem(path.display().to_string(), ProblemKind::BadStatus(what)),
                 },
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => self.problem(path.display().to_string(), ProblemKind::Unreadable(error.to_string())),
+                (Ok(text), _) => {
+                    let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+                    by_pid_file.extend(Domain::of_pid_file(&name, &text));
+                }
+                (Err(error), _) if error.kind() == std::io::ErrorKind::NotFound => {}
+                (Err(error), _) => self.problem(path.display().to_string(), ProblemKind::Unreadable(error.to_string())),
             }
+        }
+        // A VM whose status file is damaged or not written yet is still libvirt's. Helpers have such files too; they are told
+        // by their command line later.
+        for domain in by_pid_file {
+            domains.entry(domain.pid).or_insert(domain);
         }
         domains
     }
@@ -171,7 +181,7 @@ impl Finder<'_> {
     fn stale(&mut self, domains: &BTreeMap<i32, Domain>) {
         for (pid, domain) in domains {
             let runs = |tenant: &Tenant| tenant.kind == Kind::Libvirt && tenant.process.pid == *pid;
-            if !self.tenants.iter().any(runs) {
+            if domain.is_whole() && !self.tenants.iter().any(runs) {
                 self.problem(&domain.name, ProblemKind::StaleDomain(*pid));
             }
         }

@@ -182,8 +182,8 @@ impl Finder<'_> {
     }
 
     fn vnics(&mut self, name: &str, vm: &VmProcess<'_>) -> Vec<Vnic> {
-        let interfaces = match vm.domain {
-            Some(domain) => domain.interfaces.clone(),
+        let interfaces = match vm.domain.and_then(|domain| domain.interfaces.clone()) {
+            Some(interfaces) => interfaces,
             None => vnic::of_open_files(&self.sources.process_dir(vm.process.pid), &self.network)
                 .unwrap_or_else(|_| vm.arguments.interfaces.clone()),
         };
