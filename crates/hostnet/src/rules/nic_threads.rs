@@ -60,7 +60,7 @@ fn napi_knob(nic: &Nic, napi: &Napi) -> Knob {
 /// See [`RuleId::IrqThread`].
 pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
-    for nic in &inventory.nics {
+    for nic in inventory.nics.iter().filter(|nic| !nic.irqs.is_empty()) {
         let policy = intent.table.policy(intent.nic_use(inventory, nic).class(), Role::Irq);
         for thread in &inventory.threads {
             if matches!(thread.kind, KernelThreadKind::Irq(irq) if nic.irqs.contains(&irq)) {
@@ -84,7 +84,7 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
 /// See [`RuleId::NapiThread`].
 pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
-    for nic in &inventory.nics {
+    for nic in inventory.nics.iter().filter(|nic| !nic.napis.is_empty()) {
         let policy = intent.table.policy(intent.nic_use(inventory, nic).class(), Role::Napi);
         for napi in &nic.napis {
             let Some(thread) = thread_of(inventory, napi) else { continue };
