@@ -195,16 +195,23 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
             Err(error) => report.add(Some(setting.rule), &setting.knob, None, &setting.value, outcome(&error)),
         }
     }
+    let kept_now: BTreeSet<String> = originals.iter().map(|original| original.knob.key()).collect();
     journal.keep(originals)?;
     release(host, plan, journal, &mut report)?;
+    let mut refused = BTreeSet::new();
     for (setting, found) in pending {
         let done = match host.write(&setting.knob, &setting.value) {
             Ok(()) => Done::Changed,
             Err(error) => outcome(&error),
         };
         crash::point("knob-written");
+        if matches!(done, Done::Unsupported(_)) && kept_now.contains(&setting.knob.key()) {
+            refused.insert(setting.knob.key());
+        }
         report.add(Some(setting.rule), &setting.knob, Some(found), &setting.value, done);
     }
+    // Nothing was ever changed there, so that it is not as wanted is no drift.
+    journal.forget(&refused)?;
     Ok(report)
 }
 

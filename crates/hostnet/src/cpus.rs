@@ -175,4 +175,21 @@ mod tests {
         let beyond = format!("1{}", ",0".repeat(256));
         assert!(CpuSet::from_mask(&beyond).is_err());
     }
+
+    proptest::proptest! {
+        #[test]
+        fn both_forms_give_back_the_set(cpus in proptest::collection::btree_set(0..=CpuSet::MAX, 0..80)) {
+            let set: CpuSet = cpus.iter().copied().collect();
+            proptest::prop_assert_eq!(&CpuSet::from_list(&set.to_string()).unwrap(), &set);
+            proptest::prop_assert_eq!(&CpuSet::from_mask(&set.to_mask()).unwrap(), &set);
+            proptest::prop_assert_eq!(set.iter().collect::<Vec<_>>(), cpus.into_iter().collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn any_text_is_a_set_or_an_error(text in "[0-9a-f,\\-^ \n]{0,40}|\\PC{0,20}") {
+            for set in [CpuSet::from_list(&text), CpuSet::from_mask(&text)].into_iter().flatten() {
+                proptest::prop_assert!(set.iter().all(|cpu| cpu <= CpuSet::MAX));
+            }
+        }
+    }
 }

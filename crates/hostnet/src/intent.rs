@@ -192,7 +192,9 @@ pub fn reaches(inventory: &Inventory, tenant: &Tenant, nic: &Nic) -> bool {
     tenant.vnics.iter().any(|vnic| {
         vnic.ifname == nic.id.name
             || vnic.lower.contains(&nic.id.name)
-            || inventory.nic(&vnic.ifname).is_some_and(|own| own.link == Some(nic.id.ifindex))
+            || (vnic.lower.is_empty()
+                && nic.physical
+                && inventory.nic(&vnic.ifname).is_some_and(|own| own.link == Some(nic.id.ifindex)))
     })
 }
 

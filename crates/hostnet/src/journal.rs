@@ -275,7 +275,7 @@ fn format(boot_id: &str, entries: &[Original]) -> Result<String, serde_json::Err
         format: FORMAT,
         boot_id: boot_id.to_owned(),
         entries: entries.len(),
-        checksum: format!("{:016x}", checksum(body.as_bytes())),
+        checksum: checksum(boot_id, &body),
     };
     Ok(format!("{}\n{body}", serde_json::to_string(&header)?))
 }
@@ -289,7 +289,7 @@ fn parse(path: &Path, text: &str) -> Result<(Option<String>, Vec<Original>), Jou
     if header.format != FORMAT {
         return Err(damaged(path, format!("format {} where this version writes {FORMAT}", header.format)));
     }
-    if header.checksum != format!("{:016x}", checksum(body.as_bytes())) {
+    if header.checksum != checksum(&header.boot_id, body) {
         return Err(damaged(path, "its checksum does not match"));
     }
     let entries = body
@@ -305,9 +305,13 @@ fn parse(path: &Path, text: &str) -> Result<(Option<String>, Vec<Original>), Jou
     Ok((Some(header.boot_id), entries))
 }
 
-/// FNV-1a, 64 bits: enough to notice a torn, edited or rotten file; it is no defence against malice, root owns the file.
-fn checksum(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+/// FNV-1a, 64 bits, over boot id and entries: enough to notice a torn, edited or rotten file; it is no defence against
+/// malice, root owns the file. A boot id changed by one bit would make all entries those of another boot.
+fn checksum(boot_id: &str, body: &str) -> String {
+    let bytes = boot_id.bytes().chain([b'\n']).chain(body.bytes());
+    let hash =
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    format!("{hash:016x}")
 }
 
 pub(crate) mod crash {
@@ -333,6 +337,51 @@ pub(crate) mod crash {
         pub(crate) fn point(_name: &str) {
             if LEFT.load(Ordering::SeqCst) >= 0 && LEFT.fetch_sub(1, Ordering::SeqCst) == 0 {
                 let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::Root;
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_written_is_read_and_any_change_is_noticed(
+            values in proptest::collection::vec("\\PC{0,20}", 1..8),
+            at in 0usize..4096,
+            byte in 0u8..128,
+        ) {
+            let entries: Vec<Original> = (0..).zip(&values).map(|(number, value): (u32, _)| Original {
+                knob: Knob::HostFile { root: Root::Sys, path: format!("knob{number}") },
+                value: Value::Text(value.clone()),
+            }).collect();
+            let path = Path::new("originals");
+            let text = format("boot", &entries).unwrap();
+            let (boot, read) = parse(path, &text).unwrap();
+            proptest::prop_assert_eq!((boot.as_deref(), &read), (Some("boot"), &entries));
+            let mut bytes = text.clone().into_bytes();
+            let at = at % bytes.len();
+            if bytes[at].is_ascii() && bytes[at] != byte {
+                bytes[at] = byte;
+                // Only blanks between the header's words may differ unnoticed.
+                if let Ok(read) = parse(path, &String::from_utf8(bytes).unwrap()) {
+                    proptest::prop_assert_eq!(read, (Some("boot".to_owned()), entries));
+                }
+            }
+        }
+
+        #[test]
+        fn any_text_is_a_journal_or_damaged(text in "\\PC{0,60}(\n\\PC{0,60}){0,3}") {
+            match parse(Path::new("originals"), &text) {
+                Ok((boot, entries)) => proptest::prop_assert!(boot.is_none() && entries.is_empty() && text.is_empty()),
+                Err(error) => {
+                    let damaged = matches!(error, JournalError::Damaged { .. });
+                    proptest::prop_assert!(damaged);
+                }
             }
         }
     }

@@ -17,10 +17,11 @@ fn facts_are_read_within_50_ms() {
         inventory.threads.len()
     );
     println!("{}", serde_json::to_string_pretty(&inventory).unwrap());
-    // A busy test machine gets a second chance.
+    // A busy test machine gets a second chance, a build without optimization more time.
     let start = Instant::now();
     let again = Inventory::scan(&Roots::default());
-    assert!(first.min(start.elapsed()) < Duration::from_millis(50), "{first:?}");
+    let limit = Duration::from_millis(if cfg!(debug_assertions) { 250 } else { 50 });
+    assert!(first.min(start.elapsed()) < limit, "{first:?}");
     assert!(!inventory.kernel.release.is_empty() && inventory.kernel.version.0 >= 5);
     assert!(!inventory.cpus.online.is_empty() && !inventory.irqs.is_empty());
     assert_eq!(inventory.cpus.online, again.cpus.online);

@@ -67,6 +67,11 @@ fn threads(roots: &Roots, nic: &str) -> Vec<Policy> {
     pids.map(|pid| inventory.threads.iter().find(|thread| thread.id.tid == pid).unwrap().policy).collect()
 }
 
+/// Before 6.8, instances are known only once they have threads.
+fn lists_napi(inventory: &Inventory) -> bool {
+    inventory.kernel.version >= ontime_hostnet::rules::NAPI_LISTED
+}
+
 fn threaded(roots: &Roots, nic: &str) -> Option<u32> {
     Inventory::scan(roots).nic(nic).unwrap().threaded
 }
@@ -78,7 +83,9 @@ fn napi_is_threaded_placed_and_given_back() {
         let mut journal = journal(state.path());
         pair(4);
         let inventory = Inventory::scan(roots);
-        assert_eq!(inventory.nic("va").unwrap().napis.len(), 4, "{inventory:?}");
+        if lists_napi(&inventory) {
+            assert_eq!(inventory.nic("va").unwrap().napis.len(), 4, "{inventory:?}");
+        }
         assert_eq!((threaded(roots, "va"), threads(roots, "va").len()), (Some(0), 0));
 
         let first = apply(roots, &intent("va", 1), &mut journal);
@@ -94,7 +101,9 @@ fn napi_is_threaded_placed_and_given_back() {
         assert!(journal.entries().iter().all(|kept| !matches!(kept.value, Value::Policy(Policy::Fifo(_)))));
 
         undo(roots, &mut journal);
-        assert_eq!((threaded(roots, "va"), threads(roots, "va").len()), (Some(0), 0));
+        assert_eq!(threaded(roots, "va"), Some(0));
+        // Before 6.17 the threads stay, asleep, with the policy they were born with.
+        assert!(threads(roots, "va").iter().all(|policy| *policy == Policy::BULK));
         assert!(journal.entries().is_empty());
         undo(roots, &mut journal);
     });
@@ -108,6 +117,9 @@ fn an_instance_the_administrator_threaded_stays_threaded_after_reset() {
         pair(4);
         let host = LiveHost::with_roots(roots.clone());
         let inventory = Inventory::scan(roots);
+        if !lists_napi(&inventory) {
+            return println!("SKIPPED: this kernel does not list NAPI instances");
+        }
         let va = inventory.nic("va").unwrap();
         let own = Knob::NapiThreaded { nic: va.id.clone(), napi: va.napis[2].id };
         match host.read(&own) {
@@ -138,7 +150,8 @@ fn down_up_rename_queues_and_deletion_while_applied() {
 
         // Down and up makes new instances, threaded from birth, whose threads are at SCHED_OTHER until placed.
         run("ip", "link set va down");
-        assert!(apply(roots, &wanted, &mut journal).items.iter().all(|item| item.done != Done::Restored));
+        let down = apply(roots, &wanted, &mut journal);
+        assert!(down.items.iter().all(|item| matches!(item.done, Done::Already | Done::Gone)), "{down:?}");
         run("ip", "link set va up");
         let host = LiveHost::with_roots(roots.clone());
         assert!(!drift(&host, &look(roots, &wanted), &journal).is_empty());

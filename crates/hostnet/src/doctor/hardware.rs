@@ -3,9 +3,8 @@
 use super::{Check, State};
 use crate::inventory::{Inventory, Lockdown};
 use crate::kvm::KvmProbe;
+use crate::rules::NAPI_LISTED;
 
-/// NAPI threads are placed by netlink's number of them from here on; before, by their names.
-const NAPI_LISTED: (u32, u32) = (6, 8);
 /// Without the per-CPU lock of local_bh_disable on PREEMPT_RT (`PREEMPT_RT_NEEDS_BH_LOCK` off).
 const NO_BH_LOCK: (u32, u32) = (6, 18);
 /// The first kernel that can thread NAPI.

@@ -3,6 +3,7 @@
 //! Source: `/sys/kernel/irq` (`kernel/irq/irqdesc.c`, 4.9), `/proc/irq` (`kernel/irq/proc.c`).
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use super::Irq;
 use super::scan::read;
@@ -21,7 +22,9 @@ pub(super) fn scan(roots: &Roots) -> Vec<Irq> {
             if actions.is_empty() || actions == "(null)" {
                 return None;
             }
-            let affinity = read(&roots.proc.join(format!("irq/{irq}/smp_affinity_list")))?;
+            let file = roots.proc.join(format!("irq/{irq}/smp_affinity_list"));
+            let affinity = read(&file)?;
+            let settable = fs::metadata(&file).is_ok_and(|file| file.permissions().mode() & 0o222 != 0);
             Some(Irq {
                 id: IrqId {
                     irq,
@@ -30,6 +33,7 @@ pub(super) fn scan(roots: &Roots) -> Vec<Irq> {
                 },
                 actions: actions.split(',').map(str::to_owned).collect(),
                 affinity: CpuSet::from_list(&affinity).unwrap_or_default(),
+                settable,
             })
         })
         .collect();

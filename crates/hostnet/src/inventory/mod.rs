@@ -174,6 +174,9 @@ pub struct Irq {
     pub actions: Vec<String>,
     /// CPUs it may be delivered to.
     pub affinity: CpuSet,
+    /// Whether that may be set: not where the kernel or the driver keeps it to itself and the kernel says so, by a file
+    /// without write permission (`kernel/irq/proc.c`, `irq_can_set_affinity_usr`).
+    pub settable: bool,
 }
 
 /// What a kernel thread on the packet path is for.

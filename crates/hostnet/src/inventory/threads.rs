@@ -80,4 +80,13 @@ mod tests {
             assert_eq!(kind_of(name), kind, "{name}");
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_name_is_read_without_harm(name in "(irq|napi|ktimers|rcuc)/[0-9a-z.:\\-]{0,20}|\\PC{0,20}") {
+            if let Some(KernelThreadKind::Napi(id)) = kind_of(&name) {
+                proptest::prop_assert!(name.ends_with(&id.to_string()) || name.contains("-0") || name.contains("-+"));
+            }
+        }
+    }
 }

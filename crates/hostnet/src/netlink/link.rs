@@ -94,3 +94,40 @@ fn parse_link(part: &[u8]) -> Option<Link> {
     }
     (!link.name.is_empty()).then_some(link)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::netlink::Attributes;
+
+    fn header() -> Vec<u8> {
+        let mut header = vec![0u8; IFINFO];
+        header.splice(4..8, 7u32.to_ne_bytes());
+        header.splice(8..12, IFF_UP.to_ne_bytes());
+        header
+    }
+
+    #[test]
+    fn a_veth_of_another_namespace_has_no_peer_here() {
+        let kind = Attributes::default().with_text(IFLA_INFO_KIND, "veth");
+        let part = Attributes::after(&header())
+            .with_text(IFLA_IFNAME, "veth0")
+            .with_u32(IFLA_LINK, 2)
+            .with_u32(IFLA_LINK_NETNSID, 0)
+            .with(IFLA_ADDRESS, &[2, 0, 0, 0, 0, 1])
+            .with_nested(IFLA_LINKINFO, kind);
+        let link = parse_link(part.bytes()).unwrap();
+        assert_eq!((link.ifindex, link.name.as_str(), link.up, link.link), (7, "veth0", true, None));
+        assert_eq!((link.kind.as_deref(), link.mac), (Some("veth"), Some([2, 0, 0, 0, 0, 1])));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_read_without_harm(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            if let Some(link) = parse_link(&bytes) {
+                proptest::prop_assert!(!link.name.is_empty());
+            }
+        }
+    }
+}

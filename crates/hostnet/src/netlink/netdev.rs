@@ -126,3 +126,42 @@ fn add_queue(found: &mut BTreeMap<u32, Vec<Napi>>, part: &[u8]) {
     };
     if direction == Some(QUEUE_TYPE_RX) { napi.rx_queues.push(id) } else { napi.tx_queues.push(id) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_napi_is_read_with_its_queues() {
+        let header = [CMD_NAPI_GET, 1, 0, 0];
+        let part = Attributes::after(&header)
+            .with_u32(NAPI_IFINDEX, 3)
+            .with_u32(NAPI_ID, 8194)
+            .with_u32(NAPI_IRQ, 41)
+            .with_u32(NAPI_PID, 977)
+            .with_u32(NAPI_THREADED, 1);
+        let (ifindex, napi) = parse_napi(part.bytes());
+        let mut found = BTreeMap::from([(ifindex, vec![napi])]);
+        for (id, direction) in [(0, 0), (5, 1)] {
+            let queue = Attributes::after(&header)
+                .with_u32(QUEUE_ID, id)
+                .with_u32(QUEUE_IFINDEX, 3)
+                .with_u32(QUEUE_TYPE, direction)
+                .with_u32(QUEUE_NAPI_ID, 8194);
+            add_queue(&mut found, queue.bytes());
+        }
+        let wanted =
+            Napi { id: 8194, irq: Some(41), pid: Some(977), threaded: Some(1), rx_queues: vec![0], tx_queues: vec![5] };
+        assert_eq!(found, BTreeMap::from([(3, vec![wanted])]));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_read_without_harm(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let (ifindex, napi) = parse_napi(&bytes);
+            let mut found = BTreeMap::from([(ifindex, vec![napi])]);
+            add_queue(&mut found, &bytes);
+            proptest::prop_assert_eq!(found.len(), 1);
+        }
+    }
+}

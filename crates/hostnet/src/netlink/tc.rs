@@ -227,4 +227,11 @@ mod tests {
         let other = Match::Source([0x52, 0x54, 0, 1, 2, 4]).handle();
         assert!(tap != mac && mac != other && mac >= 0x8000_0000);
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_read_without_harm(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let _ = (parse_header(&bytes).is_some(), kind_of(&bytes), queue_of(&bytes));
+        }
+    }
 }

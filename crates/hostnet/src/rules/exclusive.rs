@@ -28,7 +28,7 @@ pub fn exclusive_cpu(inventory: &Inventory, intent: &Intent) -> Outcome {
         .filter(|nic| intent.nic_use(inventory, nic).class() != Class::Bulk)
         .flat_map(|nic| nic.irqs.iter().copied())
         .collect();
-    for irq in &inventory.irqs {
+    for irq in inventory.irqs.iter().filter(|irq| irq.settable) {
         let only = CpuSet::from_iter([cpu]);
         let cpus = if rt_irqs.contains(&irq.id.irq) { only } else { elsewhere(&irq.affinity, cpu, &rest) };
         outcome.settings.push(setting(Knob::IrqAffinity { irq: irq.id.clone() }, cpus));

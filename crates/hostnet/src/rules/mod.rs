@@ -13,6 +13,7 @@ mod tx_queue;
 use crate::rule::{Cost, Rule, RuleId};
 
 pub use host::{HALT_POLL_NS, RT_RUNTIME, SKB_DEFER_MAX};
+pub use nic_threads::NAPI_LISTED;
 
 const PROBES: &str = "Debian 7.2-rt and 6.12-rt, emulated, virtual clock (docs/hostnet.md)";
 

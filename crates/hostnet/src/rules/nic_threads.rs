@@ -7,13 +7,16 @@ use crate::inventory::{Inventory, KernelThread, KernelThreadKind, Napi, Nic};
 use crate::knob::{Knob, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
+/// From here on netlink lists NAPI instances.
+pub const NAPI_LISTED: (u32, u32) = (6, 8);
+
 /// Polls with its thread and takes no interrupts (`NETDEV_NAPI_THREADED_BUSY_POLL`, 6.19).
 const POLLING: u32 = 2;
 
 /// See [`RuleId::NapiThreaded`].
 pub fn napi_threaded(inventory: &Inventory, _intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
-    for nic in inventory.nics.iter().filter(|nic| has_napi(nic)) {
+    for nic in inventory.nics.iter().filter(|nic| has_napi(inventory, nic)) {
         let Some(mode) = nic.threaded else {
             outcome.findings.push(Finding {
                 rule: RuleId::NapiThreaded,
@@ -42,9 +45,12 @@ pub fn napi_threaded(inventory: &Inventory, _intent: &Intent) -> Outcome {
     outcome
 }
 
-/// A virtual interface has NAPI only where the kernel shows an instance; a physical one also while it is down.
-fn has_napi(nic: &Nic) -> bool {
-    nic.physical || !nic.napis.is_empty()
+/// A physical interface has NAPI, shown or not (down, it shows none). A virtual one has where the kernel shows an instance;
+/// before kernels show any, a veth may have, and refuses harmlessly where it has none. One that is threaded stays wanted while
+/// it is down, or every ifdown would undo it.
+fn has_napi(inventory: &Inventory, nic: &Nic) -> bool {
+    let may_have = inventory.kernel.version < NAPI_LISTED && nic.kind.as_deref() == Some("veth") && nic.up;
+    nic.physical || !nic.napis.is_empty() || nic.threaded.is_some_and(|mode| mode > 0) || may_have
 }
 
 /// All instances whose mode the kernel keeps apart from the interface's (6.17): which of them differ is for the journal to
@@ -60,7 +66,7 @@ fn napi_knob(nic: &Nic, napi: &Napi) -> Knob {
 /// See [`RuleId::IrqThread`].
 pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
-    for nic in &inventory.nics {
+    for nic in inventory.nics.iter().filter(|nic| !nic.irqs.is_empty()) {
         let policy = intent.table.policy(intent.nic_use(inventory, nic).class(), Role::Irq);
         for thread in &inventory.threads {
             if matches!(thread.kind, KernelThreadKind::Irq(irq) if nic.irqs.contains(&irq)) {
@@ -84,7 +90,7 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
 /// See [`RuleId::NapiThread`].
 pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
-    for nic in &inventory.nics {
+    for nic in inventory.nics.iter().filter(|nic| !nic.napis.is_empty()) {
         let policy = intent.table.policy(intent.nic_use(inventory, nic).class(), Role::Napi);
         for napi in &nic.napis {
             let Some(thread) = thread_of(inventory, napi) else { continue };

@@ -78,6 +78,7 @@ fn nic(inventory: &mut Inventory, number: u32, queues: u32, threaded: bool, onli
             id: IrqId { irq, chip: format!("PCI-MSIX-0000:0{number}:00.0"), hwirq: queue.to_string() },
             actions: vec![format!("{name}-TxRx-{queue}")],
             affinity: online.clone(),
+            settable: true,
         });
         let tid = i32::try_from(50_000 + base + queue).unwrap();
         let comm = format!("irq/{irq}-{name}-TxRx-{queue}");
