@@ -266,3 +266,48 @@ fn links_that_come_and_go_are_noticed_by_themselves() {
     site.ip(&["link", "del", "vb0"]);
     until("its end is seen", || (!names().contains("\"vb0\"")).then_some(()));
 }
+
+#[test]
+fn queue_changes_are_noticed_and_passes_cause_no_passes() {
+    if !possible() {
+        return;
+    }
+    if std::process::Command::new("ethtool").arg("--version").output().is_err() {
+        println!("SKIPPED: this test needs ethtool");
+        return;
+    }
+    let site = Site::new();
+    site.ip(&["link", "add", "va0", "numrxqueues", "2", "numtxqueues", "2", "type", "veth", "peer", "name", "va1"]);
+    let ethtool = |args: &[&str]| {
+        let mut command = std::process::Command::new("ip");
+        command.args(["netns", "exec", site.netns(), "ethtool"]).args(args);
+        assert!(command.status().unwrap().success(), "ethtool {args:?}");
+    };
+    // GRO makes a veth NAPI, so that passes have something to thread.
+    ethtool(&["-K", "va0", "gro", "on"]);
+    ethtool(&["-L", "va0", "rx", "1"]);
+    site.ip(&["link", "set", "va0", "up"]);
+    site.ip(&["link", "set", "va1", "up"]);
+    let _daemon = Daemon::start(&site);
+    let passes = |reason: &str| -> u64 {
+        let text = site.curl(&["http://o/metrics"]).1;
+        let line = text.lines().filter(|line| line.starts_with(&format!("ontime_passes_total{{reason=\"{reason}")));
+        line.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+    };
+    until("NAPI is threaded", || {
+        let nics: serde_json::Value = serde_json::from_str(&site.curl(&["http://o/v1/nics"]).1).unwrap();
+        let va0 = nics.as_array()?.iter().find(|nic| nic["name"] == "va0")?.clone();
+        va0["napis"].as_array()?.iter().any(|napi| napi["thread"].is_object()).then_some(())
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let settled = passes("links") + passes("queues");
+    std::thread::sleep(Duration::from_millis(1000));
+    assert_eq!(passes("links") + passes("queues"), settled, "passes cause passes");
+    // Of an interface that is up this may come with a change of carrier, which is a link event; of one that is down, only
+    // ethtool tells.
+    site.ip(&["link", "set", "va0", "down"]);
+    std::thread::sleep(Duration::from_millis(500));
+    let before = passes("queues");
+    ethtool(&["-L", "va0", "rx", "2"]);
+    until("a pass because of the queues", || (passes("queues") > before).then_some(()));
+}

@@ -65,3 +65,35 @@ fn the_hook_wakes_the_daemon_and_does_nothing_without_one() {
     hook(&poke);
     until("a pass because of the hook", || (passes() > 0).then_some(()));
 }
+
+#[test]
+fn the_units_capabilities_are_enough() {
+    if !possible() {
+        return;
+    }
+    if Command::new("setpriv").arg("--version").output().is_err() {
+        println!("SKIPPED: this test needs setpriv (util-linux)");
+        return;
+    }
+    let unit = std::fs::read_to_string(format!("{PACKAGING}/systemd/ontimed.service")).unwrap();
+    let line = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    let bounding = line
+        .split(' ')
+        .fold("-all".to_owned(), |set, name| format!("{set},+{}", name.strip_prefix("CAP_").unwrap().to_lowercase()));
+    let site = Site::new();
+    let name = format!("caps-{}", std::process::id());
+    site.configure("tenants.toml", &format!("[[tenant]]\nname = \"{name}\"\nclass = \"rt\"\n"));
+    let guest = support::Guest::stopped(&name);
+    guest.vcpu();
+    let _daemon = Daemon::start_as(&site, &["setpriv", "--no-new-privs", "--bounding-set", &bounding]);
+    site.poke();
+    until("the vCPU is placed", || (guest.policy() == (libc::SCHED_FIFO, 47)).then_some(()));
+    let caps = until("its cap is in force", || {
+        let status = site.json(&["status", "--json"]);
+        (status["caps"]["in_force"] == true && !status["caps"]["threads"].as_array()?.is_empty())
+            .then(|| status["caps"].clone())
+    });
+    assert!(caps["threads"].as_array().unwrap().iter().all(|thread| thread["watched"] == "perf"), "{caps}");
+    let proc = std::fs::read_to_string(format!("/proc/{}/status", _daemon.pid())).unwrap();
+    assert!(!proc.contains("CapBnd:\t000001ff"), "the bounding set was not cut: {proc}");
+}

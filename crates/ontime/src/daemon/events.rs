@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use super::ethtool;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use rustix::event::epoll;
 use rustix::fs::inotify;
@@ -22,6 +23,8 @@ pub enum Event {
     Reload,
     /// A network interface appeared, went, was renamed or changed.
     Links,
+    /// A NIC's queues or rings changed.
+    Queues,
     /// A tenant or one of its threads may have come or gone.
     Tenants,
     /// A hook asks to look.
@@ -33,8 +36,16 @@ pub enum Event {
 }
 
 impl Event {
-    const ALL: [Event; 7] =
-        [Event::Stop, Event::Reload, Event::Links, Event::Tenants, Event::Poked, Event::Request, Event::Clock];
+    const ALL: [Event; 8] = [
+        Event::Stop,
+        Event::Reload,
+        Event::Links,
+        Event::Queues,
+        Event::Tenants,
+        Event::Poked,
+        Event::Request,
+        Event::Clock,
+    ];
 
     /// As a metric's label.
     pub fn word(self) -> &'static str {
@@ -42,6 +53,7 @@ impl Event {
             Event::Stop => "stop",
             Event::Reload => "reload",
             Event::Links => "links",
+            Event::Queues => "queues",
             Event::Tenants => "tenants",
             Event::Poked => "hook",
             Event::Request => "request",
@@ -59,6 +71,7 @@ pub struct Events {
     stop: UnixStream,
     reload: UnixStream,
     links: Socket,
+    queues: Option<Socket>,
     poke: OwnedFd,
     request: OwnedFd,
     clock: OwnedFd,
@@ -87,6 +100,8 @@ impl Events {
             stop,
             reload,
             links,
+            // Without it (before 5.6) the rescan finds what it would have told.
+            queues: ethtool::monitor().ok(),
             poke: poked,
             request,
             clock,
@@ -94,6 +109,9 @@ impl Events {
         events.add(&events.stop, Event::Stop)?;
         events.add(&events.reload, Event::Reload)?;
         events.add(&BorrowedSocket(&events.links), Event::Links)?;
+        if let Some(queues) = &events.queues {
+            events.add(&BorrowedSocket(queues), Event::Queues)?;
+        }
         events.add(&events.poke, Event::Poked)?;
         events.add(&events.request, Event::Request)?;
         events.add(&events.clock, Event::Clock)?;
@@ -150,6 +168,9 @@ impl Events {
             Event::Reload => drain_fd(&self.reload, &mut buffer),
             // An overrun (ENOBUFS) is read like a message: it also says that something changed.
             Event::Links => while self.links.recv_from(&mut &mut buffer[..], 0).is_ok() {},
+            Event::Queues => {
+                while self.queues.as_ref().is_some_and(|queues| queues.recv_from(&mut &mut buffer[..], 0).is_ok()) {}
+            }
             Event::Poked => drain_fd(&self.poke, &mut buffer),
             Event::Request => drain_fd(&self.request, &mut buffer),
             Event::Clock => drain_fd(&self.clock, &mut buffer),

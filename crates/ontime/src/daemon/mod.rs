@@ -15,6 +15,7 @@
 pub mod cap;
 pub mod config;
 mod engine;
+mod ethtool;
 mod events;
 pub mod guardian;
 mod http;
@@ -58,6 +59,7 @@ const SHARE: u32 = 5;
 pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     preflight()?;
     crate::log::start();
+    raise_file_limit();
     std::fs::create_dir_all(&paths.run_dir)
         .with_context(|| format!("{}: making the run directory", paths.run_dir.display()))?;
     let lock = lock::take(&paths.lock())?;
@@ -108,6 +110,15 @@ fn preflight() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Every capped thread takes three descriptors; a shell's soft limit is 1024.
+fn raise_file_limit() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised) {
+        tracing::debug!("raising the limit of open files: {error}");
+    }
+}
+
 /// pidfd_open(2).
 const OLDEST: (u32, u32) = (5, 3);
 
@@ -130,7 +141,7 @@ impl Daemon {
                 match event {
                     Event::Stop => return Ok(()),
                     Event::Reload => self.reload(),
-                    Event::Links | Event::Poked => self.want(event),
+                    Event::Links | Event::Queues | Event::Poked => self.want(event),
                     Event::Tenants => {
                         if self.watcher.take().context("the tenants' watcher")?.is_some() {
                             self.want(event);

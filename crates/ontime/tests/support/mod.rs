@@ -89,6 +89,10 @@ impl Site {
         self.dir.path().join(name)
     }
 
+    pub fn netns(&self) -> &str {
+        &self.netns
+    }
+
     pub fn ip(&self, args: &[&str]) {
         assert!(Command::new("ip").args(["-n", &self.netns]).args(args).status().unwrap().success(), "ip {args:?}");
     }
@@ -106,8 +110,13 @@ impl Site {
 
     /// `ontime ARGS` in the namespace.
     pub fn command(&self, args: &[&str]) -> Command {
+        self.command_as(&[], args)
+    }
+
+    /// `BEFORE ontime ARGS` in the namespace.
+    pub fn command_as(&self, before: &[&str], args: &[&str]) -> Command {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.netns, env!("CARGO_BIN_EXE_ontime")]);
+        command.args(["netns", "exec", &self.netns]).args(before).arg(env!("CARGO_BIN_EXE_ontime"));
         command.args(args).args(self.directories());
         command
     }
@@ -174,9 +183,14 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn start(site: &Site) -> Self {
+        Self::start_as(site, &[])
+    }
+
+    /// `BEFORE ontime daemon`.
+    pub fn start_as(site: &Site, before: &[&str]) -> Self {
         let log = site.path("log");
         let file = fs::File::create(&log).unwrap();
-        let child = site.command(&["daemon"]).stderr(file).stdout(Stdio::null()).spawn().unwrap();
+        let child = site.command_as(before, &["daemon"]).stderr(file).stdout(Stdio::null()).spawn().unwrap();
         let daemon = Self { child, log };
         until("the daemon answers", || site.run(&["status"]).stdout.starts_with(b"method").then_some(()));
         daemon

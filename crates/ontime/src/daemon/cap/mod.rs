@@ -340,9 +340,11 @@ impl Caps {
 
 impl Drop for Caps {
     fn drop(&mut self) {
-        let _ = self.order(Order::Stop);
+        // A watcher that does not answer is not waited for: the planner has to go on.
+        let answers = self.sync().is_ok();
+        let stopped = self.orders.try_send(Order::Stop).is_ok();
         self.ring();
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.take().filter(|_| answers && stopped) {
             let _ = thread.join();
         }
     }

@@ -250,7 +250,7 @@ mod tests {
                     }
                 }
                 let unread: u64 = shares.iter().map(|share| table.grain(*share, caps.len()) + step).sum();
-                let bound = 2 * (cpu_share.of(period) + unread);
+                let bound = 2 * (cpu_share.of(period) + unread + step);
                 prop_assert!(fair_gap <= bound, "{fair_gap} ns without a turn for others");
                 table.expire(now, |_| ());
             }

@@ -3,6 +3,7 @@
 //! Shares are compared, with wide margins, never instants: the machine has other work.
 
 use std::process::{Child, Command};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ontime_tenants::{Policy, ThreadId};
@@ -10,6 +11,13 @@ use ontime_tenants::{Policy, ThreadId};
 use super::place::place_self;
 use super::reading::{STAT_START_TIME, stat_field};
 use super::*;
+
+/// Spinners of two tests on one CPU at one priority would wait for each other.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 struct Spinner(Child);
 
@@ -98,6 +106,7 @@ fn a_spinner_at_fifo_leaves_the_rest_of_its_cpu_to_others() {
     if skipped() {
         return;
     }
+    let _alone = alone();
     let mut caps = Caps::start(settings(0.95)).unwrap();
     let (rt, other) = (Spinner::start(0), Spinner::start(0));
     rt.place(PLACE);
@@ -121,6 +130,7 @@ fn two_spinners_on_one_cpu_are_held_to_the_cpus_share() {
     if skipped() {
         return;
     }
+    let _alone = alone();
     let mut caps = Caps::start(settings(0.6)).unwrap();
     let (first, second, other) = (Spinner::start(1), Spinner::start(1), Spinner::start(1));
     first.place(PLACE);
@@ -143,6 +153,7 @@ fn polling_caps_too() {
     if skipped() {
         return;
     }
+    let _alone = alone();
     let rt = Spinner::start(0);
     rt.place(PLACE);
     let mut caps = Caps::start(settings(0.95)).unwrap();
@@ -169,6 +180,7 @@ fn ended_whole_and_wrong_threads_are_reported() {
     if skipped() {
         return;
     }
+    let _alone = alone();
     let mut caps = Caps::start(settings(0.95)).unwrap();
     let gone = {
         let spinner = Spinner::start(0);
@@ -206,6 +218,7 @@ fn watching_a_sleeper_costs_nothing() {
     if skipped() {
         return;
     }
+    let _alone = alone();
     let mut caps = Caps::start(settings(0.95)).unwrap();
     let child = Spinner(Command::new("sleep").arg("30").spawn().unwrap());
     child.place(PLACE);

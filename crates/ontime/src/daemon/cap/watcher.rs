@@ -313,9 +313,16 @@ impl Slot {
     }
 
     fn resume(&mut self) -> io::Result<()> {
-        // Counting starts before the place is back: no RT time is missed.
-        let counted = self.reading.resume();
-        self.place.take()?;
+        let counted = if self.reading.wakes().is_some() {
+            // Counting starts before the place is back: no RT time is missed.
+            let counted = self.reading.resume();
+            self.place.take()?;
+            counted
+        } else {
+            // The change of policy brings the kernel's count up to date, so what was taken while paused is left out whole.
+            self.place.take()?;
+            self.reading.resume()
+        };
         self.tally.paused.store(false, Ordering::Relaxed);
         self.tally.paused_ns.fetch_add(now().saturating_sub(self.since), Ordering::Relaxed);
         counted

@@ -160,13 +160,12 @@ impl Engine {
 
     fn start_caps(&mut self) {
         self.in_force = false;
-        self.watches = Watches::default();
         // The old watcher ends before the new one starts: two would fight over the same threads.
         self.caps = Err("being restarted".to_owned());
         self.caps = Caps::start(self.config.daemon.caps(self.table())).map_err(|error| error.to_string());
         match &self.caps {
             Ok(caps) => tracing::info!("cap watcher is thread {}", caps.watcher_tid),
-            Err(why) => tracing::warn!("{why}"),
+            Err(why) => self.repeats.warn(why),
         }
     }
 
@@ -237,6 +236,9 @@ impl Engine {
 
     /// Caps every thread of the plan and charges the guardian; says in `in_force` whether both hold.
     fn cap(&mut self) {
+        if self.caps.is_err() {
+            self.start_caps();
+        }
         let set = match &mut self.caps {
             Ok(caps) => caps.set(&self.watches.list).map(|()| caps.complete()).map_err(|error| error.to_string()),
             Err(why) => Err(why.clone()),
@@ -405,6 +407,7 @@ impl Engine {
         let other_caps = config.daemon != self.config.daemon || config.rules.table() != self.table();
         self.config = config;
         if other_caps {
+            self.watches = Watches::default();
             for (knob, done) in protections::restore(&self.host, &self.journal) {
                 if let Err(error) = done {
                     self.error(&knob.to_string(), &error);
