@@ -1,6 +1,8 @@
 //! `discover` on a host of 100 VMs (half libvirt's, half plain QEMU) with 8 threads and 30 open files each, 200 other
 //! processes, 50 of them in containers, and 300 kernel threads.
 
+#![allow(missing_docs)] // criterion's macros make public functions without any
+
 #[path = "../tests/common/mod.rs"]
 mod common;
 

@@ -4,10 +4,14 @@
 //! each. What vanishes while it is read is left out: that is no error.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use crate::class::Policy;
+use crate::files;
 use crate::proc::{self, Stat};
 use crate::qmp::Monitors;
 use crate::{sched, vmm};
@@ -56,7 +60,7 @@ impl Sources {
 
     /// A file of a process; `None` where the process is gone or the file is not to be had.
     pub(crate) fn read(&self, pid: i32, file: &str) -> Option<Vec<u8>> {
-        std::fs::read(self.process_dir(pid).join(file)).ok()
+        files::read_at(rustix::fs::CWD, self.process_dir(pid).join(file)).ok()
     }
 
     pub(crate) fn arguments(&self, pid: i32) -> Vec<String> {
@@ -77,10 +81,12 @@ impl Sources {
 
     /// The living threads of a process.
     pub(crate) fn threads(&self, pid: i32) -> Vec<Stat> {
-        let tasks = self.process_dir(pid).join("task");
-        let tids = numbers_in(&tasks).unwrap_or_default();
+        let Ok(tasks) = files::directory(self.process_dir(pid).join("task")) else { return Vec::new() };
+        let mut tids = files::numbers(&tasks);
+        // In the order of their numbers, which is the order in which they were made.
+        tids.sort_unstable();
         let stats = tids.into_iter().filter_map(|tid| {
-            let stat = proc::parse_stat(&std::fs::read(tasks.join(tid.to_string()).join("stat")).ok()?)?;
+            let stat = proc::parse_stat(&files::read_at(&tasks, format!("{tid}/stat")).ok()?)?;
             (!stat.has_ended()).then_some(stat)
         });
         stats.collect()
@@ -135,16 +141,17 @@ pub(crate) struct Processes {
 impl Processes {
     pub(crate) fn read(sources: &Sources) -> io::Result<Self> {
         let mut all = Self::default();
-        for pid in numbers_in(&sources.proc)? {
-            match std::fs::read_link(sources.process_dir(pid).join("exe")) {
-                Ok(target) => all.user.push(Process {
+        for pid in files::numbers(&files::directory(&sources.proc)?) {
+            let Ok(dir) = files::directory(sources.process_dir(pid)) else { continue };
+            match files::link_at(&dir, "exe") {
+                Ok(executable) => all.user.push(Process {
                     pid,
-                    executable: target.to_string_lossy().into_owned(),
-                    cgroup: sources.read(pid, "cgroup").and_then(|text| proc::parse_cgroup(&text)),
+                    executable,
+                    cgroup: files::read_at(&dir, "cgroup").ok().and_then(|text| proc::parse_cgroup(&text)),
                 }),
                 // A kernel thread has no program; neither has a process on its way out.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => all.kernel.extend(kernel_thread(sources, pid)),
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => all.denied += 1,
+                Err(Errno::NOENT) => all.kernel.extend(kernel_thread(&dir)),
+                Err(Errno::ACCESS | Errno::PERM) => all.denied += 1,
                 Err(_) => {}
             }
         }
@@ -152,13 +159,8 @@ impl Processes {
     }
 }
 
-fn kernel_thread(sources: &Sources, pid: i32) -> Option<KernelThread> {
-    let stat = proc::parse_stat(&sources.read(pid, "stat")?)?;
+fn kernel_thread(dir: &OwnedFd) -> Option<KernelThread> {
+    let stat = proc::parse_stat(&files::read_at(dir, "stat").ok()?)?;
     let (role, works_for) = vmm::kernel_thread(&stat.comm)?;
     stat.is_kthread().then_some(KernelThread { stat, role, works_for })
-}
-
-fn numbers_in(directory: &Path) -> io::Result<Vec<i32>> {
-    let names = std::fs::read_dir(directory)?.flatten();
-    Ok(names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|number| *number > 0).collect())
 }

@@ -9,20 +9,24 @@
 //! | `class`, `model`, `cpus` | the words: classes, places, policies, tenants, CPU sets |
 //! | `thread`, `sched` | a thread's identity; its policy and affinity, read and set |
 //! | `config`, `rules`, `users` | strict TOML; which tenant has which class |
-//! | `discover`, `host` | finding tenants; reading a host |
-//! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic` | one source each |
+//! | `discover`, `host`, `files` | finding tenants; reading a host |
+//! | `watch`, `connector` | learning that something changed |
+//! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source each |
 //! | `ownership`, `conflict`, `problem` | who decides about a thread; what works against the table; what went wrong |
 
 pub mod class;
 pub mod config;
 pub mod conflict;
+pub mod connector;
 pub mod container;
 pub mod cpus;
 pub mod discover;
+mod files;
 pub mod host;
 pub mod libvirt;
 pub mod model;
 pub mod ownership;
+mod peers;
 pub mod problem;
 pub mod proc;
 pub mod qmp;
@@ -34,6 +38,7 @@ pub mod thread;
 mod users;
 pub mod vmm;
 pub mod vnic;
+pub mod watch;
 
 pub use class::{Class, Level, Policy, PriorityTable, Role};
 pub use config::ConfigError;
@@ -46,3 +51,4 @@ pub use ownership::{Owner, owner, wanted};
 pub use problem::{Problem, ProblemKind};
 pub use rules::Rules;
 pub use thread::{ThreadError, ThreadId};
+pub use watch::Watcher;

@@ -32,8 +32,8 @@ pub struct Domain {
     pub metadata: Option<Result<Verdict, String>>,
     /// vCPU numbers by thread number, as libvirt learnt them from QEMU.
     pub vcpu_tids: BTreeMap<i32, u32>,
-    /// The host's interfaces of its virtual NICs.
-    pub interfaces: Vec<String>,
+    /// The host's interfaces of its virtual NICs; `None` where only its `.pid` file could be read.
+    pub interfaces: Option<Vec<String>>,
     tuning: Tuning,
 }
 
@@ -46,6 +46,25 @@ struct Tuning {
 }
 
 impl Domain {
+    /// What a `NAME.pid` file alone says.
+    pub fn of_pid_file(name: &str, text: &str) -> Option<Self> {
+        let pid = text.trim().parse().ok().filter(|pid| *pid > 0)?;
+        Some(Self {
+            name: printable(name.as_bytes()),
+            uuid: None,
+            pid,
+            metadata: None,
+            vcpu_tids: BTreeMap::new(),
+            interfaces: None,
+            tuning: Tuning::default(),
+        })
+    }
+
+    /// Whether the status file itself was read.
+    pub fn is_whole(&self) -> bool {
+        self.interfaces.is_some()
+    }
+
     /// What libvirt was told to do with a thread. vhost threads live in the emulator's cgroup and share its pin.
     pub fn tuning(&self, role: ThreadRole, comm: &str) -> LibvirtTuning {
         let found = match role {
@@ -86,7 +105,7 @@ pub fn parse_status(text: &str) -> Result<Domain, String> {
         pid: pid.ok_or("its <domstatus> has no `pid`")?,
         metadata: metadata(domain),
         vcpu_tids: vcpu_tids(status),
-        interfaces: interfaces(domain),
+        interfaces: Some(interfaces(domain)),
         tuning: child(domain, "cputune").map(tuning).unwrap_or_default(),
     })
 }
@@ -260,7 +279,7 @@ mod tests {
         assert_eq!((domain.name.as_str(), domain.pid), ("rt1", 4242));
         assert_eq!(domain.uuid.as_deref(), Some("3f1c9a52-0d52-4c1b-9e0a-6f4b7f1d2c33"));
         assert_eq!(domain.vcpu_tids, BTreeMap::from([(4250, 0), (4251, 1)]));
-        assert_eq!(domain.interfaces, ["vnet0", "macvtap3"]);
+        assert_eq!(domain.interfaces.as_deref().unwrap(), ["vnet0", "macvtap3"]);
         let verdict = domain.metadata.clone().unwrap().unwrap();
         assert_eq!(verdict.class, Class::Rt(Level::try_from(2u8).unwrap()));
         assert_eq!(verdict.runtime_cap.map(RuntimeCap::get), Some(0.8));

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use crate::conflict::Conflict;
+use crate::rules::Namer;
 
 /// Something an administrator should know. Discovery goes on without it.
 ///
@@ -30,12 +31,12 @@ pub enum ProblemKind {
     BadMetadata(String),
     /// A VM's vCPU threads cannot be told from its others.
     VcpusUnnamed(String),
-    /// An RT rule (`FILE:LINE`) fits but does not name the tenant's owner.
+    /// An RT rule (`FILE:LINE`) fits only by what somebody without authority chose.
     RuleWithheld {
         /// The rule.
         rule: String,
-        /// The owner's number.
-        owner: u32,
+        /// Who chose.
+        namer: Namer,
     },
     /// An interface of the VM is not in the host's network namespace.
     VnicElsewhere(String),
@@ -63,8 +64,11 @@ impl Problem {
                     .to_owned()
             }
             ProblemKind::VcpusUnnamed(_) => "start QEMU with -name guest=NAME,debug-threads=on".to_owned(),
-            ProblemKind::RuleWithheld { owner, .. } => {
-                format!("add `user = {owner}` to the rule, if this user may have real-time priority")
+            ProblemKind::RuleWithheld { namer: Namer::User(user), .. } => {
+                format!("add `user = {user}` to the rule, if this user may have real-time priority")
+            }
+            ProblemKind::RuleWithheld { namer: Namer::Container, .. } => {
+                "add the container's `cgroup` to the rule, if what runs in there may have real-time priority".to_owned()
             }
             ProblemKind::VnicElsewhere(_) => {
                 "none needed if intended; its path outside this namespace is not covered".to_owned()
@@ -103,10 +107,12 @@ impl Problem {
             ProblemKind::BadStatus(what) => format!("not a libvirt status file: {what}"),
             ProblemKind::BadMetadata(what) => format!("its Ontime metadata is not used: {what}"),
             ProblemKind::VcpusUnnamed(why) => format!("its vCPU threads cannot be told from the others: {why}"),
-            ProblemKind::RuleWithheld { rule, owner } => {
-                format!(
-                    "rule {rule} fits by what user {owner} chose to call it, and does not name that user: not applied"
-                )
+            ProblemKind::RuleWithheld { rule, namer } => {
+                let who = match namer {
+                    Namer::User(user) => format!("user {user}"),
+                    Namer::Container => "a container's inhabitant".to_owned(),
+                };
+                format!("rule {rule} fits by what {who} chose to call it; not applied")
             }
             ProblemKind::VnicElsewhere(ifname) => format!("its interface `{ifname}` is not in this network namespace"),
             ProblemKind::SameName => "another tenant has the same name".to_owned(),

@@ -27,6 +27,8 @@ pub struct Stat {
     pub start_time: u64,
     /// The CPU it last ran on (field 39).
     pub last_cpu: u32,
+    /// Time it ran a guest, in clock ticks (field 43): above 0 for vCPU threads of KVM only.
+    pub guest_time: u64,
     /// Scheduling policy (fields 19, 40, 41). SCHED_DEADLINE's parameters are not here and read 0.
     pub policy: Policy,
 }
@@ -67,6 +69,7 @@ pub fn parse_stat(line: &[u8]) -> Option<Stat> {
         flags: field(9)?.parse().ok()?,
         start_time: field(22)?.parse().ok()?,
         last_cpu: field(39)?.parse().ok()?,
+        guest_time: field(43)?.parse().ok()?,
         policy: sched::policy_from(field(41)?.parse().ok()?, nice, field(40)?.parse().ok()?)?,
     })
 }

@@ -21,8 +21,10 @@ use crate::thread::ThreadId;
 
 /// More than any answer takes, in bytes: 1,024 vCPUs give about 200 KiB.
 const ANSWER_MAX: u64 = 1 << 20;
-/// How long a refusal is believed before the monitor is asked again.
-const RETRY: Duration = Duration::from_secs(30);
+/// How long the first refusal is believed before the monitor is asked again: a QEMU that just starts listens before it
+/// answers. Each further one is believed twice as long, up to the maximum.
+const RETRY: Duration = Duration::from_millis(500);
+const RETRY_MAX: Duration = Duration::from_secs(30);
 /// How long an answer is believed while its threads live (vCPUs may be plugged in).
 const KEEP: Duration = Duration::from_secs(60);
 
@@ -39,15 +41,26 @@ pub struct Monitors {
 #[derive(Debug, Clone)]
 struct Asked {
     when: Instant,
+    believed: Duration,
     answer: Result<VcpuThreads, String>,
 }
 
 impl Asked {
     fn is_good(&self, alive: &[i32]) -> bool {
-        match &self.answer {
-            Ok(vcpus) => self.when.elapsed() < KEEP && vcpus.keys().all(|tid| alive.contains(tid)),
-            Err(_) => self.when.elapsed() < RETRY,
-        }
+        let current = match &self.answer {
+            Ok(vcpus) => vcpus.keys().all(|tid| alive.contains(tid)),
+            Err(_) => true,
+        };
+        current && self.when.elapsed() < self.believed
+    }
+}
+
+/// How long an answer is believed, after what was believed before.
+fn believed(answer: &Result<VcpuThreads, String>, before: Option<&Asked>) -> Duration {
+    match (answer, before) {
+        (Ok(_), _) => KEEP,
+        (Err(_), Some(Asked { answer: Err(_), believed, .. })) => (*believed * 2).min(RETRY_MAX),
+        (Err(_), _) => RETRY,
     }
 }
 
@@ -75,8 +88,9 @@ impl Monitors {
                 break;
             }
         }
-        asked.retain(|_, old| old.when.elapsed() < KEEP);
-        asked.insert(process, Asked { when: Instant::now(), answer: answer.clone() });
+        let believed = believed(&answer, asked.get(&process));
+        asked.retain(|_, old| old.when.elapsed() < 2 * KEEP);
+        asked.insert(process, Asked { when: Instant::now(), believed, answer: answer.clone() });
         answer
     }
 }
@@ -212,6 +226,19 @@ mod tests {
             assert!(ask(me(), &path, WAIT).is_err(), "{lines:?}");
             assert!(start.elapsed() < Duration::from_secs(3));
         }
+    }
+
+    #[test]
+    fn refusals_are_believed_longer_each_time_and_answers_for_a_minute() {
+        let (mut before, mut waits) = (None, Vec::new());
+        for _ in 0..8 {
+            let answer = Err(String::new());
+            let wait = believed(&answer, before.as_ref());
+            waits.push(wait.as_millis());
+            before = Some(Asked { when: Instant::now(), believed: wait, answer });
+        }
+        assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000]);
+        assert_eq!(believed(&Ok(BTreeMap::new()), before.as_ref()), KEEP);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use toml::Spanned;
 
 use crate::class::{Class, Level, PriorityTable};
 use crate::config::{self, ConfigError, Loaded, Place, Text};
+use crate::container::owner_of_path;
 use crate::model::{ClassSource, Kind};
 
 /// The runtime cap of an RT tenant where nothing else is said, as a fraction of one CPU. It is what the kernel's own
@@ -65,8 +66,19 @@ pub struct Subject<'a> {
     pub cgroup: Option<&'a str>,
     /// What kind of thing it is.
     pub kind: Kind,
-    /// The user who controls it, and so chose its name and UUID.
+    /// The user who controls it.
     pub owner: u32,
+    /// Who chose its name, UUID and kind.
+    pub namer: Namer,
+}
+
+/// Who chose what a tenant calls itself. Real-time priority must not be had by choosing well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Namer {
+    /// A user of the host; 0 may choose as it likes.
+    User(u32),
+    /// Somebody inside a container, whose user numbers mean nothing outside.
+    Container,
 }
 
 /// What a source of classes says about a tenant.
@@ -87,7 +99,7 @@ pub struct Decision {
     pub source: ClassSource,
     /// As a fraction of one CPU, 0 to 1; 1 for bulk.
     pub runtime_cap: f64,
-    /// An RT rule (`FILE:LINE`) that would have matched, had it named the tenant's owner.
+    /// An RT rule (`FILE:LINE`) that fits only by what somebody without authority chose.
     pub withheld: Option<String>,
 }
 
@@ -112,8 +124,8 @@ struct Rule {
 enum Match {
     Yes,
     No,
-    /// All but the owner, whom the rule does not name.
-    NotOwner,
+    /// Only by what somebody without authority chose.
+    Withheld,
 }
 
 impl Rule {
@@ -124,13 +136,15 @@ impl Rule {
             && self.kind.is_none_or(|kind| kind == subject.kind)
             && self.user.is_none_or(|user| user == subject.owner);
         if !fits {
-            Match::No
-        } else if self.user.is_none() && subject.owner != 0 && self.verdict.class != Class::Bulk {
-            // Whoever starts a process chooses its name: real-time priority must not be had by choosing well.
-            Match::NotOwner
-        } else {
-            Match::Yes
+            return Match::No;
         }
+        // A cgroup outside users' slices was made by the system: a rule that names it means what is in there.
+        let by_place = self.cgroup.is_some() && subject.cgroup.is_some_and(|path| owner_of_path(path) == 0);
+        let trusted = match subject.namer {
+            Namer::User(user) => user == 0 || self.user.is_some() || by_place,
+            Namer::Container => by_place,
+        };
+        if trusted || self.verdict.class == Class::Bulk { Match::Yes } else { Match::Withheld }
     }
 }
 
@@ -224,7 +238,7 @@ impl Rules {
             let place = || format!("{}:{}", rule.place.path.display(), rule.place.line);
             match rule.matches(subject) {
                 Match::Yes => return Some((rule.verdict, ClassSource::Rule(place()))),
-                Match::NotOwner => {
+                Match::Withheld => {
                     withheld.get_or_insert_with(place);
                 }
                 Match::No => {}

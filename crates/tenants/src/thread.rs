@@ -84,6 +84,39 @@ enum Pin {
     Process(OwnedFd),
 }
 
+/// A change of one thread.
+enum Change<'a> {
+    Policy(Policy),
+    Affinity(&'a CpuList),
+}
+
+impl Change<'_> {
+    fn name(&self) -> &'static str {
+        match self {
+            Change::Policy(_) => "setting its policy",
+            Change::Affinity(_) => "setting its affinity",
+        }
+    }
+
+    fn make(&self, tid: i32) -> io::Result<()> {
+        match self {
+            Change::Policy(policy) => sched::set_policy(tid, *policy),
+            Change::Affinity(cpus) => sched::set_affinity(tid, cpus),
+        }
+    }
+
+    /// Gives a thread what its creator has, where it has what this change gives.
+    fn undo(&self, tid: i32, creator: i32) -> io::Result<()> {
+        match self {
+            Change::Policy(policy) if sched::policy(tid)? == *policy => sched::set_policy(tid, sched::policy(creator)?),
+            Change::Affinity(cpus) if sched::affinity(tid)? == **cpus => {
+                sched::set_affinity(tid, &sched::affinity(creator)?)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl ThreadId {
     /// The thread that has this number now.
     ///
@@ -122,7 +155,7 @@ impl ThreadId {
     /// # Errors
     /// [`ThreadError::Gone`] where the thread ended (nothing is left changed); [`ThreadError::Os`] where the kernel refuses.
     pub fn set_policy(self, policy: Policy) -> Result<(), ThreadError> {
-        self.change("setting its policy", |tid| sched::set_policy(tid, policy))
+        self.change(&Change::Policy(policy))
     }
 
     /// The CPUs the thread may run on.
@@ -140,7 +173,7 @@ impl ThreadId {
     /// # Errors
     /// As [`Self::set_policy`].
     pub fn set_affinity(self, cpus: &CpuList) -> Result<(), ThreadError> {
-        self.change("setting its affinity", |tid| sched::set_affinity(tid, cpus))
+        self.change(&Change::Affinity(cpus))
     }
 
     /// Time the thread has spent on a CPU since it started, in ns (`/proc/PID/task/TID/schedstat`).
@@ -159,10 +192,10 @@ impl ThreadId {
     }
 
     /// Steps 1 to 4 of the module's description.
-    fn change(self, what: &'static str, apply: impl FnOnce(i32) -> io::Result<()>) -> Result<(), ThreadError> {
+    fn change(self, change: &Change<'_>) -> Result<(), ThreadError> {
         let pin = self.pin()?;
         self.verify()?;
-        apply(self.tid).map_err(|error| self.os(what, error))?;
+        change.make(self.tid).map_err(|error| self.os(change.name(), error))?;
         let held = match &pin {
             Pin::Thread(fd) => !has_ended(fd),
             Pin::Process(fd) => !has_ended(fd) && self.verify().is_ok(),
@@ -170,24 +203,19 @@ impl ThreadId {
         if held {
             return Ok(());
         }
-        self.undo_on_successor();
+        self.undo_on_successor(change);
         Err(ThreadError::Gone(self))
     }
 
     /// Gives a thread that took over the number what it inherited: its process's leader's settings, or for a leader its
     /// parent's.
-    fn undo_on_successor(self) {
+    fn undo_on_successor(self, change: &Change<'_>) {
         let Ok(status) = std::fs::read(format!("/proc/{}/status", self.tid)) else { return };
         let number = |key| proc::status_value(&status, key).and_then(|value| value.parse::<i32>().ok());
         let (Some(leader), Some(parent)) = (number("Tgid"), number("PPid")) else { return };
         let creator = if leader == self.tid { parent } else { leader };
         // Nothing to report to: the successor may itself be gone by now, and the caller learns of the lost thread anyway.
-        if let Ok(policy) = sched::policy(creator) {
-            let _ = sched::set_policy(self.tid, policy);
-        }
-        if let Ok(cpus) = sched::affinity(creator) {
-            let _ = sched::set_affinity(self.tid, &cpus);
-        }
+        let _ = change.undo(self.tid, creator);
     }
 
     fn pin(self) -> Result<Pin, ThreadError> {
@@ -391,7 +419,9 @@ mod tests {
         // The successor of the ended thread's number is played by a live thread: `undo_on_successor` sees only the number.
         let mut successor = Sleeper::start();
         sched::set_policy(successor.id.tid, Policy::Fifo(47)).unwrap();
-        successor.id.undo_on_successor();
+        successor.id.undo_on_successor(&Change::Policy(Policy::Fifo(46)));
+        assert_eq!(successor.id.policy().unwrap(), Policy::Fifo(47), "not what was set here: its own choice");
+        successor.id.undo_on_successor(&Change::Policy(Policy::Fifo(47)));
         assert_eq!(successor.id.policy().unwrap(), sched::policy(me()).unwrap());
         successor.end();
     }

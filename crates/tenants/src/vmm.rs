@@ -166,6 +166,7 @@ mod tests {
             flags,
             start_time: 1,
             last_cpu: 0,
+            guest_time: 0,
             policy: Policy::BULK,
         }
     }

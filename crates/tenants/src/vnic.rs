@@ -7,6 +7,9 @@ use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::CWD;
+
+use crate::files;
 use crate::model::Vnic;
 use crate::proc;
 
@@ -100,13 +103,12 @@ fn is_interface_name(name: &str) -> bool {
 /// # Errors
 /// Where `/proc/PID/fd` cannot be listed, which needs root for other users' processes.
 pub fn of_open_files(process: &Path, network: &Network) -> std::io::Result<Vec<String>> {
+    let open = files::directory(process.join("fd"))?;
     let mut found = BTreeSet::new();
-    for entry in std::fs::read_dir(process.join("fd"))? {
-        let Ok(entry) = entry else { continue };
-        let Ok(target) = std::fs::read_link(entry.path()) else { continue };
-        let target = target.to_string_lossy();
+    for fd in files::names(&open) {
+        let Ok(target) = files::link_at(&open, fd.as_str()) else { continue };
         if target == "/dev/net/tun" {
-            let info = std::fs::read(process.join("fdinfo").join(entry.file_name())).unwrap_or_default();
+            let info = files::read_at(CWD, process.join("fdinfo").join(fd)).unwrap_or_default();
             found.extend(proc::status_value(&info, "iff").filter(|name| !name.is_empty()).map(str::to_owned));
         } else if let Some(index) = target.strip_prefix("/dev/tap").and_then(|number| number.parse().ok()) {
             found.extend(network.name_of(index).map(str::to_owned));

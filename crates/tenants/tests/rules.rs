@@ -2,7 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use ontime_tenants::config::Text;
-use ontime_tenants::rules::{RUNTIME_CAP, Subject, Verdict};
+use ontime_tenants::rules::{Namer, RUNTIME_CAP, Subject, Verdict};
 use ontime_tenants::{Class, ClassSource, Kind, Level, Policy, Role, Rules};
 use proptest::prelude::*;
 
@@ -21,7 +21,14 @@ fn rt(level: u8) -> Class {
 }
 
 fn vm(name: &str) -> Subject<'_> {
-    Subject { name, uuid: Some(UUID), cgroup: Some("/rt.slice/vm.scope"), kind: Kind::Qemu, owner: 0 }
+    Subject {
+        name,
+        uuid: Some(UUID),
+        cgroup: Some("/rt.slice/vm.scope"),
+        kind: Kind::Qemu,
+        owner: 0,
+        namer: Namer::User(0),
+    }
 }
 
 #[test]
@@ -74,16 +81,38 @@ fn metadata_beats_rules_and_override_beats_metadata() {
 
 #[test]
 fn a_user_gets_no_real_time_by_choosing_a_name() {
+    let users =
+        Subject { owner: 1000, namer: Namer::User(1000), cgroup: Some("/user.slice/user-1000.slice/a"), ..vm("plc") };
     let rules = parse("[[tenant]]\nname = \"plc\"\nclass = \"rt\"\n");
-    let decided = rules.decide(&Subject { owner: 1000, ..vm("plc") }, None);
+    let decided = rules.decide(&users, None);
     assert_eq!(decided.class, Class::Bulk);
     assert_eq!(decided.withheld.as_deref(), Some("/etc/ontime/tenants.toml:3"));
+    let by_path = parse("[[tenant]]\ncgroup = \"/user.slice/**/a\"\nclass = \"rt\"\n");
+    assert_eq!(by_path.decide(&users, None).class, Class::Bulk, "users name cgroups in their own slice");
     let named = parse("[[tenant]]\nname = \"plc\"\nuser = 1000\nclass = \"rt\"\n");
-    assert_eq!(named.decide(&Subject { owner: 1000, ..vm("plc") }, None).class, rt(0));
+    assert_eq!(named.decide(&users, None).class, rt(0));
     let root = parse("[[tenant]]\nname = \"plc\"\nuser = \"root\"\nclass = \"rt\"\n");
     assert_eq!(root.decide(&vm("plc"), None).class, rt(0));
+    assert_eq!(root.decide(&users, None).withheld, None);
     let bulk = parse("[[tenant]]\nname = \"plc\"\nclass = \"bulk\"\n");
-    assert_eq!(bulk.decide(&Subject { owner: 1000, ..vm("plc") }, None).withheld, None);
+    assert_eq!(bulk.decide(&users, None).withheld, None);
+}
+
+#[test]
+fn a_vm_in_a_container_gets_no_real_time_by_its_name_though_its_user_is_root() {
+    let inside = Subject { namer: Namer::Container, ..vm("plc") };
+    for text in [
+        "name = \"plc\"",
+        "kind = \"qemu\"",
+        "name = \"plc\"\nuser = 0",
+        "uuid = \"3f1c9a52-0d52-4c1b-9e0a-6f4b7f1d2c33\"",
+    ] {
+        let rules = parse(&format!("[[tenant]]\n{text}\nclass = \"rt\"\n"));
+        assert_eq!(rules.decide(&inside, None).class, Class::Bulk, "{text}");
+        assert!(rules.decide(&inside, None).withheld.is_some());
+    }
+    let by_place = parse("[[tenant]]\ncgroup = \"/rt.slice\"\nclass = \"rt\"\n");
+    assert_eq!(by_place.decide(&inside, None).class, rt(0));
 }
 
 #[test]
@@ -196,7 +225,7 @@ proptest! {
     fn no_glob_or_subject_makes_it_panic(pattern in "\\PC{0,12}", name in "\\PC{0,12}", cgroup in "/\\PC{0,20}") {
         let file = format!("[[tenant]]\nname = {}\nclass = \"rt\"\n", toml::Value::String(pattern));
         if let Ok(rules) = Rules::parse(&[Text::new("f", file)]) {
-            let _ = rules.decide(&Subject { name: &name, uuid: None, cgroup: Some(&cgroup), kind: Kind::Qemu, owner: 5 }, None);
+            let _ = rules.decide(&Subject { name: &name, uuid: None, cgroup: Some(&cgroup), kind: Kind::Qemu, owner: 5, namer: Namer::User(5) }, None);
         }
     }
 }

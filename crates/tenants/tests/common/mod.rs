@@ -20,7 +20,8 @@ impl Default for Host {
 
 impl Host {
     pub fn new() -> Self {
-        let host = Self(tempfile::tempdir().unwrap());
+        // /proc has no disk below it, so the tree should have none either.
+        let host = Self(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap());
         for dir in ["proc", "run/libvirt/qemu", "sys/class/net"] {
             fs::create_dir_all(host.0.path().join(dir)).unwrap();
         }

@@ -3,22 +3,24 @@
 //! In: a host ([`Sources`]) and its [`Rules`]. Out: a [`Discovery`]: every tenant with its threads and class, and every
 //! problem on the way. One odd or vanishing process never spoils the rest.
 
+mod vm;
+
 use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
-use crate::class::Class;
+use self::vm::VmProcess;
 use crate::conflict;
 use crate::container::{self, Names};
 use crate::host::{KernelThread, Process, Processes, Sources};
 use crate::libvirt::{self, Domain};
 use crate::model::{ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
+use crate::peers::Peers;
 use crate::problem::{Problem, ProblemKind};
-use crate::proc::{Stat, printable};
-use crate::rules::{Rules, Subject, Verdict};
+use crate::proc::Stat;
+use crate::rules::{Decision, Namer, Rules, Subject, Verdict};
 use crate::thread::ThreadId;
-use crate::vmm::{self, QemuArguments, Vmm};
-use crate::vnic::{self, Network};
+use crate::vnic::Network;
 
 /// What runs on the host at one moment.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
@@ -36,6 +38,7 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
         rules,
         network: Network::at(&sources.net),
         names: Names::below(&sources.runtimes),
+        peers: None,
         tenants: Vec::new(),
         problems: Vec::new(),
     };
@@ -60,6 +63,8 @@ struct Finder<'a> {
     rules: &'a Rules,
     network: Network,
     names: Names,
+    /// Read when the first container asks; `None` inside where the kernel refused.
+    peers: Option<Option<Peers>>,
     tenants: Vec<Tenant>,
     problems: Vec<Problem>,
 }
@@ -70,14 +75,30 @@ struct Found {
     uuid: Option<String>,
     kind: Kind,
     owner: u32,
+    namer: Namer,
     process: ThreadId,
     /// Where its processes are.
     cgroup: Option<String>,
-    /// Whether that cgroup is its alone, and which part of the path.
+    /// The part of that which is its alone.
     own_cgroup: Option<String>,
-    metadata: Option<Verdict>,
-    threads: Vec<TenantThread>,
-    vnics: Vec<Vnic>,
+}
+
+impl Found {
+    fn into_tenant(self, decision: Decision, threads: Vec<TenantThread>, vnics: Vec<Vnic>) -> Tenant {
+        Tenant {
+            name: self.name,
+            uuid: self.uuid,
+            kind: self.kind,
+            owner: self.owner,
+            process: self.process,
+            cgroup: self.own_cgroup,
+            class: decision.class,
+            class_source: decision.source,
+            runtime_cap: decision.runtime_cap,
+            threads,
+            vnics,
+        }
+    }
 }
 
 impl Finder<'_> {
@@ -100,11 +121,10 @@ impl Finder<'_> {
         }
         let mut rest = Vec::new();
         for process in &processes.user {
-            let domain = domains.get(&process.pid).filter(|domain| self.is_domain(process, domain));
-            match Vmm::of_executable(&process.executable).or(domain.map(|_| Vmm::Qemu)) {
-                Some(vmm) => {
+            match VmProcess::of(self, process, domains.get(&process.pid)) {
+                Some(vm) => {
                     let alone = process.cgroup.as_deref().is_some_and(|cgroup| shared.get(cgroup) == Some(&1));
-                    self.vm(process, vmm, domain, alone);
+                    self.vm(&vm, alone);
                 }
                 None => rest.push(process),
             }
@@ -131,133 +151,40 @@ impl Finder<'_> {
                 return domains;
             }
         };
-        for path in
-            entries.flatten().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "xml"))
-        {
-            match std::fs::read_to_string(&path) {
-                Ok(text) => match libvirt::parse_status(&text) {
-                    Ok(domain) => {
-                        domains.insert(domain.pid, domain);
-                    }
+        let mut by_pid_file = Vec::new();
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+            if !matches!(ending, "xml" | "pid") {
+                continue;
+            }
+            match (std::fs::read_to_string(&path), ending) {
+                (Ok(text), "xml") => match libvirt::parse_status(&text) {
+                    Ok(domain) => drop(domains.insert(domain.pid, domain)),
                     Err(what) => self.problem(path.display().to_string(), ProblemKind::BadStatus(what)),
                 },
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => self.problem(path.display().to_string(), ProblemKind::Unreadable(error.to_string())),
+                (Ok(text), _) => {
+                    let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+                    by_pid_file.extend(Domain::of_pid_file(&name, &text));
+                }
+                (Err(error), _) if error.kind() == std::io::ErrorKind::NotFound => {}
+                (Err(error), _) => self.problem(path.display().to_string(), ProblemKind::Unreadable(error.to_string())),
             }
         }
+        // A VM whose status file is damaged or not written yet is still libvirt's. Helpers have such files too; they are told
+        // by their command line later.
+        for domain in by_pid_file {
+            domains.entry(domain.pid).or_insert(domain);
+        }
         domains
-    }
-
-    /// After a crash of libvirt its files may name a process number that somebody else has now.
-    fn is_domain(&self, process: &Process, domain: &Domain) -> bool {
-        let arguments = vmm::qemu_arguments(&self.sources.arguments(process.pid));
-        arguments.name.as_deref() == Some(&domain.name) || (arguments.uuid.is_some() && arguments.uuid == domain.uuid)
     }
 
     fn stale(&mut self, domains: &BTreeMap<i32, Domain>) {
         for (pid, domain) in domains {
             let runs = |tenant: &Tenant| tenant.kind == Kind::Libvirt && tenant.process.pid == *pid;
-            if !self.tenants.iter().any(runs) {
+            if domain.is_whole() && !self.tenants.iter().any(runs) {
                 self.problem(&domain.name, ProblemKind::StaleDomain(*pid));
             }
         }
-    }
-
-    fn vm(&mut self, process: &Process, vmm: Vmm, domain: Option<&Domain>, alone: bool) {
-        let stats = self.sources.threads(process.pid);
-        let Some(id) = main_thread(process.pid, &stats) else { return };
-        let line = self.sources.arguments(process.pid);
-        let arguments = if vmm == Vmm::Qemu { vmm::qemu_arguments(&line) } else { QemuArguments::default() };
-        let name = match domain {
-            Some(domain) => domain.name.clone(),
-            None => arguments
-                .name
-                .clone()
-                .or_else(|| vmm::other_name(&line))
-                .filter(|name| !name.is_empty())
-                .map_or_else(|| format!("vm-{}", process.pid), |name| printable(name.as_bytes())),
-        };
-        let kind = match (domain, vmm) {
-            (Some(_), _) => Kind::Libvirt,
-            (None, Vmm::Qemu) => Kind::Qemu,
-            (None, Vmm::Other(_)) => Kind::Vmm,
-        };
-        // Where the owner cannot be read, it must not count as root.
-        let owner = if domain.is_some() { 0 } else { self.sources.owner(process.pid).unwrap_or(u32::MAX) };
-        let roles = self.roles(&name, id, vmm, &stats, domain, &arguments);
-        let threads =
-            stats.iter().zip(roles).map(|(stat, role)| self.thread(process.pid, stat, role, domain)).collect();
-        let cgroup = process.cgroup.clone();
-        let own_cgroup = cgroup.as_deref().and_then(|path| match container::libvirt_scope(path) {
-            Some(scope) => Some(scope.to_owned()),
-            None => (alone && path != "/").then(|| path.to_owned()),
-        });
-        let metadata = domain.and_then(|domain| self.metadata(domain));
-        let vnics = self.vnics(&name, process.pid, domain, &arguments);
-        self.finish(Found {
-            uuid: domain
-                .map_or(arguments.uuid.clone(), |domain| domain.uuid.clone())
-                .map(|uuid| printable(uuid.as_bytes())),
-            metadata,
-            vnics,
-            name,
-            kind,
-            owner,
-            process: id,
-            cgroup,
-            own_cgroup,
-            threads,
-        });
-    }
-
-    fn metadata(&mut self, domain: &Domain) -> Option<Verdict> {
-        match domain.metadata.clone()? {
-            Ok(verdict) => Some(verdict),
-            Err(what) => {
-                self.problem(&domain.name, ProblemKind::BadMetadata(what));
-                None
-            }
-        }
-    }
-
-    /// What each thread does: by its name; where names do not tell the vCPUs, by libvirt's record or QEMU's monitor.
-    fn roles(
-        &mut self,
-        name: &str,
-        id: ThreadId,
-        vmm: Vmm,
-        stats: &[Stat],
-        domain: Option<&Domain>,
-        arguments: &QemuArguments,
-    ) -> Vec<ThreadRole> {
-        let mut roles: Vec<ThreadRole> = stats.iter().map(|stat| vmm.role(stat)).collect();
-        // A QEMU with its main and RCU threads only has not made its vCPUs yet.
-        if roles.iter().any(|role| matches!(role, ThreadRole::Vcpu(_))) || stats.len() < 3 {
-            return roles;
-        }
-        let vcpus = match domain {
-            Some(domain) => domain.vcpu_tids.clone(),
-            None if vmm == Vmm::Qemu && self.sources.live => {
-                let alive: Vec<i32> = stats.iter().map(|stat| stat.tid).collect();
-                match self.sources.monitors.vcpus(id, &alive, &arguments.qmp_sockets) {
-                    Ok(vcpus) => vcpus,
-                    Err(why) => {
-                        self.problem(name, ProblemKind::VcpusUnnamed(why));
-                        return roles;
-                    }
-                }
-            }
-            None => {
-                self.problem(name, ProblemKind::VcpusUnnamed("no thread has a vCPU's name".to_owned()));
-                return roles;
-            }
-        };
-        for (stat, role) in stats.iter().zip(roles.iter_mut()) {
-            if let Some(number) = vcpus.get(&stat.tid).filter(|_| stat.tid != id.tid) {
-                *role = ThreadRole::Vcpu(*number);
-            }
-        }
-        roles
     }
 
     fn thread(&self, pid: i32, stat: &Stat, role: ThreadRole, domain: Option<&Domain>) -> TenantThread {
@@ -270,19 +197,6 @@ impl Finder<'_> {
             last_cpu: stat.last_cpu,
             libvirt: domain.map_or_else(LibvirtTuning::default, |domain| domain.tuning(role, &stat.comm)),
         }
-    }
-
-    fn vnics(&mut self, name: &str, pid: i32, domain: Option<&Domain>, arguments: &QemuArguments) -> Vec<Vnic> {
-        let interfaces = match domain {
-            Some(domain) => domain.interfaces.clone(),
-            None => vnic::of_open_files(&self.sources.process_dir(pid), &self.network)
-                .unwrap_or_else(|_| arguments.interfaces.clone()),
-        };
-        let (here, elsewhere): (Vec<_>, Vec<_>) = interfaces.into_iter().partition(|ifname| self.network.has(ifname));
-        for ifname in elsewhere {
-            self.problem(name, ProblemKind::VnicElsewhere(printable(ifname.as_bytes())));
-        }
-        here.iter().map(|ifname| self.network.vnic(ifname)).collect()
     }
 
     fn containers(&mut self, processes: &[&Process]) {
@@ -314,7 +228,8 @@ impl Finder<'_> {
     fn container(&mut self, cgroup: String, identity: Option<container::Identity>, processes: &[&Process]) {
         let mut threads = Vec::new();
         let mut first: Option<ThreadId> = None;
-        for process in processes.iter().filter(|process| process.pid != 1) {
+        let own = i32::try_from(std::process::id()).unwrap_or(0);
+        for process in processes.iter().filter(|process| process.pid != 1 && process.pid != own) {
             let stats = self.sources.threads(process.pid);
             let Some(id) = main_thread(process.pid, &stats) else { continue };
             first = Some(first.filter(|first| (first.start_time, first.pid) <= (id.start_time, id.pid)).unwrap_or(id));
@@ -325,46 +240,47 @@ impl Finder<'_> {
             Some(identity) => self.names.name(identity),
             None => cgroup.rsplit('/').next().unwrap_or(&cgroup).to_owned(),
         };
-        self.finish(Found {
+        let owner = container::owner_of_path(&cgroup);
+        let found = Found {
             name,
             uuid: None,
             kind: Kind::Container,
-            owner: container::owner_of_path(&cgroup),
+            owner,
+            namer: Namer::User(owner),
             process,
             own_cgroup: Some(cgroup.clone()),
             cgroup: Some(cgroup),
-            metadata: None,
-            threads,
-            vnics: Vec::new(),
-        });
+        };
+        let decision = self.decide(&found, None);
+        let vnics = self.container_vnics(process.pid);
+        self.tenants.push(found.into_tenant(decision, threads, vnics));
     }
 
-    /// Decides the class.
-    fn finish(&mut self, found: Found) {
+    /// The host's ends of a container's veth pairs. Where the kernel does not tell, there are none.
+    fn container_vnics(&mut self, pid: i32) -> Vec<Vnic> {
+        if !self.sources.live {
+            return Vec::new();
+        }
+        let peers = self.peers.get_or_insert_with(|| Peers::read().ok());
+        let names = peers.as_ref().map(|peers| peers.of_process(pid)).unwrap_or_default();
+        names.iter().map(|name| self.network.vnic(name)).collect()
+    }
+
+    fn decide(&mut self, found: &Found, metadata: Option<Verdict>) -> Decision {
         let subject = Subject {
             name: &found.name,
             uuid: found.uuid.as_deref(),
             cgroup: found.cgroup.as_deref(),
             kind: found.kind,
             owner: found.owner,
+            namer: found.namer,
         };
-        let decision = self.rules.decide(&subject, found.metadata);
-        if let (Some(rule), Class::Bulk, ClassSource::Default) = (decision.withheld, decision.class, &decision.source) {
-            self.problem(&found.name, ProblemKind::RuleWithheld { rule, owner: found.owner });
+        let decision = self.rules.decide(&subject, metadata);
+        if let (Some(rule), ClassSource::Default) = (&decision.withheld, &decision.source) {
+            let kind = ProblemKind::RuleWithheld { rule: rule.clone(), namer: found.namer };
+            self.problem(&found.name, kind);
         }
-        self.tenants.push(Tenant {
-            name: found.name,
-            uuid: found.uuid,
-            kind: found.kind,
-            owner: found.owner,
-            process: found.process,
-            cgroup: found.own_cgroup,
-            class: decision.class,
-            class_source: decision.source,
-            runtime_cap: decision.runtime_cap,
-            threads: found.threads,
-            vnics: found.vnics,
-        });
+        decision
     }
 
     /// Gives kernel threads to the VM they work for: by its process number, else by one of its threads'.

@@ -1,0 +1,344 @@
+//! The kernel's process events (`NETLINK_CONNECTOR`, `CN_IDX_PROC`), filtered in the kernel to what concerns tenants.
+//!
+//! In: the processes to follow. Out: [`Event`]s. Source: `include/uapi/linux/cn_proc.h`, `drivers/connector/cn_proc.c`.
+//!
+//! Every fork and exit on the host makes an event. A classic BPF filter on the socket drops, before anybody wakes, all but:
+//! programs starting (exec), threads made, named or ended in a followed process, children of a followed process, and kernel
+//! threads being made. Its cost is a few compares an event, and nothing at all while nobody forks.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use netlink_sys::protocols::NETLINK_CONNECTOR;
+use netlink_sys::{Socket, SocketAddr};
+use rustix::event::{PollFd, PollFlags};
+use rustix::time::Timespec;
+
+const CN_IDX_PROC: u32 = 1;
+const CN_VAL_PROC: u32 = 1;
+const PROC_CN_MCAST_LISTEN: u32 = 1;
+
+const PROC_EVENT_NONE: u32 = 0;
+const PROC_EVENT_FORK: u32 = 1;
+const PROC_EVENT_EXEC: u32 = 2;
+const PROC_EVENT_COMM: u32 = 0x200;
+const PROC_EVENT_EXIT: u32 = 0x8000_0000;
+
+/// `struct nlmsghdr` (16) and `struct cn_msg` (20) come before `struct proc_event`.
+const EVENT_AT: usize = 36;
+/// `what`, `cpu` and `timestamp_ns` come before the event's own data.
+const DATA_AT: usize = EVENT_AT + 16;
+const KTHREADD: u32 = 2;
+
+/// Classic BPF jumps reach 255 instructions, so more processes than this are followed by letting every event through.
+const FOLLOWED_MAX: usize = 240;
+
+/// Bytes the socket may queue: about 1,300 events.
+const RECEIVE_BUFFER: libc::c_int = 1 << 20;
+
+/// Something that may concern a tenant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A process runs a new program.
+    Exec {
+        /// Which process.
+        pid: i32,
+    },
+    /// A process or thread was made.
+    Fork {
+        /// By which process.
+        parent: i32,
+        /// The process it belongs to, or is.
+        child: i32,
+        /// Its own number.
+        tid: i32,
+    },
+    /// A thread took a name.
+    Comm {
+        /// In which process.
+        pid: i32,
+    },
+    /// A thread ended.
+    Exit {
+        /// In which process.
+        pid: i32,
+    },
+}
+
+/// Reads one message; `None` for what is no event of interest.
+pub fn parse(message: &[u8]) -> Option<Event> {
+    let word = |at: usize| Some(u32::from_ne_bytes(message.get(at..at + 4)?.try_into().ok()?));
+    let number = |index: usize| i32::try_from(word(DATA_AT + 4 * index)?).ok();
+    Some(match word(EVENT_AT)? {
+        PROC_EVENT_EXEC => Event::Exec { pid: number(1)? },
+        PROC_EVENT_FORK => Event::Fork { parent: number(1)?, tid: number(2)?, child: number(3)? },
+        PROC_EVENT_COMM => Event::Comm { pid: number(1)? },
+        PROC_EVENT_EXIT => Event::Exit { pid: number(1)? },
+        _ => return None,
+    })
+}
+
+/// A subscription to process events.
+#[derive(Debug)]
+pub struct Connector {
+    socket: Socket,
+}
+
+impl Connector {
+    /// Subscribes. Needs CAP_NET_ADMIN, the initial network, process and user namespaces, and `CONFIG_PROC_EVENTS`.
+    ///
+    /// # Errors
+    /// What the kernel said, or that it did not acknowledge within 500 ms.
+    pub fn open() -> io::Result<Self> {
+        let connector = Self { socket: open_socket()? };
+        // Until somebody is followed, only exec and kernel threads pass. The acknowledgement (event NONE) always does.
+        connector.follow(&BTreeSet::new())?;
+        connector.listen()?;
+        connector.wait_for_acknowledgement()?;
+        Ok(connector)
+    }
+
+    /// Replaces the followed processes.
+    ///
+    /// # Errors
+    /// What the kernel says of the filter; the one before stays.
+    pub fn follow(&self, processes: &BTreeSet<i32>) -> io::Result<()> {
+        let mut program = filter(processes);
+        let length = u16::try_from(program.len()).map_err(io::Error::other)?;
+        let attached = libc::sock_fprog { len: length, filter: program.as_mut_ptr() };
+        set_option(&self.socket, libc::SO_ATTACH_FILTER, &attached)
+    }
+
+    /// The events that have come; `None` where some were lost because nobody read in time.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn take(&self) -> io::Result<Option<Vec<Event>>> {
+        let mut events = Vec::new();
+        let mut lost = false;
+        loop {
+            match self.receive() {
+                Ok(message) => events.extend(parse(&message)),
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EAGAIN) => return Ok((!lost).then_some(events)),
+                    Some(libc::ENOBUFS) => lost = true,
+                    Some(libc::EINTR) => {}
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    /// One message, from the kernel only: another process may send to a netlink socket too.
+    fn receive(&self) -> io::Result<Vec<u8>> {
+        let mut buffer = Vec::with_capacity(256);
+        let (_, from) = self.socket.recv_from(&mut buffer, 0)?;
+        Ok(if from.port_number() == 0 { buffer } else { Vec::new() })
+    }
+
+    fn listen(&self) -> io::Result<()> {
+        let mut message = Vec::new();
+        let payload = PROC_CN_MCAST_LISTEN.to_ne_bytes();
+        let length = u32::try_from(EVENT_AT + payload.len()).map_err(io::Error::other)?;
+        // struct nlmsghdr: length, type NLMSG_DONE, flags, sequence, sender (0: the kernel fills it in).
+        message.extend(length.to_ne_bytes());
+        message.extend(3u16.to_ne_bytes());
+        message.extend(0u16.to_ne_bytes());
+        message.extend([0u8; 8]);
+        // struct cn_msg: index, value, sequence, acknowledgement, length, flags.
+        message.extend(CN_IDX_PROC.to_ne_bytes());
+        message.extend(CN_VAL_PROC.to_ne_bytes());
+        message.extend([0u8; 8]);
+        message.extend(4u16.to_ne_bytes());
+        message.extend(0u16.to_ne_bytes());
+        message.extend(payload);
+        self.socket.send(&message, 0).map(|_| ())
+    }
+
+    /// The kernel answers LISTEN with an event NONE that carries an error number; outside the initial namespaces it is silent.
+    fn wait_for_acknowledgement(&self) -> io::Result<()> {
+        let deadline = Instant::now() + Duration::from_millis(500);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
+            let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
+            if left.is_zero() || rustix::event::poll(&mut polled, Some(&timeout))? == 0 {
+                return Err(io::Error::other("the kernel did not acknowledge; is this the host's own namespace?"));
+            }
+            let message = self.receive()?;
+            let word = |at: usize| message.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
+            if word(EVENT_AT) == Some(PROC_EVENT_NONE) {
+                return match word(DATA_AT) {
+                    Some(0) => Ok(()),
+                    Some(error) => Err(io::Error::from_raw_os_error(i32::try_from(error).unwrap_or(libc::EPERM))),
+                    None => Err(io::Error::other("the kernel's acknowledgement is cut short")),
+                };
+            }
+        }
+    }
+}
+
+impl AsFd for Connector {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn open_socket() -> io::Result<Socket> {
+    let mut socket = Socket::new(NETLINK_CONNECTOR)?;
+    socket.set_non_blocking(true)?;
+    socket.bind(&SocketAddr::new(0, CN_IDX_PROC))?;
+    // Room for what comes while a change settles. Where it is refused, overflow is noticed and leads to a look at all.
+    let _ = set_option(&socket, libc::SO_RCVBUFFORCE, &RECEIVE_BUFFER);
+    Ok(socket)
+}
+
+fn set_option<T>(socket: &Socket, option: libc::c_int, value: &T) -> io::Result<()> {
+    let length = size_of::<T>() as libc::socklen_t;
+    let value = std::ptr::from_ref(value).cast();
+    // SAFETY: the value is live and its length is its own; for a filter the kernel copies the program it points to.
+    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, length) };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Where a filter's instruction goes on.
+const ACCEPT: u32 = u32::MAX;
+
+fn load(at: usize) -> libc::sock_filter {
+    libc::sock_filter { code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, jt: 0, jf: 0, k: at as u32 }
+}
+
+/// Compares with a word as this machine stores it; loads give it in network order.
+fn jump_if(word: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, jt, jf, k: word.to_be() }
+}
+
+fn verdict(keep: u32) -> libc::sock_filter {
+    libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: keep }
+}
+
+/// The filter described at the top of this file.
+///
+/// Each kind of event has its own block: load a process number, compare with each followed one, drop. Jumps stay within
+/// a block, so its size is what [`FOLLOWED_MAX`] limits.
+fn filter(processes: &BTreeSet<i32>) -> Vec<libc::sock_filter> {
+    if processes.len() > FOLLOWED_MAX {
+        return vec![verdict(ACCEPT)];
+    }
+    // Keeps the event where the word at one of these offsets is one of these numbers.
+    let block = |tests: &[(usize, Vec<u32>)]| {
+        let mut code = Vec::new();
+        for (at, numbers) in tests {
+            code.push(load(*at));
+            for (left, number) in (0..numbers.len()).rev().zip(numbers) {
+                // On a match, over the remaining compares and the skip below, to the verdict.
+                code.push(jump_if(*number, u8::try_from(left + 1).unwrap_or(u8::MAX), 0));
+            }
+            // No match: over the verdict.
+            code.push(libc::sock_filter { code: (libc::BPF_JMP | libc::BPF_JA) as u16, jt: 0, jf: 0, k: 1 });
+            code.push(verdict(ACCEPT));
+        }
+        code.push(verdict(0));
+        code
+    };
+    let followed: Vec<u32> = processes.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
+    let (parent, first, child) = (DATA_AT + 4, DATA_AT + 4, DATA_AT + 12);
+    let mut fork_parents = followed.clone();
+    fork_parents.push(KTHREADD);
+    let fork = block(&[(parent, fork_parents), (child, followed.clone())]);
+    let same_process = block(&[(first, followed)]);
+    let mut code = vec![load(EVENT_AT)];
+    for (what, body) in [(PROC_EVENT_FORK, &fork), (PROC_EVENT_COMM, &same_process), (PROC_EVENT_EXIT, &same_process)] {
+        code.push(jump_if(what, 1, 0));
+        // Conditional jumps reach 255 only; an unconditional one passes any body.
+        code.push(libc::sock_filter {
+            code: (libc::BPF_JMP | libc::BPF_JA) as u16,
+            jt: 0,
+            jf: 0,
+            k: u32::try_from(body.len()).unwrap_or(u32::MAX),
+        });
+        code.extend(body.iter().copied());
+    }
+    code.extend([jump_if(PROC_EVENT_EXEC, 1, 0), jump_if(PROC_EVENT_NONE, 0, 1), verdict(ACCEPT), verdict(0)]);
+    code
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn message(what: u32, numbers: [i32; 4]) -> Vec<u8> {
+        let mut bytes = vec![0u8; EVENT_AT];
+        bytes.extend(what.to_ne_bytes());
+        bytes.extend([0u8; 12]);
+        bytes.extend(numbers.iter().flat_map(|number| number.to_ne_bytes()));
+        bytes
+    }
+
+    /// The kernel's own interpretation of these few instructions.
+    fn run(program: &[libc::sock_filter], packet: &[u8]) -> bool {
+        let (mut at, mut register) = (0usize, 0u32);
+        loop {
+            let one = program[at];
+            at += 1;
+            match u32::from(one.code) {
+                code if code == libc::BPF_LD | libc::BPF_W | libc::BPF_ABS => {
+                    let Some(word) = packet.get(one.k as usize..one.k as usize + 4) else { return false };
+                    register = u32::from_be_bytes(word.try_into().unwrap());
+                }
+                code if code == libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K => {
+                    at += usize::from(if register == one.k { one.jt } else { one.jf });
+                }
+                code if code == libc::BPF_JMP | libc::BPF_JA => at += one.k as usize,
+                code if code == libc::BPF_RET | libc::BPF_K => return one.k != 0,
+                code => panic!("instruction {code:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_filter_keeps_what_concerns_followed_processes_only() {
+        for followed in [vec![], vec![10], vec![10, 20, 30], (10..10 + FOLLOWED_MAX as i32).collect()] {
+            let program = filter(&followed.iter().copied().collect());
+            let keeps = |what, numbers| run(&program, &message(what, numbers));
+            assert!(keeps(PROC_EVENT_NONE, [0; 4]));
+            assert!(keeps(PROC_EVENT_EXEC, [5, 5, 0, 0]));
+            assert!(keeps(PROC_EVENT_FORK, [2, 2, 900, 900]), "kthreadd makes a kernel thread");
+            assert!(!keeps(PROC_EVENT_FORK, [5, 5, 6, 6]));
+            assert!(!keeps(PROC_EVENT_EXIT, [5, 5, 0, 0]));
+            assert!(!keeps(PROC_EVENT_COMM, [5, 5, 0, 0]));
+            assert!(!keeps(4, [10, 10, 10, 10]), "a change of user");
+            for pid in followed {
+                assert!(keeps(PROC_EVENT_FORK, [99, pid, 100, pid]), "thread of {pid}");
+                assert!(keeps(PROC_EVENT_FORK, [99, pid, 100, 100]), "child of {pid}");
+                assert!(keeps(PROC_EVENT_FORK, [5, 5, 100, pid]), "CLONE_PARENT into {pid}");
+                assert!(keeps(PROC_EVENT_EXIT, [99, pid, 0, 0]));
+                assert!(keeps(PROC_EVENT_COMM, [99, pid, 0, 0]));
+            }
+        }
+        let many = filter(&(1..1000).collect());
+        assert!(run(&many, &message(PROC_EVENT_EXIT, [5, 5, 0, 0])), "too many to compare: all pass");
+    }
+
+    #[test]
+    fn messages_are_read() {
+        assert_eq!(parse(&message(PROC_EVENT_EXEC, [8, 7, 0, 0])), Some(Event::Exec { pid: 7 }));
+        let fork = parse(&message(PROC_EVENT_FORK, [1, 2, 3, 4]));
+        assert_eq!(fork, Some(Event::Fork { parent: 2, child: 4, tid: 3 }));
+        assert_eq!(parse(&message(PROC_EVENT_EXIT, [8, 7, 0, 0])), Some(Event::Exit { pid: 7 }));
+        assert_eq!(parse(&message(4, [8, 7, 0, 0])), None);
+        assert_eq!(parse(&message(PROC_EVENT_FORK, [1, 2, 3, 4])[..60]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_message_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..120)) {
+            let _ = parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Reading many small files of `/proc` with few system calls: relative to an open directory, and in one read each.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{CWD, Dir, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::path::Arg;
+
+/// `/proc` makes a file's text when it is read: what fits into the buffer comes in one read.
+const ONE_READ: usize = 4096;
+/// More than any file read through here has, in bytes.
+const SIZE_MAX: usize = 1 << 20;
+
+/// Opens a directory for reading below it.
+pub(crate) fn directory(path: impl Arg) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Reads a file whole, or its first MiB.
+pub(crate) fn read_at(directory: impl AsFd, path: impl Arg) -> Result<Vec<u8>, Errno> {
+    let file = rustix::fs::openat(directory, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut text = Vec::with_capacity(ONE_READ);
+    loop {
+        let room = text.capacity() - text.len();
+        match rustix::io::read(&file, rustix::buffer::spare_capacity(&mut text)) {
+            Ok(count) if count < room || text.len() >= SIZE_MAX => return Ok(text),
+            Ok(_) => text.reserve(text.len()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The target of a symbolic link.
+pub(crate) fn link_at(directory: impl AsFd, path: impl Arg) -> Result<String, Errno> {
+    let target = rustix::fs::readlinkat(directory, path, Vec::new())?;
+    Ok(target.to_string_lossy().into_owned())
+}
+
+/// The entries of a directory, without those that vanish.
+pub(crate) fn names(directory: &OwnedFd) -> Vec<String> {
+    let entries = Dir::read_from(directory).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned));
+    names.filter(|name| name != "." && name != "..").collect()
+}
+
+/// The entries of a directory that are numbers above 0, such as processes.
+pub(crate) fn numbers(directory: &OwnedFd) -> Vec<i32> {
+    let entries = Dir::read_from(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok()).filter(|number| *number > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_longer_than_one_read_come_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        for length in [0, 1, ONE_READ - 1, ONE_READ, ONE_READ + 1, 5 * ONE_READ + 7] {
+            std::fs::write(dir.path().join("f"), vec![b'x'; length]).unwrap();
+            let opened = directory(dir.path()).unwrap();
+            assert_eq!(read_at(&opened, "f").unwrap().len(), length);
+        }
+    }
+
+    #[test]
+    fn directories_are_listed_and_what_is_missing_is_an_error() {
+        let own = directory("/proc/self").unwrap();
+        assert!(names(&own).contains(&"stat".to_owned()));
+        assert!(link_at(&own, "exe").unwrap().starts_with('/'));
+        assert_eq!(read_at(&own, "nothing").unwrap_err(), Errno::NOENT);
+        let pid = i32::try_from(std::process::id()).unwrap();
+        assert!(numbers(&directory("/proc").unwrap()).contains(&pid));
+    }
+}

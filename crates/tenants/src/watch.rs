@@ -1,0 +1,364 @@
+//! Learning that tenants or their threads came or went, without polling.
+//!
+//! In: process events from the kernel ([`crate::connector`]) and changes in libvirt's directory (inotify). Out: a descriptor
+//! that is readable when it is worth discovering again. Idle, nothing runs: the descriptor sleeps in the kernel.
+//!
+//! ```no_run
+//! # fn main() -> std::io::Result<()> {
+//! use ontime_tenants::{Rules, Sources, discover, watch::Watcher};
+//! let (sources, rules) = (Sources::host(), Rules::default());
+//! let mut watcher = Watcher::new(&sources)?;
+//! loop {
+//!     let found = discover(&sources, &rules);
+//!     watcher.follow(&found, &rules)?;
+//!     // ... apply ...
+//!     while watcher.wait(None)?.is_none() {}
+//! }
+//! # }
+//! ```
+
+use std::collections::BTreeSet;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::fs::inotify;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+
+use crate::class::Class;
+use crate::connector::{Connector, Event};
+use crate::container;
+use crate::discover::{Discovery, ancestors};
+use crate::host::Sources;
+use crate::model::{Kind, ThreadRole};
+use crate::problem::{Problem, ProblemKind};
+use crate::proc;
+use crate::rules::Rules;
+use crate::vmm::{self, Vmm};
+
+/// From the first sign of a change to telling: threads of one VM come within this.
+pub const SETTLE: Duration = Duration::from_millis(30);
+/// Least time between two tellings, so that a storm of changes costs a bounded share of a CPU.
+pub const SPACING: Duration = Duration::from_millis(200);
+/// Discover again after this anyway, where process events are to be had.
+pub const RESCAN: Duration = Duration::from_secs(60);
+/// The same, where they are not.
+pub const RESCAN_BLIND: Duration = Duration::from_secs(5);
+
+/// The first look again where a VM's vCPUs could not be told, for it may just be starting; the next ones are twice as far each.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// Why it is worth discovering again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Change {
+    /// Nothing was seen for [`RESCAN`] or [`RESCAN_BLIND`].
+    Rescan,
+    /// Something that concerns tenants happened.
+    Seen,
+    /// Events were lost, so anything may have happened.
+    Lost,
+}
+
+/// Tells when to discover again. Its descriptor is readable when [`Watcher::take`] has something to look at.
+#[derive(Debug)]
+pub struct Watcher {
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    inotify: OwnedFd,
+    connector: Option<Connector>,
+    /// Why there is no connector.
+    blind: Option<String>,
+    proc: PathBuf,
+    libvirt: PathBuf,
+    /// Whether `libvirt` itself is watched, rather than a directory above it.
+    libvirt_there: bool,
+    followed: BTreeSet<i32>,
+    bulk_cgroups: BTreeSet<String>,
+    rules: Rules,
+    /// Whether something has come and is given time to settle.
+    gathering: bool,
+    pending: Option<Change>,
+    last_told: Option<Instant>,
+    next_rescan: Instant,
+    look_again: Duration,
+}
+
+impl Watcher {
+    /// Starts watching. Without process events (not root, not the host's namespaces) it only rescans: see
+    /// [`Watcher::blind`].
+    ///
+    /// # Errors
+    /// Where the kernel has no epoll, timerfd or inotify instance left for this process.
+    pub fn new(sources: &Sources) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
+        let (connector, blind) = match Connector::open() {
+            Ok(connector) => (Some(connector), None),
+            Err(error) => (None, Some(format!("no process events ({error}); looking every {RESCAN_BLIND:?} instead"))),
+        };
+        epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        let mut watcher = Self {
+            epoll,
+            timer,
+            inotify,
+            connector,
+            blind,
+            proc: sources.proc.clone(),
+            libvirt: sources.libvirt.clone(),
+            libvirt_there: false,
+            followed: BTreeSet::new(),
+            bulk_cgroups: BTreeSet::new(),
+            rules: Rules::default(),
+            gathering: true,
+            pending: None,
+            last_told: None,
+            next_rescan: Instant::now(),
+            look_again: LOOK_AGAIN,
+        };
+        watcher.watch_libvirt();
+        watcher.tell(Change::Rescan)?;
+        watcher.last_told = None;
+        Ok(watcher)
+    }
+
+    /// Why changes are only found by rescanning, where that is so.
+    pub fn blind(&self) -> Option<&str> {
+        self.blind.as_deref()
+    }
+
+    /// Takes over what was found and by which rules: whose threads to follow. Call it after every discovery.
+    ///
+    /// # Errors
+    /// What the kernel says of the timer.
+    pub fn follow(&mut self, found: &Discovery, rules: &Rules) -> io::Result<()> {
+        self.rules = rules.clone();
+        // Threads of bulk containers come and go without consequence.
+        let matters = |kind: Kind, class: Class| kind != Kind::Container || class != Class::Bulk;
+        let (followed, ignored): (Vec<_>, Vec<_>) =
+            found.tenants.iter().partition(|tenant| matters(tenant.kind, tenant.class));
+        let threads = followed.iter().flat_map(|tenant| &tenant.threads);
+        let processes: BTreeSet<i32> =
+            threads.map(|thread| thread.id.pid).chain(followed.iter().map(|tenant| tenant.process.pid)).collect();
+        self.bulk_cgroups = ignored.iter().filter_map(|tenant| tenant.cgroup.clone()).collect();
+        if processes != self.followed {
+            if let Some(connector) = &self.connector {
+                if let Err(error) = connector.follow(&processes) {
+                    self.blind =
+                        Some(format!("process events cannot be filtered ({error}); looking anew now and then"));
+                    self.connector = None;
+                }
+            }
+            self.followed = processes;
+        }
+        let unnamed = |problem: &Problem| matches!(problem.kind, ProblemKind::VcpusUnnamed(_));
+        if !found.problems.iter().any(unnamed) {
+            self.look_again = LOOK_AGAIN;
+        } else if !self.gathering {
+            self.rescan_in(self.look_again.min(self.rescan()))?;
+            self.look_again = (self.look_again * 2).min(RESCAN);
+        }
+        Ok(())
+    }
+
+    /// Waits until it is worth discovering again, or for `timeout`.
+    ///
+    /// # Errors
+    /// What the kernel says of the wait.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Option<Change>> {
+        let until = timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            let left = until.map(|until| timespec(until.saturating_duration_since(Instant::now())));
+            let mut polled = [PollFd::new(&self.epoll, PollFlags::IN)];
+            match rustix::event::poll(&mut polled, left.as_ref()) {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            if let Some(change) = self.take()? {
+                return Ok(Some(change));
+            }
+        }
+    }
+
+    /// Looks at what made the descriptor readable; tells a change once it has settled. Never blocks.
+    ///
+    /// The first sign of anything closes the ears for [`SETTLE`]; then all that has come is judged at once. So the host's
+    /// programs may start as fast as they like: this wakes at most once in that time.
+    ///
+    /// # Errors
+    /// What the kernel says of its descriptors.
+    pub fn take(&mut self) -> io::Result<Option<Change>> {
+        let due = self.timer_is_due()?;
+        if !self.gathering {
+            if due {
+                return self.tell(Change::Rescan).map(Some);
+            }
+            self.listen(false)?;
+            self.arm(SETTLE)?;
+            return Ok(None);
+        }
+        if !due {
+            return Ok(None);
+        }
+        let seen = [self.libvirt_change(), self.process_change()];
+        self.pending = seen.into_iter().flatten().chain(self.pending).max();
+        let too_soon = SPACING.saturating_sub(self.last_told.map_or(SPACING, |told| told.elapsed()));
+        match self.pending {
+            Some(_) if !too_soon.is_zero() => self.arm(too_soon)?,
+            Some(change) => return self.tell(change).map(Some),
+            None => {
+                self.listen(true)?;
+                self.arm(self.next_rescan.saturating_duration_since(Instant::now()).max(SETTLE))?;
+            }
+        }
+        Ok(None)
+    }
+
+    fn tell(&mut self, change: Change) -> io::Result<Change> {
+        self.pending = None;
+        self.last_told = Some(Instant::now());
+        self.listen(true)?;
+        self.rescan_in(self.rescan())?;
+        Ok(change)
+    }
+
+    fn rescan(&self) -> Duration {
+        if self.connector.is_some() { RESCAN } else { RESCAN_BLIND }
+    }
+
+    fn rescan_in(&mut self, time: Duration) -> io::Result<()> {
+        self.next_rescan = Instant::now() + time;
+        self.arm(time)
+    }
+
+    /// Opens or closes the ears.
+    fn listen(&mut self, open: bool) -> io::Result<()> {
+        if self.gathering != open {
+            return Ok(());
+        }
+        self.gathering = !open;
+        for fd in [Some(self.inotify.as_fd()), self.connector.as_ref().map(AsFd::as_fd)].into_iter().flatten() {
+            if open {
+                epoll::add(&self.epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+            } else {
+                epoll::delete(&self.epoll, fd)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn arm(&self, after: Duration) -> io::Result<()> {
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let spec = Itimerspec { it_interval: zero, it_value: timespec(after) };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec)?;
+        Ok(())
+    }
+
+    fn timer_is_due(&self) -> io::Result<bool> {
+        let mut count = [0u8; 8];
+        match rustix::io::read(&self.timer, &mut count) {
+            Ok(_) => Ok(true),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Watches libvirt's directory, or the nearest one above that is there, until libvirt makes the next.
+    fn watch_libvirt(&mut self) {
+        use inotify::WatchFlags as W;
+        let content =
+            W::CREATE | W::DELETE | W::MOVED_FROM | W::MOVED_TO | W::CLOSE_WRITE | W::DELETE_SELF | W::ONLYDIR;
+        let name = W::CREATE | W::MOVED_TO | W::DELETE_SELF | W::ONLYDIR;
+        self.libvirt_there = inotify::add_watch(&self.inotify, &self.libvirt, content).is_ok();
+        if !self.libvirt_there {
+            let above = self.libvirt.ancestors().skip(1);
+            let _ = above.into_iter().find(|dir| inotify::add_watch(&self.inotify, *dir, name).is_ok());
+        }
+    }
+
+    fn libvirt_change(&mut self) -> Option<Change> {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
+        let (mut change, mut moved) = (None, false);
+        while let Ok(event) = reader.next() {
+            let flags = event.events();
+            if flags.contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
+                change = Some(Change::Lost);
+            } else if flags.intersects(inotify::ReadFlags::DELETE_SELF | inotify::ReadFlags::IGNORED) {
+                moved = true;
+            } else if self.libvirt_there {
+                let name = event.file_name().map(|name| name.to_bytes());
+                let status = name.is_none_or(|name| name.ends_with(b".xml") || name.ends_with(b".pid"));
+                change = change.or(status.then_some(Change::Seen));
+            } else {
+                moved = true;
+            }
+        }
+        if moved {
+            self.watch_libvirt();
+            change = change.or(self.libvirt_there.then_some(Change::Seen));
+        }
+        change
+    }
+
+    fn process_change(&mut self) -> Option<Change> {
+        let events = match self.connector.as_ref()?.take() {
+            Ok(Some(events)) => events,
+            Ok(None) => return Some(Change::Lost),
+            Err(error) => {
+                self.blind = Some(format!("process events ended ({error}); looking every {RESCAN_BLIND:?} instead"));
+                self.connector = None;
+                return Some(Change::Lost);
+            }
+        };
+        let news = self.pending.is_none() && events.iter().any(|event| self.concerns(*event));
+        news.then_some(Change::Seen)
+    }
+
+    fn concerns(&self, event: Event) -> bool {
+        match event {
+            Event::Fork { parent: KTHREADD, tid, .. } => self.is_vms_kernel_thread(tid),
+            Event::Fork { parent, child, .. } => self.followed.contains(&parent) || self.followed.contains(&child),
+            Event::Comm { pid } | Event::Exit { pid } => self.followed.contains(&pid),
+            Event::Exec { pid } => self.followed.contains(&pid) || self.is_new_tenant(pid),
+        }
+    }
+
+    fn is_vms_kernel_thread(&self, tid: i32) -> bool {
+        let comm = std::fs::read(self.proc.join(tid.to_string()).join("comm")).unwrap_or_default();
+        vmm::kernel_thread(proc::printable(comm.trim_ascii_end()).as_str())
+            .is_some_and(|(role, _)| matches!(role, ThreadRole::Vhost | ThreadRole::KvmPit))
+    }
+
+    fn is_new_tenant(&self, pid: i32) -> bool {
+        let dir = self.proc.join(pid.to_string());
+        let Ok(executable) = std::fs::read_link(dir.join("exe")) else { return false };
+        if Vmm::of_executable(&executable.to_string_lossy()).is_some() {
+            return true;
+        }
+        let cgroup = std::fs::read(dir.join("cgroup")).ok().and_then(|text| proc::parse_cgroup(&text));
+        cgroup.is_some_and(|path| match container::of_path(&path) {
+            Some(new) => !self.bulk_cgroups.contains(&new.cgroup),
+            None => ancestors(&path).any(|part| self.rules.names_cgroup(part) && !self.bulk_cgroups.contains(part)),
+        })
+    }
+}
+
+const KTHREADD: i32 = 2;
+
+impl AsFd for Watcher {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec { tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: duration.subsec_nanos().into() }
+}

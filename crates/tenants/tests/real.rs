@@ -1,0 +1,271 @@
+//! Discovery and placement of real QEMU processes on this machine.
+#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing)]
+
+mod common;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ontime_tenants::config::Text;
+use ontime_tenants::{
+    Class, Discovery, Kind, Level, Policy, ProblemKind, Rules, Sources, Tenant, ThreadError, ThreadRole, discover,
+    wanted,
+};
+
+const QEMU: &str = "qemu-system-x86_64";
+
+/// A VM that is stopped before its first instruction, ended with the test.
+struct Vm(Child);
+
+impl Vm {
+    fn start(arguments: &[&str]) -> Option<Self> {
+        if !common::has(QEMU) {
+            println!("SKIPPED: {QEMU} is not installed");
+            return None;
+        }
+        let fixed = ["-S", "-nodefaults", "-display", "none", "-accel", "tcg", "-smp", "2", "-m", "32"];
+        let child = Command::new(QEMU).args(fixed).args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn();
+        Some(Self(child.unwrap()))
+    }
+
+    fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).unwrap()
+    }
+
+    /// Discovers until this VM has two vCPU threads.
+    fn discover(&self, sources: &Sources, rules: &Rules) -> (Tenant, Discovery) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let found = discover(sources, rules);
+            let own = found.tenants.iter().find(|tenant| tenant.process.pid == self.pid());
+            if let Some(tenant) = own.filter(|tenant| vcpus(tenant).len() == 2) {
+                return (tenant.clone(), found);
+            }
+            assert!(Instant::now() < deadline, "not found: {found:#?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn vcpus(tenant: &Tenant) -> Vec<u32> {
+    let mut numbers: Vec<u32> = tenant
+        .threads
+        .iter()
+        .filter_map(|thread| match thread.role {
+            ThreadRole::Vcpu(number) => Some(number),
+            _ => None,
+        })
+        .collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+fn rules(name: &str) -> Rules {
+    let text = format!("[[tenant]]\nname = \"{name}\"\nclass = \"rt\"\nlevel = 1\nruntime-cap = 0.5\n");
+    Rules::parse(&[Text::new("/etc/ontime/tenants.toml", text)]).unwrap()
+}
+
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        println!("SKIPPED: needs root");
+    }
+    root
+}
+
+#[test]
+fn a_real_qemu_is_found_with_class_and_threads_placed_and_put_back() {
+    let name = format!("rt-{}", std::process::id());
+    let Some(vm) = Vm::start(&["-name", &format!("guest={name},debug-threads=on"), "-object", "iothread,id=iothread1"])
+    else {
+        return;
+    };
+    if !is_root() {
+        return;
+    }
+    let (sources, rules) = (Sources::host(), rules(&name));
+    let (tenant, _) = vm.discover(&sources, &rules);
+    assert_eq!((tenant.name.as_str(), tenant.kind, tenant.owner), (name.as_str(), Kind::Qemu, 0));
+    assert_eq!((tenant.class, tenant.runtime_cap), (Class::Rt(Level::try_from(1u8).unwrap()), 0.5));
+    assert_eq!(vcpus(&tenant), [0, 1]);
+    assert!(tenant.threads.iter().any(|thread| thread.role == ThreadRole::Iothread && thread.comm == "IO iothread1"));
+    assert!(tenant.threads.iter().any(|thread| thread.id == tenant.process && thread.role == ThreadRole::Emulator));
+
+    let table = rules.table();
+    for thread in tenant.threads.iter().filter(|thread| wanted(&tenant, thread, &table).is_some()) {
+        thread.id.set_policy(wanted(&tenant, thread, &table).unwrap()).unwrap();
+    }
+    let (placed, _) = vm.discover(&sources, &rules);
+    for (before, thread) in tenant.threads.iter().zip(&placed.threads) {
+        assert_eq!(before.id, thread.id);
+        let expected = if matches!(thread.role, ThreadRole::Vcpu(_)) { Policy::Fifo(42) } else { before.policy };
+        assert_eq!(thread.policy, expected, "{}", thread.comm);
+        assert_eq!(thread.affinity, thread.id.affinity().unwrap().to_string());
+    }
+    for (before, after) in tenant.threads.iter().zip(&placed.threads) {
+        after.id.set_policy(before.policy).unwrap();
+        assert_eq!(after.id.policy().unwrap(), before.policy);
+    }
+
+    let ids: Vec<_> = tenant.threads.iter().map(|thread| thread.id).collect();
+    drop(vm);
+    for id in ids {
+        assert!(matches!(id.set_policy(Policy::Fifo(42)), Err(ThreadError::Gone(_))));
+    }
+    assert!(!discover(&sources, &rules).tenants.iter().any(|left| left.process == tenant.process));
+}
+
+#[test]
+fn a_qemu_without_thread_names_is_asked_by_its_monitor() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("qmp");
+    let name = format!("unnamed-{}", std::process::id());
+    let qmp = format!("unix:{},server=on,wait=off", socket.display());
+    // debug-threads is on by default from QEMU 10.x, so it is switched off here.
+    let Some(vm) = Vm::start(&["-name", &format!("guest={name},debug-threads=off"), "-qmp", &qmp]) else { return };
+    let sources = Sources::host();
+    wait_for(&socket);
+    let (tenant, found) = vm.discover(&sources, &rules(&name));
+    assert_eq!(vcpus(&tenant), [0, 1]);
+    assert!(!has_unnamed(&found, &name));
+    // The monitor is free again: somebody else can use it.
+    let other = Sources::host();
+    vm.discover(&other, &rules(&name));
+}
+
+#[test]
+fn a_qemu_that_cannot_be_asked_is_reported_and_costs_no_wait_twice() {
+    let name = format!("mute-{}", std::process::id());
+    let Some(vm) = Vm::start(&["-name", &format!("guest={name},debug-threads=off")]) else { return };
+    let sources = Sources::host();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !has_unnamed(&discover(&sources, &rules(&name)), &name) {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!has_unnamed(&discover(&sources, &Rules::default()), &name), "a bulk VM is nobody's problem");
+    drop(vm);
+}
+
+#[test]
+fn a_monitor_held_by_another_client_delays_once_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("qmp");
+    let name = format!("held-{}", std::process::id());
+    let qmp = format!("unix:{},server=on,wait=off", socket.display());
+    let Some(vm) = Vm::start(&["-name", &format!("guest={name},debug-threads=off"), "-qmp", &qmp]) else { return };
+    wait_for(&socket);
+    let mut holder = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    std::io::Read::read(&mut holder, &mut [0u8; 16]).unwrap();
+    let sources = Sources::host();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !has_unnamed(&discover(&sources, &rules(&name)), &name) {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let start = Instant::now();
+    assert!(has_unnamed(&discover(&sources, &rules(&name)), &name));
+    assert!(start.elapsed() < Duration::from_millis(190), "it asked again: {:?}", start.elapsed());
+    drop(vm);
+}
+
+#[test]
+fn a_libvirt_status_file_makes_a_real_qemu_a_domain() {
+    let name = format!("dom-{}", std::process::id());
+    let Some(vm) = Vm::start(&["-name", &format!("guest={name},debug-threads=on")]) else { return };
+    let host = common::Host::new();
+    let sources = Sources { libvirt: host.path("run/libvirt/qemu"), ..Sources::host() };
+    let inside = "<metadata><o:tenant xmlns:o='https://ontime.dev/xmlns/tenant/1' class='rt'/></metadata>\
+                  <cputune><vcpusched vcpus='1' scheduler='fifo' priority='50'/></cputune>";
+    host.domain(&name, vm.pid(), "3f1c9a52-0d52-4c1b-9e0a-6f4b7f1d2c33", inside);
+    let (tenant, found) = vm.discover(&sources, &Rules::default());
+    assert_eq!((tenant.kind, tenant.class), (Kind::Libvirt, Class::Rt(Level::HIGHEST)));
+    let places: Vec<_> = tenant
+        .threads
+        .iter()
+        .filter(|thread| matches!(thread.role, ThreadRole::Vcpu(_)))
+        .map(|thread| wanted(&tenant, thread, &Rules::default().table()))
+        .collect();
+    assert_eq!(places, [Some(Policy::Fifo(47)), None], "vCPU 1 is libvirt's");
+    let conflict = |kind: &ProblemKind| matches!(kind, ProblemKind::Conflict(_));
+    assert!(found.problems.iter().any(|problem| problem.subject == name && conflict(&problem.kind)));
+}
+
+#[test]
+fn a_storm_of_starting_and_ending_vms_never_places_a_stranger() {
+    if !common::has(QEMU) || !is_root() {
+        return;
+    }
+    let prefix = format!("storm-{}-", std::process::id());
+    let rules = rules(&format!("{prefix}*"));
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let ended = stop.clone();
+    let names = prefix.clone();
+    let storm = std::thread::spawn(move || {
+        let mut started = 0;
+        while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+            let vm = Vm::start(&["-name", &format!("guest={names}{started},debug-threads=on")]);
+            std::thread::sleep(Duration::from_millis(60 + 37 * (started % 5)));
+            drop(vm);
+            started += 1;
+        }
+        started
+    });
+    let (sources, table) = (Sources::host(), rules.table());
+    let (mut placed, mut gone) = (0u32, 0u32);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(4) || placed < 4 {
+        assert!(start.elapsed() < Duration::from_secs(60), "placed {placed}, gone {gone}");
+        for tenant in discover(&sources, &rules).tenants.iter().filter(|tenant| tenant.name.starts_with(&prefix)) {
+            for thread in &tenant.threads {
+                let Some(policy) = wanted(tenant, thread, &table) else { continue };
+                match thread.id.set_policy(policy) {
+                    Ok(()) => placed += 1,
+                    Err(ThreadError::Gone(_)) => gone += 1,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    println!("{} VMs, {placed} placed, {gone} gone", storm.join().unwrap());
+}
+
+/// A tap that ends with its VM.
+#[test]
+fn the_tap_of_a_real_qemu_is_found_by_its_open_file() {
+    if !is_root() || !Path::new("/dev/net/tun").exists() {
+        println!("SKIPPED: needs root and /dev/net/tun");
+        return;
+    }
+    let id = std::process::id();
+    let (name, tap) = (format!("tap-{id}"), format!("ot{id}"));
+    let netdev = format!("tap,id=n0,ifname={tap},script=no,downscript=no");
+    let device = ["-netdev", &netdev, "-device", "virtio-net-pci,netdev=n0"];
+    let named = format!("guest={name},debug-threads=on");
+    let Some(vm) = Vm::start(&[&["-name", named.as_str()][..], &device[..]].concat()) else { return };
+    let (tenant, _) = vm.discover(&Sources::host(), &Rules::default());
+    assert_eq!(tenant.vnics.len(), 1);
+    assert_eq!(tenant.vnics[0].ifname, tap);
+    assert!(tenant.vnics[0].lower.is_empty());
+}
+
+fn has_unnamed(found: &Discovery, name: &str) -> bool {
+    found.problems.iter().any(|one| one.subject == name && matches!(one.kind, ProblemKind::VcpusUnnamed(_)))
+}
+
+fn wait_for(path: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !path.exists() {
+        assert!(Instant::now() < deadline, "{} never came", path.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,145 @@
+//! Reused thread numbers: in a process namespace in which all numbers but three are taken, so that a freed one is given out again
+//! at once, threads of one process are placed while they end, and threads of another, which take over their numbers, must
+//! not stay changed.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use ontime_tenants::{Policy, ThreadError, ThreadId};
+
+const PLACE: Policy = Policy::Fifo(7);
+const PID_MAX: &str = "/proc/sys/kernel/pid_max";
+const RUN: Duration = Duration::from_secs(3);
+
+/// `pid_max` belongs to the process namespace from Linux 6.14; before, it is the whole host's and not for a test to change.
+fn can_run() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
+    let new_enough = (numbers.next(), numbers.next()) >= (Some(6), Some(14));
+    let able = new_enough && rustix::process::geteuid().is_root();
+    if !able {
+        println!("SKIPPED: needs root and Linux 6.14");
+    }
+    able
+}
+
+fn again(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"]);
+    command
+}
+
+#[test]
+fn a_reused_number_is_never_left_changed() {
+    if !can_run() {
+        return;
+    }
+    let before = std::fs::read_to_string(PID_MAX).unwrap();
+    let inner = again("inside_the_namespace");
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--pid", "--fork", "--mount-proc", "--kill-child"]).arg(inner.get_program()).args(inner.get_args());
+    let output = unshare.output().unwrap();
+    let after = std::fs::read_to_string(PID_MAX).unwrap();
+    if before != after {
+        std::fs::write(PID_MAX, &before).unwrap();
+        panic!("the namespace changed the host's pid_max; put back");
+    }
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{}", said.lines().find(|line| line.contains("placed")).unwrap_or_default());
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("placed"), "{said}");
+}
+
+/// Threads that end while they are placed.
+#[test]
+#[ignore = "run by a_reused_number_is_never_left_changed"]
+fn inside_the_namespace() {
+    assert_eq!(std::process::id(), 1, "in a namespace of its own");
+    std::fs::write(PID_MAX, "340").unwrap();
+    let strangers = again("strangers").stdout(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let (tell, told) = mpsc::sync_channel::<ThreadId>(1);
+    let make_victims = move || {
+        let mut ended = 0u64;
+        loop {
+            let tell = tell.clone();
+            let victim = std::thread::Builder::new().spawn(move || {
+                let tid = rustix::thread::gettid().as_raw_nonzero().get();
+                ThreadId::of(1, tid).is_ok_and(|id| tell.send(id).is_ok())
+            });
+            // No number free: the other process has them all for a moment.
+            let Ok(victim) = victim else { continue };
+            if !victim.join().unwrap() {
+                return ended;
+            }
+            ended += 1;
+        }
+    };
+    let victims = std::thread::spawn(make_victims);
+    let _parked = take_all_numbers_but(3);
+    let (mut placed, mut gone, start) = (0u64, 0u64, Instant::now());
+    while start.elapsed() < RUN {
+        let id = told.recv().unwrap();
+        // From at once to after its end.
+        let wait = Instant::now() + Duration::from_micros((placed + gone) % 64);
+        while Instant::now() < wait {
+            std::hint::spin_loop();
+        }
+        match id.set_policy(PLACE) {
+            Ok(()) => placed += 1,
+            Err(ThreadError::Gone(_)) => gone += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    drop(told);
+    let ended = victims.join().unwrap();
+    let output = strangers.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    let line = said.lines().find(|line| line.contains("strangers")).unwrap();
+    println!("placed {placed}, gone {gone}, victims {ended}, {line}");
+    assert!(gone > 100 && ended > 100, "placed {placed}, gone {gone}, victims {ended}: no race to speak of");
+}
+
+/// Threads that only have numbers, until what this returns is dropped.
+fn take_all_numbers_but(free: usize) -> Vec<mpsc::Sender<()>> {
+    let mut parked = Vec::new();
+    let mut misses = 0;
+    // The strangers have a number each now and then, so one refusal does not mean that all are taken.
+    while misses < 200 {
+        let (keep, kept) = mpsc::channel::<()>();
+        match std::thread::Builder::new().stack_size(64 << 10).spawn(move || kept.recv().is_ok()) {
+            Ok(_) => parked.push(keep),
+            Err(_) => misses += 1,
+        }
+    }
+    parked.truncate(parked.len().saturating_sub(free));
+    parked
+}
+
+/// Threads that take over the numbers, and look at themselves.
+#[test]
+#[ignore = "run by inside_the_namespace"]
+fn strangers() {
+    let (mut lived, mut touched, start) = (0u64, 0u64, Instant::now());
+    while start.elapsed() < RUN {
+        let stranger = std::thread::Builder::new().spawn(|| {
+            let me = i32::try_from(std::process::id()).unwrap();
+            let Ok(id) = ThreadId::of(me, rustix::thread::gettid().as_raw_nonzero().get()) else { return false };
+            std::thread::sleep(Duration::from_micros(300));
+            if id.policy().unwrap() != PLACE {
+                return false;
+            }
+            // Between the change and its undoing.
+            std::thread::sleep(Duration::from_millis(20));
+            assert_ne!(id.policy().unwrap(), PLACE, "a stranger was left at the place of another thread");
+            true
+        });
+        let Ok(stranger) = stranger else { continue };
+        touched += u64::from(stranger.join().unwrap());
+        lived += 1;
+    }
+    println!("strangers {lived}, of them seen touched for a moment {touched}");
+}

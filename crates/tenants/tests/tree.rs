@@ -1,0 +1,397 @@
+//! Discovery of hosts that this machine is not: built trees.
+#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing)]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use common::{Host, PF_KTHREAD};
+use ontime_tenants::config::Text;
+use ontime_tenants::rules::Namer;
+use ontime_tenants::{
+    Class, ClassSource, Discovery, Kind, Level, Policy, PriorityTable, ProblemKind, Rules, Tenant, ThreadRole, discover,
+};
+
+const UUID: &str = "3f1c9a52-0d52-4c1b-9e0a-6f4b7f1d2c33";
+const RT: Class = Class::Rt(Level::HIGHEST);
+
+fn rules(text: &str) -> Rules {
+    Rules::parse(&[Text::new("/etc/ontime/tenants.toml", text)]).unwrap()
+}
+
+fn words(found: &Discovery) -> Vec<(String, &'static str)> {
+    found.problems.iter().map(|one| (one.subject.clone(), one.word())).collect()
+}
+
+fn only(found: &Discovery) -> &Tenant {
+    assert_eq!(found.tenants.len(), 1, "{found:#?}");
+    &found.tenants[0]
+}
+
+fn roles(tenant: &Tenant) -> Vec<(i32, ThreadRole)> {
+    let mut roles: Vec<_> = tenant.threads.iter().map(|thread| (thread.id.tid, thread.role)).collect();
+    roles.sort_unstable_by_key(|(tid, _)| *tid);
+    roles
+}
+
+#[test]
+fn an_empty_host_has_no_tenants_and_no_problems() {
+    let host = Host::new();
+    assert_eq!(discover(&host.sources(), &Rules::default()), Discovery::default());
+}
+
+#[test]
+fn a_host_that_cannot_be_read_is_one_problem() {
+    let host = Host::new();
+    fs::remove_dir_all(host.path("proc")).unwrap();
+    assert_eq!(words(&discover(&host.sources(), &Rules::default()))[0].1, "unreadable");
+}
+
+#[test]
+fn a_vm_is_found_with_all_its_threads() {
+    let host = Host::new();
+    host.vm(100, "a", "/vm.slice/a.service");
+    host.kernel_thread(50, "kvm-pit/100");
+    host.kernel_thread(51, "kvm-pit/999");
+    host.process(60, "/usr/bin/bash", "/user.slice/session-1.scope", 0, &["bash"]);
+    host.thread(60, 61, "CPU 0/KVM", 0);
+    let found = discover(&host.sources(), &Rules::default());
+    let vm = only(&found);
+    assert_eq!((vm.name.as_str(), vm.kind, vm.class), ("a", Kind::Qemu, Class::Bulk));
+    assert_eq!(vm.cgroup.as_deref(), Some("/vm.slice/a.service"));
+    assert_eq!(
+        roles(vm),
+        [
+            (50, ThreadRole::KvmPit),
+            (100, ThreadRole::Emulator),
+            (101, ThreadRole::Vcpu(0)),
+            (102, ThreadRole::Vcpu(1)),
+            (103, ThreadRole::Iothread),
+            (104, ThreadRole::Emulator),
+            (105, ThreadRole::Emulator),
+            (106, ThreadRole::Emulator),
+            (108, ThreadRole::Vhost),
+        ]
+    );
+    let pit = vm.threads.iter().find(|thread| thread.role == ThreadRole::KvmPit).unwrap();
+    assert_eq!((pit.id.pid, pit.id.tid), (50, 50), "a kernel thread is its own process");
+    assert_eq!(vm.vnics[0].ifname, "tap100");
+    assert!(found.problems.is_empty(), "{:?}", found.problems);
+}
+
+#[test]
+fn vhost_before_linux_6_4_is_a_kernel_thread_named_after_the_thread_that_made_it() {
+    let host = Host::new();
+    host.vm(100, "a", "/");
+    host.kernel_thread(50, "vhost-100");
+    host.kernel_thread(51, "vhost-103");
+    host.process(70, "/usr/bin/evil", "/", 1000, &["evil"]);
+    host.thread(70, 70, "vhost-100", 0);
+    let vm_roles = roles(only(&discover(&host.sources(), &Rules::default())));
+    assert!(vm_roles.contains(&(50, ThreadRole::Vhost)) && vm_roles.contains(&(51, ThreadRole::Vhost)));
+    assert!(!vm_roles.iter().any(|(tid, _)| *tid == 70), "a user's process may not pose as a kernel thread");
+}
+
+#[test]
+fn a_kernel_thread_with_an_odd_name_does_no_harm() {
+    let host = Host::new();
+    for (n, name) in ["vhost-", "vhost-99999999999", "kvm-pit/-1", "kvm-pit/x", "a) (b"].iter().enumerate() {
+        host.kernel_thread(50 + i32::try_from(n).unwrap(), name);
+    }
+    assert_eq!(discover(&host.sources(), &Rules::default()), Discovery::default());
+}
+
+#[test]
+fn libvirts_domains_take_name_class_interfaces_and_tuning_from_its_file() {
+    let host = Host::new();
+    host.vm(100, "dom", r"/machine.slice/machine-qemu\x2d1\x2ddom.scope/libvirt/emulator");
+    host.interface("vnet0", 7);
+    host.domain(
+        "dom",
+        100,
+        UUID,
+        "<metadata><o:tenant xmlns:o='https://ontime.dev/xmlns/tenant/1' class='rt' runtime-cap='0.6'/></metadata>\
+         <cputune><vcpusched vcpus='0' scheduler='rr' priority='3'/></cputune>\
+         <devices><interface type='bridge'><target dev='vnet0'/></interface>\
+         <interface type='bridge'><target dev='gone0'/></interface></devices>",
+    );
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"dom\"\nclass = \"bulk\"\n"));
+    let vm = only(&found);
+    assert_eq!((vm.kind, vm.class, &vm.class_source, vm.runtime_cap), (Kind::Libvirt, RT, &ClassSource::Metadata, 0.6));
+    assert_eq!(vm.uuid.as_deref(), Some(UUID));
+    assert_eq!(vm.cgroup.as_deref(), Some(r"/machine.slice/machine-qemu\x2d1\x2ddom.scope"));
+    assert_eq!(vm.vnics.iter().map(|vnic| vnic.ifname.as_str()).collect::<Vec<_>>(), ["vnet0"]);
+    let vcpu = vm.threads.iter().find(|thread| thread.role == ThreadRole::Vcpu(0)).unwrap();
+    assert_eq!(vcpu.libvirt.sched, Some(Policy::Rr(3)));
+    assert_eq!(words(&found), [("dom".into(), "vnic-elsewhere"), ("dom".into(), "below-kernel")]);
+}
+
+#[test]
+fn bad_libvirt_files_are_reported_and_the_rest_goes_on() {
+    let host = Host::new();
+    host.vm(100, "good", "/");
+    host.domain("good", 100, UUID, "<metadata><o:tenant xmlns:o='https://ontime.dev/xmlns/tenant/1'/></metadata>");
+    host.domain("stale", 555, UUID, "");
+    fs::write(host.path("run/libvirt/qemu/broken.xml"), "<domstatus").unwrap();
+    fs::write(host.path("run/libvirt/qemu/binary.xml"), [0xff, 0xfe, 0]).unwrap();
+    fs::write(host.path("run/libvirt/qemu/good.pid"), "100").unwrap();
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!((only(&found).kind, only(&found).class), (Kind::Libvirt, Class::Bulk));
+    let mut kinds: Vec<_> = words(&found).into_iter().map(|(_, word)| word).collect();
+    kinds.sort_unstable();
+    assert_eq!(kinds, ["bad-metadata", "bad-status", "stale-domain", "unreadable"]);
+    assert!(found.problems.iter().all(|problem| !problem.remedy().is_empty()));
+}
+
+#[test]
+fn a_domain_whose_status_is_damaged_is_still_libvirts_by_its_pid_file() {
+    let host = Host::new();
+    host.vm(100, "dom", "/");
+    fs::write(host.path("proc/100/status"), "Uid:\t64055\t64055\t64055\t64055\n").unwrap();
+    fs::write(host.path("run/libvirt/qemu/dom.xml"), "<domst").unwrap();
+    fs::write(host.path("run/libvirt/qemu/dom.pid"), "100\n").unwrap();
+    host.process(200, "/usr/libexec/vhost-user-gpu", "/", 0, &["vhost-user-gpu", "--fd=3"]);
+    fs::write(host.path("run/libvirt/qemu/1-dom-vhost-user-gpu.pid"), "200").unwrap();
+    fs::write(host.path("run/libvirt/qemu/odd.pid"), "-3x").unwrap();
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"dom\"\nclass = \"rt\"\n"));
+    assert_eq!((only(&found).kind, only(&found).class, only(&found).owner), (Kind::Libvirt, RT, 0));
+    assert_eq!(only(&found).vnics[0].ifname, "tap100", "by its open files instead");
+    assert_eq!(found.problems.len(), 1, "{:?}", found.problems);
+}
+
+#[test]
+fn a_stale_domain_does_not_adopt_the_process_that_has_its_number_now() {
+    let host = Host::new();
+    host.vm(100, "other", "/");
+    host.process(200, "/usr/bin/bash", "/", 0, &["bash"]);
+    host.domain(
+        "old",
+        100,
+        UUID,
+        "<metadata><o:tenant xmlns:o='https://ontime.dev/xmlns/tenant/1' class='rt'/></metadata>",
+    );
+    host.domain("older", 200, UUID, "");
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!((only(&found).name.as_str(), only(&found).kind, only(&found).class), ("other", Kind::Qemu, Class::Bulk));
+    assert_eq!(words(&found), [("old".into(), "stale-domain"), ("older".into(), "stale-domain")]);
+}
+
+#[test]
+fn libvirt_with_an_emulator_of_another_name_is_a_vm() {
+    let host = Host::new();
+    host.process(100, "/opt/wrapped-emulator", "/", 64055, &["x", "-name", "guest=dom,debug-threads=on"]);
+    host.thread(100, 101, "CPU 0/KVM", 0);
+    host.domain("dom", 100, UUID, "");
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!((only(&found).kind, only(&found).owner), (Kind::Libvirt, 0));
+}
+
+#[test]
+fn vcpus_without_names_come_from_libvirts_record_or_are_reported() {
+    let host = Host::new();
+    let unnamed = |pid, name: &str| {
+        host.process(pid, "/usr/bin/qemu-system-x86_64", "/", 0, &["qemu", "-name", name]);
+        for tid in 1..=3 {
+            host.thread(pid, pid + tid, "qemu-system-x86", 0);
+        }
+    };
+    unnamed(100, "dom");
+    unnamed(200, "plain");
+    host.domain("dom", 100, UUID, "");
+    let path = host.path("run/libvirt/qemu/dom.xml");
+    let with_vcpus = fs::read_to_string(&path)
+        .unwrap()
+        .replace("<vcpus/>", "<vcpus><vcpu id='0' pid='102'/><vcpu id='1' pid='103'/><vcpu id='2' pid='100'/></vcpus>");
+    fs::write(&path, with_vcpus).unwrap();
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"plain\"\nclass = \"rt\"\n"));
+    let dom = found.tenants.iter().find(|tenant| tenant.name == "dom").unwrap();
+    assert_eq!(roles(dom)[2..], [(102, ThreadRole::Vcpu(0)), (103, ThreadRole::Vcpu(1))]);
+    assert_eq!(roles(dom)[0], (100, ThreadRole::Emulator), "the main thread is no vCPU, whatever is recorded");
+    assert_eq!(words(&found), [("plain".into(), "vcpus-unnamed")]);
+}
+
+#[test]
+fn threads_that_pose_as_vcpus_are_none() {
+    let host = Host::new();
+    host.vm(100, "plain", "/");
+    host.thread(100, 120, "CPU 1/KVM", 0);
+    host.vm(200, "dom", "/");
+    host.thread(200, 220, "CPU 7/KVM", 0);
+    host.domain("dom", 200, UUID, "");
+    let path = host.path("run/libvirt/qemu/dom.xml");
+    let recorded = "<vcpus><vcpu id='0' pid='201'/><vcpu id='1' pid='202'/></vcpus>";
+    fs::write(&path, fs::read_to_string(&path).unwrap().replace("<vcpus/>", recorded)).unwrap();
+    for tenant in discover(&host.sources(), &Rules::default()).tenants {
+        let base = tenant.process.pid;
+        let vcpus: Vec<_> =
+            roles(&tenant).into_iter().filter(|(_, role)| matches!(role, ThreadRole::Vcpu(_))).collect();
+        assert_eq!(vcpus, [(base + 1, ThreadRole::Vcpu(0)), (base + 2, ThreadRole::Vcpu(1))], "{}", tenant.name);
+    }
+}
+
+#[test]
+fn a_bulk_vm_without_names_is_no_problem_and_its_vcpus_show_by_their_guest_time() {
+    let host = Host::new();
+    host.process(100, "/usr/bin/qemu-system-x86_64", "/", 0, &["qemu", "-name", "plain"]);
+    for tid in [103, 101, 102] {
+        host.thread(100, tid, "qemu-system-x86", 0);
+    }
+    for tid in [102, 103] {
+        let path = host.path(&format!("proc/100/task/{tid}/stat"));
+        let line = fs::read_to_string(&path).unwrap();
+        // Field 43, guest time, is the second after the policy's three.
+        fs::write(&path, line.replace(" 0 0 0 0 0 0 0 0 0 0 0 0\n", " 0 0 9 0 0 0 0 0 0 0 0 0\n")).unwrap();
+        assert_ne!(fs::read_to_string(&path).unwrap(), line);
+    }
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!(roles(only(&found))[2..], [(102, ThreadRole::Vcpu(0)), (103, ThreadRole::Vcpu(1))]);
+    assert!(found.problems.is_empty(), "{:?}", found.problems);
+}
+
+#[test]
+fn a_vm_inside_a_container_does_not_take_real_time_by_its_name() {
+    let host = Host::new();
+    let id = "ef".repeat(32);
+    let scope = format!("/machine.slice/libpod-{id}.scope");
+    host.vm(100, "plc", &format!("{scope}/container"));
+    host.process(90, "/bin/sh", &format!("{scope}/container"), 0, &["sh"]);
+    let found = discover(&host.sources(), &rules("[[tenant]]\nkind = \"qemu\"\nclass = \"rt\"\n"));
+    assert!(found.tenants.len() == 2 && found.tenants.iter().all(|tenant| tenant.class == Class::Bulk));
+    assert_eq!(words(&found), [("plc".into(), "rule-withheld")]);
+    let place = rules(&format!("[[tenant]]\ncgroup = \"{scope}\"\nclass = \"rt\"\n"));
+    assert!(discover(&host.sources(), &place).tenants.iter().all(|tenant| tenant.class == RT));
+}
+
+#[test]
+fn containers_of_every_kind_are_found_by_cgroup() {
+    let host = Host::new();
+    let id = "ab".repeat(32);
+    host.process(10, "/usr/bin/app", &format!("/machine.slice/libpod-{id}.scope/container"), 0, &["app"]);
+    host.process(11, "/usr/bin/app", &format!("/machine.slice/libpod-{id}.scope/container/sub"), 0, &["app"]);
+    host.thread(11, 12, "worker", 0);
+    host.process(20, "/usr/bin/conmon", &format!("/machine.slice/libpod-conmon-{id}.scope"), 0, &["conmon"]);
+    host.process(30, "/sbin/init", "/lxc.payload.web", 0, &["init"]);
+    host.process(40, "/sbin/init", "/system.slice/ssh.service", 0, &["sshd"]);
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"web\"\nclass = \"rt\"\n"));
+    let seen: Vec<_> =
+        found.tenants.iter().map(|t| (t.name.as_str(), t.class, t.threads.len(), t.process.pid)).collect();
+    assert_eq!(seen, [("abababababab", Class::Bulk, 3, 10), ("web", RT, 1, 30)]);
+    assert!(found.tenants.iter().all(|tenant| tenant.kind == Kind::Container));
+}
+
+#[test]
+fn a_cgroup_that_a_rule_names_is_a_tenant() {
+    let host = Host::new();
+    host.process(1, "/sbin/init", "/rt.slice", 0, &["init"]);
+    host.process(10, "/usr/bin/plc", "/rt.slice/plc.service", 0, &["plc"]);
+    host.process(11, "/usr/bin/other", "/rt.slice", 0, &["other"]);
+    host.vm(100, "vm", "/rt.slice/vm.service");
+    let found = discover(&host.sources(), &rules("[[tenant]]\ncgroup = \"/rt.slice\"\nclass = \"rt\"\nlevel = 2\n"));
+    let seen: Vec<_> = found.tenants.iter().map(|t| (t.name.as_str(), t.kind, t.threads.len())).collect();
+    assert_eq!(seen, [("vm", Kind::Qemu, 8), ("rt.slice", Kind::Container, 2)], "process 1 is never a tenant's");
+    assert!(found.tenants.iter().all(|tenant| tenant.class == Class::Rt(Level::try_from(2u8).unwrap())));
+}
+
+#[test]
+fn a_users_tenant_is_not_real_time_by_its_name() {
+    let host = Host::new();
+    host.vm(100, "plc", "/user.slice/user-1000.slice/session-2.scope");
+    fs::write(host.path("proc/100/status"), "Uid:\t1000\t1000\t1000\t1000\n").unwrap();
+    let id = "cd".repeat(32);
+    let cgroup = format!("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{id}.scope");
+    host.process(200, "/bin/app", &cgroup, 100_000, &["app"]);
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"*\"\nclass = \"rt\"\n"));
+    assert!(found.tenants.iter().all(|tenant| tenant.class == Class::Bulk && tenant.owner == 1000));
+    let withheld = |problem: &&ontime_tenants::Problem| {
+        matches!(problem.kind, ProblemKind::RuleWithheld { namer: Namer::User(1000), .. })
+    };
+    assert_eq!(found.problems.iter().filter(withheld).count(), 2);
+    let named = rules("[[tenant]]\nname = \"*\"\nuser = 1000\nclass = \"rt\"\n");
+    assert!(discover(&host.sources(), &named).tenants.iter().all(|tenant| tenant.class == RT));
+}
+
+#[test]
+fn a_process_whose_owner_cannot_be_read_is_not_taken_for_roots() {
+    let host = Host::new();
+    host.vm(100, "plc", "/");
+    fs::remove_file(host.path("proc/100/status")).unwrap();
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"plc\"\nclass = \"rt\"\n"));
+    assert_eq!(only(&found).class, Class::Bulk);
+}
+
+#[test]
+fn what_vanishes_or_is_odd_spoils_nothing() {
+    let host = Host::new();
+    host.vm(100, "good", "/");
+    // Only a directory; no threads; threads without stat; a stat of garbage; a zombie; names that are no numbers.
+    fs::create_dir_all(host.path("proc/300")).unwrap();
+    host.process(301, "/usr/bin/qemu-system-x86_64", "/", 0, &["qemu"]);
+    fs::remove_dir_all(host.path("proc/301/task")).unwrap();
+    host.process(302, "/usr/bin/qemu-system-x86_64", "/", 0, &[]);
+    fs::remove_file(host.path("proc/302/task/302/stat")).unwrap();
+    host.process(303, "/usr/bin/qemu-system-x86_64", "/", 0, &[]);
+    fs::write(host.path("proc/303/task/303/stat"), b"\xff(((").unwrap();
+    host.process(304, "/usr/bin/qemu-system-x86_64", "/", 0, &[]);
+    let line = fs::read_to_string(host.path("proc/304/task/304/stat")).unwrap();
+    fs::write(host.path("proc/304/task/304/stat"), line.replace(") S ", ") Z ")).unwrap();
+    for name in ["self", "-5", "99999999999", "0", "task"] {
+        fs::create_dir_all(host.path(&format!("proc/{name}"))).unwrap();
+    }
+    fs::create_dir_all(host.path("proc/100/task/notes")).unwrap();
+    symlink("/dev/net/tun", host.path("proc/100/fd/999")).unwrap();
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!(only(&found).name, "good");
+    assert!(found.problems.is_empty(), "{:?}", found.problems);
+}
+
+#[test]
+fn hostile_names_do_not_reach_a_terminal() {
+    let host = Host::new();
+    host.process(
+        100,
+        "/usr/bin/qemu-system-x86_64",
+        "/",
+        0,
+        &["qemu", "-name", "guest=\u{1b}[2Jx\ny", "-uuid", "\u{7}"],
+    );
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!(only(&found).name, "?[2Jx?y");
+    assert_eq!(only(&found).uuid.as_deref(), Some("?"));
+}
+
+#[test]
+fn two_of_one_name_are_told() {
+    let host = Host::new();
+    host.vm(100, "a", "/");
+    host.vm(200, "a", "/");
+    assert_eq!(words(&discover(&host.sources(), &Rules::default())), [("a".into(), "same-name")]);
+}
+
+#[test]
+fn conflicts_are_found_on_the_way() {
+    let host = Host::new();
+    host.vm(100, "bulk", "/");
+    host.thread_at(100, 101, "CPU 0/KVM", 0, (1, 50), "0-3");
+    host.vm(200, "rt", "/");
+    host.thread_at(200, 201, "CPU 0/KVM", 0, (0, 0), "2");
+    host.thread_at(200, 202, "CPU 1/KVM", 0, (0, 0), "3");
+    host.thread_at(200, 208, "vhost-200", common::PF_USER_WORKER, (0, 0), "0-1");
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"rt\"\nclass = \"rt\"\n"));
+    assert_eq!(words(&found), [("bulk".into(), "above-path"), ("rt".into(), "vhost-apart")]);
+    assert_eq!(PriorityTable::default(), Rules::default().table());
+}
+
+#[test]
+fn a_discovery_is_json_with_remedies() {
+    let host = Host::new();
+    host.vm(100, "a", "/");
+    host.vm(200, "a", "/");
+    host.thread(100, 50, "x", PF_KTHREAD);
+    let json = serde_json::to_value(discover(&host.sources(), &Rules::default())).unwrap();
+    assert_eq!(json["tenants"][0]["kind"], "qemu");
+    assert_eq!(json["problems"][0]["kind"], "same-name");
+    assert!(json["problems"][0]["remedy"].as_str().is_some_and(|remedy| !remedy.is_empty()));
+    let back: Vec<Tenant> = serde_json::from_value(json["tenants"].clone()).unwrap();
+    assert_eq!(back.len(), 2);
+}

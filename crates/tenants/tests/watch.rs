@@ -1,0 +1,168 @@
+//! The watcher, with real processes.
+#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing)]
+
+mod common;
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ontime_tenants::watch::{Change, RESCAN_BLIND, SPACING};
+use ontime_tenants::{Rules, Sources, ThreadRole, Watcher, discover};
+
+const LONG: Option<Duration> = Some(Duration::from_secs(20));
+
+/// Sources whose libvirt directory is the test's own, so that nothing else on the machine disturbs it.
+fn sources(host: &common::Host) -> Sources {
+    Sources { libvirt: host.path("run/libvirt/qemu"), ..Sources::host() }
+}
+
+fn watcher(sources: &Sources) -> Option<Watcher> {
+    let watcher = Watcher::new(sources).unwrap();
+    if let Some(why) = watcher.blind() {
+        println!("SKIPPED: {why}");
+        return None;
+    }
+    Some(watcher)
+}
+
+fn qemu(name: &str, more: &[&str]) -> Option<Child> {
+    if !common::has("qemu-system-x86_64") {
+        println!("SKIPPED: qemu-system-x86_64 is not installed");
+        return None;
+    }
+    let named = format!("guest={name},debug-threads=on");
+    let fixed = ["-S", "-nodefaults", "-display", "none", "-accel", "tcg", "-m", "32", "-name", &named];
+    let child =
+        Command::new("qemu-system-x86_64").args(fixed).args(more).stdin(Stdio::null()).stderr(Stdio::null()).spawn();
+    Some(child.unwrap())
+}
+
+/// Follows changes, as the daemon does, until discovery says what is awaited; false when time is over.
+fn until(watcher: &mut Watcher, sources: &Sources, name: &str, awaited: impl Fn(Option<usize>) -> bool) -> bool {
+    let (deadline, rules) = (Instant::now() + Duration::from_secs(20), Rules::default());
+    while Instant::now() < deadline {
+        let found = discover(sources, &rules);
+        watcher.follow(&found, &rules).unwrap();
+        let vcpus =
+            found.tenants.iter().find(|tenant| tenant.name == name).map(|tenant| {
+                tenant.threads.iter().filter(|thread| matches!(thread.role, ThreadRole::Vcpu(_))).count()
+            });
+        if awaited(vcpus) {
+            return true;
+        }
+        assert_ne!(watcher.wait(LONG).unwrap(), Some(Change::Rescan), "found by looking, not by an event");
+    }
+    false
+}
+
+#[test]
+fn a_vm_that_starts_and_ends_is_told_without_looking() {
+    let host = common::Host::new();
+    let sources = sources(&host);
+    let Some(mut watcher) = watcher(&sources) else { return };
+    let name = format!("watched-{}", std::process::id());
+    let Some(mut vm) = qemu(&name, &["-smp", "2"]) else { return };
+    assert!(until(&mut watcher, &sources, &name, |vcpus| vcpus == Some(2)), "start");
+    vm.kill().unwrap();
+    vm.wait().unwrap();
+    assert!(until(&mut watcher, &sources, &name, |vcpus| vcpus.is_none()), "end");
+}
+
+#[test]
+fn libvirts_files_are_noticed_also_when_the_directory_comes_later() {
+    let host = common::Host::new();
+    std::fs::remove_dir_all(host.path("run/libvirt")).unwrap();
+    let sources = sources(&host);
+    let mut watcher = Watcher::new(&sources).unwrap();
+    std::fs::create_dir_all(host.path("run/libvirt/qemu")).unwrap();
+    assert!(matches!(watcher.wait(LONG).unwrap(), Some(Change::Seen | Change::Lost)));
+    std::thread::sleep(SPACING);
+    while watcher.wait(Some(SPACING)).unwrap().is_some() {}
+    let start = Instant::now();
+    std::fs::write(host.path("run/libvirt/qemu/a.xml.new"), "x").unwrap();
+    std::fs::rename(host.path("run/libvirt/qemu/a.xml.new"), host.path("run/libvirt/qemu/a.xml")).unwrap();
+    assert_eq!(watcher.wait(LONG).unwrap(), Some(Change::Seen));
+    assert!(start.elapsed() < RESCAN_BLIND);
+    std::fs::write(host.path("run/libvirt/qemu/autostart.log"), "x").unwrap();
+}
+
+#[test]
+fn a_storm_of_other_processes_tells_nothing_and_costs_little() {
+    let host = common::Host::new();
+    let sources = sources(&host);
+    let Some(mut watcher) = watcher(&sources) else { return };
+    let rules = Rules::default();
+    watcher.follow(&discover(&sources, &rules), &rules).unwrap();
+    let storm = std::thread::spawn(|| {
+        for _ in 0..300 {
+            Command::new("true").status().unwrap();
+        }
+    });
+    let (mut looks, start) = (0u32, Instant::now());
+    while !storm.is_finished() {
+        // Other tests' VMs may be told; the storm itself may not.
+        watcher.wait(Some(Duration::from_millis(100))).unwrap();
+        looks += 1;
+    }
+    storm.join().unwrap();
+    let most = start.elapsed().as_millis() / 100 + start.elapsed().as_millis() / SPACING.as_millis() + 2;
+    assert!(u128::from(looks) <= most, "{looks} of {most}");
+}
+
+#[test]
+fn changes_in_quick_succession_are_told_together() {
+    let host = common::Host::new();
+    let sources = sources(&host);
+    let mut watcher = Watcher::new(&sources).unwrap();
+    let (mut told, start) = (0u32, Instant::now());
+    while start.elapsed() < Duration::from_secs(1) {
+        std::fs::write(host.path("run/libvirt/qemu/a.xml"), "x").unwrap();
+        told += u32::from(watcher.wait(Some(Duration::from_millis(1))).unwrap().is_some());
+    }
+    assert!((2..=6).contains(&told), "told {told} times in a second");
+}
+
+#[test]
+fn a_vm_whose_vcpus_could_not_be_told_is_looked_at_again_soon() {
+    let host = common::Host::new();
+    host.process(100, "/usr/bin/qemu-system-x86_64", "/", 0, &["qemu", "-name", "plain"]);
+    for tid in 101..104 {
+        host.thread(100, tid, "qemu-system-x86", 0);
+    }
+    let text = ontime_tenants::config::Text::new("f", "[[tenant]]\nname = \"plain\"\nclass = \"rt\"\n");
+    let rules = Rules::parse(&[text]).unwrap();
+    let found = discover(&host.sources(), &rules);
+    assert_eq!(found.problems.len(), 1, "{:?}", found.problems);
+    // Something else on this machine may be seen in between; then it is tried again.
+    let undisturbed = (0..10).find_map(|_| {
+        let mut watcher = Watcher::new(&sources(&host)).unwrap();
+        let mut next = || {
+            watcher.follow(&found, &rules).unwrap();
+            let start = Instant::now();
+            (watcher.wait(LONG).unwrap() == Some(Change::Rescan)).then(|| start.elapsed().as_millis())
+        };
+        Some((next()?, next()?))
+    });
+    let (first, second) = undisturbed.unwrap();
+    assert!((900..1900).contains(&first) && (1900..3900).contains(&second), "{first} ms, {second} ms");
+}
+
+#[test]
+fn an_idle_watcher_sleeps() {
+    let host = common::Host::new();
+    let sources = sources(&host);
+    let mut watcher = Watcher::new(&sources).unwrap();
+    let own = || {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let tid = rustix::thread::gettid().as_raw_nonzero().get();
+        ontime_tenants::ThreadId::of(pid, tid).unwrap().cpu_time().unwrap()
+    };
+    // Other tests start processes meanwhile: the quietest of three seconds counts.
+    let spent = (0..3).map(|_| {
+        let before = own();
+        let _ = watcher.wait(Some(Duration::from_secs(1))).unwrap();
+        own() - before
+    });
+    let least = spent.min().unwrap();
+    assert!(least < 5_000_000, "{least} ns in a second");
+}
