@@ -241,6 +241,16 @@ pub fn reset(host: &dyn Host, journal: &mut Journal) -> Result<Report, JournalEr
     Ok(report)
 }
 
+/// Restores the originals of some knobs at once, in the reverse order of keeping, and goes on keeping them: for what must not
+/// wait for a pass or a whole reset, as the kernel's protections when runtime caps fail. The order matters: 6.12 takes its RT
+/// limit back only after its fair servers.
+pub fn give_back(host: &dyn Host, journal: &Journal, which: impl Fn(&Knob) -> bool) -> Report {
+    let mut report = Report::default();
+    let chosen: Vec<Original> = journal.entries().iter().filter(|entry| which(&entry.knob)).cloned().collect();
+    restore(host, &chosen, &mut report);
+    report
+}
+
 /// Restores in reverse order; gives the keys that need no further restoring.
 fn restore(host: &dyn Host, originals: &[Original], report: &mut Report) -> BTreeSet<String> {
     let mut finished = BTreeSet::new();

@@ -155,6 +155,18 @@ fn the_first_original_wins_and_the_second_apply_changes_nothing() {
     assert_eq!(value_of(dir.path()), original);
 }
 
+#[test]
+fn some_knobs_are_given_back_and_still_kept() {
+    let (dir, original) = fresh();
+    act(dir.path(), "apply");
+    let kept = journal(dir.path());
+    let report = crate::give_back(&host(dir.path()), &kept, |other| other.key() == knob(1).key());
+    assert_eq!((report.items.len(), report.counts().restored), (1, 1));
+    let values = value_of(dir.path());
+    assert_eq!((&values[1], values[2].as_str()), (&original[1], "ours"));
+    assert!(kept.has(&knob(1)) && kept.entries().len() == 5);
+}
+
 /// A small tmpfs, unmounted at the end.
 struct Tmpfs(PathBuf);
 

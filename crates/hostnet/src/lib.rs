@@ -21,7 +21,7 @@ pub mod plan;
 pub mod rule;
 pub mod rules;
 
-pub use apply::{ConvergeError, Counts, Done, Drift, Item, Report, apply, converge, drift, reset};
+pub use apply::{ConvergeError, Counts, Done, Drift, Item, Report, apply, converge, drift, give_back, reset};
 pub use cpus::CpuSet;
 pub use doctor::{Check, Diagnosis, State, examine};
 pub use intent::{HostConfig, Intent, NicUse};

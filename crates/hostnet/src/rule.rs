@@ -1,6 +1,6 @@
 //! The typed rule: one row of the table "what an RT packet can wait behind".
 //!
-//! In: an [`Inventory`](crate::Inventory) (facts) and an [`Intent`](crate::Intent) (what is wanted). Out, by a pure
+//! In: an [`Inventory`] (facts) and an [`Intent`] (what is wanted). Out, by a pure
 //! function: the [`Setting`]s that cure the row on this host, and [`Finding`]s for what no setting can cure.
 
 use std::fmt;

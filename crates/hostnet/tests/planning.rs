@@ -223,6 +223,11 @@ fn protections_go_off_only_under_caps_and_never_under_lockdown() {
         assert!(of_rule(&locked, RuleId::RtProtections).is_empty());
         assert_eq!(refusals(&locked, RuleId::RtProtections), [Refusal::Lockdown]);
     }
+    // 6.12 refuses to stop a server while there is a limit, so that goes first, and on reset comes back last.
+    let kernel = Kernel { version: (6, 12), ..inventory.kernel.clone() };
+    let settings = of_rule(&plan(&Inventory { kernel, ..inventory.clone() }, &intent), RuleId::RtProtections);
+    assert_eq!(settings.len(), 1 + 2 * fleet::CPUS as usize);
+    assert_eq!(settings[0], ("/proc/sys/kernel/sched_rt_runtime_us".to_owned(), "-1".to_owned()));
     // Before the fair server there was RT throttling, under the same condition.
     let kernel = Kernel { version: (6, 1), ..inventory.kernel.clone() };
     let old = Inventory { kernel, protections: Default::default(), ..inventory };

@@ -1,6 +1,9 @@
 //! The rules on real interfaces: veth pairs with NAPI, whose threads are real kernel threads.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
+#[path = "support/fleet.rs"]
+#[allow(dead_code)] // its larger part is for planning
+mod fleet;
 mod support;
 
 use std::collections::BTreeMap;
@@ -15,7 +18,7 @@ use ontime_hostnet::{
     CpuSet, Done, Host, Intent, Inventory, Journal, Knob, KnobError, LiveHost, NicId, Plan, Report, Roots, RuleId,
     SteerFrom, Value, converge, drift, plan, reset,
 };
-use ontime_tenants::{Class, Level, Policy};
+use ontime_tenants::{Class, Level, Policy, ThreadId, ThreadRole};
 use support::{in_namespace, run, unshare};
 
 fn intent(nic: &str, level: u8) -> Intent {
@@ -349,4 +352,69 @@ fn a_hundred_cycles_under_a_tcp_flow_lose_no_packet() {
     // No interface dropped a packet (checked above); what is left is noise of TCP's own accounting.
     let segments = i64::try_from(flow.bytes / 1448).unwrap();
     assert!(flow.lost * 100_000 <= segments, "{} of {segments} segments lost", flow.lost);
+}
+
+/// Threads of this process that sleep until dropped.
+struct Sleepers {
+    threads: Vec<ThreadId>,
+    _wake: Vec<mpsc::Sender<()>>,
+}
+
+fn sleepers(count: usize) -> Sleepers {
+    let pid = i32::try_from(std::process::id()).unwrap();
+    let (mut threads, mut wake) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let (tell, told) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            let _ = ended.recv();
+        });
+        threads.push(ThreadId::of(pid, told.recv().unwrap()).unwrap());
+        wake.push(end);
+    }
+    Sleepers { threads, _wake: wake }
+}
+
+#[test]
+fn a_hundred_vms_and_64_queues_are_looked_at_and_applied_fast() {
+    in_namespace(|roots| {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = journal(state.path());
+        run("ip", "link add va numtxqueues 64 numrxqueues 64 type veth peer name vb");
+        run("ethtool", "-K va gro on");
+        run("ethtool", "-L va rx 64 tx 64");
+        run("ip", "link set vb up");
+        run("ip", "link set va up");
+        let sleepers = sleepers(500);
+        let born_with = sleepers.threads[499].policy().unwrap();
+        let mut made_up = Inventory::default();
+        let tenants = (0..100).zip(sleepers.threads.chunks(5)).map(|(number, threads)| {
+            let mut vm = fleet::vm(&mut made_up, number, fleet::rt(0), 5, "va");
+            vm.threads.retain(|thread| matches!(thread.role, ThreadRole::Vcpu(_)));
+            vm.threads.iter_mut().zip(threads).for_each(|(thread, id)| thread.id = *id);
+            vm
+        });
+        let wanted = Intent { tenants: tenants.collect(), ..intent("va", 0) };
+        let look = |_: &Journal| {
+            let mut found = plan(&Inventory::scan(roots), &wanted);
+            let ours = [RuleId::NapiThreaded, RuleId::NapiThread, RuleId::VcpuPlace];
+            found.settings.retain(|setting| ours.contains(&setting.rule));
+            Ok::<_, Infallible>(found)
+        };
+        let host = LiveHost::with_roots(roots.clone());
+        let start = std::time::Instant::now();
+        let report = converge(&host, &mut journal, look).unwrap();
+        let first = start.elapsed();
+        let start = std::time::Instant::now();
+        converge(&host, &mut journal, look).unwrap();
+        println!("applied in {first:?}, again in {:?}: {:?}", start.elapsed(), report.counts());
+        assert_eq!(threads(roots, "va"), [Policy::Fifo(49); 64]);
+        assert_eq!(sleepers.threads[499].policy().unwrap(), Policy::Fifo(47));
+        let limit = std::time::Duration::from_millis(if cfg!(debug_assertions) { 2000 } else { 100 });
+        assert!(first < limit, "{first:?}");
+        undo(roots, &mut journal);
+        assert_eq!(sleepers.threads[499].policy().unwrap(), born_with);
+        assert_eq!(threaded(roots, "va"), Some(0));
+    });
 }

@@ -1,6 +1,6 @@
 //! Facts of the running host, read only: nothing here changes or wakes anything.
 //!
-//! In: `/proc`, `/sys`, debugfs (injectable as [`Roots`]), netlink. Out: an [`Inventory`], plain data that rules plan on.
+//! In: `/proc`, `/sys`, debugfs (injectable as [`Roots`](crate::Roots)), netlink. Out: an [`Inventory`], plain data that rules plan on.
 //! What this kernel or this process cannot tell becomes a [`Note`], never a guess.
 
 mod cpu;

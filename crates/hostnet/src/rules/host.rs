@@ -17,6 +17,10 @@ pub const RT_RUNTIME: &str = "kernel/sched_rt_runtime_us";
 /// The first kernel whose fair server stands in for RT throttling.
 const FAIR_SERVER_SINCE: (u32, u32) = (6, 12);
 
+/// Until here a root domain built anew forgets its servers' bandwidth; taking a server's away then underflows in
+/// `__dl_overflow` (`kernel/sched/deadline.c`) and gives EBUSY (seen on 6.12.107), unless no limit is in force at all.
+const SERVER_ACCOUNTED_SINCE: (u32, u32) = (6, 18);
+
 /// See [`RuleId::SoftirqThreads`]. Without PREEMPT_RT softirqs run on interrupt return, and these places mean little.
 pub fn softirq_threads(inventory: &Inventory, _intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
@@ -75,6 +79,9 @@ pub fn rt_protections(inventory: &Inventory, intent: &Intent) -> Outcome {
 }
 
 fn servers_off(inventory: &Inventory, outcome: &mut Outcome) {
+    if inventory.kernel.version < SERVER_ACCOUNTED_SINCE && inventory.protections.rt_runtime_us.is_some() {
+        outcome.settings.push(no_rt_limit());
+    }
     for (server, runtimes) in &inventory.protections.servers {
         for cpu in runtimes.keys() {
             let knob = Knob::HostFile { root: Root::Debug, path: format!("sched/{server}/cpu{cpu}/runtime") };
@@ -93,8 +100,12 @@ fn rt_throttling(inventory: &Inventory, intent: &Intent, outcome: &mut Outcome) 
         outcome.findings.push(no_caps());
         return;
     }
+    outcome.settings.push(no_rt_limit());
+}
+
+fn no_rt_limit() -> Setting {
     let knob = Knob::HostFile { root: Root::Proc, path: format!("sys/{RT_RUNTIME}") };
-    outcome.settings.push(Setting::new(RuleId::RtProtections, Stage::Protection, knob, Value::Text("-1".to_owned())));
+    Setting::new(RuleId::RtProtections, Stage::Protection, knob, Value::Text("-1".to_owned()))
 }
 
 fn no_caps() -> Finding {
