@@ -49,7 +49,7 @@ fn protections_only(paths: &Paths) -> anyhow::Result<ExitCode> {
         match done {
             Ok(()) => eprintln!("{knob}: restored"),
             Err(error) => {
-                eprintln!("ontime: {error}");
+                eprintln!("ontime: {knob}: {error}");
                 status = exit::THRESHOLD;
             }
         }

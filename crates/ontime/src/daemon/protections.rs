@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use ontime_hostnet::{Host, Inventory, Journal, Knob, KnobError, Plan, Root, Roots, Stage, Value};
+use ontime_hostnet::{Done, Host, Inventory, Journal, Knob, Plan, Root, Roots, Stage, Value};
 
 /// The knobs of the plan that switch protections off, and those in the journal that an earlier daemon switched off.
 pub fn knobs(plan: &Plan) -> Vec<&Knob> {
@@ -32,13 +32,17 @@ pub fn originals(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// Writes the protections' originals. They stay in the journal: the rest of a reset is somebody else's.
-pub fn restore(host: &dyn Host, journal: &Journal) -> Vec<(Knob, Result<(), KnobError>)> {
-    journal
-        .entries()
-        .iter()
-        .filter(|entry| is_protection(&entry.knob))
-        .map(|entry| (entry.knob.clone(), host.write(&entry.knob, &entry.value)))
+/// Writes the protections' originals, in the order that kernels want. They stay in the journal: the rest of a reset is
+/// somebody else's. Gives what could not be written, and why.
+pub fn restore(host: &dyn Host, journal: &Journal) -> Vec<(Knob, Result<(), String>)> {
+    let report = ontime_hostnet::apply::give_back(host, journal, is_protection);
+    report
+        .items
+        .into_iter()
+        .map(|item| match item.done {
+            Done::Failed(why) | Done::Unsupported(why) => (item.knob, Err(why)),
+            Done::Changed | Done::Already | Done::Restored | Done::Gone => (item.knob, Ok(())),
+        })
         .collect()
 }
 
@@ -74,8 +78,8 @@ mod tests {
     use std::cell::RefCell;
     use std::collections::BTreeMap;
 
-    use ontime_hostnet::Original;
     use ontime_hostnet::inventory::{Kernel, Protections};
+    use ontime_hostnet::{KnobError, Original};
 
     use super::*;
 

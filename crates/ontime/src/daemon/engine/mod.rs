@@ -262,16 +262,18 @@ impl Engine {
     /// What the guardian would have to do if this plan were applied and the daemon died.
     fn charge_for(&self, plan: &Plan) -> Charge {
         let roots = self.paths.roots();
-        let mut files: BTreeMap<_, _> = protections::originals(&self.journal, &roots).into_iter().collect();
+        let mut files = protections::originals(&self.journal, &roots);
         for knob in protections::knobs(plan) {
             if let (Knob::HostFile { root, path }, None) = (knob, self.journal.original(knob)) {
                 if let Ok(Value::Text(text)) = self.host.read(knob) {
-                    files.insert(roots.path(*root, path), text);
+                    files.push((roots.path(*root, path), text));
                 }
             }
         }
+        // In the reverse order of switching off, as a reset: 6.12 takes its RT limit back only after its fair servers.
+        files.reverse();
         Charge {
-            protections: files.into_iter().collect(),
+            protections: files,
             then_protected: protections::kernel_protects(&self.host, &self.look.inventory, &self.journal),
             threads: self.watches.list.iter().map(|watch| (watch.id, watch.place)).collect(),
             relieved: false,
