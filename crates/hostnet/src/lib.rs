@@ -1,1 +1,39 @@
 //! The packet path by class: typed rules for interrupts, NAPI, vhost, queues and the kernel's own threads.
+//!
+//! In: facts of the running host ([`inventory`]) and what is wanted ([`intent`]: method, priority table, classes, tenants).
+//! Out: a pure plan of knobs and values with findings, applying it with every original value kept in a write-ahead
+//! journal, undoing it, noticing what drifted, and the checks behind `ontime doctor`.
+//!
+//! Nothing here resets a NIC, replaces a root qdisc or moves a running vCPU.
+
+pub mod apply;
+pub mod cpus;
+pub mod doctor;
+pub mod intent;
+pub mod inventory;
+pub mod journal;
+pub mod knob;
+pub mod kvm;
+pub mod live;
+pub mod method;
+pub mod netlink;
+pub mod plan;
+pub mod rule;
+pub mod rules;
+
+pub use apply::{ConvergeError, Counts, Done, Drift, Item, Report, apply, converge, drift, give_back, reset};
+pub use cpus::CpuSet;
+pub use doctor::{Check, Diagnosis, State, examine};
+pub use intent::{HostConfig, Intent, NicUse};
+pub use inventory::Inventory;
+pub use journal::{Journal, JournalError, Original};
+pub use knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
+pub use kvm::KvmProbe;
+pub use live::{LiveHost, Roots};
+pub use method::{Method, MethodError};
+pub use plan::{Plan, plan, replan};
+pub use rule::{Cost, Finding, Outcome, Refusal, Rule, RuleId, Setting, Severity, Stage};
+pub use rules::RULES;
+
+#[cfg(test)]
+mod crash_tests;

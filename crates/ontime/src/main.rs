@@ -1,3 +1,70 @@
 //! The `ontime` command: one file a subcommand.
+//!
+//! To add one: its file with `pub struct Args` (clap) and `pub fn run(&Args, &Paths)`, then a `mod` line and a line in
+//! `commands!` below.
 
-fn main() {}
+mod api;
+mod apply;
+mod client;
+mod daemon;
+mod doctor;
+mod exit;
+mod log;
+mod paths;
+mod ps;
+mod reset;
+mod status;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Consistent real-time latency for VMs and containers that share a host with bulk tenants.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    paths: paths::Paths,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// One line a subcommand: its help, its variant, its module.
+macro_rules! commands {
+    ($($(#[$meta:meta])* $name:ident => $($module:ident)::+),+ $(,)?) => {
+        #[derive(Debug, Subcommand)]
+        enum Command {
+            $($(#[$meta])* $name($($module)::+::Args),)+
+        }
+
+        fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
+            match &cli.command {
+                $(Command::$name(args) => $($module)::+::run(args, &cli.paths),)+
+            }
+        }
+    };
+}
+
+commands! {
+    /// Show tenants, their class, and their threads' places
+    Ps => ps,
+    /// Keep every thread of the path at its place (run by ontimed.service)
+    Daemon => daemon,
+    /// Show what is wanted of this host, what is, and why they differ
+    Status => status,
+    /// Apply, with another method if one is given
+    Apply => apply,
+    /// Give everything its original value
+    Reset => reset,
+    /// Examine this host for what makes RT packets late
+    Doctor => doctor,
+    /// Put kernel protections back when the daemon dies (started by the daemon)
+    #[command(hide = true)]
+    Guardian => daemon::guardian,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    run(&cli).unwrap_or_else(|error| exit::of_error(&error))
+}

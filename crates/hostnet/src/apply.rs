@@ -1,0 +1,293 @@
+//! Applying a plan, undoing it, and noticing what drifted.
+//!
+//! In: a [`Host`], a [`Plan`], the [`Journal`]. Out: a [`Report`]. Every original is in the journal, durably, before its knob
+//! is written. Applying twice changes nothing the second time; what an earlier plan changed and this one does not want
+//! gets its original back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::journal::{Journal, JournalError, Original, crash};
+use crate::knob::{Host, Knob, KnobError, Value};
+use crate::plan::Plan;
+use crate::rule::{Finding, RuleId, Setting, Stage};
+
+/// What became of one knob.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "outcome", content = "why")]
+pub enum Done {
+    /// It has the wanted value now, and had another.
+    Changed,
+    /// It had the wanted value.
+    Already,
+    /// It has its original value again.
+    Restored,
+    /// The thread ended, the NIC or queue is gone: nothing to do.
+    Gone,
+    /// This kernel or device has no such knob.
+    Unsupported(String),
+    /// The kernel refused; on reset its original stays in the journal.
+    Failed(String),
+}
+
+/// One knob of a report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Item {
+    /// The rule that wanted it; none where it was given back.
+    pub rule: Option<RuleId>,
+    /// Which knob.
+    pub knob: Knob,
+    /// What it was, where it could be read.
+    pub from: Option<Value>,
+    /// What it was to become.
+    pub to: Value,
+    /// What became of it.
+    pub done: Done,
+}
+
+/// What an apply or a reset did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Every knob looked at.
+    pub items: Vec<Item>,
+    /// What no knob cures.
+    pub findings: Vec<Finding>,
+}
+
+/// How many knobs a report has of each outcome.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// See [`Done::Changed`].
+    pub changed: usize,
+    /// See [`Done::Already`].
+    pub already: usize,
+    /// See [`Done::Restored`].
+    pub restored: usize,
+    /// See [`Done::Gone`].
+    pub gone: usize,
+    /// See [`Done::Unsupported`].
+    pub unsupported: usize,
+    /// See [`Done::Failed`].
+    pub failed: usize,
+}
+
+impl Report {
+    /// How many knobs had each outcome.
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for item in &self.items {
+            let count = match item.done {
+                Done::Changed => &mut counts.changed,
+                Done::Already => &mut counts.already,
+                Done::Restored => &mut counts.restored,
+                Done::Gone => &mut counts.gone,
+                Done::Unsupported(_) => &mut counts.unsupported,
+                Done::Failed(_) => &mut counts.failed,
+            };
+            *count += 1;
+        }
+        counts
+    }
+
+    fn add(&mut self, rule: Option<RuleId>, knob: &Knob, from: Option<Value>, to: &Value, done: Done) {
+        self.items.push(Item { rule, knob: knob.clone(), from, to: to.clone(), done });
+    }
+
+    /// Whether something was changed that makes threads appear which this report's plan did not know.
+    fn reveals_threads(&self, plan: &Plan) -> bool {
+        let revealing: BTreeSet<_> =
+            plan.settings.iter().filter(|setting| setting.stage == Stage::Thread).map(|s| s.knob.key()).collect();
+        self.items.iter().any(|item| item.done == Done::Changed && revealing.contains(&item.knob.key()))
+    }
+}
+
+/// A knob that has another value than the plan wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Drift {
+    /// What is wanted.
+    pub setting: Setting,
+    /// What it has.
+    pub found: Value,
+    /// Whether Ontime had set it, so that someone changed it since.
+    pub was_applied: bool,
+}
+
+/// Why [`converge`] stopped.
+#[derive(Debug, Error)]
+pub enum ConvergeError<E: std::error::Error + 'static> {
+    /// The host's facts could not be read.
+    #[error(transparent)]
+    Look(E),
+    /// The originals could not be kept.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+}
+
+/// Passes [`converge`] makes at most: one makes threads, one places them, one for what came up meanwhile.
+const PASSES: usize = 3;
+
+/// Looks, plans and applies until no pass makes new threads. `look` reads the host anew and plans.
+///
+/// # Errors
+/// Those of `look`, and [`JournalError`]; what was applied before stays applied and in the journal.
+pub fn converge<E: std::error::Error + 'static>(
+    host: &dyn Host,
+    journal: &mut Journal,
+    mut look: impl FnMut(&Journal) -> Result<Plan, E>,
+) -> Result<Report, ConvergeError<E>> {
+    let mut total = Report::default();
+    for _ in 0..PASSES {
+        let plan = look(journal).map_err(ConvergeError::Look)?;
+        let report = apply(host, &plan, journal)?;
+        let again = report.reveals_threads(&plan);
+        total = merge(total, report);
+        if !again {
+            break;
+        }
+    }
+    Ok(total)
+}
+
+/// The later report, in which what the earlier one changed still counts as changed.
+fn merge(earlier: Report, mut later: Report) -> Report {
+    let mut before: BTreeMap<String, Item> = earlier.items.into_iter().map(|item| (item.knob.key(), item)).collect();
+    for item in &mut later.items {
+        if let Some(old) = before.remove(&item.knob.key()) {
+            if item.done == Done::Already && old.done == Done::Changed {
+                *item = old;
+            }
+        }
+    }
+    let mut items: Vec<_> =
+        before.into_values().filter(|item| matches!(item.done, Done::Changed | Done::Restored)).collect();
+    items.append(&mut later.items);
+    Report { items, findings: later.findings }
+}
+
+/// Makes one pass: keeps the originals of what it will change, gives back what the plan no longer wants, makes the settings
+/// stage by stage.
+///
+/// # Errors
+/// [`JournalError`] where the originals could not be kept: then nothing was changed. A knob that cannot be set is no error
+/// of the pass, but an item of the report.
+pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Report, JournalError> {
+    let mut report = Report { findings: plan.findings.clone(), ..Report::default() };
+    let mut pending: Vec<(&Setting, Value)> = Vec::new();
+    let mut originals = Vec::new();
+    for setting in &plan.settings {
+        match host.read(&setting.knob) {
+            Ok(found) if found == setting.value => {
+                report.add(Some(setting.rule), &setting.knob, Some(found), &setting.value, Done::Already);
+            }
+            Ok(found) => {
+                if !journal.has(&setting.knob) {
+                    let overwritten = setting
+                        .overwrites
+                        .iter()
+                        .filter_map(|knob| Some(Original { knob: knob.clone(), value: host.read(knob).ok()? }));
+                    originals.extend(overwritten);
+                    originals.push(Original { knob: setting.knob.clone(), value: found.clone() });
+                }
+                pending.push((setting, found));
+            }
+            Err(error) => report.add(Some(setting.rule), &setting.knob, None, &setting.value, outcome(&error)),
+        }
+    }
+    let kept_now: BTreeSet<String> = originals.iter().map(|original| original.knob.key()).collect();
+    journal.keep(originals)?;
+    release(host, plan, journal, &mut report)?;
+    let mut refused = BTreeSet::new();
+    for (setting, found) in pending {
+        let done = match host.write(&setting.knob, &setting.value) {
+            Ok(()) => Done::Changed,
+            Err(error) => outcome(&error),
+        };
+        crash::point("knob-written");
+        if matches!(done, Done::Unsupported(_)) && kept_now.contains(&setting.knob.key()) {
+            refused.insert(setting.knob.key());
+        }
+        report.add(Some(setting.rule), &setting.knob, Some(found), &setting.value, done);
+    }
+    // Nothing was ever changed there, so that it is not as wanted is no drift.
+    journal.forget(&refused)?;
+    Ok(report)
+}
+
+/// Gives back every kept knob that the plan does not want, in the reverse order of keeping.
+fn release(host: &dyn Host, plan: &Plan, journal: &mut Journal, report: &mut Report) -> Result<(), JournalError> {
+    let wanted: BTreeSet<String> = plan
+        .settings
+        .iter()
+        .flat_map(|setting| std::iter::once(&setting.knob).chain(&setting.overwrites))
+        .map(Knob::key)
+        .collect();
+    let unwanted: Vec<Original> =
+        journal.entries().iter().filter(|entry| !wanted.contains(&entry.knob.key())).cloned().collect();
+    let finished = restore(host, &unwanted, report);
+    journal.forget(&finished)
+}
+
+/// Restores every original and empties the journal of those that are restored or gone.
+///
+/// # Errors
+/// [`JournalError`] where the journal could not be rewritten: all originals are restored then, and still kept.
+pub fn reset(host: &dyn Host, journal: &mut Journal) -> Result<Report, JournalError> {
+    let mut report = Report::default();
+    let all = journal.entries().to_vec();
+    let finished = restore(host, &all, &mut report);
+    journal.forget(&finished)?;
+    Ok(report)
+}
+
+/// Restores the originals of some knobs at once, in the reverse order of keeping, and goes on keeping them: for what must not
+/// wait for a pass or a whole reset, as the kernel's protections when runtime caps fail. The order matters: 6.12 takes its RT
+/// limit back only after its fair servers.
+pub fn give_back(host: &dyn Host, journal: &Journal, which: impl Fn(&Knob) -> bool) -> Report {
+    let mut report = Report::default();
+    let chosen: Vec<Original> = journal.entries().iter().filter(|entry| which(&entry.knob)).cloned().collect();
+    restore(host, &chosen, &mut report);
+    report
+}
+
+/// Restores in reverse order; gives the keys that need no further restoring.
+fn restore(host: &dyn Host, originals: &[Original], report: &mut Report) -> BTreeSet<String> {
+    let mut finished = BTreeSet::new();
+    for original in originals.iter().rev() {
+        let found = host.read(&original.knob);
+        let done = match &found {
+            Ok(value) if *value == original.value => Done::Already,
+            Ok(_) => match host.write(&original.knob, &original.value) {
+                Ok(()) => Done::Restored,
+                Err(error) => outcome(&error),
+            },
+            Err(error) => outcome(error),
+        };
+        crash::point("knob-restored");
+        if matches!(done, Done::Already | Done::Restored | Done::Gone) {
+            finished.insert(original.knob.key());
+        }
+        report.add(None, &original.knob, found.ok(), &original.value, done);
+    }
+    finished
+}
+
+/// The knobs that have another value than the plan wants. Those that are gone or unsupported have none.
+pub fn drift(host: &dyn Host, plan: &Plan, journal: &Journal) -> Vec<Drift> {
+    plan.settings
+        .iter()
+        .filter_map(|setting| {
+            let found = host.read(&setting.knob).ok().filter(|found| *found != setting.value)?;
+            Some(Drift { setting: setting.clone(), found, was_applied: journal.has(&setting.knob) })
+        })
+        .collect()
+}
+
+fn outcome(error: &KnobError) -> Done {
+    match error {
+        KnobError::Gone(_) => Done::Gone,
+        KnobError::Unsupported { why, .. } => Done::Unsupported(why.clone()),
+        KnobError::Os { .. } | KnobError::Value { .. } => Done::Failed(error.to_string()),
+    }
+}

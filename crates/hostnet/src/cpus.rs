@@ -1,0 +1,195 @@
+//! A set of CPUs, in the two forms the kernel writes: the list (`0-3,8`) and the mask (`ff,ffffffff`).
+//!
+//! The list is the tenants crate's [`CpuList`]; here it gets the mask, set arithmetic, and a place in files.
+//! Source: `lib/bitmap-str.c` (`bitmap_print_to_pagebuf`, `bitmap_parse`).
+
+use std::fmt;
+
+use ontime_tenants::CpuList;
+use ontime_tenants::cpus::CPU_MAX;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// CPUs by number, 0 to [`CpuSet::MAX`]; may be empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct CpuSet(CpuList);
+
+/// Why a text is no set of CPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum CpuSetError {
+    /// It is no list.
+    #[error("{0}")]
+    List(String),
+    /// It is no mask.
+    #[error("'{text}' is not a mask of CPUs as in ff,ffffffff (CPUs 0 to {max}): {why}", max = CpuSet::MAX)]
+    Mask {
+        /// The text.
+        text: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+impl CpuSet {
+    /// The highest CPU number taken.
+    pub const MAX: u32 = CPU_MAX;
+
+    /// No CPU.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Reads the kernel's list form, `0-3,8`; an empty text is an empty set.
+    ///
+    /// # Errors
+    /// Where the text is not such a list, or names a CPU above [`CpuSet::MAX`].
+    pub fn from_list(text: &str) -> Result<Self, CpuSetError> {
+        text.parse().map(Self).map_err(CpuSetError::List)
+    }
+
+    /// Reads the kernel's mask form: hexadecimal words of 32 bits, most significant first, joined by commas.
+    ///
+    /// # Errors
+    /// Where the text is not such a mask, or names a CPU above [`CpuSet::MAX`].
+    pub fn from_mask(text: &str) -> Result<Self, CpuSetError> {
+        let bad = |why| CpuSetError::Mask { text: text.to_owned(), why };
+        let mut set = Vec::new();
+        for (index, word) in text.trim().rsplit(',').enumerate() {
+            if word.is_empty() || word.len() > 8 || !word.bytes().all(|b| b.is_ascii_hexdigit()) {
+                return Err(bad("a word is not 1 to 8 hexadecimal digits"));
+            }
+            let bits = u32::from_str_radix(word, 16).map_err(|_| bad("a word is not hexadecimal"))?;
+            let base = u32::try_from(index).ok().and_then(|i| i.checked_mul(32)).ok_or_else(|| bad("too long"))?;
+            for bit in (0..32).filter(|bit| bits & (1 << bit) != 0) {
+                if base + bit > Self::MAX {
+                    return Err(bad("a CPU number is too high"));
+                }
+                set.push(base + bit);
+            }
+        }
+        Ok(set.into_iter().collect())
+    }
+
+    /// The mask form, without leading zero words.
+    pub fn to_mask(&self) -> String {
+        let highest = self.iter().last().map_or(0, |cpu| cpu / 32);
+        (0..=highest)
+            .rev()
+            .map(|word| {
+                let bits = self.iter().filter(|cpu| cpu / 32 == word).fold(0u32, |bits, cpu| bits | 1 << (cpu % 32));
+                if word == highest { format!("{bits:x}") } else { format!("{bits:08x}") }
+            })
+            .collect::<Vec<_>>()
+            .join(",")
+    }
+
+    /// Whether this CPU is in the set.
+    pub fn contains(&self, cpu: u32) -> bool {
+        self.0.contains(cpu)
+    }
+
+    /// Whether every CPU of this set is in the other.
+    pub fn is_subset(&self, other: &CpuSet) -> bool {
+        self.iter().all(|cpu| other.contains(cpu))
+    }
+
+    /// Whether the set has no CPU.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many CPUs it has.
+    pub fn len(&self) -> usize {
+        self.iter().count()
+    }
+
+    /// The CPUs, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.iter()
+    }
+
+    /// The set without this CPU.
+    #[must_use]
+    pub fn without(&self, cpu: u32) -> Self {
+        self.iter().filter(|other| *other != cpu).collect()
+    }
+
+    /// The CPUs that are in both.
+    #[must_use]
+    pub fn intersection(&self, other: &CpuSet) -> Self {
+        self.iter().filter(|cpu| other.contains(*cpu)).collect()
+    }
+}
+
+impl FromIterator<u32> for CpuSet {
+    /// Numbers above [`CpuSet::MAX`] are left out.
+    fn from_iter<I: IntoIterator<Item = u32>>(cpus: I) -> Self {
+        Self(cpus.into_iter().collect())
+    }
+}
+
+impl fmt::Display for CpuSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl TryFrom<String> for CpuSet {
+    type Error = CpuSetError;
+    fn try_from(text: String) -> Result<Self, CpuSetError> {
+        Self::from_list(&text)
+    }
+}
+
+impl From<CpuSet> for String {
+    fn from(set: CpuSet) -> String {
+        set.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_forms_are_read_and_written() {
+        let set = CpuSet::from_list("0-3,8,64\n").unwrap();
+        assert_eq!(set.len(), 6);
+        assert_eq!(set.to_string(), "0-3,8,64");
+        assert_eq!(set.to_mask(), "1,00000000,0000010f");
+        assert_eq!(CpuSet::from_mask("00000001,00000000,0000010f\n").unwrap(), set);
+        assert_eq!(CpuSet::from_list("\n").unwrap(), CpuSet::new());
+        assert_eq!(CpuSet::new().to_mask(), "0");
+        assert_eq!(CpuSet::from_mask("0").unwrap(), CpuSet::new());
+    }
+
+    #[test]
+    fn what_is_no_set_is_refused() {
+        for text in ["a", "1-", "-1", "3-1", "0-8192", "0-4294967295", "1 2"] {
+            assert!(CpuSet::from_list(text).is_err(), "{text} taken as a list");
+        }
+        for text in ["", "g", "123456789", "1,,2", "-1", "0x1"] {
+            assert!(CpuSet::from_mask(text).is_err(), "{text} taken as a mask");
+        }
+        let beyond = format!("1{}", ",0".repeat(256));
+        assert!(CpuSet::from_mask(&beyond).is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn both_forms_give_back_the_set(cpus in proptest::collection::btree_set(0..=CpuSet::MAX, 0..80)) {
+            let set: CpuSet = cpus.iter().copied().collect();
+            proptest::prop_assert_eq!(&CpuSet::from_list(&set.to_string()).unwrap(), &set);
+            proptest::prop_assert_eq!(&CpuSet::from_mask(&set.to_mask()).unwrap(), &set);
+            proptest::prop_assert_eq!(set.iter().collect::<Vec<_>>(), cpus.into_iter().collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn any_text_is_a_set_or_an_error(text in "[0-9a-f,\\-^ \n]{0,40}|\\PC{0,20}") {
+            for set in [CpuSet::from_list(&text), CpuSet::from_mask(&text)].into_iter().flatten() {
+                proptest::prop_assert!(set.iter().all(|cpu| cpu <= CpuSet::MAX));
+            }
+        }
+    }
+}

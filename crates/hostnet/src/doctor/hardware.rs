@@ -1,0 +1,161 @@
+//! Checks of kernel, processor and neighbours, which no rule sets.
+
+use super::{Check, State};
+use crate::inventory::{Inventory, Lockdown};
+use crate::kvm::KvmProbe;
+use crate::rules::NAPI_LISTED;
+
+/// Without the per-CPU lock of local_bh_disable on PREEMPT_RT (`PREEMPT_RT_NEEDS_BH_LOCK` off).
+const NO_BH_LOCK: (u32, u32) = (6, 18);
+/// The first kernel that can thread NAPI.
+const THREADED_NAPI: (u32, u32) = (5, 12);
+/// An idle state that takes longer to leave than this is worth a warning, us: a fifth of what a request takes without load.
+const IDLE_LATENCY_US: u64 = 10;
+
+pub(super) fn kernel(inventory: &Inventory) -> Check {
+    let kernel = &inventory.kernel;
+    let title = "kernel version";
+    let source = "Debian kernels, emulated, virtual clock (docs/hostnet.md)";
+    let found = |what: &str| format!("{}: {what}", kernel.release);
+    if kernel.version < THREADED_NAPI {
+        Check::new("kernel", title, State::Critical, found("cannot thread NAPI"))
+            .costs("7.2-rt without threaded NAPI: 584/1180/1680 us, with it 46/87/115", source)
+            .remedy("a kernel of 6.18 or later with PREEMPT_RT")
+    } else if kernel.version < NO_BH_LOCK {
+        let listed = if kernel.version < NAPI_LISTED { ", and NAPI threads are known by name only (6.8)" } else { "" };
+        let what = format!("softirqs of a CPU still share one lock on PREEMPT_RT{listed}");
+        Check::new("kernel", title, State::Warning, found(&what))
+            .costs("6.12-rt: 351/656/666 us with threaded NAPI, where 7.2-rt has 46/87/115", source)
+            .remedy("a kernel of 6.18 or later (Debian: from backports)")
+    } else {
+        Check::new("kernel", title, State::Ok, found("has all that the core rules use"))
+    }
+}
+
+pub(super) fn preempt_rt(inventory: &Inventory) -> Check {
+    let title = "PREEMPT_RT";
+    if inventory.kernel.realtime {
+        return Check::new("preempt-rt", title, State::Ok, "the kernel is PREEMPT_RT");
+    }
+    let found = if inventory.kernel.threaded_irqs {
+        "not PREEMPT_RT; interrupts are threaded by threadirqs, but softirqs and spinlocks still shut out RT threads"
+    } else {
+        "not PREEMPT_RT: interrupt handlers and softirqs run before every RT thread"
+    };
+    Check::new("preempt-rt", title, State::Critical, found)
+        .costs(
+            "Access'18, Table 3: p99 225.0 us on a stock kernel, 202.9 us with PREEMPT_RT and priorities alone",
+            "the paper's hardware",
+        )
+        .remedy("boot a PREEMPT_RT kernel (Debian: apt install linux-image-rt-amd64)")
+}
+
+pub(super) fn kvm(inventory: &Inventory, probe: &KvmProbe) -> Check {
+    let title = "KVM able to run guests";
+    let nested = if inventory.kernel.hypervisor { " (this host is itself a guest)" } else { "" };
+    let lab = "use hardware with virtualization on, or `ontime lab`, which emulates a host";
+    match probe {
+        KvmProbe::Works => Check::new("kvm", title, State::Ok, format!("a probe guest ran to its end{nested}")),
+        KvmProbe::Absent(why) => Check::new("kvm", title, State::Critical, format!("{why}{nested}"))
+            .remedy("load kvm_intel or kvm_amd, with virtualization on in the firmware; run as root or in group kvm"),
+        KvmProbe::Broken(why) | KvmProbe::Hangs(why) => {
+            Check::new("kvm", title, State::Critical, format!("{why}{nested}; ordinary guests fail or hang"))
+                .costs("VMs do not start, or run without KVM, some tens of times slower", "")
+                .remedy(lab)
+        }
+        KvmProbe::Unknown(why) => Check::new("kvm", title, State::Unknown, why.clone()).remedy("start a guest and see"),
+    }
+}
+
+pub(super) fn idle_states(inventory: &Inventory) -> Check {
+    let (id, title) = ("idle-states", "C-states");
+    let limit = inventory.cpus.dma_latency_us.filter(|limit| *limit >= 0);
+    let slow: Vec<String> = inventory
+        .cpus
+        .idle_states
+        .iter()
+        .filter(|state| state.latency_us > IDLE_LATENCY_US && !state.enabled_on.is_empty())
+        .filter(|state| limit.is_none_or(|limit| i64::try_from(state.latency_us).is_ok_and(|own| own <= limit)))
+        .map(|state| format!("{} ({} us) on CPUs {}", state.name, state.latency_us, state.enabled_on))
+        .collect();
+    if inventory.cpus.idle_states.is_empty() {
+        return Check::new(id, title, State::Ok, "the kernel has no idle states to choose from");
+    }
+    if slow.is_empty() {
+        return Check::new(id, title, State::Ok, format!("none that takes longer than {IDLE_LATENCY_US} us to leave"));
+    }
+    Check::new(id, title, State::Warning, format!("may be entered: {}", slow.join(", ")))
+        .costs("the state's exit latency, added to the first packet after a pause", "the states' own figures")
+        .remedy("cpupower idle-set -D 10, or keep /dev/cpu_dma_latency open with a limit of 10 us or less")
+}
+
+pub(super) fn governor(inventory: &Inventory) -> Check {
+    let (id, title) = ("governor", "CPU frequency governor");
+    let governors = &inventory.cpus.governors;
+    if governors.is_empty() {
+        return Check::new(id, title, State::Ok, "the kernel does not scale frequencies here");
+    }
+    let other: Vec<String> = governors
+        .iter()
+        .filter(|(name, _)| name.as_str() != "performance")
+        .map(|(name, cpus)| format!("{name} on CPUs {cpus}"))
+        .collect();
+    if other.is_empty() {
+        return Check::new(id, title, State::Ok, "performance on all CPUs");
+    }
+    Check::new(id, title, State::Warning, other.join(", "))
+        .costs("the first requests after a pause run at a lower clock", "")
+        .remedy("cpupower frequency-set -g performance")
+}
+
+pub(super) fn clocksource(inventory: &Inventory) -> Check {
+    let (id, title) = ("clocksource", "clock source");
+    match inventory.cpus.clocksource.as_str() {
+        "" => Check::new(id, title, State::Unknown, "cannot be read"),
+        // kvm-clock, Hyper-V's page and the ARM counter are read without leaving the CPU too.
+        name @ ("tsc" | "kvm-clock" | "hyperv_clocksource_tsc_page" | "arch_sys_counter") => {
+            Check::new(id, title, State::Ok, name)
+        }
+        name => Check::new(id, title, State::Warning, format!("{name}: every reading leaves the CPU"))
+            .costs("about 1 us a reading, several readings a packet", "")
+            .remedy(
+                "find out why the TSC was given up (dmesg | grep -i tsc); tsc=reliable where it is known to be good",
+            ),
+    }
+}
+
+pub(super) fn smt(inventory: &Inventory) -> Check {
+    let (id, title) = ("smt", "hyper-threads");
+    match inventory.cpus.smt_active {
+        Some(false) => Check::new(id, title, State::Ok, "no two CPUs share a core"),
+        None => Check::new(id, title, State::Unknown, "the kernel does not say"),
+        Some(true) => Check::new(id, title, State::Warning, "two CPUs share each core")
+            .costs("a bulk thread on the sibling slows an RT thread, by up to half", "")
+            .remedy("echo off > /sys/devices/system/cpu/smt/control, or boot with nosmt"),
+    }
+}
+
+pub(super) fn lockdown(inventory: &Inventory) -> Check {
+    let (id, title) = ("lockdown", "kernel lockdown");
+    match inventory.kernel.lockdown {
+        Lockdown::None => Check::new(id, title, State::Ok, "not in force"),
+        Lockdown::Integrity | Lockdown::Confidentiality => {
+            Check::new(id, title, State::Warning, "in force: debugfs is denied, so the fair server stays on")
+                .costs("see rt-protections", "")
+                .remedy("boot without Secure Boot, or run RT tenants on nohz_full and rcu_nocbs CPUs")
+        }
+    }
+}
+
+pub(super) fn conflicts(inventory: &Inventory) -> Check {
+    let (id, title) = ("conflicts", "services that set the same knobs");
+    if inventory.conflicts.is_empty() {
+        return Check::new(id, title, State::Ok, "neither irqbalance nor tuned runs");
+    }
+    let running: Vec<String> =
+        inventory.conflicts.iter().map(|conflict| format!("{} (process {})", conflict.service, conflict.pid)).collect();
+    let stop: Vec<&str> = inventory.conflicts.iter().map(|conflict| conflict.service.as_str()).collect();
+    Check::new(id, title, State::Warning, format!("running: {}", running.join(", ")))
+        .costs("interrupts and threads move or change priority behind Ontime's back until it puts them back", "")
+        .remedy(format!("systemctl disable --now {}", stop.join(" ")))
+}

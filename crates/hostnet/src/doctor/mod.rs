@@ -1,0 +1,122 @@
+//! The checks behind `ontime doctor`: what on this host makes RT packets late, what it costs, what to do about it.
+//!
+//! In: facts, intent, the host (read only), the KVM probe. Out: a [`Diagnosis`] of [`Check`]s, in the order of the table.
+
+mod hardware;
+mod rule_state;
+
+use serde::Serialize;
+
+use crate::intent::Intent;
+use crate::inventory::{Inventory, Note};
+use crate::knob::Host;
+use crate::kvm::KvmProbe;
+use crate::rules::RULES;
+
+/// How a check came out. Ordered from best to worst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// As it should be.
+    Ok,
+    /// Could not be found out.
+    Unknown,
+    /// RT packets wait longer than they must.
+    Warning,
+    /// The class guarantee does not hold.
+    Critical,
+}
+
+impl State {
+    /// The exit status of `ontime doctor`: 0 ok, 1 warning, 2 critical, 3 unknown.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            State::Ok => 0,
+            State::Warning => 1,
+            State::Critical => 2,
+            State::Unknown => 3,
+        }
+    }
+}
+
+/// One check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// Its name, stable: a rule's name, or `kernel`, `preempt-rt`, `kvm`, ...
+    pub id: String,
+    /// What is checked, in a line.
+    pub title: String,
+    /// How it came out.
+    pub state: State,
+    /// What was found.
+    pub found: String,
+    /// What it costs where it is not ok, with figures; empty where there is none.
+    pub cost: String,
+    /// Where the figures are from: kernel, clock. Empty where there are none.
+    pub cost_source: String,
+    /// What to do; empty where there is nothing to do.
+    pub remedy: String,
+    /// Whether `ontime` can do it.
+    pub ontime_can_apply: bool,
+}
+
+impl Check {
+    fn new(id: &str, title: &str, state: State, found: impl Into<String>) -> Self {
+        Self {
+            id: id.to_owned(),
+            title: title.to_owned(),
+            state,
+            found: found.into(),
+            cost: String::new(),
+            cost_source: String::new(),
+            remedy: String::new(),
+            ontime_can_apply: false,
+        }
+    }
+
+    fn costs(mut self, text: &str, source: &str) -> Self {
+        text.clone_into(&mut self.cost);
+        source.clone_into(&mut self.cost_source);
+        self
+    }
+
+    fn remedy(mut self, text: impl Into<String>) -> Self {
+        self.remedy = text.into();
+        self
+    }
+}
+
+/// What `ontime doctor` shows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Diagnosis {
+    /// The kernel.
+    pub kernel: String,
+    /// The worst state of all checks.
+    pub state: State,
+    /// The checks.
+    pub checks: Vec<Check>,
+    /// Facts that could not be read.
+    pub notes: Vec<Note>,
+}
+
+/// Examines the host. Changes nothing; with the KVM probe made before, it takes some milliseconds.
+///
+/// Every rule of the table is checked, whatever the intent's method, as method `partitioned` would have it.
+pub fn examine(host: &dyn Host, inventory: &Inventory, intent: &Intent, kvm: &KvmProbe) -> Diagnosis {
+    let mut checks = vec![hardware::kernel(inventory), hardware::preempt_rt(inventory), hardware::kvm(inventory, kvm)];
+    let everything = Intent { method: crate::Method::Partitioned, ..intent.clone() };
+    checks.extend(
+        RULES
+            .iter()
+            .filter(|rule| everything.method.has(rule.id))
+            .map(|rule| rule_state::check(host, inventory, &everything, rule)),
+    );
+    checks.push(hardware::idle_states(inventory));
+    checks.push(hardware::governor(inventory));
+    checks.push(hardware::clocksource(inventory));
+    checks.push(hardware::smt(inventory));
+    checks.push(hardware::lockdown(inventory));
+    checks.push(hardware::conflicts(inventory));
+    let state = checks.iter().map(|check| check.state).max().unwrap_or(State::Ok);
+    Diagnosis { kernel: inventory.kernel.release.clone(), state, checks, notes: inventory.notes.clone() }
+}

@@ -1,0 +1,119 @@
+//! The state of one rule on this host: what its settings want against what the knobs have.
+
+use super::{Check, State};
+use crate::intent::Intent;
+use crate::inventory::Inventory;
+use crate::knob::{Host, KnobError};
+use crate::rule::{Finding, Refusal, Rule, RuleId, Severity};
+
+/// How many differing knobs are named; the rest is counted.
+const NAMED: usize = 3;
+
+#[derive(Default)]
+struct Comparison {
+    as_wanted: usize,
+    differing: Vec<String>,
+    unreadable: Vec<String>,
+}
+
+pub(super) fn check(host: &dyn Host, inventory: &Inventory, intent: &Intent, rule: &Rule) -> Check {
+    let outcome = (rule.plan)(inventory, intent);
+    let mut comparison = Comparison::default();
+    for setting in &outcome.settings {
+        match host.read(&setting.knob) {
+            Ok(found) if found == setting.value => comparison.as_wanted += 1,
+            Ok(found) => comparison.differing.push(format!("{}: {found}, wanted {}", setting.knob, setting.value)),
+            // What ended since the facts were read needs no cure, and what this kernel has not cannot be had.
+            Err(KnobError::Gone(_) | KnobError::Unsupported { .. }) => {}
+            Err(error) => comparison.unreadable.push(error.to_string()),
+        }
+    }
+    let unthreaded = if rule.id == RuleId::NapiThread { without_thread(inventory) } else { 0 };
+    let mut found = describe(&comparison);
+    if unthreaded > 0 {
+        found.push(format!("{unthreaded} NAPI instances have no thread to place: see napi-threaded"));
+    }
+    found.extend(outcome.findings.iter().map(|finding| format!("{}: {}", finding.object, finding.found)));
+    let mut state = worst(&comparison, &outcome.findings, differing_state(rule.id, intent));
+    if unthreaded > 0 {
+        state = state.max(State::Warning);
+    }
+    let mut check = Check::new(rule.id.name(), rule.title, state, found.join("; "));
+    check.ontime_can_apply = !comparison.differing.is_empty();
+    if state != State::Ok {
+        check = check.costs(rule.cost.text, rule.cost.source).remedy(remedies(&comparison, rule, &outcome.findings));
+    }
+    check
+}
+
+/// A missing cure of the first two rows breaks the guarantee itself, once there is an RT tenant to give it to.
+fn differing_state(rule: RuleId, intent: &Intent) -> State {
+    let at_stake = intent.rt_tenants().next().is_some();
+    match rule {
+        RuleId::NapiThreaded | RuleId::IrqThread if at_stake => State::Critical,
+        _ => State::Warning,
+    }
+}
+
+fn worst(comparison: &Comparison, findings: &[Finding], differing: State) -> State {
+    let mut state = State::Ok;
+    if !comparison.unreadable.is_empty() {
+        state = State::Unknown;
+    }
+    if !comparison.differing.is_empty() {
+        state = state.max(differing);
+    }
+    findings.iter().fold(state, |state, finding| state.max(state_of(finding)))
+}
+
+fn state_of(finding: &Finding) -> State {
+    match (finding.severity, finding.refusal) {
+        (Severity::Info, _) => State::Ok,
+        (_, Some(Refusal::Unreadable)) => State::Unknown,
+        (Severity::Warning, _) => State::Warning,
+        (Severity::Critical, _) => State::Critical,
+    }
+}
+
+fn describe(comparison: &Comparison) -> Vec<String> {
+    let total = comparison.as_wanted + comparison.differing.len() + comparison.unreadable.len();
+    let mut found = Vec::new();
+    if total == 0 {
+        found.push("nothing on this host to set".to_owned());
+    } else if comparison.differing.is_empty() && comparison.unreadable.is_empty() {
+        found.push(format!("{total} of {total} as wanted"));
+    }
+    if !comparison.differing.is_empty() {
+        found.push(format!(
+            "{} of {total} not as wanted ({})",
+            comparison.differing.len(),
+            named(&comparison.differing)
+        ));
+    }
+    if !comparison.unreadable.is_empty() {
+        found.push(format!("{} cannot be read ({})", comparison.unreadable.len(), named(&comparison.unreadable)));
+    }
+    found
+}
+
+fn named(all: &[String]) -> String {
+    let first = all.iter().take(NAMED).cloned().collect::<Vec<_>>().join("; ");
+    if all.len() > NAMED { format!("{first}; ...") } else { first }
+}
+
+fn without_thread(inventory: &Inventory) -> usize {
+    inventory.nics.iter().flat_map(|nic| &nic.napis).filter(|napi| napi.pid.is_none()).count()
+}
+
+fn remedies(comparison: &Comparison, rule: &Rule, findings: &[Finding]) -> String {
+    let mut remedies: Vec<&str> = Vec::new();
+    if !comparison.differing.is_empty() {
+        remedies.push(rule.cure);
+    }
+    for finding in findings.iter().filter(|finding| finding.severity > Severity::Info) {
+        if !remedies.contains(&finding.remedy.as_str()) {
+            remedies.push(&finding.remedy);
+        }
+    }
+    if remedies.is_empty() { rule.cure.to_owned() } else { remedies.join("; ") }
+}

@@ -1,0 +1,266 @@
+//! Facts of the running host, read only: nothing here changes or wakes anything.
+//!
+//! In: `/proc`, `/sys`, debugfs (injectable as [`Roots`](crate::Roots)), netlink. Out: an [`Inventory`], plain data that rules plan on.
+//! What this kernel or this process cannot tell becomes a [`Note`], never a guess.
+
+mod cpu;
+mod irqs;
+mod nics;
+mod scan;
+mod threads;
+
+use std::collections::BTreeMap;
+
+use ontime_tenants::{Policy, ThreadId};
+use serde::{Deserialize, Serialize};
+
+use crate::cpus::CpuSet;
+use crate::knob::{IrqId, NicId};
+
+/// Everything the rules look at.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Inventory {
+    /// The kernel and what it is built with.
+    pub kernel: Kernel,
+    /// The processors and what makes them slow to answer.
+    pub cpus: Cpus,
+    /// Network interfaces, by index.
+    pub nics: Vec<Nic>,
+    /// Interrupts with a handler, by number.
+    pub irqs: Vec<Irq>,
+    /// Kernel threads on the packet path.
+    pub threads: Vec<KernelThread>,
+    /// Sysctls that rules look at, by their path below `/proc/sys`; absent where the kernel has none.
+    pub sysctls: BTreeMap<String, String>,
+    /// KVM.
+    pub kvm: Kvm,
+    /// Kernel protections that run bulk work above FIFO.
+    pub protections: Protections,
+    /// Services that fight over the same knobs and run now.
+    pub conflicts: Vec<Conflict>,
+    /// What could not be read, and why.
+    pub notes: Vec<Note>,
+}
+
+/// The kernel.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Kernel {
+    /// `uname -r`.
+    pub release: String,
+    /// Major and minor version.
+    pub version: (u32, u32),
+    /// PREEMPT_RT: `/sys/kernel/realtime`, or `PREEMPT_RT` in `uname -v`.
+    pub realtime: bool,
+    /// Interrupts are threaded: PREEMPT_RT or the boot parameter `threadirqs`.
+    pub threaded_irqs: bool,
+    /// This host is itself a guest: the hypervisor's CPUID bit, or `/sys/hypervisor/type`.
+    pub hypervisor: bool,
+    /// Kernel lockdown.
+    pub lockdown: Lockdown,
+}
+
+/// Kernel lockdown (`/sys/kernel/security/lockdown`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lockdown {
+    /// Not in force, or not built in.
+    #[default]
+    None,
+    /// debugfs, among others, is denied.
+    Integrity,
+    /// As integrity, and secrets of the kernel are kept.
+    Confidentiality,
+}
+
+/// The processors.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Cpus {
+    /// Online CPUs.
+    pub online: CpuSet,
+    /// CPUs taken from the scheduler at boot (`isolcpus`).
+    pub isolated: CpuSet,
+    /// CPUs without a tick while one task runs (`nohz_full`).
+    pub nohz_full: CpuSet,
+    /// Whether hyper-threads share cores now; `None` where the kernel does not say.
+    pub smt_active: Option<bool>,
+    /// Idle states, the same on all CPUs or the worst over them.
+    pub idle_states: Vec<IdleState>,
+    /// Most exit latency that idle may have now, us (`/dev/cpu_dma_latency`).
+    pub dma_latency_us: Option<i64>,
+    /// cpufreq governors, with the CPUs each has.
+    pub governors: BTreeMap<String, CpuSet>,
+    /// The clock source in use.
+    pub clocksource: String,
+}
+
+/// A CPU idle state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct IdleState {
+    /// Its name, `C6`.
+    pub name: String,
+    /// Its exit latency, us.
+    pub latency_us: u64,
+    /// The CPUs on which it may be entered.
+    pub enabled_on: CpuSet,
+}
+
+/// A network interface.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Nic {
+    /// Which.
+    pub id: NicId,
+    /// Backed by a device on a bus (`/sys/class/net/X/device`).
+    pub physical: bool,
+    /// Its driver, where it has a device.
+    pub driver: Option<String>,
+    /// Its kind as `ip -d link` says it (`veth`, `tun`, `macvtap`, `bridge`); none for a physical one.
+    pub kind: Option<String>,
+    /// Administratively up (IFF_UP): NAPI runs only then.
+    pub up: bool,
+    /// Has carrier.
+    pub carrier: bool,
+    /// Hardware address, where it is an Ethernet one.
+    pub mac: Option<[u8; 6]>,
+    /// Index of the lower device (macvlan, macvtap, VLAN) or of the peer (veth).
+    pub link: Option<u32>,
+    /// Index of the bridge or bond it is a port of.
+    pub controller: Option<u32>,
+    /// Kind of the root qdisc: `mq`, `fq_codel`, `noqueue`.
+    pub qdisc: Option<String>,
+    /// Receive queues.
+    pub rx_queues: u32,
+    /// Transmit queues in use, with their XPS CPUs; `None` where the driver has no XPS.
+    pub tx_queues: Vec<TxQueue>,
+    /// `/sys/class/net/X/threaded` (5.12): 0, 1, or 2 for polling.
+    pub threaded: Option<u32>,
+    /// Its NAPI instances (netlink, 6.8; on older kernels those with a thread).
+    pub napis: Vec<Napi>,
+    /// Numbers of its message-signalled interrupts.
+    pub irqs: Vec<u32>,
+}
+
+/// A transmit queue.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct TxQueue {
+    /// CPUs whose packets leave by it; `None` where XPS is not to be had.
+    pub xps_cpus: Option<CpuSet>,
+    /// Most bytes BQL leaves outstanding; `None` where the driver has no BQL.
+    pub bql_limit_max: Option<u64>,
+}
+
+/// A NAPI instance.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Napi {
+    /// Its id, unique on the host while it lives.
+    pub id: u32,
+    /// Its interrupt, where the driver says so.
+    pub irq: Option<u32>,
+    /// Number of its thread, while it has one.
+    pub pid: Option<i32>,
+    /// 0 softirq, 1 thread, 2 polling thread; `None` before 6.17, where only [`Nic::threaded`] says it.
+    pub threaded: Option<u32>,
+    /// Receive queues it serves.
+    pub rx_queues: Vec<u32>,
+    /// Transmit queues it serves.
+    pub tx_queues: Vec<u32>,
+}
+
+/// An interrupt with at least one handler.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Irq {
+    /// Which.
+    pub id: IrqId,
+    /// Names of its handlers.
+    pub actions: Vec<String>,
+    /// CPUs it may be delivered to.
+    pub affinity: CpuSet,
+    /// Whether that may be set: not where the kernel or the driver keeps it to itself and the kernel says so, by a file
+    /// without write permission (`kernel/irq/proc.c`, `irq_can_set_affinity_usr`).
+    pub settable: bool,
+}
+
+/// What a kernel thread on the packet path is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KernelThreadKind {
+    /// `irq/N-NAME`: handler of interrupt N.
+    Irq(u32),
+    /// `napi/NIC-ID`: polls NAPI instance ID.
+    Napi(u32),
+    /// `ksoftirqd/CPU`.
+    Ksoftirqd(u32),
+    /// `ktimers/CPU`: timer softirq on PREEMPT_RT.
+    Ktimers(u32),
+    /// `rcuc/CPU`: RCU callbacks on PREEMPT_RT.
+    Rcuc(u32),
+    /// `backlog_napi/CPU`: the per-CPU backlog on PREEMPT_RT, 6.10 and later.
+    BacklogNapi(u32),
+}
+
+/// A kernel thread on the packet path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct KernelThread {
+    /// Which.
+    pub id: ThreadId,
+    /// What it is for.
+    pub kind: KernelThreadKind,
+    /// Its name.
+    pub comm: String,
+    /// Its policy when it was seen.
+    pub policy: Policy,
+}
+
+/// KVM on this host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Kvm {
+    /// `/dev/kvm` exists.
+    pub device: bool,
+    /// `halt_poll_ns`, ns.
+    pub halt_poll_ns: Option<u64>,
+}
+
+/// Protections that let bulk threads run before FIFO ones.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Protections {
+    /// Servers of `/sys/kernel/debug/sched` (`fair_server`, `ext_server`), with each CPU's runtime, ns a period.
+    pub servers: BTreeMap<String, BTreeMap<u32, u64>>,
+    /// Whether the kernel has such servers: `None` where debugfs cannot be read.
+    pub readable: bool,
+    /// `kernel.sched_rt_runtime_us`, us of each period; -1 for no limit.
+    pub rt_runtime_us: Option<i64>,
+}
+
+/// A service that sets the same knobs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Conflict {
+    /// Its name, `irqbalance`.
+    pub service: String,
+    /// Its process.
+    pub pid: i32,
+}
+
+/// Something that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Note {
+    /// What about.
+    pub about: String,
+    /// Why, and from which kernel version or with which right it can be read.
+    pub why: String,
+}
+
+impl Inventory {
+    /// The NIC of this name.
+    pub fn nic(&self, name: &str) -> Option<&Nic> {
+        self.nics.iter().find(|nic| nic.id.name == name)
+    }
+
+    /// The NIC of this index.
+    pub fn nic_by_index(&self, ifindex: u32) -> Option<&Nic> {
+        self.nics.iter().find(|nic| nic.id.ifindex == ifindex)
+    }
+
+    /// Threads of one kind.
+    pub fn threads_of(&self, wanted: impl Fn(KernelThreadKind) -> bool) -> impl Iterator<Item = &KernelThread> {
+        self.threads.iter().filter(move |thread| wanted(thread.kind))
+    }
+}

@@ -1,0 +1,179 @@
+//! Network interfaces: identity and shape from rtnetlink, NAPI from netlink family `netdev`, the rest from sysfs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::scan::{read, read_number};
+use super::{Inventory, KernelThreadKind, Napi, Nic, Note, TxQueue};
+use crate::cpus::CpuSet;
+use crate::knob::NicId;
+use crate::live::Roots;
+use crate::netlink::Netlink;
+use crate::netlink::link::{Link, links};
+use crate::netlink::netdev::Netdev;
+
+pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
+    let found = Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).and_then(|mut netlink| links(&mut netlink));
+    let found = match found {
+        Ok(found) => found,
+        Err(error) => {
+            inventory.notes.push(note("interfaces", format!("rtnetlink: {error}")));
+            return;
+        }
+    };
+    let mut napis = match Netdev::open().and_then(|mut netdev| netdev.napis()) {
+        Ok(napis) => napis,
+        Err(error) => {
+            inventory.notes.push(note("NAPI instances", explain(&error)));
+            napis_by_thread(inventory, &found)
+        }
+    };
+    inventory.nics = found
+        .into_iter()
+        .filter(|link| !link.loopback)
+        .map(|link| {
+            let own = napis.remove(&link.ifindex).unwrap_or_default();
+            nic(roots, inventory, link, own)
+        })
+        .collect();
+}
+
+fn note(about: &str, why: String) -> Note {
+    Note { about: about.to_owned(), why }
+}
+
+fn explain(error: &io::Error) -> String {
+    match (error.kind(), error.raw_os_error()) {
+        (io::ErrorKind::NotFound, _) | (_, Some(libc::EOPNOTSUPP | libc::ENOENT)) => {
+            "this kernel does not list them (netlink family netdev, 6.8): those with a thread are known by its name"
+                .to_owned()
+        }
+        _ => format!("netlink family netdev: {error}"),
+    }
+}
+
+/// Before 6.8: NAPI instances that have a thread, by the interface name in the thread's name.
+fn napis_by_thread(inventory: &Inventory, links: &[Link]) -> BTreeMap<u32, Vec<Napi>> {
+    let mut found: BTreeMap<u32, Vec<Napi>> = BTreeMap::new();
+    for thread in &inventory.threads {
+        let KernelThreadKind::Napi(id) = thread.kind else { continue };
+        let name = thread.comm.strip_prefix("napi/").and_then(|rest| Some(rest.rsplit_once('-')?.0));
+        let Some(link) = links.iter().find(|link| Some(link.name.as_str()) == name) else { continue };
+        found.entry(link.ifindex).or_default().push(Napi { id, pid: Some(thread.id.tid), ..Napi::default() });
+    }
+    found
+}
+
+fn nic(roots: &Roots, inventory: &Inventory, link: Link, napis: Vec<Napi>) -> Nic {
+    let dir = roots.sys.join("class/net").join(&link.name);
+    let device = dir.join("device");
+    let physical = device.exists();
+    let driver = fs::read_link(device.join("driver"))
+        .ok()
+        .and_then(|target| Some(target.file_name()?.to_string_lossy().into_owned()));
+    let irqs = if physical { irqs_of(&device, &link.name, &napis, inventory) } else { Vec::new() };
+    let (rx_queues, tx_queues) = queues(&dir, physical);
+    Nic {
+        id: NicId { ifindex: link.ifindex, name: link.name },
+        physical,
+        driver,
+        kind: link.kind,
+        up: link.up,
+        carrier: link.carrier,
+        mac: link.mac,
+        link: link.link.filter(|other| *other != link.ifindex && *other != 0),
+        controller: link.controller,
+        qdisc: link.qdisc,
+        rx_queues,
+        tx_queues,
+        threaded: read_number(&dir.join("threaded")),
+        napis,
+        irqs,
+    }
+}
+
+/// Interrupts of a NIC's device. A virtio NIC's belong to the PCI function above it. Where one function carries several
+/// interfaces, only those that a NAPI or a handler's name ties to this one.
+fn irqs_of(device: &Path, name: &str, napis: &[Napi], inventory: &Inventory) -> Vec<u32> {
+    let mut irqs: BTreeSet<u32> = napis.iter().filter_map(|napi| napi.irq).collect();
+    let Ok(real) = fs::canonicalize(device) else { return irqs.into_iter().collect() };
+    let Some(owner) = owner_of_irqs(&real) else { return irqs.into_iter().collect() };
+    let of_device = message_signalled(&owner).or_else(|| line(&owner)).unwrap_or_default();
+    let alone = fs::read_dir(real.join("net")).map_or(true, |entries| entries.count() <= 1);
+    for irq in of_device {
+        let named = inventory
+            .irqs
+            .iter()
+            .any(|known| known.id.irq == irq && known.actions.iter().any(|action| names_nic(action, name)));
+        if alone || named {
+            irqs.insert(irq);
+        }
+    }
+    irqs.into_iter().collect()
+}
+
+fn owner_of_irqs(device: &Path) -> Option<PathBuf> {
+    let has = |dir: &Path| dir.join("msi_irqs").exists() || dir.join("irq").exists();
+    let parent = device.parent()?;
+    [device, parent].into_iter().find(|dir| has(dir)).map(Path::to_owned)
+}
+
+fn message_signalled(owner: &Path) -> Option<Vec<u32>> {
+    let entries = fs::read_dir(owner.join("msi_irqs")).ok()?;
+    let irqs: Vec<u32> =
+        entries.filter_map(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    (!irqs.is_empty()).then_some(irqs)
+}
+
+fn line(owner: &Path) -> Option<Vec<u32>> {
+    read_number::<u32>(&owner.join("irq")).filter(|irq| *irq != 0).map(|irq| vec![irq])
+}
+
+/// `eth1` is in `eth1-TxRx-3` and `mlx5_comp0@eth1`, and not in `eth10-TxRx-3`.
+fn names_nic(action: &str, name: &str) -> bool {
+    action.match_indices(name).any(|(at, _)| {
+        let is_word = |c: char| c.is_ascii_alphanumeric();
+        let before = action.get(..at).unwrap_or_default().chars().next_back();
+        let after = action.get(at + name.len()..).unwrap_or_default().chars().next();
+        !before.is_some_and(is_word) && !after.is_some_and(is_word)
+    })
+}
+
+/// Queues in use, which sysfs has a directory for each of. XPS of virtual interfaces interests no rule.
+fn queues(dir: &Path, physical: bool) -> (u32, Vec<TxQueue>) {
+    let Ok(entries) = fs::read_dir(dir.join("queues")) else { return (0, Vec::new()) };
+    let mut receive = 0;
+    let mut transmit = BTreeMap::new();
+    for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        if name.starts_with("rx-") {
+            receive += 1;
+        } else if let Some(number) = name.strip_prefix("tx-").and_then(|number| number.parse::<u32>().ok()) {
+            transmit.insert(number, if physical { tx_queue(&path) } else { TxQueue::default() });
+        }
+    }
+    (receive, transmit.into_values().collect())
+}
+
+fn tx_queue(path: &Path) -> TxQueue {
+    TxQueue {
+        xps_cpus: read(&path.join("xps_cpus")).and_then(|text| CpuSet::from_mask(&text).ok()),
+        bql_limit_max: read_number(&path.join("byte_queue_limits/limit_max")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handler_names_its_nic_as_a_word() {
+        assert!(names_nic("eth1-TxRx-3", "eth1"));
+        assert!(names_nic("mlx5_comp0@pci:eth1", "eth1"));
+        assert!(names_nic("eth1", "eth1"));
+        assert!(!names_nic("eth10-TxRx-3", "eth1"));
+        assert!(!names_nic("veth1-rx", "eth1"));
+    }
+}

@@ -1,0 +1,141 @@
+//! One pass over the host that fills an [`Inventory`].
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use super::{Conflict, Inventory, Kernel, Kvm, Lockdown, Note, Protections, cpu, irqs, nics, threads};
+use crate::live::Roots;
+use crate::rules::{RT_RUNTIME, SKB_DEFER_MAX};
+
+/// Sysctls that rules and checks look at, below `/proc/sys`.
+const SYSCTLS: [&str; 9] = [
+    SKB_DEFER_MAX,
+    RT_RUNTIME,
+    "kernel/sched_rt_period_us",
+    "net/core/dev_weight",
+    "net/core/netdev_budget",
+    "net/core/netdev_budget_usecs",
+    "net/core/busy_poll",
+    "net/core/busy_read",
+    "net/core/default_qdisc",
+];
+
+/// Services that set the knobs of this crate.
+const CONFLICTS: [&str; 2] = ["irqbalance", "tuned"];
+
+impl Inventory {
+    /// Reads the running host. What cannot be read becomes a [`Note`].
+    pub fn scan(roots: &Roots) -> Inventory {
+        let mut inventory = Inventory { kernel: kernel(roots), cpus: cpu::scan(roots), ..Inventory::default() };
+        let found = threads::scan(&roots.proc);
+        inventory.threads = found.threads;
+        inventory.conflicts = found
+            .services
+            .into_iter()
+            .filter(|(comm, _)| CONFLICTS.contains(&comm.as_str()))
+            .map(|(service, pid)| Conflict { service, pid })
+            .collect();
+        inventory.irqs = irqs::scan(roots);
+        nics::scan(roots, &mut inventory);
+        inventory.sysctls = SYSCTLS
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), read(&roots.proc.join("sys").join(name))?)))
+            .collect();
+        inventory.kvm = Kvm {
+            device: roots.dev.join("kvm").exists(),
+            halt_poll_ns: read_number(&roots.sys.join("module/kvm/parameters/halt_poll_ns")),
+        };
+        inventory.protections = protections(roots, &inventory.sysctls);
+        if !inventory.protections.readable {
+            inventory.notes.push(Note {
+                about: "fair server".to_owned(),
+                why: "debugfs is not mounted, denied by lockdown, or this process is not root".to_owned(),
+            });
+        }
+        inventory
+    }
+}
+
+fn kernel(roots: &Roots) -> Kernel {
+    let release = read(&roots.proc.join("sys/kernel/osrelease")).unwrap_or_default();
+    let build = read(&roots.proc.join("sys/kernel/version")).unwrap_or_default();
+    let realtime = read(&roots.sys.join("kernel/realtime")).as_deref() == Some("1") || build.contains("PREEMPT_RT");
+    let command_line = read(&roots.proc.join("cmdline")).unwrap_or_default();
+    let asked = command_line.split_ascii_whitespace().any(|word| word == "threadirqs");
+    let flags = read(&roots.proc.join("cpuinfo")).unwrap_or_default();
+    let hypervisor = flags
+        .lines()
+        .find(|line| line.starts_with("flags"))
+        .is_some_and(|line| line.split_ascii_whitespace().any(|flag| flag == "hypervisor"));
+    Kernel {
+        version: parse_version(&release).unwrap_or_default(),
+        release,
+        realtime,
+        threaded_irqs: realtime || asked,
+        hypervisor: hypervisor || roots.sys.join("hypervisor/type").exists(),
+        lockdown: lockdown(&read(&roots.sys.join("kernel/security/lockdown")).unwrap_or_default()),
+    }
+}
+
+/// `6.12.48+deb13-rt-amd64` is 6.12.
+fn parse_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// The mode in brackets: `none [integrity] confidentiality`.
+fn lockdown(text: &str) -> Lockdown {
+    match text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(mode, _)| mode) {
+        Some("integrity") => Lockdown::Integrity,
+        Some("confidentiality") => Lockdown::Confidentiality,
+        _ => Lockdown::None,
+    }
+}
+
+fn protections(roots: &Roots, sysctls: &BTreeMap<String, String>) -> Protections {
+    let sched = roots.debug.join("sched");
+    let mut protections = Protections {
+        readable: fs::read_dir(&sched).is_ok(),
+        rt_runtime_us: sysctls.get(RT_RUNTIME).and_then(|text| text.parse().ok()),
+        ..Protections::default()
+    };
+    for server in ["fair_server", "ext_server"] {
+        let Ok(entries) = fs::read_dir(sched.join(server)) else { continue };
+        let runtimes: BTreeMap<u32, u64> = entries
+            .filter_map(Result::ok)
+            .filter_map(|entry| {
+                let cpu = entry.file_name().to_str()?.strip_prefix("cpu")?.parse().ok()?;
+                Some((cpu, read_number(&entry.path().join("runtime"))?))
+            })
+            .collect();
+        protections.servers.insert(server.to_owned(), runtimes);
+    }
+    protections
+}
+
+/// A file's text without white space around it; `None` where it cannot be read.
+pub(super) fn read(path: &Path) -> Option<String> {
+    let bytes = fs::read(path).ok()?;
+    Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+}
+
+/// A file's number.
+pub(super) fn read_number<T: std::str::FromStr>(path: &Path) -> Option<T> {
+    read(path)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_and_lockdown_are_read() {
+        assert_eq!(parse_version("6.12.48+deb13-rt-amd64"), Some((6, 12)));
+        assert_eq!(parse_version("7.2-rc1"), Some((7, 2)));
+        assert_eq!(parse_version("linux"), None);
+        assert_eq!(lockdown("none [integrity] confidentiality"), Lockdown::Integrity);
+        assert_eq!(lockdown("[none] integrity confidentiality"), Lockdown::None);
+        assert_eq!(lockdown(""), Lockdown::None);
+    }
+}

@@ -1,0 +1,92 @@
+//! Kernel threads on the packet path, and services by name, in one pass over `/proc`.
+
+use std::fs;
+use std::path::Path;
+
+use ontime_tenants::ThreadId;
+use ontime_tenants::proc::{Stat, parse_stat};
+
+use super::{KernelThread, KernelThreadKind};
+
+/// What one pass over `/proc` gives.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) threads: Vec<KernelThread>,
+    /// Names and numbers of processes that are no kernel threads.
+    pub(super) services: Vec<(String, i32)>,
+}
+
+pub(super) fn scan(proc: &Path) -> Found {
+    let mut found = Found::default();
+    let Ok(entries) = fs::read_dir(proc) else { return found };
+    for entry in entries.filter_map(Result::ok) {
+        let name = entry.file_name();
+        if !name.as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+            continue;
+        }
+        let Some(stat) = fs::read(entry.path().join("stat")).ok().and_then(|line| parse_stat(&line)) else { continue };
+        if !stat.is_kthread() {
+            found.services.push((stat.comm, stat.tid));
+        } else if let Some(kind) = kind_of(&stat.comm) {
+            found.threads.push(kernel_thread(stat, kind));
+        }
+    }
+    found.threads.sort_by_key(|thread| thread.id.tid);
+    found
+}
+
+fn kernel_thread(stat: Stat, kind: KernelThreadKind) -> KernelThread {
+    let id = ThreadId { pid: stat.tid, tid: stat.tid, start_time: stat.start_time };
+    KernelThread { id, kind, comm: stat.comm, policy: stat.policy }
+}
+
+/// What a kernel thread's name says it is for; user space cannot make a kernel thread, so the name can be believed.
+fn kind_of(comm: &str) -> Option<KernelThreadKind> {
+    let (family, rest) = comm.split_once('/')?;
+    let cpu = || rest.parse().ok();
+    match family {
+        // irq/38-virtio2-input.0, or irq/38-s-NAME for the second half of a handler that has its own.
+        "irq" => rest.split_once('-')?.0.parse().ok().map(KernelThreadKind::Irq),
+        // napi/NIC-ID, where the NIC's name may hold dashes.
+        "napi" => rest.rsplit_once('-')?.1.parse().ok().map(KernelThreadKind::Napi),
+        "ksoftirqd" => cpu().map(KernelThreadKind::Ksoftirqd),
+        "ktimers" => cpu().map(KernelThreadKind::Ktimers),
+        "rcuc" => cpu().map(KernelThreadKind::Rcuc),
+        "backlog_napi" => cpu().map(KernelThreadKind::BacklogNapi),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_what_a_thread_is_for() {
+        for (name, kind) in [
+            ("irq/38-virtio2-input.0", Some(KernelThreadKind::Irq(38))),
+            ("irq/7-s-acpi", Some(KernelThreadKind::Irq(7))),
+            ("napi/eth-0-8193", Some(KernelThreadKind::Napi(8193))),
+            ("ksoftirqd/12", Some(KernelThreadKind::Ksoftirqd(12))),
+            ("ktimers/0", Some(KernelThreadKind::Ktimers(0))),
+            ("rcuc/1", Some(KernelThreadKind::Rcuc(1))),
+            ("backlog_napi/1", Some(KernelThreadKind::BacklogNapi(1))),
+            ("kworker/0:1", None),
+            ("irq/x-y", None),
+            ("napi/eth0", None),
+            ("ksoftirqd/", None),
+            ("", None),
+        ] {
+            assert_eq!(kind_of(name), kind, "{name}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_name_is_read_without_harm(name in "(irq|napi|ktimers|rcuc)/[0-9a-z.:\\-]{0,20}|\\PC{0,20}") {
+            if let Some(KernelThreadKind::Napi(id)) = kind_of(&name) {
+                proptest::prop_assert!(name.ends_with(&id.to_string()) || name.contains("-0") || name.contains("-+"));
+            }
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! Original values, kept before any change and until each is restored.
+//!
+//! In: a knob and the value it had before Ontime touched it. Out: those of this boot, in the order in which they were kept.
+//! The file is replaced as a whole (temporary file, fsync, rename, fsync of the directory) *before* the knobs of a batch are
+//! written: whatever moment the process or the machine dies at, the file on disk names every knob that may have changed. The
+//! first original of a knob is kept; applying again never replaces it. Knobs are kernel state and do not outlive the
+//! kernel, so entries of an earlier boot are dropped. One process holds the journal at a time (flock).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::knob::{Knob, Value};
+
+/// Where the original values are kept.
+pub const DEFAULT_PATH: &str = "/var/lib/ontime/originals";
+const FORMAT: u32 = 1;
+/// A process that is just ending, or a child between fork and exec, holds the lock a moment longer.
+const LOCK_TRIES: usize = 10;
+const LOCK_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// A knob's value from before Ontime changed it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Original {
+    /// Which knob.
+    pub knob: Knob,
+    /// What it was.
+    pub value: Value,
+}
+
+/// The kept originals, and the right to change them.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    boot_id: String,
+    entries: Vec<Original>,
+    keys: BTreeSet<String>,
+    stale: usize,
+    _lock: File,
+}
+
+/// Why the originals could not be read or kept. Nothing has been changed then.
+#[derive(Debug, Error)]
+pub enum JournalError {
+    /// The directory or file could not be read or written.
+    #[error("{path}: {what}: {source}; no setting of this batch was changed")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's word.
+        source: io::Error,
+    },
+    /// No room to keep the originals.
+    #[error(
+        "{path}: the file system is full, so original values cannot be kept; no setting of this batch was changed; free \
+         some space and apply again"
+    )]
+    Full {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Another process holds it.
+    #[error("{path}: another Ontime process holds the journal; ask the daemon to reset, or stop it first")]
+    Held {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is damaged.
+    #[error(
+        "{path}: damaged ({why}); the original values in it cannot be trusted. Move the file away to go on; settings it \
+         named keep their present values until the next boot, which restores the kernel's own"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    format: u32,
+    boot_id: String,
+    entries: usize,
+    checksum: String,
+}
+
+impl Journal {
+    /// Opens the journal, made with its directory where there is none, for this boot (`/proc/sys/kernel/random/boot_id`).
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn open(path: &Path, boot_id: &str) -> Result<Self, JournalError> {
+        let fail = |what, source| JournalError::Io { path: path.to_owned(), what, source };
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).map_err(|error| full_or(path, "making its directory", error))?;
+        }
+        let lock = lock(path)?;
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(damaged(path, "is not text")),
+            Err(error) => return Err(fail("reading", error)),
+        };
+        let (of_boot, entries) = parse(path, &text)?;
+        let current = of_boot.as_deref() == Some(boot_id);
+        let stale = if current { 0 } else { entries.len() };
+        let entries = if current { entries } else { Vec::new() };
+        let keys = entries.iter().map(|entry| entry.knob.key()).collect();
+        Ok(Self { path: path.to_owned(), boot_id: boot_id.to_owned(), entries, keys, stale, _lock: lock })
+    }
+
+    /// Opens the journal at its place, for the running boot.
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn open_default() -> Result<Self, JournalError> {
+        let path = Path::new(DEFAULT_PATH);
+        let boot_id = running_boot_id().map_err(|source| JournalError::Io {
+            path: path.to_owned(),
+            what: "reading the boot id",
+            source,
+        })?;
+        Self::open(path, &boot_id)
+    }
+
+    /// The originals, in the order in which they were kept.
+    pub fn entries(&self) -> &[Original] {
+        &self.entries
+    }
+
+    /// How many entries of an earlier boot were dropped when it was opened.
+    pub fn stale(&self) -> usize {
+        self.stale
+    }
+
+    /// The original of a knob, if it is kept.
+    pub fn original(&self, knob: &Knob) -> Option<&Value> {
+        let key = knob.key();
+        if !self.keys.contains(&key) {
+            return None;
+        }
+        self.entries.iter().find(|entry| entry.knob.key() == key).map(|entry| &entry.value)
+    }
+
+    /// The originals by [`Knob::key`].
+    pub fn by_key(&self) -> BTreeMap<String, &Value> {
+        self.entries.iter().map(|entry| (entry.knob.key(), &entry.value)).collect()
+    }
+
+    /// Whether a knob's original is kept.
+    pub fn has(&self, knob: &Knob) -> bool {
+        self.keys.contains(&knob.key())
+    }
+
+    /// Keeps originals durably; of a knob that has one already, the first stays. Writes only if there is a new one.
+    ///
+    /// # Errors
+    /// See [`JournalError`]; nothing is kept then, and nothing may be changed.
+    pub fn keep(&mut self, originals: Vec<Original>) -> Result<(), JournalError> {
+        let mut keys = self.keys.clone();
+        let new: Vec<_> = originals.into_iter().filter(|original| keys.insert(original.knob.key())).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let mut entries = self.entries.clone();
+        entries.extend(new);
+        self.store(entries)
+    }
+
+    /// Forgets the knobs with these keys, durably: they were restored, or are gone.
+    ///
+    /// # Errors
+    /// See [`JournalError`]; all are still kept then.
+    pub fn forget(&mut self, keys: &BTreeSet<String>) -> Result<(), JournalError> {
+        if keys.is_disjoint(&self.keys) {
+            return Ok(());
+        }
+        let entries = self.entries.iter().filter(|entry| !keys.contains(&entry.knob.key())).cloned().collect();
+        self.store(entries)
+    }
+
+    fn store(&mut self, entries: Vec<Original>) -> Result<(), JournalError> {
+        let text = format(&self.boot_id, &entries).map_err(|error| JournalError::Io {
+            path: self.path.clone(),
+            what: "encoding",
+            source: error.into(),
+        })?;
+        replace(&self.path, text.as_bytes())?;
+        self.keys = entries.iter().map(|entry| entry.knob.key()).collect();
+        self.entries = entries;
+        Ok(())
+    }
+}
+
+/// The id of the running boot.
+///
+/// # Errors
+/// Where `/proc` cannot be read.
+pub fn running_boot_id() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+fn lock(path: &Path) -> Result<File, JournalError> {
+    let path_of_lock = path.with_extension("lock");
+    // The lock has a file of its own: the journal's is replaced, and a lock would stay with the old one.
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path_of_lock)
+        .map_err(|error| full_or(path, "opening its lock", error))?;
+    for _ in 0..LOCK_TRIES {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
+            Err(error) => {
+                return Err(JournalError::Io { path: path.to_owned(), what: "locking", source: error.into() });
+            }
+        }
+    }
+    Err(JournalError::Held { path: path.to_owned() })
+}
+
+fn replace(path: &Path, bytes: &[u8]) -> Result<(), JournalError> {
+    let temporary = path.with_extension("new");
+    let written = (|| {
+        let mut file = File::create(&temporary)?;
+        crash::point("journal-open");
+        let half = bytes.len() / 2;
+        file.write_all(bytes.get(..half).unwrap_or_default())?;
+        crash::point("journal-half");
+        file.write_all(bytes.get(half..).unwrap_or_default())?;
+        file.sync_all()?;
+        crash::point("journal-synced");
+        fs::rename(&temporary, path)?;
+        crash::point("journal-renamed");
+        // Without it, a power loss may bring the old file back although knobs have changed since.
+        path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    })();
+    written.map_err(|error| {
+        let _ = fs::remove_file(&temporary);
+        full_or(path, "writing", error)
+    })
+}
+
+fn full_or(path: &Path, what: &'static str, source: io::Error) -> JournalError {
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => JournalError::Full { path: path.to_owned() },
+        _ => JournalError::Io { path: path.to_owned(), what, source },
+    }
+}
+
+fn damaged(path: &Path, why: impl ToString) -> JournalError {
+    JournalError::Damaged { path: path.to_owned(), why: why.to_string() }
+}
+
+/// A header line, then one line an entry, so that people can read it and a torn or edited file is noticed.
+fn format(boot_id: &str, entries: &[Original]) -> Result<String, serde_json::Error> {
+    let mut body = String::new();
+    for entry in entries {
+        body.push_str(&serde_json::to_string(entry)?);
+        body.push('\n');
+    }
+    let header = Header {
+        format: FORMAT,
+        boot_id: boot_id.to_owned(),
+        entries: entries.len(),
+        checksum: checksum(boot_id, &body),
+    };
+    Ok(format!("{}\n{body}", serde_json::to_string(&header)?))
+}
+
+fn parse(path: &Path, text: &str) -> Result<(Option<String>, Vec<Original>), JournalError> {
+    if text.is_empty() {
+        return Ok((None, Vec::new()));
+    }
+    let (first, body) = text.split_once('\n').ok_or_else(|| damaged(path, "it ends in its first line"))?;
+    let header: Header = serde_json::from_str(first).map_err(|error| damaged(path, format!("line 1: {error}")))?;
+    if header.format != FORMAT {
+        return Err(damaged(path, format!("format {} where this version writes {FORMAT}", header.format)));
+    }
+    if header.checksum != checksum(&header.boot_id, body) {
+        return Err(damaged(path, "its checksum does not match"));
+    }
+    let entries = body
+        .lines()
+        .zip(2..)
+        .map(|(line, number)| {
+            serde_json::from_str(line).map_err(|error| damaged(path, format!("line {number}: {error}")))
+        })
+        .collect::<Result<Vec<Original>, _>>()?;
+    if entries.len() != header.entries {
+        return Err(damaged(path, format!("{} entries where {} are announced", entries.len(), header.entries)));
+    }
+    Ok((Some(header.boot_id), entries))
+}
+
+/// FNV-1a, 64 bits, over boot id and entries: enough to notice a torn, edited or rotten file; it is no defence against
+/// malice, root owns the file. A boot id changed by one bit would make all entries those of another boot.
+fn checksum(boot_id: &str, body: &str) -> String {
+    let bytes = boot_id.bytes().chain([b'\n']).chain(body.bytes());
+    let hash =
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    format!("{hash:016x}")
+}
+
+pub(crate) mod crash {
+    //! Points at which a test ends the process, as `kill -9` would; nothing in other builds.
+
+    #[cfg(not(test))]
+    pub(crate) fn point(_name: &str) {}
+
+    #[cfg(test)]
+    pub(crate) use testing::point;
+
+    #[cfg(test)]
+    pub(crate) mod testing {
+        use std::sync::atomic::{AtomicI64, Ordering};
+
+        /// Points still to be passed; negative for no crash.
+        static LEFT: AtomicI64 = AtomicI64::new(-1);
+
+        pub(crate) fn arm(points: i64) {
+            LEFT.store(points, Ordering::SeqCst);
+        }
+
+        pub(crate) fn point(_name: &str) {
+            if LEFT.load(Ordering::SeqCst) >= 0 && LEFT.fetch_sub(1, Ordering::SeqCst) == 0 {
+                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::Root;
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_written_is_read_and_any_change_is_noticed(
+            values in proptest::collection::vec("\\PC{0,20}", 1..8),
+            at in 0usize..4096,
+            byte in 0u8..128,
+        ) {
+            let entries: Vec<Original> = (0..).zip(&values).map(|(number, value): (u32, _)| Original {
+                knob: Knob::HostFile { root: Root::Sys, path: format!("knob{number}") },
+                value: Value::Text(value.clone()),
+            }).collect();
+            let path = Path::new("originals");
+            let text = format("boot", &entries).unwrap();
+            let (boot, read) = parse(path, &text).unwrap();
+            proptest::prop_assert_eq!((boot.as_deref(), &read), (Some("boot"), &entries));
+            let mut bytes = text.clone().into_bytes();
+            let at = at % bytes.len();
+            if bytes[at].is_ascii() && bytes[at] != byte {
+                bytes[at] = byte;
+                // Only blanks between the header's words may differ unnoticed.
+                if let Ok(read) = parse(path, &String::from_utf8(bytes).unwrap()) {
+                    proptest::prop_assert_eq!(read, (Some("boot".to_owned()), entries));
+                }
+            }
+        }
+
+        #[test]
+        fn any_text_is_a_journal_or_damaged(text in "\\PC{0,60}(\n\\PC{0,60}){0,3}") {
+            match parse(Path::new("originals"), &text) {
+                Ok((boot, entries)) => proptest::prop_assert!(boot.is_none() && entries.is_empty() && text.is_empty()),
+                Err(error) => {
+                    let damaged = matches!(error, JournalError::Damaged { .. });
+                    proptest::prop_assert!(damaged);
+                }
+            }
+        }
+    }
+}

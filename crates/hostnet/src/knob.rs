@@ -1,0 +1,269 @@
+//! A knob: one setting of the running host that a rule may change, with the identity it keeps.
+//!
+//! In: a [`Knob`] and, to write it, a [`Value`]. Out: its present value, or why it has none.
+//! A knob names a thing, not a path: a NIC by ifindex (it may be renamed), a thread by start time (its number may be
+//! reused), an interrupt by its place in the interrupt controller (its number may be reused). A thing that ended is
+//! [`KnobError::Gone`], never an error of the host.
+
+use std::fmt;
+
+use ontime_tenants::{Policy, ThreadId};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::cpus::CpuSet;
+
+/// A network interface: the index decides, the name is what it was called when seen.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NicId {
+    /// Interface index, unique in its network namespace as long as the interface lives.
+    pub ifindex: u32,
+    /// Its name when it was seen.
+    pub name: String,
+}
+
+/// An interrupt: its number, and what tells a new owner of the number from the old one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct IrqId {
+    /// Linux interrupt number.
+    pub irq: u32,
+    /// `/sys/kernel/irq/N/chip_name`.
+    pub chip: String,
+    /// `/sys/kernel/irq/N/hwirq`: for MSI this is the device's place on the bus and the vector's index.
+    pub hwirq: String,
+}
+
+/// Which file system a host-wide file lies in; tests put others in their place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Root {
+    /// `/proc`.
+    Proc,
+    /// `/sys`.
+    Sys,
+    /// `/sys/kernel/debug`.
+    Debug,
+}
+
+/// Which packets a steering filter sends to the RT queue.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SteerFrom {
+    /// Those that came in by this interface (a tap or veth on the same bridge).
+    Interface(NicId),
+    /// Those with this source address (a macvtap's: they have no ingress interface).
+    SourceMac([u8; 6]),
+}
+
+/// One setting of the running host.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "knob")]
+pub enum Knob {
+    /// A thread's scheduling policy and priority.
+    ThreadPolicy {
+        /// Which thread.
+        thread: ThreadId,
+        /// Its name, for people.
+        comm: String,
+    },
+    /// The CPUs a thread may run on.
+    ThreadAffinity {
+        /// Which thread.
+        thread: ThreadId,
+        /// Its name, for people.
+        comm: String,
+    },
+    /// The CPUs an interrupt may be delivered to.
+    IrqAffinity {
+        /// Which interrupt.
+        irq: IrqId,
+    },
+    /// A host-wide file with one value: a sysctl, a module parameter, debugfs.
+    HostFile {
+        /// The file system.
+        root: Root,
+        /// The path below it, without a leading slash.
+        path: String,
+    },
+    /// A host-wide file with a mask of CPUs: `/proc/irq/default_smp_affinity`.
+    HostCpus {
+        /// The file system.
+        root: Root,
+        /// The path below it, without a leading slash.
+        path: String,
+    },
+    /// A file with one value below `/sys/class/net/NAME/`: `threaded`, `queues/tx-0/byte_queue_limits/limit_max`.
+    NicFile {
+        /// Which NIC.
+        nic: NicId,
+        /// The path below the NIC's directory.
+        path: String,
+    },
+    /// The CPUs whose packets leave by a transmit queue (`queues/tx-N/xps_cpus`).
+    XpsCpus {
+        /// Which NIC.
+        nic: NicId,
+        /// Which transmit queue.
+        queue: u32,
+    },
+    /// How one NAPI instance is polled: 0 in softirq, 1 by its thread (6.17), 2 by its thread without interrupts (6.19).
+    NapiThreaded {
+        /// Which NIC.
+        nic: NicId,
+        /// NAPI id, as netlink family `netdev` gives it.
+        napi: u32,
+    },
+    /// The clsact qdisc, the place of filters that stands beside the root qdisc. Taken away only while it is empty.
+    Clsact {
+        /// Which NIC.
+        nic: NicId,
+    },
+    /// A clsact egress filter that puts packets of one source on a transmit queue (`skbedit queue_mapping`).
+    TxSteer {
+        /// Which NIC.
+        nic: NicId,
+        /// The transmit queue.
+        queue: u16,
+        /// Which packets.
+        from: SteerFrom,
+    },
+}
+
+impl Knob {
+    /// What tells this knob from all others; names, which may change, are no part of it.
+    pub fn key(&self) -> String {
+        match self {
+            Knob::ThreadPolicy { thread, .. } => format!("{}/policy", thread_key(*thread)),
+            Knob::ThreadAffinity { thread, .. } => format!("{}/affinity", thread_key(*thread)),
+            Knob::IrqAffinity { irq } => format!("irq:{}:{}:{}", irq.irq, irq.chip, irq.hwirq),
+            Knob::HostFile { root, path } | Knob::HostCpus { root, path } => format!("{root}/{path}"),
+            Knob::NicFile { nic, path } => format!("nic:{}/{path}", nic.ifindex),
+            Knob::XpsCpus { nic, queue } => format!("nic:{}/xps:{queue}", nic.ifindex),
+            Knob::NapiThreaded { nic, napi } => format!("nic:{}/napi:{napi}", nic.ifindex),
+            Knob::Clsact { nic } => format!("nic:{}/clsact", nic.ifindex),
+            Knob::TxSteer { nic, queue, from } => match from {
+                SteerFrom::Interface(source) => format!("nic:{}/steer:{queue}:if{}", nic.ifindex, source.ifindex),
+                SteerFrom::SourceMac(mac) => format!("nic:{}/steer:{queue}:{}", nic.ifindex, mac_text(mac)),
+            },
+        }
+    }
+}
+
+fn thread_key(thread: ThreadId) -> String {
+    format!("thread:{}:{}", thread.tid, thread.start_time)
+}
+
+/// A hardware address as people write it.
+pub fn mac_text(mac: &[u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+impl fmt::Display for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Root::Proc => "/proc",
+            Root::Sys => "/sys",
+            Root::Debug => "/sys/kernel/debug",
+        })
+    }
+}
+
+impl fmt::Display for Knob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Knob::ThreadPolicy { thread, comm } => write!(f, "policy of thread {} ({comm})", thread.tid),
+            Knob::ThreadAffinity { thread, comm } => write!(f, "CPUs of thread {} ({comm})", thread.tid),
+            Knob::IrqAffinity { irq } => write!(f, "CPUs of interrupt {} ({})", irq.irq, irq.chip),
+            Knob::HostFile { root, path } | Knob::HostCpus { root, path } => write!(f, "{root}/{path}"),
+            Knob::NicFile { nic, path } => write!(f, "{} {path}", nic.name),
+            Knob::XpsCpus { nic, queue } => write!(f, "{} XPS CPUs of transmit queue {queue}", nic.name),
+            Knob::NapiThreaded { nic, napi } => write!(f, "{} threading of NAPI {napi}", nic.name),
+            Knob::Clsact { nic } => write!(f, "{} clsact qdisc", nic.name),
+            Knob::TxSteer { nic, queue, from: SteerFrom::Interface(source) } => {
+                write!(f, "{} filter: from {} to transmit queue {queue}", nic.name, source.name)
+            }
+            Knob::TxSteer { nic, queue, from: SteerFrom::SourceMac(mac) } => {
+                write!(f, "{} filter: from {} to transmit queue {queue}", nic.name, mac_text(mac))
+            }
+        }
+    }
+}
+
+/// A knob's value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Value {
+    /// Of [`Knob::ThreadPolicy`].
+    Policy(Policy),
+    /// Of [`Knob::ThreadAffinity`], [`Knob::IrqAffinity`], [`Knob::XpsCpus`], [`Knob::HostCpus`].
+    Cpus(CpuSet),
+    /// Of [`Knob::HostFile`] and [`Knob::NicFile`], without white space around it.
+    Text(String),
+    /// Of [`Knob::NapiThreaded`].
+    Threaded(u32),
+    /// Of [`Knob::Clsact`] and [`Knob::TxSteer`]: whether it is there.
+    Present(bool),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Policy(policy) => policy.fmt(f),
+            Value::Cpus(cpus) if cpus.is_empty() => f.write_str("no CPU"),
+            Value::Cpus(cpus) => write!(f, "CPUs {cpus}"),
+            Value::Text(text) => f.write_str(text),
+            Value::Threaded(mode) => mode.fmt(f),
+            Value::Present(true) => f.write_str("present"),
+            Value::Present(false) => f.write_str("absent"),
+        }
+    }
+}
+
+/// Why a knob could not be read or written.
+#[derive(Debug, Error)]
+pub enum KnobError {
+    /// The thread ended, the NIC was unplugged, the interrupt was freed: there is nothing to set or restore.
+    #[error("{0}: no longer there")]
+    Gone(String),
+    /// This kernel, driver or device has no such knob.
+    #[error("{knob}: {why}")]
+    Unsupported {
+        /// The knob.
+        knob: String,
+        /// What is missing, and from which version it is there.
+        why: String,
+    },
+    /// The kernel refused or failed.
+    #[error("{knob}: {what}: {source}")]
+    Os {
+        /// The knob.
+        knob: String,
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's word.
+        source: std::io::Error,
+    },
+    /// The kernel gave, or a rule asked, a value this knob cannot have.
+    #[error("{knob}: {why}")]
+    Value {
+        /// The knob.
+        knob: String,
+        /// What is wrong with the value.
+        why: String,
+    },
+}
+
+/// A host whose knobs can be read and written; the running one is [`crate::LiveHost`].
+pub trait Host {
+    /// The knob's present value.
+    ///
+    /// # Errors
+    /// See [`KnobError`].
+    fn read(&self, knob: &Knob) -> Result<Value, KnobError>;
+
+    /// Sets the knob. Writing the value it already has is allowed and harmless.
+    ///
+    /// # Errors
+    /// See [`KnobError`].
+    fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError>;
+}

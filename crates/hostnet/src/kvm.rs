@@ -1,0 +1,242 @@
+//! Whether `/dev/kvm` can run guests: a guest of forty bytes shows it.
+//!
+//! In: `/dev/kvm`. Out: a [`KvmProbe`]. A real-mode guest is no proof: on a host with paravirtual nested KVM it runs to its
+//! end while every ordinary kernel hangs or fails at its first exception. So the guest here is in long mode with paging, takes
+//! an exception through its own IDT, returns, writes a control register and an MSR, and counts; at each step it writes to
+//! a port. One VM with one vCPU and 64 KiB is made and thrown away; nothing of the host is changed.
+
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_segment, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use serde::Serialize;
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+
+/// Longest the guest may take; on hardware it takes well under 1 ms, under emulation some ms.
+pub const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What the probe found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "state", content = "why")]
+pub enum KvmProbe {
+    /// The guest ran to its end.
+    Works,
+    /// There is no `/dev/kvm`, or it may not be opened.
+    Absent(String),
+    /// The guest stopped before its end: ordinary guests will too.
+    Broken(String),
+    /// The guest did not end in time.
+    Hangs(String),
+    /// No guest for this processor architecture is at hand.
+    Unknown(String),
+}
+
+/// What the guest writes to [`PORT`], step by step.
+const STEPS: [(u8, &str); 6] = [
+    (1, "start in long mode"),
+    (2, "write CR3"),
+    (3, "take an exception"),
+    (4, "return from the exception"),
+    (5, "write EFER"),
+    (6, "count to 100,000"),
+];
+const PORT: u16 = 0x10;
+
+const PML4: usize = 0x1000;
+const PDPT: usize = 0x2000;
+const PD: usize = 0x3000;
+const GDT: usize = 0x4000;
+const IDT: usize = 0x5000;
+const CODE: usize = 0x6000;
+const HANDLER: usize = 0x7000;
+const STACK: usize = 0x9000;
+const MEMORY: usize = 0x10000;
+
+#[rustfmt::skip]
+const CODE_BYTES: &[u8] = &[
+    0xb0, 1, 0xe6, 0x10,                        // mov al, 1; out 0x10, al
+    0x0f, 0x20, 0xd8, 0x0f, 0x22, 0xd8,         // mov rax, cr3; mov cr3, rax
+    0xb0, 2, 0xe6, 0x10,
+    0xcc,                                       // int3
+    0xb0, 4, 0xe6, 0x10,
+    0xb9, 0x80, 0x00, 0x00, 0xc0,               // mov ecx, 0xc0000080 (EFER)
+    0x0f, 0x32, 0x0f, 0x30,                     // rdmsr; wrmsr
+    0xb0, 5, 0xe6, 0x10,
+    0xb9, 0xa0, 0x86, 0x01, 0x00,               // mov ecx, 100000
+    0xff, 0xc9, 0x75, 0xfc,                     // dec ecx; jnz -4
+    0xb0, 6, 0xe6, 0x10,
+    0xf4,                                       // hlt
+];
+const HANDLER_BYTES: &[u8] = &[0xb0, 3, 0xe6, 0x10, 0x48, 0xcf]; // out 3; iretq
+
+/// Runs the guest, for at most [`TIMEOUT`]. Makes `SIGRTMIN` of this process a signal without effect.
+pub fn probe(device: &Path) -> KvmProbe {
+    if !cfg!(target_arch = "x86_64") {
+        return KvmProbe::Unknown("there is no probe guest for this architecture".to_owned());
+    }
+    if !device.exists() {
+        return KvmProbe::Absent(format!("{} does not exist", device.display()));
+    }
+    extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+    if let Err(error) = register_signal_handler(SIGRTMIN(), ignore) {
+        return KvmProbe::Unknown(format!("cannot set a signal handler: {error}"));
+    }
+    let (sender, receiver) = mpsc::channel();
+    let path = device.to_owned();
+    let runner = std::thread::Builder::new().name("kvm-probe".to_owned()).spawn(move || {
+        // The receiver has gone where it waited too long.
+        let _ = sender.send(run(&path));
+    });
+    let runner = match runner {
+        Ok(runner) => runner,
+        Err(error) => return KvmProbe::Unknown(format!("cannot start a thread: {error}")),
+    };
+    match receiver.recv_timeout(TIMEOUT) {
+        Ok(result) => result,
+        Err(_) => {
+            // Ends KVM_RUN with EINTR; a guest that even this does not stop ends with the process.
+            let _ = runner.kill(0);
+            match receiver.recv_timeout(TIMEOUT) {
+                Ok(KvmProbe::Hangs(at)) => KvmProbe::Hangs(at),
+                _ => KvmProbe::Hangs("KVM_RUN does not come back".to_owned()),
+            }
+        }
+    }
+}
+
+fn run(device: &Path) -> KvmProbe {
+    let opened = std::ffi::CString::new(device.as_os_str().as_encoded_bytes())
+        .map_err(|error| error.to_string())
+        .and_then(|path| Kvm::new_with_path(path).map_err(|error| error.to_string()));
+    let kvm = match opened {
+        Ok(kvm) => kvm,
+        Err(error) => return KvmProbe::Absent(format!("{}: {error}", device.display())),
+    };
+    let guest = match Guest::new(&kvm) {
+        Ok(guest) => guest,
+        Err(error) => return KvmProbe::Broken(format!("no VM can be made: {error}")),
+    };
+    guest.run()
+}
+
+struct Guest {
+    // Dropped in this order: the memory outlives what maps it.
+    vcpu: VcpuFd,
+    _vm: VmFd,
+    _memory: Box<Memory>,
+}
+
+#[repr(align(4096))]
+struct Memory([u8; MEMORY]);
+
+impl Memory {
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        if let Some(place) = self.0.get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+    }
+
+    fn put_u64(&mut self, at: usize, value: u64) {
+        self.put(at, &value.to_le_bytes());
+    }
+
+    /// Long mode's tables: the first 2 MiB mapped to themselves, code and data segments, a handler of #BP.
+    fn image() -> Box<Self> {
+        let mut memory = Box::new(Self([0; MEMORY]));
+        memory.put_u64(PML4, PDPT as u64 | 3);
+        memory.put_u64(PDPT, PD as u64 | 3);
+        memory.put_u64(PD, 0x83);
+        memory.put_u64(GDT + 8, 0x00af_9b00_0000_ffff);
+        memory.put_u64(GDT + 16, 0x00cf_9300_0000_ffff);
+        // Interrupt gate 3: selector 8, present, type 14; the handler lies below 64 KiB.
+        memory.put_u64(IDT + 3 * 16, HANDLER as u64 | 8 << 16 | 0x8e << 40);
+        memory.put(CODE, CODE_BYTES);
+        memory.put(HANDLER, HANDLER_BYTES);
+        memory
+    }
+}
+
+impl Guest {
+    fn new(kvm: &Kvm) -> Result<Self, kvm_ioctls::Error> {
+        let vm = kvm.create_vm()?;
+        let mut memory = Memory::image();
+        let region = kvm_userspace_memory_region {
+            slot: 0,
+            flags: 0,
+            guest_phys_addr: 0,
+            memory_size: MEMORY as u64,
+            userspace_addr: memory.0.as_mut_ptr() as u64,
+        };
+        // SAFETY: the region is the whole of `memory`, page-aligned, and `Guest` frees it only after the VM is closed.
+        unsafe { vm.set_user_memory_region(region) }?;
+        let vcpu = vm.create_vcpu(0)?;
+        vcpu.set_cpuid2(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
+        let mut special = vcpu.get_sregs()?;
+        let code =
+            kvm_segment { limit: u32::MAX, selector: 8, type_: 11, present: 1, s: 1, l: 1, g: 1, ..Default::default() };
+        let data = kvm_segment {
+            limit: u32::MAX,
+            selector: 16,
+            type_: 3,
+            present: 1,
+            db: 1,
+            s: 1,
+            g: 1,
+            ..Default::default()
+        };
+        special.cs = code;
+        (special.ds, special.es, special.ss, special.fs, special.gs) = (data, data, data, data, data);
+        (special.gdt.base, special.gdt.limit) = (GDT as u64, 23);
+        (special.idt.base, special.idt.limit) = (IDT as u64, 0xfff);
+        // Paging, write protection, protected mode; physical address extension; long mode enabled and active.
+        (special.cr0, special.cr3, special.cr4, special.efer) = (0x8005_0033, PML4 as u64, 0x20, 0x500);
+        vcpu.set_sregs(&special)?;
+        let mut registers = vcpu.get_regs()?;
+        (registers.rip, registers.rsp, registers.rflags) = (CODE as u64, STACK as u64, 2);
+        vcpu.set_regs(&registers)?;
+        Ok(Self { vcpu, _vm: vm, _memory: memory })
+    }
+
+    fn run(mut self) -> KvmProbe {
+        let mut steps = STEPS.iter();
+        let mut next = steps.next();
+        loop {
+            let doing = next.map_or("halt", |(_, name)| *name);
+            let failed = |how: &str| KvmProbe::Broken(format!("the probe guest could not {doing}: {how}"));
+            match self.vcpu.run() {
+                Ok(VcpuExit::IoOut(PORT, [value])) => match next {
+                    Some((expected, _)) if expected == value => next = steps.next(),
+                    _ => return failed(&format!("it wrote {value}")),
+                },
+                Ok(VcpuExit::Hlt) if next.is_none() => return KvmProbe::Works,
+                Ok(other) => return failed(&format!("KVM gave {other:?}")),
+                Err(error) if error.errno() == libc::EINTR => {
+                    return KvmProbe::Hangs(format!("the probe guest hung where it should {doing}"));
+                }
+                Err(error) => return failed(&error.to_string()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_kvm_says_so() {
+        assert!(matches!(probe(Path::new("/nonexistent/kvm")), KvmProbe::Absent(_)));
+        // A device that is no KVM.
+        assert!(matches!(probe(Path::new("/dev/null")), KvmProbe::Absent(_) | KvmProbe::Broken(_)));
+    }
+
+    #[test]
+    fn the_probe_of_this_host_ends_in_time() {
+        let start = std::time::Instant::now();
+        let found = probe(Path::new("/dev/kvm"));
+        println!("{found:?} after {:?}", start.elapsed());
+        assert!(start.elapsed() < 2 * TIMEOUT + Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,305 @@
+//! The running host: knobs read and written through `/proc`, `/sys`, netlink and the scheduler's system calls.
+//!
+//! In: a [`Knob`]. Out: its value, or it is set. Nothing is cached between calls but open netlink sockets, so that an
+//! interface renamed or unplugged a moment ago is noticed.
+
+use std::cell::RefCell;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use ontime_tenants::{ThreadError, ThreadId};
+
+use crate::cpus::CpuSet;
+use crate::knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
+use crate::netlink::Netlink;
+use crate::netlink::netdev::Netdev;
+use crate::netlink::tc::{self, Match};
+
+/// Where the host's file systems are mounted; tests put others in their place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roots {
+    /// `/proc`.
+    pub proc: PathBuf,
+    /// `/sys`.
+    pub sys: PathBuf,
+    /// `/sys/kernel/debug`.
+    pub debug: PathBuf,
+    /// `/dev`.
+    pub dev: PathBuf,
+}
+
+impl Default for Roots {
+    fn default() -> Self {
+        Self { proc: "/proc".into(), sys: "/sys".into(), debug: "/sys/kernel/debug".into(), dev: "/dev".into() }
+    }
+}
+
+impl Roots {
+    /// The path of a host-wide file.
+    pub fn path(&self, root: Root, path: &str) -> PathBuf {
+        match root {
+            Root::Proc => self.proc.join(path),
+            Root::Sys => self.sys.join(path),
+            Root::Debug => self.debug.join(path),
+        }
+    }
+}
+
+/// The running host.
+#[derive(Default)]
+pub struct LiveHost {
+    roots: Roots,
+    netdev: RefCell<Option<Netdev>>,
+    route: RefCell<Option<Netlink>>,
+}
+
+impl LiveHost {
+    /// A host whose file systems are mounted elsewhere.
+    pub fn with_roots(roots: Roots) -> Self {
+        Self { roots, ..Self::default() }
+    }
+
+    /// Where its file systems are.
+    pub fn roots(&self) -> &Roots {
+        &self.roots
+    }
+
+    fn with_netdev<T>(&self, knob: &Knob, run: impl FnOnce(&mut Netdev) -> io::Result<T>) -> Result<T, KnobError> {
+        let mut slot = self.netdev.borrow_mut();
+        if slot.is_none() {
+            *slot = Some(Netdev::open().map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => unsupported(knob, "the kernel has no netlink family netdev (6.8)"),
+                _ => os(knob, "opening netlink family netdev", error),
+            })?);
+        }
+        let Some(netdev) = slot.as_mut() else { return Err(unsupported(knob, "netlink is not open")) };
+        run(netdev).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT) => KnobError::Gone(knob.to_string()),
+            Some(libc::EOPNOTSUPP | libc::EINVAL) => unsupported(
+                knob,
+                "the kernel does not know this (NAPI by netlink: 6.8, threading one: 6.17, polling: 6.19)",
+            ),
+            _ => os(knob, "asking netlink family netdev", error),
+        })
+    }
+
+    fn with_route<T>(&self, knob: &Knob, run: impl FnOnce(&mut Netlink) -> io::Result<T>) -> Result<T, KnobError> {
+        let mut slot = self.route.borrow_mut();
+        if slot.is_none() {
+            let opened = Netlink::open(netlink_sys::protocols::NETLINK_ROUTE);
+            *slot = Some(opened.map_err(|error| os(knob, "opening rtnetlink", error))?);
+        }
+        let Some(route) = slot.as_mut() else { return Err(unsupported(knob, "netlink is not open")) };
+        run(route).map_err(|error| match (error.raw_os_error(), error.kind()) {
+            (Some(libc::ENODEV), _) => KnobError::Gone(knob.to_string()),
+            (Some(libc::ENOENT | libc::EOPNOTSUPP), _) => {
+                unsupported(knob, "the kernel is built without cls_flower, act_skbedit or clsact")
+            }
+            (_, io::ErrorKind::AddrInUse) => unsupported(knob, &error.to_string()),
+            _ => os(knob, "asking rtnetlink", error),
+        })
+    }
+
+    /// The NIC's directory in sysfs under the name it has now.
+    fn nic_dir(&self, knob: &Knob, nic: &NicId) -> Result<PathBuf, KnobError> {
+        let class = self.roots.sys.join("class/net");
+        let last = class.join(&nic.name);
+        if index_of(&last) == Some(nic.ifindex) {
+            return Ok(last);
+        }
+        let entries = fs::read_dir(&class).map_err(|error| os(knob, "listing interfaces", error))?;
+        entries
+            .filter_map(Result::ok)
+            .map(|entry| entry.path())
+            .find(|path| index_of(path) == Some(nic.ifindex))
+            .ok_or_else(|| KnobError::Gone(format!("{knob}: interface {} ({})", nic.name, nic.ifindex)))
+    }
+
+    fn path_of(&self, knob: &Knob) -> Result<PathBuf, KnobError> {
+        match knob {
+            Knob::HostFile { root, path } | Knob::HostCpus { root, path } => Ok(self.roots.path(*root, path)),
+            Knob::NicFile { nic, path } => Ok(self.nic_dir(knob, nic)?.join(path)),
+            Knob::XpsCpus { nic, queue } => Ok(self.nic_dir(knob, nic)?.join(format!("queues/tx-{queue}/xps_cpus"))),
+            Knob::IrqAffinity { irq } => {
+                self.same_irq(knob, irq)?;
+                Ok(self.roots.proc.join(format!("irq/{}/smp_affinity_list", irq.irq)))
+            }
+            _ => Err(unsupported(knob, "is no file")),
+        }
+    }
+
+    fn same_irq(&self, knob: &Knob, irq: &IrqId) -> Result<(), KnobError> {
+        let dir = self.roots.sys.join(format!("kernel/irq/{}", irq.irq));
+        let is = |file: &str, wanted: &str| fs::read_to_string(dir.join(file)).is_ok_and(|text| text.trim() == wanted);
+        if is("chip_name", &irq.chip) && is("hwirq", &irq.hwirq) {
+            return Ok(());
+        }
+        Err(KnobError::Gone(knob.to_string()))
+    }
+
+    fn read_file(&self, knob: &Knob) -> Result<String, KnobError> {
+        let path = self.path_of(knob)?;
+        let text = fs::read_to_string(&path).map_err(|error| file_error(knob, &path, "reading", error))?;
+        Ok(text.trim().to_owned())
+    }
+
+    fn write_file(&self, knob: &Knob, text: &str) -> Result<(), KnobError> {
+        let path = self.path_of(knob)?;
+        // One write call: sysfs and procfs take each call as a whole value. Never creates a file.
+        let written = fs::OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(&path)
+            .and_then(|mut file| file.write_all(text.as_bytes()));
+        written.map_err(|error| file_error(knob, &path, "writing", error))
+    }
+
+    /// The source of a steering filter under the name it has now.
+    fn with_match<T>(
+        &self,
+        knob: &Knob,
+        from: &SteerFrom,
+        run: impl FnOnce(Match<'_>) -> Result<T, KnobError>,
+    ) -> Result<T, KnobError> {
+        match from {
+            SteerFrom::SourceMac(mac) => run(Match::Source(*mac)),
+            SteerFrom::Interface(source) => {
+                let dir = self.nic_dir(knob, source)?;
+                let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+                run(Match::Ingress { ifindex: source.ifindex, name: &name })
+            }
+        }
+    }
+}
+
+impl Host for LiveHost {
+    fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
+        match knob {
+            Knob::ThreadPolicy { thread, .. } => {
+                thread.policy().map(Value::Policy).map_err(|error| thread_error(knob, error))
+            }
+            Knob::ThreadAffinity { thread, .. } => thread
+                .affinity()
+                .map(|cpus| Value::Cpus(cpus.iter().collect()))
+                .map_err(|error| thread_error(knob, error)),
+            Knob::HostFile { .. } | Knob::NicFile { .. } => self.read_file(knob).map(Value::Text),
+            Knob::IrqAffinity { .. } => {
+                CpuSet::from_list(&self.read_file(knob)?).map(Value::Cpus).map_err(|error| bad(knob, &error))
+            }
+            Knob::XpsCpus { .. } | Knob::HostCpus { .. } => {
+                CpuSet::from_mask(&self.read_file(knob)?).map(Value::Cpus).map_err(|error| bad(knob, &error))
+            }
+            Knob::NapiThreaded { nic, napi } => {
+                let (ifindex, found) = self.with_netdev(knob, |netdev| netdev.napi(*napi))?;
+                if ifindex != nic.ifindex {
+                    return Err(KnobError::Gone(knob.to_string()));
+                }
+                found
+                    .threaded
+                    .map(Value::Threaded)
+                    .ok_or_else(|| unsupported(knob, "threading of one NAPI instance needs kernel 6.17"))
+            }
+            Knob::Clsact { nic } => {
+                self.nic_dir(knob, nic)?;
+                self.with_route(knob, |route| tc::has_clsact(route, nic.ifindex)).map(Value::Present)
+            }
+            Knob::TxSteer { nic, queue, from } => {
+                self.nic_dir(knob, nic)?;
+                self.with_match(knob, from, |matching| {
+                    let found = self.with_route(knob, |route| tc::has_filter(route, nic.ifindex, matching, *queue));
+                    found.map(Value::Present)
+                })
+            }
+        }
+    }
+
+    fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
+        match (knob, value) {
+            (Knob::ThreadPolicy { thread, .. }, Value::Policy(policy)) => {
+                thread.set_policy(*policy).map_err(|error| thread_error(knob, error))
+            }
+            (Knob::ThreadAffinity { thread, .. }, Value::Cpus(cpus)) => {
+                thread.set_affinity(&cpus.iter().collect()).map_err(|error| thread_error(knob, error))
+            }
+            (Knob::HostFile { .. } | Knob::NicFile { .. }, Value::Text(text)) => self.write_file(knob, text),
+            (Knob::IrqAffinity { .. }, Value::Cpus(cpus)) => self.write_file(knob, &cpus.to_string()),
+            (Knob::XpsCpus { .. } | Knob::HostCpus { .. }, Value::Cpus(cpus)) => self.write_file(knob, &cpus.to_mask()),
+            (Knob::NapiThreaded { nic, napi }, Value::Threaded(mode)) => self.with_netdev(knob, |netdev| {
+                if netdev.napi(*napi)?.0 != nic.ifindex {
+                    return Err(io::Error::from_raw_os_error(libc::ENOENT));
+                }
+                netdev.set_threaded(*napi, *mode)
+            }),
+            (Knob::Clsact { nic }, Value::Present(wanted)) => {
+                self.nic_dir(knob, nic)?;
+                self.with_route(knob, |route| match (tc::has_clsact(route, nic.ifindex)?, wanted) {
+                    (false, true) => tc::add_clsact(route, nic.ifindex),
+                    (true, false) => tc::remove_clsact_if_empty(route, nic.ifindex),
+                    _ => Ok(()),
+                })
+            }
+            (Knob::TxSteer { nic, queue, from }, Value::Present(wanted)) => {
+                self.nic_dir(knob, nic)?;
+                self.with_match(knob, from, |matching| {
+                    self.with_route(knob, |route| {
+                        if *wanted {
+                            tc::set_filter(route, nic.ifindex, matching, *queue)
+                        } else {
+                            tc::remove_filter(route, nic.ifindex, matching)
+                        }
+                    })
+                })
+            }
+            _ => Err(bad(knob, &format!("'{value}' is not a kind of value it can have"))),
+        }
+    }
+}
+
+fn index_of(dir: &Path) -> Option<u32> {
+    fs::read_to_string(dir.join("ifindex")).ok()?.trim().parse().ok()
+}
+
+fn unsupported(knob: &Knob, why: &str) -> KnobError {
+    KnobError::Unsupported { knob: knob.to_string(), why: why.to_owned() }
+}
+
+fn os(knob: &Knob, what: &'static str, source: io::Error) -> KnobError {
+    KnobError::Os { knob: knob.to_string(), what, source }
+}
+
+fn bad(knob: &Knob, why: &impl ToString) -> KnobError {
+    KnobError::Value { knob: knob.to_string(), why: why.to_string() }
+}
+
+fn thread_error(knob: &Knob, error: ThreadError) -> KnobError {
+    match error {
+        ThreadError::Gone(ThreadId { tid, .. }) => KnobError::Gone(format!("{knob}: thread {tid}")),
+        ThreadError::Os { what, source, .. } => os(knob, what, source),
+    }
+}
+
+/// What a failed read or write of a one-value file means, by the kernel's word and the kind of file.
+fn file_error(knob: &Knob, path: &Path, what: &'static str, error: io::Error) -> KnobError {
+    match (knob, error.raw_os_error()) {
+        // A queue or CPU that was taken away takes its files with it; a whole host file is missing in other kernels.
+        (Knob::NicFile { .. } | Knob::XpsCpus { .. }, Some(libc::ENOENT | libc::ENODEV)) => {
+            KnobError::Gone(format!("{knob}: {}", path.display()))
+        }
+        (Knob::IrqAffinity { .. }, Some(libc::ENOENT)) => KnobError::Gone(knob.to_string()),
+        (Knob::IrqAffinity { .. }, Some(libc::EIO | libc::EPERM | libc::ENOSPC)) => {
+            unsupported(knob, "the kernel or its driver keeps the affinity of this interrupt to itself")
+        }
+        (Knob::HostFile { .. }, Some(libc::ENOENT)) => unsupported(knob, "this kernel has no such file"),
+        (Knob::HostFile { root: Root::Debug, .. }, Some(libc::EPERM)) => {
+            unsupported(knob, "kernel lockdown denies debugfs: boot without lockdown or without Secure Boot")
+        }
+        (Knob::NicFile { .. }, Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
+            unsupported(knob, "the driver or device does not have this")
+        }
+        (Knob::XpsCpus { .. }, Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
+            unsupported(knob, "XPS needs more than one transmit queue")
+        }
+        _ => os(knob, what, error),
+    }
+}

@@ -1,0 +1,237 @@
+//! The clsact qdisc of a NIC, and filters on its egress that choose the transmit queue.
+//!
+//! clsact stands beside the root qdisc: adding or removing it never touches queued packets (`net/sched/sch_ingress.c`).
+//! `skbedit queue_mapping` on egress decides the queue since 5.19 (`net/core/dev.c`, `netdev_xmit_txqueue_skipped`).
+//! Our filter ends in TC_ACT_UNSPEC, so that filters of others on the same hook still see the packet.
+
+use std::io;
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+
+use super::{Attributes, Netlink, attributes, read_text, read_u16, read_u32};
+
+const RTM_NEWQDISC: u16 = 36;
+const RTM_DELQDISC: u16 = 37;
+const RTM_GETQDISC: u16 = 38;
+const RTM_NEWTFILTER: u16 = 44;
+const RTM_DELTFILTER: u16 = 45;
+const RTM_GETTFILTER: u16 = 46;
+
+const TCMSG: usize = 20;
+const CLSACT_HANDLE: u32 = 0xffff_0000;
+const CLSACT_PARENT: u32 = 0xffff_fff1;
+const CLSACT_INGRESS: u32 = 0xffff_fff2;
+const CLSACT_EGRESS: u32 = 0xffff_fff3;
+
+const TCA_KIND: u16 = 1;
+const TCA_OPTIONS: u16 = 2;
+const FLOWER_INDEV: u16 = 2;
+const FLOWER_ACT: u16 = 3;
+const FLOWER_KEY_ETH_SRC: u16 = 6;
+const FLOWER_KEY_ETH_SRC_MASK: u16 = 7;
+const FLOWER_FLAGS: u16 = 22;
+/// Software only: a filter offloaded to the NIC could not choose a queue, and some drivers reset to take one.
+const FLOWER_SKIP_HW: u32 = 1;
+const ACT_KIND: u16 = 1;
+const ACT_OPTIONS: u16 = 2;
+const SKBEDIT_PARMS: u16 = 2;
+const SKBEDIT_QUEUE_MAPPING: u16 = 4;
+const TC_ACT_UNSPEC: i32 = -1;
+
+/// Our filters' preference: theirs alone, and early, since a filter before them may end the walk.
+pub const PREFERENCE: u16 = 0x4f;
+const ETH_P_ALL: u16 = 0x0003;
+
+/// What a filter matches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Match<'a> {
+    /// Packets that came in by this interface.
+    Ingress {
+        /// Its index.
+        ifindex: u32,
+        /// Its name now.
+        name: &'a str,
+    },
+    /// Packets with this source address.
+    Source([u8; 6]),
+}
+
+impl Match<'_> {
+    /// The filter's handle: tells our filters of one NIC apart.
+    pub fn handle(self) -> u32 {
+        match self {
+            Match::Ingress { ifindex, .. } => ifindex,
+            Match::Source([_, _, a, b, c, d]) => u32::from_be_bytes([a, b, c, d]) | 0x8000_0000,
+        }
+    }
+}
+
+/// Whether a NIC has a clsact qdisc.
+///
+/// # Errors
+/// The kernel's; `AddrInUse` where an `ingress` qdisc holds its place.
+pub fn has_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
+    for part in netlink.dump(RTM_GETQDISC, &tcmsg(ifindex, 0, 0, 0))? {
+        let Some(header) = parse_header(&part) else { continue };
+        if header.ifindex != ifindex || header.parent != CLSACT_PARENT {
+            continue;
+        }
+        return match kind_of(&part).as_str() {
+            "clsact" => Ok(true),
+            other => Err(io::Error::new(io::ErrorKind::AddrInUse, format!("qdisc {other} holds the place of clsact"))),
+        };
+    }
+    Ok(false)
+}
+
+/// Adds a clsact qdisc.
+///
+/// # Errors
+/// The kernel's.
+pub fn add_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<()> {
+    let message = Attributes::after(&tcmsg(ifindex, CLSACT_HANDLE, CLSACT_PARENT, 0)).with_text(TCA_KIND, "clsact");
+    netlink.request(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, message.bytes()).map(|_| ())
+}
+
+/// Removes the clsact qdisc, unless others have put filters there: then it stays.
+///
+/// # Errors
+/// The kernel's.
+pub fn remove_clsact_if_empty(netlink: &mut Netlink, ifindex: u32) -> io::Result<()> {
+    for parent in [CLSACT_INGRESS, CLSACT_EGRESS] {
+        if !netlink.dump(RTM_GETTFILTER, &tcmsg(ifindex, 0, parent, 0))?.is_empty() {
+            return Ok(());
+        }
+    }
+    let message = Attributes::after(&tcmsg(ifindex, CLSACT_HANDLE, CLSACT_PARENT, 0)).with_text(TCA_KIND, "clsact");
+    netlink.request(RTM_DELQDISC, 0, message.bytes()).map(|_| ())
+}
+
+/// Whether our filter for this match, to this queue, is there.
+///
+/// # Errors
+/// The kernel's.
+pub fn has_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>, queue: u16) -> io::Result<bool> {
+    let info = u32::from(PREFERENCE) << 16;
+    let parts = netlink.dump(RTM_GETTFILTER, &tcmsg(ifindex, 0, CLSACT_EGRESS, info))?;
+    Ok(parts.iter().any(|part| {
+        parse_header(part).is_some_and(|header| {
+            header.ifindex == ifindex
+                && header.info >> 16 == u32::from(PREFERENCE)
+                && header.handle == matching.handle()
+        }) && queue_of(part) == Some(queue)
+    }))
+}
+
+/// Puts our filter there, in place of one of ours with the same match.
+///
+/// # Errors
+/// The kernel's: `ENOENT` where it is built without `cls_flower` or `act_skbedit`.
+pub fn set_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>, queue: u16) -> io::Result<()> {
+    let message = filter_message(ifindex, matching, queue);
+    netlink.request(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_REPLACE, message.bytes()).map(|_| ())
+}
+
+/// Removes our filter for this match; none there is no error.
+///
+/// # Errors
+/// The kernel's.
+pub fn remove_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>) -> io::Result<()> {
+    let header = tcmsg(ifindex, matching.handle(), CLSACT_EGRESS, info());
+    let message = Attributes::after(&header).with_text(TCA_KIND, "flower");
+    match netlink.request(RTM_DELTFILTER, 0, message.bytes()) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
+
+fn filter_message(ifindex: u32, matching: Match<'_>, queue: u16) -> Attributes {
+    // struct tc_skbedit: index, capabilities, action, reference count, bind count.
+    let mut parms = Vec::with_capacity(20);
+    parms.extend_from_slice(&[0; 8]);
+    parms.extend_from_slice(&TC_ACT_UNSPEC.to_ne_bytes());
+    parms.extend_from_slice(&[0; 8]);
+    let edit = Attributes::default().with(SKBEDIT_PARMS, &parms).with(SKBEDIT_QUEUE_MAPPING, &queue.to_ne_bytes());
+    let action = Attributes::default().with_text(ACT_KIND, "skbedit").with_nested(ACT_OPTIONS, edit);
+    let options = match matching {
+        Match::Ingress { name, .. } => Attributes::default().with_text(FLOWER_INDEV, name),
+        Match::Source(mac) => {
+            Attributes::default().with(FLOWER_KEY_ETH_SRC, &mac).with(FLOWER_KEY_ETH_SRC_MASK, &[0xff; 6])
+        }
+    };
+    let options = options
+        .with_nested(FLOWER_ACT, Attributes::default().with_nested(1, action))
+        .with_u32(FLOWER_FLAGS, FLOWER_SKIP_HW);
+    Attributes::after(&tcmsg(ifindex, matching.handle(), CLSACT_EGRESS, info()))
+        .with_text(TCA_KIND, "flower")
+        .with_nested(TCA_OPTIONS, options)
+}
+
+fn info() -> u32 {
+    u32::from(PREFERENCE) << 16 | u32::from(ETH_P_ALL.to_be())
+}
+
+fn tcmsg(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
+    let mut header = vec![0; 4];
+    for field in [ifindex, handle, parent, info] {
+        header.extend_from_slice(&field.to_ne_bytes());
+    }
+    header
+}
+
+struct Header {
+    ifindex: u32,
+    handle: u32,
+    parent: u32,
+    info: u32,
+}
+
+fn parse_header(part: &[u8]) -> Option<Header> {
+    let field = |at: usize| part.get(at..).and_then(read_u32);
+    Some(Header { ifindex: field(4)?, handle: field(8)?, parent: field(12)?, info: field(16)? })
+}
+
+fn kind_of(part: &[u8]) -> String {
+    attribute(part.get(TCMSG..).unwrap_or_default(), TCA_KIND).map(read_text).unwrap_or_default()
+}
+
+fn queue_of(part: &[u8]) -> Option<u16> {
+    let options = attribute(part.get(TCMSG..)?, TCA_OPTIONS)?;
+    let first_action = attribute(attribute(options, FLOWER_ACT)?, 1)?;
+    read_u16(attribute(attribute(first_action, ACT_OPTIONS)?, SKBEDIT_QUEUE_MAPPING)?)
+}
+
+fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    attributes(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_reads_back_as_written() {
+        let matching = Match::Ingress { ifindex: 7, name: "tap0" };
+        let message = filter_message(3, matching, 63);
+        let header = parse_header(message.bytes()).unwrap();
+        assert_eq!((header.ifindex, header.handle, header.parent), (3, 7, 0xffff_fff3));
+        assert_eq!(header.info, 0x004f_0300);
+        assert_eq!(kind_of(message.bytes()), "flower");
+        assert_eq!(queue_of(message.bytes()), Some(63));
+    }
+
+    #[test]
+    fn matches_of_one_nic_have_handles_of_their_own() {
+        let tap = Match::Ingress { ifindex: 7, name: "tap0" }.handle();
+        let mac = Match::Source([0x52, 0x54, 0, 1, 2, 3]).handle();
+        let other = Match::Source([0x52, 0x54, 0, 1, 2, 4]).handle();
+        assert!(tap != mac && mac != other && mac >= 0x8000_0000);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_read_without_harm(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let _ = (parse_header(&bytes).is_some(), kind_of(&bytes), queue_of(&bytes));
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Host-wide rows: softirq threads, buffers, KVM's polling, protections against FIFO threads.
+
+use ontime_tenants::PriorityTable;
+
+use super::nic_threads::place;
+use crate::intent::Intent;
+use crate::inventory::{Inventory, KernelThreadKind, Lockdown};
+use crate::knob::{Knob, Root, Value};
+use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
+
+/// The sysctl of [`RuleId::SkbDefer`], below `/proc/sys`.
+pub const SKB_DEFER_MAX: &str = "net/core/skb_defer_max";
+/// The module parameter of [`RuleId::HaltPoll`], below `/sys`.
+pub const HALT_POLL_NS: &str = "module/kvm/parameters/halt_poll_ns";
+/// RT throttling, below `/proc/sys`.
+pub const RT_RUNTIME: &str = "kernel/sched_rt_runtime_us";
+/// The first kernel whose fair server stands in for RT throttling.
+const FAIR_SERVER_SINCE: (u32, u32) = (6, 12);
+
+/// Until here a root domain built anew forgets its servers' bandwidth; taking a server's away then underflows in
+/// `__dl_overflow` (`kernel/sched/deadline.c`) and gives EBUSY (seen on 6.12.107), unless no limit is in force at all.
+const SERVER_ACCOUNTED_SINCE: (u32, u32) = (6, 18);
+
+/// See [`RuleId::SoftirqThreads`]. Without PREEMPT_RT softirqs run on interrupt return, and these places mean little.
+pub fn softirq_threads(inventory: &Inventory, _intent: &Intent) -> Outcome {
+    let mut outcome = Outcome::default();
+    if !inventory.kernel.realtime {
+        return outcome;
+    }
+    for thread in &inventory.threads {
+        let policy = match thread.kind {
+            KernelThreadKind::Ksoftirqd(_) | KernelThreadKind::Ktimers(_) => PriorityTable::KTIMERS,
+            KernelThreadKind::Rcuc(_) => PriorityTable::RCUC,
+            _ => continue,
+        };
+        outcome.settings.push(place(RuleId::SoftirqThreads, thread, policy));
+    }
+    outcome
+}
+
+/// See [`RuleId::SkbDefer`]. A kernel without the sysctl (before 5.19) does not defer.
+pub fn skb_defer(inventory: &Inventory, _intent: &Intent) -> Outcome {
+    let mut outcome = Outcome::default();
+    if inventory.sysctls.contains_key(SKB_DEFER_MAX) {
+        let knob = Knob::HostFile { root: Root::Proc, path: format!("sys/{SKB_DEFER_MAX}") };
+        outcome.settings.push(Setting::new(RuleId::SkbDefer, Stage::Host, knob, Value::Text("0".to_owned())));
+    }
+    outcome
+}
+
+/// See [`RuleId::HaltPoll`]. Where kvm is not loaded there is nothing to set.
+pub fn halt_poll(inventory: &Inventory, _intent: &Intent) -> Outcome {
+    let mut outcome = Outcome::default();
+    if inventory.kvm.halt_poll_ns.is_some() {
+        let knob = Knob::HostFile { root: Root::Sys, path: HALT_POLL_NS.to_owned() };
+        outcome.settings.push(Setting::new(RuleId::HaltPoll, Stage::Host, knob, Value::Text("0".to_owned())));
+    }
+    outcome
+}
+
+/// See [`RuleId::RtProtections`].
+pub fn rt_protections(inventory: &Inventory, intent: &Intent) -> Outcome {
+    let mut outcome = Outcome::default();
+    if inventory.kernel.version < FAIR_SERVER_SINCE {
+        rt_throttling(inventory, intent, &mut outcome);
+    } else if inventory.kernel.lockdown != Lockdown::None {
+        let remedy =
+            "boot without lockdown (it comes with Secure Boot), or run RT tenants on nohz_full and rcu_nocbs CPUs";
+        outcome.findings.push(stays("kernel lockdown denies debugfs, so they stay on", remedy, Refusal::Lockdown));
+    } else if !inventory.protections.readable {
+        let remedy = "mount it: mount -t debugfs debugfs /sys/kernel/debug";
+        outcome.findings.push(stays("debugfs cannot be read, so they stay on", remedy, Refusal::Unreadable));
+    } else if !intent.caps_in_force {
+        outcome.findings.push(no_caps());
+    } else {
+        servers_off(inventory, &mut outcome);
+    }
+    outcome
+}
+
+fn servers_off(inventory: &Inventory, outcome: &mut Outcome) {
+    if inventory.kernel.version < SERVER_ACCOUNTED_SINCE && inventory.protections.rt_runtime_us.is_some() {
+        outcome.settings.push(no_rt_limit());
+    }
+    for (server, runtimes) in &inventory.protections.servers {
+        for cpu in runtimes.keys() {
+            let knob = Knob::HostFile { root: Root::Debug, path: format!("sched/{server}/cpu{cpu}/runtime") };
+            let value = Value::Text("0".to_owned());
+            outcome.settings.push(Setting::new(RuleId::RtProtections, Stage::Protection, knob, value));
+        }
+    }
+}
+
+/// Before the fair server: throttling stops all RT threads of a CPU for 50 ms of each second.
+fn rt_throttling(inventory: &Inventory, intent: &Intent, outcome: &mut Outcome) {
+    if inventory.protections.rt_runtime_us.is_none() {
+        return;
+    }
+    if !intent.caps_in_force {
+        outcome.findings.push(no_caps());
+        return;
+    }
+    outcome.settings.push(no_rt_limit());
+}
+
+fn no_rt_limit() -> Setting {
+    let knob = Knob::HostFile { root: Root::Proc, path: format!("sys/{RT_RUNTIME}") };
+    Setting::new(RuleId::RtProtections, Stage::Protection, knob, Value::Text("-1".to_owned()))
+}
+
+fn no_caps() -> Finding {
+    let remedy =
+        "nothing, where RT tenants use little CPU; else start the daemon, which caps them and then turns these off";
+    stays("runtime caps of RT tenants are not in force, so they stay on", remedy, Refusal::NoCaps)
+}
+
+fn stays(found: &str, remedy: &str, refusal: Refusal) -> Finding {
+    Finding {
+        rule: RuleId::RtProtections,
+        severity: Severity::Warning,
+        object: "protections against FIFO threads".to_owned(),
+        found: found.to_owned(),
+        remedy: remedy.to_owned(),
+        refusal: Some(refusal),
+    }
+}

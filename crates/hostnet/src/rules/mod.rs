@@ -1,0 +1,162 @@
+//! The table: one rule a row, in the order in which a packet meets them.
+//!
+//! In: facts and intent. Out: settings and findings. Each room below holds the planning functions of related rows.
+//! Figures are of `docs/hostnet.md`: UDP echo at FIFO 47 beside a saturating small-packet flood on another NIC, stock
+//! kernels under emulation, virtual clock, us as p50/p99/max.
+
+mod exclusive;
+mod host;
+mod nic_threads;
+mod tenant_threads;
+mod tx_queue;
+
+use crate::rule::{Cost, Rule, RuleId};
+
+pub use host::{HALT_POLL_NS, RT_RUNTIME, SKB_DEFER_MAX};
+pub use nic_threads::NAPI_LISTED;
+
+const PROBES: &str = "Debian 7.2-rt and 6.12-rt, emulated, virtual clock (docs/hostnet.md)";
+
+/// All rules of this version.
+pub static RULES: &[Rule] = &[
+    Rule {
+        id: RuleId::NapiThreaded,
+        title: "every NAPI polled by a thread of its own",
+        waits_behind: "any NAPI that is not threaded: its packets are moved in softirq, by whoever runs it",
+        cost: Cost {
+            text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with priorities only, 46/87/115 threaded; 6.12-rt: \
+                   2230/18660/29419 by default, 351/656/666 threaded",
+            source: PROBES,
+        },
+        cure: "thread the NAPI of every NIC (sysfs `threaded`, netlink NAPI_SET)",
+        live_safe: "net/core/dev.c, netif_set_threaded: threads are made first, then a state bit is set; the next poll uses \
+                    it, a running poll goes on, no packet is touched",
+        plan: nic_threads::napi_threaded,
+    },
+    Rule {
+        id: RuleId::IrqThread,
+        title: "interrupt threads placed by class",
+        waits_behind: "interrupt threads of bulk NICs: PREEMPT_RT starts every one at FIFO 50",
+        cost: Cost {
+            text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with Table 2's priorities",
+            source: PROBES,
+        },
+        cure: "FIFO 50-5l for a NIC of RT level l, SCHED_OTHER for a bulk one",
+        live_safe: "kernel/irq/manage.c, irq_thread: an ordinary thread; sched_setattr only requeues it",
+        plan: nic_threads::irq_thread,
+    },
+    Rule {
+        id: RuleId::NapiThread,
+        title: "NAPI threads placed by class",
+        waits_behind: "bulk NAPI threads, and its own at SCHED_OTHER behind every bulk thread",
+        cost: Cost { text: "without it a threaded NAPI competes with bulk vCPUs for the CPU", source: "" },
+        cure: "FIFO 49-5l for a NIC of RT level l, SCHED_OTHER for a bulk one",
+        live_safe: "net/core/dev.c, napi_threaded_poll: an ordinary thread; sched_setattr only requeues it",
+        plan: nic_threads::napi_thread,
+    },
+    Rule {
+        id: RuleId::Backlog,
+        title: "the per-CPU backlog's threads below the vCPUs, RT paths off the backlog",
+        waits_behind: "the per-CPU backlog shared by all: veth without GRO, loopback, OVS internal ports",
+        cost: Cost {
+            text: "containers on 7.2-rt: veth by default 357/1005/1067 us, veth with GRO and threads 74/101/110, macvlan \
+                   48/78/79",
+            source: PROBES,
+        },
+        cure: "backlog_napi/N at FIFO 2; macvtap, macvlan or veth with GRO for RT tenants",
+        live_safe: "net/core/dev.c, run_backlog_napi: an ordinary thread; sched_setattr only requeues it",
+        plan: nic_threads::backlog,
+    },
+    Rule {
+        id: RuleId::SoftirqThreads,
+        title: "ktimers, ksoftirqd and rcuc at their places below every vCPU",
+        waits_behind: "timers (TCP's too) and RCU callbacks that a bulk thread keeps from running",
+        cost: Cost { text: "no figure yet", source: "" },
+        cure: "ktimers and ksoftirqd at FIFO 2, rcuc at FIFO 4, as tuned's realtime profiles place them",
+        live_safe: "kernel/softirq.c, smpboot threads: sched_setattr only requeues them",
+        plan: host::softirq_threads,
+    },
+    Rule {
+        id: RuleId::VnicPlace,
+        title: "vhost and kvm-pit threads placed by their tenant's class",
+        waits_behind: "its own vhost thread at SCHED_OTHER, behind every bulk thread",
+        cost: Cost { text: "no figure of its own; Access'18, Table 2 has vNIC threads at FIFO 48", source: "" },
+        cure: "FIFO 48-5l for an RT tenant of level l; a bulk tenant's never at an RT policy",
+        live_safe: "drivers/vhost/vhost.c, kernel/vhost_task.c: an ordinary thread; sched_setattr only requeues it",
+        plan: tenant_threads::vnic_place,
+    },
+    Rule {
+        id: RuleId::VcpuPlace,
+        title: "vCPU threads placed by their tenant's class",
+        waits_behind: "its own vCPU at SCHED_OTHER, behind every bulk thread",
+        cost: Cost { text: "no figure of its own; Access'18, Table 2 has vCPU threads at FIFO 47", source: "" },
+        cure: "FIFO 47-5l for an RT tenant of level l, under its runtime cap; a bulk tenant's never at an RT policy",
+        live_safe: "an ordinary thread of the VMM; sched_setattr only requeues it and moves it to no other CPU",
+        plan: tenant_threads::vcpu_place,
+    },
+    Rule {
+        id: RuleId::ExclusiveCpu,
+        title: "one CPU kept for the RT group",
+        waits_behind: "bulk threads and interrupts of the same CPU",
+        cost: Cost {
+            text: "Access'18, Table 3: p99 202.9 us with priorities only, 96.0 us with a CPU of its own, at 10.4 of 18.8 Gb/s",
+            source: "the paper's hardware: two CPUs, three 10 Gb/s NICs",
+        },
+        cure: "interrupts of RT NICs, vhost and vCPU threads of RT tenants on the RT CPU; all others on the rest",
+        live_safe: "kernel/irq/manage.c, irq_set_affinity: the next interrupt goes to the new CPU; threads move by the \
+                    scheduler's own migration. A vCPU moves once, which is the method",
+        plan: exclusive::exclusive_cpu,
+    },
+    Rule {
+        id: RuleId::RtTxQueue,
+        title: "a transmit queue of its own for RT packets on a shared NIC",
+        waits_behind: "bulk packets in the same qdisc, BQL and ring",
+        cost: Cost {
+            text: "a qdisc shared between classes: 7.2-rt 55/2352/2545 us (fq_codel), 6.12-rt 44/111/122",
+            source: PROBES,
+        },
+        cure: "the NIC's last transmit queue taken out of XPS for others, and a clsact egress filter that puts RT packets on it",
+        live_safe: "net/core/net-sysfs.c, xps_cpus_store: maps are replaced under RCU; net/sched/sch_ingress.c: clsact stands \
+                    beside the root qdisc, which is never replaced",
+        plan: tx_queue::rt_tx_queue,
+    },
+    Rule {
+        id: RuleId::SkbDefer,
+        title: "buffers freed where they are used up",
+        waits_behind: "skb_defer_free_flush: buffers of other CPUs freed in the RT NIC's poll",
+        cost: Cost { text: "up to 64 buffers of other sockets freed before an RT packet is polled", source: "" },
+        cure: "net.core.skb_defer_max=0",
+        live_safe: "net/core/skbuff.c, skb_attempt_defer_free: read anew for every buffer",
+        plan: host::skb_defer,
+    },
+    Rule {
+        id: RuleId::HaltPoll,
+        title: "no busy waiting in KVM",
+        waits_behind: "a FIFO vCPU of another RT tenant that polls after its hlt",
+        cost: Cost {
+            text: "up to halt_poll_ns (200 us by default) of CPU after every hlt, at FIFO priority",
+            source: "",
+        },
+        cure: "halt_poll_ns=0",
+        live_safe: "virt/kvm/kvm_main.c, kvm_vcpu_max_halt_poll_ns: read anew at every hlt, of running VMs too",
+        plan: host::halt_poll,
+    },
+    Rule {
+        id: RuleId::RtProtections,
+        title: "the kernel's protections against FIFO threads off, where runtime caps stand in",
+        waits_behind: "the fair server (and 7.2's ext server): bulk threads 50 ms a second above every FIFO thread",
+        cost: Cost {
+            text: "polling on one CPU: 48/45606/51348 us with the fair server, 48/55/174 without",
+            source: PROBES,
+        },
+        cure: "the servers' runtime 0, only while every RT tenant is under a runtime cap",
+        live_safe: "kernel/sched/debug.c, sched_fair_server_write: the server of one run queue is stopped and started under \
+                    its lock; restored before the caps go",
+        plan: host::rt_protections,
+    },
+];
+
+/// The rule of this name.
+pub fn rule(id: RuleId) -> Option<&'static Rule> {
+    RULES.iter().find(|rule| rule.id == id)
+}

@@ -1,0 +1,157 @@
+//! Threads of network interfaces: interrupts, NAPI, backlog.
+
+use ontime_tenants::{Policy, PriorityTable, Role};
+
+use crate::intent::Intent;
+use crate::inventory::{Inventory, KernelThread, KernelThreadKind, Napi, Nic};
+use crate::knob::{Knob, Value};
+use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
+
+/// From here on netlink lists NAPI instances.
+pub const NAPI_LISTED: (u32, u32) = (6, 8);
+
+/// Polls with its thread and takes no interrupts (`NETDEV_NAPI_THREADED_BUSY_POLL`, 6.19).
+const POLLING: u32 = 2;
+
+/// See [`RuleId::NapiThreaded`].
+pub fn napi_threaded(inventory: &Inventory, _intent: &Intent) -> Outcome {
+    let mut outcome = Outcome::default();
+    for nic in inventory.nics.iter().filter(|nic| has_napi(inventory, nic)) {
+        let Some(mode) = nic.threaded else {
+            outcome.findings.push(Finding {
+                rule: RuleId::NapiThreaded,
+                severity: Severity::Critical,
+                object: nic.id.name.clone(),
+                found: format!("kernel {} cannot thread NAPI", inventory.kernel.release),
+                remedy: "a kernel of 5.12 or later".to_owned(),
+                refusal: Some(Refusal::Kernel),
+            });
+            continue;
+        };
+        // Polling by a thread is more than what is wanted here, and someone's choice.
+        if mode < POLLING {
+            let knob = Knob::NicFile { nic: nic.id.clone(), path: "threaded".to_owned() };
+            let mut setting = Setting::new(RuleId::NapiThreaded, Stage::Thread, knob, Value::Text("1".to_owned()));
+            setting.overwrites = separately_threaded(nic).map(|napi| napi_knob(nic, napi)).collect();
+            outcome.settings.push(setting);
+        }
+        if mode == 1 {
+            for napi in nic.napis.iter().filter(|napi| napi.threaded == Some(0)) {
+                let value = Value::Threaded(1);
+                outcome.settings.push(Setting::new(RuleId::NapiThreaded, Stage::Thread, napi_knob(nic, napi), value));
+            }
+        }
+    }
+    outcome
+}
+
+/// A physical interface has NAPI, shown or not (down, it shows none). A virtual one has where the kernel shows an instance;
+/// before kernels show any, a veth may have, and refuses harmlessly where it has none. One that is threaded stays wanted while
+/// it is down, or every ifdown would undo it.
+fn has_napi(inventory: &Inventory, nic: &Nic) -> bool {
+    let may_have = inventory.kernel.version < NAPI_LISTED && nic.kind.as_deref() == Some("veth") && nic.up;
+    nic.physical || !nic.napis.is_empty() || nic.threaded.is_some_and(|mode| mode > 0) || may_have
+}
+
+/// All instances whose mode the kernel keeps apart from the interface's (6.17): which of them differ is for the journal to
+/// remember, since after the first apply none does.
+fn separately_threaded(nic: &Nic) -> impl Iterator<Item = &Napi> {
+    nic.napis.iter().filter(|napi| napi.threaded.is_some())
+}
+
+fn napi_knob(nic: &Nic, napi: &Napi) -> Knob {
+    Knob::NapiThreaded { nic: nic.id.clone(), napi: napi.id }
+}
+
+/// See [`RuleId::IrqThread`].
+pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
+    let mut outcome = Outcome::default();
+    for nic in inventory.nics.iter().filter(|nic| !nic.irqs.is_empty()) {
+        let policy = intent.table.policy(intent.nic_use(inventory, nic).class(), Role::Irq);
+        for thread in &inventory.threads {
+            if matches!(thread.kind, KernelThreadKind::Irq(irq) if nic.irqs.contains(&irq)) {
+                outcome.settings.push(place(RuleId::IrqThread, thread, policy));
+            }
+        }
+    }
+    if !inventory.kernel.threaded_irqs {
+        outcome.findings.push(Finding {
+            rule: RuleId::IrqThread,
+            severity: Severity::Warning,
+            object: format!("kernel {}", inventory.kernel.release),
+            found: "interrupt handlers run above every thread, not in threads".to_owned(),
+            remedy: "boot a PREEMPT_RT kernel (Debian: linux-image-rt-amd64), or this one with threadirqs".to_owned(),
+            refusal: Some(Refusal::Kernel),
+        });
+    }
+    outcome
+}
+
+/// See [`RuleId::NapiThread`].
+pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
+    let mut outcome = Outcome::default();
+    for nic in inventory.nics.iter().filter(|nic| !nic.napis.is_empty()) {
+        let policy = intent.table.policy(intent.nic_use(inventory, nic).class(), Role::Napi);
+        for napi in &nic.napis {
+            let Some(thread) = thread_of(inventory, napi) else { continue };
+            if napi.threaded == Some(POLLING) {
+                outcome.findings.push(polling(nic, thread));
+                continue;
+            }
+            outcome.settings.push(place(RuleId::NapiThread, thread, policy));
+        }
+    }
+    outcome
+}
+
+/// By netlink's number of the thread, else (before 6.8) by the id in its name.
+fn thread_of<'a>(inventory: &'a Inventory, napi: &Napi) -> Option<&'a KernelThread> {
+    match napi.pid {
+        Some(pid) => inventory.threads.iter().find(|thread| thread.id.tid == pid),
+        None => inventory.threads.iter().find(|thread| thread.kind == KernelThreadKind::Napi(napi.id)),
+    }
+}
+
+fn polling(nic: &Nic, thread: &KernelThread) -> Finding {
+    Finding {
+        rule: RuleId::NapiThread,
+        severity: Severity::Info,
+        object: nic.id.name.clone(),
+        found: format!("{} polls without interrupts and is left at {}", thread.comm, thread.policy),
+        remedy: "give a polling thread a CPU of its own, or a place below the lowest vCPU".to_owned(),
+        refusal: None,
+    }
+}
+
+/// See [`RuleId::Backlog`].
+pub fn backlog(inventory: &Inventory, intent: &Intent) -> Outcome {
+    let mut outcome = Outcome::default();
+    for thread in inventory.threads_of(|kind| matches!(kind, KernelThreadKind::BacklogNapi(_))) {
+        outcome.settings.push(place(RuleId::Backlog, thread, PriorityTable::KTIMERS));
+    }
+    for tenant in intent.rt_tenants() {
+        for nic in tenant.vnics.iter().filter_map(|vnic| inventory.nic(&vnic.ifname)) {
+            if nic.kind.as_deref() == Some("veth") && nic.up && nic.napis.is_empty() {
+                outcome.findings.push(Finding {
+                    rule: RuleId::Backlog,
+                    severity: Severity::Warning,
+                    object: format!("{} ({})", tenant.name, nic.id.name),
+                    found: "its veth has no NAPI, so its packets wait in the per-CPU backlog behind everyone's"
+                        .to_owned(),
+                    remedy: format!(
+                        "use macvlan for it, or: ethtool -K {} gro on, and tso off at the sender's end",
+                        nic.id.name
+                    ),
+                    refusal: None,
+                });
+            }
+        }
+    }
+    outcome
+}
+
+/// A kernel thread at a place.
+pub fn place(rule: RuleId, thread: &KernelThread, policy: Policy) -> Setting {
+    let knob = Knob::ThreadPolicy { thread: thread.id, comm: thread.comm.clone() };
+    Setting::new(rule, Stage::Place, knob, Value::Policy(policy))
+}

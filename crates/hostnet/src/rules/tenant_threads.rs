@@ -1,0 +1,32 @@
+//! Threads of tenants: vCPU, vhost, kvm-pit. What each should have is the tenants crate's word (`ownership`).
+
+use ontime_tenants::ThreadRole;
+use ontime_tenants::ownership::wanted;
+
+use crate::intent::Intent;
+use crate::inventory::Inventory;
+use crate::knob::{Knob, Value};
+use crate::rule::{Outcome, RuleId, Setting, Stage};
+
+/// See [`RuleId::VcpuPlace`].
+pub fn vcpu_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
+    places(intent, RuleId::VcpuPlace, |role| matches!(role, ThreadRole::Vcpu(_) | ThreadRole::Container))
+}
+
+/// See [`RuleId::VnicPlace`].
+pub fn vnic_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
+    places(intent, RuleId::VnicPlace, |role| matches!(role, ThreadRole::Vhost | ThreadRole::KvmPit))
+}
+
+fn places(intent: &Intent, rule: RuleId, of_rule: impl Fn(ThreadRole) -> bool) -> Outcome {
+    let mut outcome = Outcome::default();
+    for tenant in &intent.tenants {
+        for thread in tenant.threads.iter().filter(|thread| of_rule(thread.role)) {
+            if let Some(policy) = wanted(tenant, thread, &intent.table) {
+                let knob = Knob::ThreadPolicy { thread: thread.id, comm: thread.comm.clone() };
+                outcome.settings.push(Setting::new(rule, Stage::Place, knob, Value::Policy(policy)));
+            }
+        }
+    }
+    outcome
+}

@@ -1,0 +1,161 @@
+//! A transmit queue of its own for RT packets, on a NIC that bulk tenants use too.
+
+use ontime_tenants::{Class, Tenant};
+
+use crate::cpus::CpuSet;
+use crate::intent::{Intent, reaches};
+use crate::inventory::{Inventory, Nic};
+use crate::knob::{Knob, SteerFrom, Value};
+use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
+
+/// From here on `skbedit queue_mapping` on egress decides the queue.
+const SKBEDIT_DECIDES_SINCE: (u32, u32) = (5, 19);
+
+/// See [`RuleId::RtTxQueue`].
+pub fn rt_tx_queue(inventory: &Inventory, intent: &Intent) -> Outcome {
+    let mut outcome = Outcome::default();
+    for nic in inventory.nics.iter().filter(|nic| nic.physical) {
+        let users: Vec<&Tenant> = intent.tenants.iter().filter(|tenant| reaches(inventory, tenant, nic)).collect();
+        let rt = users.iter().filter(|tenant| tenant.class != Class::Bulk).count();
+        if rt > 0 && rt < users.len() {
+            outcome.findings.extend(shared_receive(inventory, intent, nic));
+            separate(inventory, nic, &users, &mut outcome);
+        }
+    }
+    outcome
+}
+
+fn separate(inventory: &Inventory, nic: &Nic, users: &[&Tenant], outcome: &mut Outcome) {
+    let queues = u32::try_from(nic.tx_queues.len()).unwrap_or(u32::MAX);
+    let remedy_own = "give the RT tenant a NIC or a virtual function of its own";
+    if inventory.kernel.version < SKBEDIT_DECIDES_SINCE {
+        let found = format!("kernel {} does not let a filter choose the transmit queue", inventory.kernel.release);
+        outcome.findings.push(shared(nic, &found, "a kernel of 5.19 or later", Refusal::Kernel));
+        return;
+    }
+    if queues < 2 {
+        let remedy = format!("{remedy_own}, or more queues while it is idle: ethtool -L {} combined 2", nic.id.name);
+        outcome.findings.push(shared(nic, "one transmit queue for both classes", &remedy, Refusal::Device));
+        return;
+    }
+    match nic.qdisc.as_deref() {
+        Some("mq") => {}
+        Some(kind @ ("mqprio" | "taprio")) => {
+            let remedy = format!("give RT packets a traffic class of their own in that {kind}, or {remedy_own}");
+            outcome.findings.push(shared(nic, &format!("{kind} assigns its queues"), &remedy, Refusal::NotLiveSafe));
+            return;
+        }
+        other => {
+            let found = format!("root qdisc {} is one queue for both classes", other.unwrap_or("unknown"));
+            let remedy = format!("while it is idle: tc qdisc replace dev {} root mq; or {remedy_own}", nic.id.name);
+            outcome.findings.push(shared(nic, &found, &remedy, Refusal::NotLiveSafe));
+            return;
+        }
+    }
+    let Some(masks) = nic.tx_queues.iter().map(|queue| queue.xps_cpus.clone()).collect::<Option<Vec<CpuSet>>>() else {
+        outcome.findings.push(shared(nic, "its driver has no XPS", remedy_own, Refusal::Device));
+        return;
+    };
+    for (queue, cpus) in (0..).zip(without_last(&masks, &inventory.cpus.online)) {
+        let knob = Knob::XpsCpus { nic: nic.id.clone(), queue };
+        outcome.settings.push(Setting::new(RuleId::RtTxQueue, Stage::Steer, knob, Value::Cpus(cpus)));
+    }
+    steer(inventory, nic, users, queues - 1, outcome);
+}
+
+/// XPS masks that leave the last queue to nobody and every online CPU some other queue. A CPU without a queue would hash
+/// its packets over all of them.
+///
+/// Where the administrator or driver gave CPUs queues, they stay, and the last queue's CPUs go round the others. Where XPS is
+/// not in use, every CPU gets all other queues, so that packets still spread by their flow.
+fn without_last(masks: &[CpuSet], online: &CpuSet) -> Vec<CpuSet> {
+    let Some((_, others)) = masks.split_last() else { return Vec::new() };
+    let in_use = masks.iter().any(|mask| !mask.is_empty());
+    let mut wanted: Vec<CpuSet> =
+        if in_use { others.to_vec() } else { others.iter().map(|_| online.clone()).collect() };
+    let covered: CpuSet = wanted.iter().flat_map(CpuSet::iter).collect();
+    for (turn, cpu) in online.iter().filter(|cpu| !covered.contains(*cpu)).enumerate() {
+        let count = wanted.len();
+        if let Some(mask) = wanted.get_mut(turn % count) {
+            *mask = mask.iter().chain([cpu]).collect();
+        }
+    }
+    wanted.push(CpuSet::new());
+    wanted
+}
+
+fn steer(inventory: &Inventory, nic: &Nic, users: &[&Tenant], queue: u32, outcome: &mut Outcome) {
+    let Ok(queue) = u16::try_from(queue) else { return };
+    let rt_vnics = users
+        .iter()
+        .filter(|tenant| tenant.class != Class::Bulk)
+        .flat_map(|tenant| &tenant.vnics)
+        .filter_map(|vnic| inventory.nic(&vnic.ifname));
+    let filters: Vec<Knob> = rt_vnics
+        .filter_map(|vnic| {
+            let from = match vnic.kind.as_deref() {
+                // These hand packets to the lower device themselves, so there is no ingress interface to match.
+                Some("macvtap" | "macvlan" | "ipvlan" | "ipvtap") => SteerFrom::SourceMac(vnic.mac?),
+                _ => SteerFrom::Interface(vnic.id.clone()),
+            };
+            Some(Knob::TxSteer { nic: nic.id.clone(), queue, from })
+        })
+        .collect();
+    if filters.is_empty() {
+        return;
+    }
+    let clsact = Knob::Clsact { nic: nic.id.clone() };
+    for knob in std::iter::once(clsact).chain(filters) {
+        outcome.settings.push(Setting::new(RuleId::RtTxQueue, Stage::Steer, knob, Value::Present(true)));
+    }
+}
+
+fn shared(nic: &Nic, found: &str, remedy: &str, refusal: Refusal) -> Finding {
+    Finding {
+        rule: RuleId::RtTxQueue,
+        severity: Severity::Warning,
+        object: nic.id.name.clone(),
+        found: found.to_owned(),
+        remedy: remedy.to_owned(),
+        refusal: Some(refusal),
+    }
+}
+
+/// Transmission can be kept apart, reception of a shared NIC not by what this version has.
+fn shared_receive(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<Finding> {
+    (intent.nic_use(inventory, nic).class() == Class::Bulk).then(|| Finding {
+        rule: RuleId::RtTxQueue,
+        severity: Severity::Critical,
+        object: nic.id.name.clone(),
+        found: "RT and bulk packets are received by the same queues, whose threads are at bulk priority".to_owned(),
+        remedy: format!(
+            "give the RT tenant a NIC or a virtual function of its own, or say in /etc/ontime/host.toml: [nic.{}] class = \
+             \"rt\", which lets bulk packets of this NIC run at RT priority too",
+            nic.id.name
+        ),
+        refusal: Some(Refusal::NotLiveSafe),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn masks(texts: &[&str]) -> Vec<CpuSet> {
+        texts.iter().map(|text| CpuSet::from_list(text).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_last_queue_is_left_and_every_cpu_keeps_one() {
+        let online = CpuSet::from_list("0-3").unwrap();
+        assert_eq!(without_last(&masks(&["0", "1", "2", "3"]), &online), masks(&["0,3", "1", "2", ""]));
+        assert_eq!(without_last(&masks(&["", "", ""]), &online), masks(&["0-3", "0-3", ""]));
+        assert_eq!(without_last(&masks(&["0-1", "2-3"]), &online), masks(&["0-3", ""]));
+        assert_eq!(without_last(&[], &online), Vec::<CpuSet>::new());
+        // What is wanted is stable: applied to itself it is the same.
+        for start in [masks(&["0", "1", "2", "3"]), masks(&["", "", ""])] {
+            let once = without_last(&start, &online);
+            assert_eq!(without_last(&once, &online), once);
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! What every method wants, planned on made-up hosts.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
+
+#[path = "support/fleet.rs"]
+mod fleet;
+
+use std::collections::BTreeMap;
+
+use fleet::{host, hundred_vms, rt, vm};
+use ontime_hostnet::inventory::{Kernel, Lockdown, Nic};
+use ontime_hostnet::{
+    Intent, Inventory, Knob, Method, NicId, NicUse, Plan, RULES, Refusal, RuleId, Severity, SteerFrom, Value, plan,
+    rules,
+};
+use ontime_tenants::{Class, Policy, PriorityTable, Vnic};
+
+/// Policies by thread name.
+fn policies(plan: &Plan) -> BTreeMap<String, Policy> {
+    plan.settings
+        .iter()
+        .filter_map(|setting| match (&setting.knob, &setting.value) {
+            (Knob::ThreadPolicy { comm, .. }, Value::Policy(policy)) => Some((comm.clone(), *policy)),
+            _ => None,
+        })
+        .collect()
+}
+
+fn of_rule(plan: &Plan, rule: RuleId) -> Vec<(String, String)> {
+    let of = plan.settings.iter().filter(|setting| setting.rule == rule);
+    of.map(|setting| (setting.knob.to_string(), setting.value.to_string())).collect()
+}
+
+fn refusals(plan: &Plan, rule: RuleId) -> Vec<Refusal> {
+    plan.findings.iter().filter(|finding| finding.rule == rule).filter_map(|finding| finding.refusal).collect()
+}
+
+/// An RT VM (level 1) on eth0, a bulk VM on eth1.
+fn two_vms() -> (Inventory, Intent) {
+    let mut inventory = host(2, 2, true);
+    let tenants = vec![vm(&mut inventory, 1, rt(1), 2, "eth0"), vm(&mut inventory, 2, Class::Bulk, 1, "eth1")];
+    (inventory, Intent { tenants, caps_in_force: true, ..Intent::default() })
+}
+
+#[test]
+fn partitioned_places_every_thread_by_the_table() {
+    let (inventory, intent) = two_vms();
+    let found = policies(&plan(&inventory, &intent));
+    for (comm, policy) in [
+        ("irq/100-eth0-TxRx-0", Policy::Fifo(45)),
+        ("napi/eth0-8193", Policy::Fifo(44)),
+        ("vhost-1000100", Policy::Fifo(43)),
+        ("kvm-pit/1000100", Policy::Fifo(43)),
+        ("CPU 1/KVM", Policy::Fifo(42)),
+        ("irq/1101-eth1-TxRx-1", Policy::BULK),
+        ("napi/eth1-9194", Policy::BULK),
+        ("ksoftirqd/3", Policy::Fifo(2)),
+        ("ktimers/3", Policy::Fifo(2)),
+        ("rcuc/3", Policy::Fifo(4)),
+        ("backlog_napi/3", Policy::Fifo(2)),
+    ] {
+        assert_eq!(found.get(comm), Some(&policy), "{comm}");
+    }
+    // Threads of bulk tenants and the RT VM's emulator are left alone.
+    assert!(!found.contains_key("vhost-1000200") && !found.contains_key("qemu-system-x86"));
+}
+
+#[test]
+fn a_method_sets_what_the_paper_sets_and_no_more() {
+    let (inventory, intent) = two_vms();
+    let by = |method| plan(&inventory, &Intent { method, exclusive_cpu: Some(3), ..intent.clone() });
+    let vanilla = by(Method::Vanilla);
+    let threads: Vec<String> = policies(&vanilla).into_keys().collect();
+    assert_eq!(threads, ["CPU 0/KVM", "CPU 1/KVM", "kvm-pit/1000100", "vhost-1000100"]);
+    assert_eq!(vanilla.settings.len(), 4);
+    let threaded = by(Method::Threaded);
+    assert_eq!(policies(&threaded).len(), 4 + 4);
+    assert!(of_rule(&threaded, RuleId::NapiThreaded).is_empty() && of_rule(&threaded, RuleId::NapiThread).is_empty());
+    assert_eq!(policies(&by(Method::Exclusive)), policies(&threaded));
+    assert!(!of_rule(&by(Method::Partitioned), RuleId::NapiThreaded).is_empty());
+}
+
+#[test]
+fn exclusive_keeps_one_cpu_for_the_rt_group() {
+    let (inventory, mut intent) = two_vms();
+    intent.method = Method::Exclusive;
+    intent.exclusive_cpu = Some(3);
+    let found = plan(&inventory, &intent);
+    let settings: BTreeMap<_, _> = of_rule(&found, RuleId::ExclusiveCpu).into_iter().collect();
+    for (knob, cpus) in [
+        ("CPUs of interrupt 100 (PCI-MSIX-0000:00:00.0)", "CPUs 3"),
+        ("CPUs of interrupt 1100 (PCI-MSIX-0000:01:00.0)", "CPUs 0-2,4-63"),
+        ("/proc/irq/default_smp_affinity", "CPUs 0-2,4-63"),
+        ("CPUs of thread 1000101 (CPU 0/KVM)", "CPUs 3"),
+        ("CPUs of thread 1000150 (vhost-1000100)", "CPUs 3"),
+        ("CPUs of thread 1000100 (qemu-system-x86)", "CPUs 0-2,4-63"),
+        ("CPUs of thread 1000201 (CPU 0/KVM)", "CPUs 0-2,4-63"),
+    ] {
+        assert_eq!(settings.get(knob).map(String::as_str), Some(cpus), "{knob}: {settings:?}");
+    }
+    for (cpu, word) in [(None, "no CPU is named"), (Some(64), "not online")] {
+        let refused = plan(&inventory, &Intent { exclusive_cpu: cpu, ..intent.clone() });
+        assert!(of_rule(&refused, RuleId::ExclusiveCpu).is_empty());
+        assert!(refused.findings.iter().any(|finding| finding.found.contains(word)), "{refused:?}");
+    }
+    // libvirt's pinning stays libvirt's.
+    intent.tenants[1].threads[1].libvirt.cpus = Some("3".to_owned());
+    intent.tenants[1].threads[1].affinity = "3".to_owned();
+    let found = plan(&inventory, &intent);
+    assert!(found.findings.iter().any(|finding| finding.found.contains("libvirt pins it to CPUs 3")), "{found:?}");
+    assert!(!of_rule(&found, RuleId::ExclusiveCpu).iter().any(|(knob, _)| knob.contains("thread 1000201")));
+}
+
+#[test]
+fn a_nic_has_the_class_of_its_tenants_unless_configured() {
+    let mut inventory = host(3, 1, true);
+    let tenants = vec![
+        vm(&mut inventory, 1, rt(2), 1, "eth0"),
+        vm(&mut inventory, 2, rt(1), 1, "eth0"),
+        vm(&mut inventory, 3, rt(0), 1, "eth1"),
+        vm(&mut inventory, 4, Class::Bulk, 1, "eth1"),
+    ];
+    let mut intent = Intent { tenants, ..Intent::default() };
+    let used = |intent: &Intent, name: &str| intent.nic_use(&inventory, inventory.nic(name).unwrap());
+    assert_eq!(used(&intent, "eth0"), NicUse::Derived(rt(1)));
+    assert_eq!(used(&intent, "eth1"), NicUse::Mixed(rt(0)));
+    assert_eq!(used(&intent, "eth2"), NicUse::Derived(Class::Bulk));
+    assert_eq!(used(&intent, "tap3"), NicUse::Derived(rt(0)));
+    intent.nic_classes = BTreeMap::from([("eth1".to_owned(), rt(4)), ("eth0".to_owned(), Class::Bulk)]);
+    assert_eq!(used(&intent, "eth1").class(), rt(4));
+    assert_eq!(used(&intent, "eth0").class(), Class::Bulk);
+}
+
+/// An RT and a bulk VM on the same NIC.
+fn mixed(queues: u32) -> (Inventory, Intent) {
+    let mut inventory = host(1, queues, true);
+    let tenants = vec![vm(&mut inventory, 1, rt(0), 1, "eth0"), vm(&mut inventory, 2, Class::Bulk, 1, "eth0")];
+    (inventory, Intent { tenants, ..Intent::default() })
+}
+
+#[test]
+fn a_shared_nic_keeps_its_last_transmit_queue_for_rt() {
+    let (inventory, intent) = mixed(4);
+    let found = plan(&inventory, &intent);
+    let settings = of_rule(&found, RuleId::RtTxQueue);
+    let last = settings.iter().find(|(knob, _)| knob == "eth0 XPS CPUs of transmit queue 3").unwrap();
+    assert_eq!(last.1, "no CPU");
+    let mut covered: Vec<u32> = Vec::new();
+    for setting in &found.settings {
+        if let (Knob::XpsCpus { queue: 0..=2, .. }, Value::Cpus(cpus)) = (&setting.knob, &setting.value) {
+            covered.extend(cpus.iter());
+        }
+    }
+    covered.sort_unstable();
+    assert_eq!(covered, (0..fleet::CPUS).collect::<Vec<_>>(), "every CPU has one other queue");
+    let tail: Vec<_> = settings.iter().skip(4).map(|(knob, _)| knob.as_str()).collect();
+    assert_eq!(tail, ["eth0 clsact qdisc", "eth0 filter: from tap1 to transmit queue 3"]);
+    assert_eq!(policies(&found)["irq/100-eth0-TxRx-0"], Policy::BULK);
+    let critical = found.findings.iter().find(|finding| finding.severity == Severity::Critical).unwrap();
+    assert!(critical.found.contains("received by the same queues"));
+}
+
+#[test]
+fn a_macvtap_is_known_by_its_address() {
+    let (mut inventory, mut intent) = mixed(2);
+    inventory.nics.push(Nic {
+        id: NicId { ifindex: 77, name: "macvtap0".to_owned() },
+        kind: Some("macvtap".to_owned()),
+        mac: Some([0x52, 0x54, 0, 9, 8, 7]),
+        link: Some(2),
+        ..Nic::default()
+    });
+    intent.tenants[0].vnics = vec![Vnic { ifname: "macvtap0".to_owned(), lower: Vec::new() }];
+    let found = plan(&inventory, &intent);
+    let steer = Knob::TxSteer {
+        nic: NicId { ifindex: 2, name: "eth0".to_owned() },
+        queue: 1,
+        from: SteerFrom::SourceMac([0x52, 0x54, 0, 9, 8, 7]),
+    };
+    assert!(found.settings.iter().any(|setting| setting.knob == steer), "{found:?}");
+}
+
+#[test]
+fn a_nic_that_cannot_be_shared_live_is_a_finding_with_a_remedy() {
+    type Spoil = fn(&mut Inventory);
+    let one_queue: Spoil = |inventory| inventory.nics[0].tx_queues.truncate(1);
+    let root_qdisc: Spoil = |inventory| inventory.nics[0].qdisc = Some("fq_codel".to_owned());
+    let mqprio: Spoil = |inventory| inventory.nics[0].qdisc = Some("mqprio".to_owned());
+    let no_xps: Spoil = |inventory| inventory.nics[0].tx_queues[0].xps_cpus = None;
+    let old_kernel: Spoil = |inventory| inventory.kernel.version = (5, 18);
+    for (spoil, refusal) in [
+        (one_queue, Refusal::Device),
+        (root_qdisc, Refusal::NotLiveSafe),
+        (mqprio, Refusal::NotLiveSafe),
+        (no_xps, Refusal::Device),
+        (old_kernel, Refusal::Kernel),
+    ] {
+        let (mut inventory, intent) = mixed(4);
+        spoil(&mut inventory);
+        let found = plan(&inventory, &intent);
+        assert!(of_rule(&found, RuleId::RtTxQueue).is_empty());
+        assert!(refusals(&found, RuleId::RtTxQueue).contains(&refusal), "{found:?}");
+        assert!(found.findings.iter().all(|finding| !finding.remedy.is_empty()));
+    }
+}
+
+#[test]
+fn protections_go_off_only_under_caps_and_never_under_lockdown() {
+    let (inventory, intent) = two_vms();
+    let off = plan(&inventory, &intent);
+    let settings = of_rule(&off, RuleId::RtProtections);
+    assert_eq!(settings.len(), 2 * fleet::CPUS as usize);
+    assert!(settings.contains(&("/sys/kernel/debug/sched/fair_server/cpu63/runtime".to_owned(), "0".to_owned())));
+    // They are the last to go off.
+    assert_eq!(off.settings.last().unwrap().rule, RuleId::RtProtections);
+
+    let uncapped = plan(&inventory, &Intent { caps_in_force: false, ..intent.clone() });
+    assert!(of_rule(&uncapped, RuleId::RtProtections).is_empty());
+    assert_eq!(refusals(&uncapped, RuleId::RtProtections), [Refusal::NoCaps]);
+
+    for lockdown in [Lockdown::Integrity, Lockdown::Confidentiality] {
+        let kernel = Kernel { lockdown, ..inventory.kernel.clone() };
+        let locked = plan(&Inventory { kernel, ..inventory.clone() }, &intent);
+        assert!(of_rule(&locked, RuleId::RtProtections).is_empty());
+        assert_eq!(refusals(&locked, RuleId::RtProtections), [Refusal::Lockdown]);
+    }
+    // 6.12 refuses to stop a server while there is a limit, so that goes first, and on reset comes back last.
+    let kernel = Kernel { version: (6, 12), ..inventory.kernel.clone() };
+    let settings = of_rule(&plan(&Inventory { kernel, ..inventory.clone() }, &intent), RuleId::RtProtections);
+    assert_eq!(settings.len(), 1 + 2 * fleet::CPUS as usize);
+    assert_eq!(settings[0], ("/proc/sys/kernel/sched_rt_runtime_us".to_owned(), "-1".to_owned()));
+    // Before the fair server there was RT throttling, under the same condition.
+    let kernel = Kernel { version: (6, 1), ..inventory.kernel.clone() };
+    let old = Inventory { kernel, protections: Default::default(), ..inventory };
+    assert!(of_rule(&plan(&old, &intent), RuleId::RtProtections).is_empty(), "nothing is known of throttling");
+    let mut old = old;
+    old.protections.rt_runtime_us = Some(950_000);
+    let throttled = plan(&old, &intent);
+    assert_eq!(
+        of_rule(&throttled, RuleId::RtProtections),
+        [("/proc/sys/kernel/sched_rt_runtime_us".to_owned(), "-1".to_owned())]
+    );
+    let uncapped = plan(&old, &Intent { caps_in_force: false, ..intent });
+    assert_eq!(refusals(&uncapped, RuleId::RtProtections), [Refusal::NoCaps]);
+}
+
+#[test]
+fn old_kernels_degrade_with_a_finding() {
+    let (mut inventory, intent) = two_vms();
+    inventory.kernel = Kernel { release: "5.10".to_owned(), version: (5, 10), ..Kernel::default() };
+    for nic in &mut inventory.nics {
+        nic.threaded = None;
+    }
+    inventory.sysctls.clear();
+    let found = plan(&inventory, &intent);
+    assert_eq!(refusals(&found, RuleId::NapiThreaded), [Refusal::Kernel; 2]);
+    assert_eq!(refusals(&found, RuleId::IrqThread), [Refusal::Kernel]);
+    assert!(of_rule(&found, RuleId::SkbDefer).is_empty() && of_rule(&found, RuleId::SoftirqThreads).is_empty());
+}
+
+#[test]
+fn a_polling_napi_is_left_as_it_is() {
+    let (mut inventory, intent) = two_vms();
+    inventory.nics[0].threaded = Some(2);
+    for napi in &mut inventory.nics[0].napis {
+        napi.threaded = Some(2);
+    }
+    let found = plan(&inventory, &intent);
+    assert!(!found.settings.iter().any(|setting| setting.knob.to_string().starts_with("eth0 threaded")));
+    assert!(!policies(&found).contains_key("napi/eth0-8193"));
+    assert!(found.findings.iter().any(|finding| finding.found.contains("polls without interrupts")));
+}
+
+#[test]
+fn an_interrupt_shared_by_two_classes_is_a_finding() {
+    let (mut inventory, intent) = two_vms();
+    inventory.nics[1].irqs.push(100);
+    let found = plan(&inventory, &intent);
+    assert_eq!(policies(&found)["irq/100-eth0-TxRx-0"], Policy::Fifo(45));
+    assert!(
+        found.findings.iter().any(|finding| finding.found.contains("irq-thread wants FIFO 45, irq-thread wants OTHER"))
+    );
+}
+
+#[test]
+fn a_hundred_vms_are_planned_without_contradiction() {
+    let (inventory, intent) = hundred_vms();
+    for method in Method::ALL {
+        let found = plan(&inventory, &Intent { method, exclusive_cpu: Some(1), ..intent.clone() });
+        let keys: std::collections::BTreeSet<_> = found.settings.iter().map(|setting| setting.knob.key()).collect();
+        assert_eq!(keys.len(), found.settings.len());
+        assert!(found.settings.is_sorted_by_key(|setting| setting.stage));
+        assert!(!found.findings.iter().any(|finding| finding.remedy.contains("claimed twice")), "{:?}", found.findings);
+    }
+    let found = plan(&inventory, &intent);
+    assert_eq!(of_rule(&found, RuleId::IrqThread).len(), 64);
+    assert_eq!(of_rule(&found, RuleId::NapiThread).len(), 64);
+    assert_eq!(of_rule(&found, RuleId::VcpuPlace).len(), 10 * 4);
+    assert_eq!(of_rule(&found, RuleId::VnicPlace).len(), 10 * 2);
+}
+
+#[test]
+fn every_rule_is_complete_and_belongs_to_a_method() {
+    for rule in RULES {
+        for text in [rule.title, rule.waits_behind, rule.cost.text, rule.cure, rule.live_safe] {
+            assert!(!text.is_empty(), "{}", rule.id);
+        }
+        assert!(rule.live_safe.contains(".c") || rule.id == RuleId::VcpuPlace, "{} names no kernel file", rule.id);
+        assert!(Method::ALL.iter().any(|method| method.has(rule.id)), "{} is in no method", rule.id);
+        assert_eq!(rules::rule(rule.id).unwrap().id, rule.id);
+    }
+    for id in Method::ALL.iter().flat_map(|method| method.rules()) {
+        assert!(rules::rule(*id).is_some(), "{id} has no row");
+    }
+}
+
+#[test]
+fn levels_stay_apart_down_to_the_last() {
+    let mut inventory = host(9, 1, true);
+    let tenants = (0..9).map(|level| vm(&mut inventory, level.into(), rt(level), 1, &format!("eth{level}"))).collect();
+    let intent = Intent { tenants, table: PriorityTable::default(), ..Intent::default() };
+    let found = policies(&plan(&inventory, &intent));
+    for level in 0..9u8 {
+        let irq = found.iter().find(|(comm, _)| comm.contains(&format!("-eth{level}-TxRx-0"))).unwrap();
+        assert_eq!(*irq.1, Policy::Fifo(50 - 5 * level));
+    }
+}

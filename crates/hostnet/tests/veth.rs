@@ -1,0 +1,420 @@
+//! The rules on real interfaces: veth pairs with NAPI, whose threads are real kernel threads.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
+
+#[path = "support/fleet.rs"]
+#[allow(dead_code)] // its larger part is for planning
+mod fleet;
+mod support;
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+
+use ontime_hostnet::{
+    CpuSet, Done, Host, Intent, Inventory, Journal, Knob, KnobError, LiveHost, NicId, Plan, Report, Roots, RuleId,
+    SteerFrom, Value, converge, drift, plan, reset,
+};
+use ontime_tenants::{Class, Level, Policy, ThreadId, ThreadRole};
+use support::{in_namespace, run, unshare};
+
+fn intent(nic: &str, level: u8) -> Intent {
+    let class = Class::Rt(Level::try_from(level).unwrap());
+    Intent { nic_classes: BTreeMap::from([(nic.to_owned(), class)]), ..Intent::default() }
+}
+
+/// Only what concerns interfaces of the namespace: the machine's own knobs stay alone.
+fn look(roots: &Roots, intent: &Intent) -> Plan {
+    let mut found = plan(&Inventory::scan(roots), intent);
+    found.settings.retain(|setting| matches!(setting.rule, RuleId::NapiThreaded | RuleId::NapiThread));
+    found
+}
+
+fn apply(roots: &Roots, intent: &Intent, journal: &mut Journal) -> Report {
+    let host = LiveHost::with_roots(roots.clone());
+    let report = converge(&host, journal, |_| Ok::<_, Infallible>(look(roots, intent))).unwrap();
+    for item in &report.items {
+        assert!(!matches!(item.done, Done::Failed(_)), "{item:?}");
+    }
+    report
+}
+
+fn undo(roots: &Roots, journal: &mut Journal) -> Report {
+    reset(&LiveHost::with_roots(roots.clone()), journal).unwrap()
+}
+
+fn journal(dir: &Path) -> Journal {
+    Journal::open(&dir.join("originals"), "boot").unwrap()
+}
+
+/// A pair with NAPI on both ends, up.
+fn pair(queues: u32) {
+    run(
+        "ip",
+        &format!(
+            "link add va numtxqueues {queues} numrxqueues {queues} type veth peer name vb numtxqueues 2 numrxqueues 2"
+        ),
+    );
+    for end in ["va", "vb"] {
+        run("ethtool", &format!("-K {end} gro on"));
+        run("ip", &format!("link set {end} up"));
+    }
+}
+
+fn threads(roots: &Roots, nic: &str) -> Vec<Policy> {
+    let inventory = Inventory::scan(roots);
+    let pids = inventory.nic(nic).unwrap().napis.iter().filter_map(|napi| napi.pid);
+    pids.map(|pid| inventory.threads.iter().find(|thread| thread.id.tid == pid).unwrap().policy).collect()
+}
+
+/// Before 6.8, instances are known only once they have threads.
+fn lists_napi(inventory: &Inventory) -> bool {
+    inventory.kernel.version >= ontime_hostnet::rules::NAPI_LISTED
+}
+
+fn threaded(roots: &Roots, nic: &str) -> Option<u32> {
+    Inventory::scan(roots).nic(nic).unwrap().threaded
+}
+
+#[test]
+fn napi_is_threaded_placed_and_given_back() {
+    in_namespace(|roots| {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = journal(state.path());
+        pair(4);
+        let inventory = Inventory::scan(roots);
+        if lists_napi(&inventory) {
+            assert_eq!(inventory.nic("va").unwrap().napis.len(), 4, "{inventory:?}");
+        }
+        assert_eq!((threaded(roots, "va"), threads(roots, "va").len()), (Some(0), 0));
+
+        let first = apply(roots, &intent("va", 1), &mut journal);
+        assert_eq!(threaded(roots, "va"), Some(1));
+        assert_eq!(threads(roots, "va"), [Policy::Fifo(44); 4], "{first:?}");
+        assert_eq!(threads(roots, "vb"), [Policy::BULK; 2]);
+        let second = apply(roots, &intent("va", 1), &mut journal).counts();
+        assert_eq!((second.changed, second.restored), (0, 0));
+
+        // Another level moves the threads; the originals stay those of the kernel.
+        apply(roots, &intent("va", 0), &mut journal);
+        assert_eq!(threads(roots, "va"), [Policy::Fifo(49); 4]);
+        assert!(journal.entries().iter().all(|kept| !matches!(kept.value, Value::Policy(Policy::Fifo(_)))));
+
+        undo(roots, &mut journal);
+        assert_eq!(threaded(roots, "va"), Some(0));
+        // Before 6.17 the threads stay, asleep, with the policy they were born with.
+        assert!(threads(roots, "va").iter().all(|policy| *policy == Policy::BULK));
+        assert!(journal.entries().is_empty());
+        undo(roots, &mut journal);
+    });
+}
+
+#[test]
+fn an_instance_the_administrator_threaded_stays_threaded_after_reset() {
+    in_namespace(|roots| {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = journal(state.path());
+        pair(4);
+        let host = LiveHost::with_roots(roots.clone());
+        let inventory = Inventory::scan(roots);
+        if !lists_napi(&inventory) {
+            return println!("SKIPPED: this kernel does not list NAPI instances");
+        }
+        let va = inventory.nic("va").unwrap();
+        let own = Knob::NapiThreaded { nic: va.id.clone(), napi: va.napis[2].id };
+        match host.read(&own) {
+            Err(KnobError::Unsupported { why, .. }) => return println!("SKIPPED: {why}"),
+            found => assert_eq!(found.unwrap(), Value::Threaded(0)),
+        }
+        host.write(&own, &Value::Threaded(1)).unwrap();
+        apply(roots, &intent("va", 0), &mut journal);
+        assert_eq!(threads(roots, "va"), [Policy::Fifo(49); 4]);
+        undo(roots, &mut journal);
+        let inventory = Inventory::scan(roots);
+        let modes: Vec<_> = inventory.nic("va").unwrap().napis.iter().map(|napi| napi.threaded).collect();
+        let index = inventory.nic("va").unwrap().napis.iter().position(|napi| napi.id == va.napis[2].id).unwrap();
+        assert_eq!(modes.iter().filter(|mode| **mode == Some(1)).count(), 1, "{modes:?}");
+        assert_eq!(modes[index], Some(1));
+        assert_eq!(threaded(roots, "va"), Some(0));
+    });
+}
+
+#[test]
+fn down_up_rename_queues_and_deletion_while_applied() {
+    in_namespace(|roots| {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = journal(state.path());
+        pair(4);
+        let wanted = intent("va", 0);
+        apply(roots, &wanted, &mut journal);
+
+        // Down and up makes new instances, threaded from birth, whose threads are at SCHED_OTHER until placed.
+        run("ip", "link set va down");
+        let down = apply(roots, &wanted, &mut journal);
+        assert!(down.items.iter().all(|item| matches!(item.done, Done::Already | Done::Gone)), "{down:?}");
+        run("ip", "link set va up");
+        let host = LiveHost::with_roots(roots.clone());
+        assert!(!drift(&host, &look(roots, &wanted), &journal).is_empty());
+        apply(roots, &wanted, &mut journal);
+        assert_eq!(threads(roots, "va"), [Policy::Fifo(49); 4]);
+
+        run("ethtool", "-L va rx 2 tx 2");
+        apply(roots, &wanted, &mut journal);
+        assert_eq!(threads(roots, "va"), [Policy::Fifo(49); 2]);
+        run("ethtool", "-L va rx 3 tx 3");
+        apply(roots, &wanted, &mut journal);
+        assert_eq!(threads(roots, "va"), [Policy::Fifo(49); 3]);
+
+        // Entries of threads that ended do not pile up.
+        assert!(journal.entries().len() <= 2 + 3 + 2, "{:?}", journal.entries());
+
+        // Renamed: the journal's entry still finds it.
+        run("ip", "link set va down");
+        run("ip", "link set va name vc");
+        run("ip", "link set vc up");
+        assert_eq!(threaded(roots, "vc"), Some(1));
+        undo(roots, &mut journal);
+        assert_eq!(threaded(roots, "vc"), Some(0));
+
+        apply(roots, &intent("vc", 0), &mut journal);
+        run("ip", "link del vc");
+        let report = undo(roots, &mut journal).counts();
+        assert!(report.gone > 0 && report.failed == 0 && journal.entries().is_empty(), "{report:?}");
+    });
+}
+
+#[test]
+fn a_name_taken_over_by_another_interface_is_never_touched() {
+    in_namespace(|roots| {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = journal(state.path());
+        pair(2);
+        apply(roots, &intent("va", 0), &mut journal);
+        run("ip", "link del va");
+        pair(2);
+        std::fs::write(roots.sys.join("class/net/va/threaded"), "1").unwrap();
+        undo(roots, &mut journal);
+        assert_eq!(threaded(roots, "va"), Some(1), "the new interface's own setting was undone");
+    });
+}
+
+#[test]
+fn xps_and_clsact_are_set_and_given_back() {
+    in_namespace(|roots| {
+        pair(4);
+        let host = LiveHost::with_roots(roots.clone());
+        let inventory = Inventory::scan(roots);
+        let nic = inventory.nic("va").unwrap().id.clone();
+        let xps = Knob::XpsCpus { nic: nic.clone(), queue: 1 };
+        let before = host.read(&xps).unwrap();
+        let both = Value::Cpus(CpuSet::from_list("0-1").unwrap());
+        host.write(&xps, &both).unwrap();
+        assert_eq!(host.read(&xps).unwrap(), both);
+        host.write(&xps, &before).unwrap();
+        assert_eq!(host.read(&xps).unwrap(), before);
+        let beyond = Knob::XpsCpus { nic: nic.clone(), queue: 9 };
+        assert!(matches!(host.read(&beyond), Err(KnobError::Gone(_))));
+
+        let clsact = Knob::Clsact { nic: nic.clone() };
+        assert_eq!(host.read(&clsact).unwrap(), Value::Present(false));
+        match host.write(&clsact, &Value::Present(true)) {
+            Err(KnobError::Unsupported { why, .. }) => return println!("SKIPPED clsact: {why}"),
+            other => other.unwrap(),
+        }
+        assert_eq!(host.read(&clsact).unwrap(), Value::Present(true));
+        let source = NicId { ifindex: inventory.nic("vb").unwrap().id.ifindex, name: "vb".to_owned() };
+        for from in [SteerFrom::Interface(source), SteerFrom::SourceMac([0x52, 0x54, 0, 1, 2, 3])] {
+            steer_round_trip(&host, &Knob::TxSteer { nic: nic.clone(), queue: 3, from });
+        }
+        host.write(&clsact, &Value::Present(false)).unwrap();
+        assert_eq!(host.read(&clsact).unwrap(), Value::Present(false));
+    });
+}
+
+fn steer_round_trip(host: &LiveHost, knob: &Knob) {
+    assert_eq!(host.read(knob).unwrap(), Value::Present(false));
+    match host.write(knob, &Value::Present(true)) {
+        Err(KnobError::Unsupported { why, .. }) => return println!("SKIPPED {knob}: {why}"),
+        other => other.unwrap(),
+    }
+    assert_eq!(host.read(knob).unwrap(), Value::Present(true));
+    // Putting it there twice leaves one.
+    host.write(knob, &Value::Present(true)).unwrap();
+    host.write(knob, &Value::Present(false)).unwrap();
+    assert_eq!(host.read(knob).unwrap(), Value::Present(false));
+    host.write(knob, &Value::Present(false)).unwrap();
+}
+
+/// What became of a bulk TCP flow while `cycles` ran.
+struct Flow {
+    bytes: u64,
+    lost: i64,
+}
+
+fn with_flow(cycles: impl FnOnce(&Roots) + Send) -> Option<Flow> {
+    let mut flow = None;
+    in_namespace(|roots| {
+        let (bytes, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        let (hello, peer) = mpsc::channel();
+        let (go, ready) = mpsc::channel();
+        pair(2);
+        std::thread::scope(|scope| {
+            let moved = &bytes;
+            scope.spawn(move || receive(hello, ready, moved));
+            // The receiver is a thread with a namespace of its own, which vb moves to.
+            let receiver: i32 = peer.recv().unwrap();
+            run("ip", &format!("link set vb netns {receiver}"));
+            run("ip", "addr add 10.99.0.1/24 dev va");
+            go.send(()).unwrap();
+            let _: i32 = peer.recv().unwrap();
+            let mut stream = TcpStream::connect((Ipv4Addr::new(10, 99, 0, 2), 7)).unwrap();
+            let sender = scope.spawn({
+                let stop = &stop;
+                move || {
+                    let block = vec![7u8; 65536];
+                    while !stop.load(Ordering::Relaxed) {
+                        stream.write_all(&block).unwrap();
+                    }
+                }
+            });
+            cycles(roots);
+            stop.store(true, Ordering::Relaxed);
+            sender.join().unwrap();
+        });
+        flow = Some(Flow { bytes: bytes.load(Ordering::Relaxed), lost: lost() });
+    });
+    flow
+}
+
+fn receive(hello: mpsc::Sender<i32>, ready: mpsc::Receiver<()>, bytes: &AtomicU64) {
+    unshare();
+    let tid = rustix::thread::gettid().as_raw_nonzero().get();
+    hello.send(tid).unwrap();
+    ready.recv().unwrap();
+    run("ip", "addr add 10.99.0.2/24 dev vb");
+    run("ip", "link set vb up");
+    let listener = TcpListener::bind("0.0.0.0:7").unwrap();
+    hello.send(tid).unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut block = vec![0u8; 1 << 20];
+    loop {
+        match stream.read(&mut block).unwrap() {
+            0 => return,
+            count => {
+                assert!(block[..count].iter().all(|byte| *byte == 7));
+                bytes.fetch_add(count as u64, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// TCP segments sent again, less those the receiver said (by DSACK) to have had already: packets that were really lost.
+fn lost() -> i64 {
+    // On a busy test machine a flow waits long enough for tail loss probes, which are such.
+    counter("snmp", "Tcp: ", "RetransSegs") - counter("netstat", "TcpExt: ", "TCPDSACKRecvSegs")
+}
+
+/// A counter of this thread's network namespace.
+fn counter(file: &str, table: &str, name: &str) -> i64 {
+    let text = std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap();
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix(table));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let at = names.split(' ').position(|other| other == name).unwrap();
+    values.split(' ').nth(at).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_hundred_cycles_under_a_tcp_flow_lose_no_packet() {
+    let Some(flow) = with_flow(|roots| {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = journal(state.path());
+        let drops = || -> u64 {
+            let file = |name| std::fs::read_to_string(roots.sys.join("class/net/va/statistics").join(name)).unwrap();
+            ["rx_dropped", "tx_dropped", "rx_errors", "tx_errors"]
+                .map(|name| file(name).trim().parse::<u64>().unwrap())
+                .iter()
+                .sum()
+        };
+        let before = drops();
+        for _ in 0..100 {
+            apply(roots, &intent("va", 0), &mut journal);
+            undo(roots, &mut journal);
+        }
+        assert_eq!(drops(), before);
+    }) else {
+        return;
+    };
+    println!("{} MB moved, {} segments lost", flow.bytes >> 20, flow.lost);
+    assert!(flow.bytes > 10 << 20, "the flow stalled: {} bytes", flow.bytes);
+    // No interface dropped a packet (checked above); what is left is noise of TCP's own accounting.
+    let segments = i64::try_from(flow.bytes / 1448).unwrap();
+    assert!(flow.lost * 100_000 <= segments, "{} of {segments} segments lost", flow.lost);
+}
+
+/// Threads of this process that sleep until dropped.
+struct Sleepers {
+    threads: Vec<ThreadId>,
+    _wake: Vec<mpsc::Sender<()>>,
+}
+
+fn sleepers(count: usize) -> Sleepers {
+    let pid = i32::try_from(std::process::id()).unwrap();
+    let (mut threads, mut wake) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let (tell, told) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            let _ = ended.recv();
+        });
+        threads.push(ThreadId::of(pid, told.recv().unwrap()).unwrap());
+        wake.push(end);
+    }
+    Sleepers { threads, _wake: wake }
+}
+
+#[test]
+fn a_hundred_vms_and_64_queues_are_looked_at_and_applied_fast() {
+    in_namespace(|roots| {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = journal(state.path());
+        run("ip", "link add va numtxqueues 64 numrxqueues 64 type veth peer name vb");
+        run("ethtool", "-K va gro on");
+        run("ethtool", "-L va rx 64 tx 64");
+        run("ip", "link set vb up");
+        run("ip", "link set va up");
+        let sleepers = sleepers(500);
+        let born_with = sleepers.threads[499].policy().unwrap();
+        let mut made_up = Inventory::default();
+        let tenants = (0..100).zip(sleepers.threads.chunks(5)).map(|(number, threads)| {
+            let mut vm = fleet::vm(&mut made_up, number, fleet::rt(0), 5, "va");
+            vm.threads.retain(|thread| matches!(thread.role, ThreadRole::Vcpu(_)));
+            vm.threads.iter_mut().zip(threads).for_each(|(thread, id)| thread.id = *id);
+            vm
+        });
+        let wanted = Intent { tenants: tenants.collect(), ..intent("va", 0) };
+        let look = |_: &Journal| {
+            let mut found = plan(&Inventory::scan(roots), &wanted);
+            let ours = [RuleId::NapiThreaded, RuleId::NapiThread, RuleId::VcpuPlace];
+            found.settings.retain(|setting| ours.contains(&setting.rule));
+            Ok::<_, Infallible>(found)
+        };
+        let host = LiveHost::with_roots(roots.clone());
+        let start = std::time::Instant::now();
+        let report = converge(&host, &mut journal, look).unwrap();
+        let first = start.elapsed();
+        let start = std::time::Instant::now();
+        converge(&host, &mut journal, look).unwrap();
+        println!("applied in {first:?}, again in {:?}: {:?}", start.elapsed(), report.counts());
+        assert_eq!(threads(roots, "va"), [Policy::Fifo(49); 64]);
+        assert_eq!(sleepers.threads[499].policy().unwrap(), Policy::Fifo(47));
+        let limit = std::time::Duration::from_millis(if cfg!(debug_assertions) { 2000 } else { 100 });
+        assert!(first < limit, "{first:?}");
+        undo(roots, &mut journal);
+        assert_eq!(sleepers.threads[499].policy().unwrap(), born_with);
+        assert_eq!(threaded(roots, "va"), Some(0));
+    });
+}

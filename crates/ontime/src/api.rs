@@ -1,0 +1,275 @@
+//! The daemon's HTTP/JSON words: what goes over `/run/ontime/ontime.sock`, and the source of `docs/openapi.json`.
+//!
+//! These are the contract with users. They are apart from the crates' own types, so that those can change without it; the
+//! conversions are in `view.rs`.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// A virtual machine or container on this host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Tenant {
+    /// The domain's, guest's or container's name.
+    pub name: String,
+    /// Its UUID, where it has one.
+    pub uuid: Option<String>,
+    /// `libvirt`, `qemu`, `vmm` or `container`.
+    pub kind: String,
+    /// `bulk`, or `rt` and a level, 0 the most urgent: `rt0` to `rt8`.
+    pub class: String,
+    /// What decided the class: `metadata`, `default`, or a rule as FILE:LINE.
+    pub source: String,
+    /// Most CPU time a thread may take at real-time priority, as a fraction of one CPU.
+    pub runtime_cap: f64,
+    /// Its main process.
+    pub pid: i32,
+    /// Its cgroup, where it has one of its own.
+    pub cgroup: Option<String>,
+    /// Its threads.
+    pub threads: Vec<Thread>,
+    /// Its virtual NICs.
+    pub nics: Vec<TenantNic>,
+}
+
+/// A thread of a tenant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Thread {
+    /// `vcpu0`, `vhost`, `iothread`, `emulator`, `kvm-pit` or `container`.
+    pub role: String,
+    /// Its name.
+    pub comm: String,
+    /// Its number.
+    pub tid: i32,
+    /// Its scheduling policy and priority: `FIFO 47`, `OTHER`.
+    pub policy: String,
+    /// The policy Ontime wants it to have; none where it leaves the thread alone.
+    pub wanted: Option<String>,
+    /// The CPUs it may run on, as `0-3,8`.
+    pub affinity: String,
+    /// The CPU it last ran on.
+    pub last_cpu: u32,
+}
+
+/// A tenant's virtual NIC.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TenantNic {
+    /// The host's interface.
+    pub name: String,
+    /// The physical NICs it reaches.
+    pub lower: Vec<String>,
+}
+
+/// A network interface of the host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Nic {
+    /// Its name.
+    pub name: String,
+    /// Its index.
+    pub ifindex: u32,
+    /// Its kind (`veth`, `tun`) or driver.
+    pub kind: String,
+    /// Whether it is administratively up.
+    pub up: bool,
+    /// The class its interrupt and NAPI threads have.
+    pub class: String,
+    /// Why: `configured`, `derived` (from the tenants that use it) or `mixed` (both classes use it).
+    pub class_by: String,
+    /// Its NAPI instances.
+    pub napis: Vec<Napi>,
+    /// Its interrupts.
+    pub irqs: Vec<Irq>,
+}
+
+/// A NAPI instance.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Napi {
+    /// Its id.
+    pub id: u32,
+    /// Its thread, where it is threaded.
+    pub thread: Option<KernelThread>,
+}
+
+/// An interrupt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Irq {
+    /// Its number.
+    pub irq: u32,
+    /// The CPUs it may be delivered to.
+    pub affinity: String,
+    /// Its thread, where it is threaded.
+    pub thread: Option<KernelThread>,
+}
+
+/// A kernel thread.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct KernelThread {
+    /// Its number.
+    pub tid: i32,
+    /// Its policy.
+    pub policy: String,
+}
+
+/// What the daemon is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// The method is applied and kept.
+    Applied,
+    /// Reset by request: nothing is applied until `ontime apply` or a restart.
+    Reset,
+}
+
+/// What is wanted of this host, what is, and why they differ.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// Ontime's version.
+    pub version: String,
+    /// The daemon's process.
+    pub pid: u32,
+    /// The running kernel.
+    pub kernel: String,
+    /// What the daemon is doing.
+    pub state: State,
+    /// The method in force.
+    pub method: String,
+    /// What said so: `default`, `configuration` or `request`.
+    pub method_by: String,
+    /// Passes (discover, plan, apply) since the daemon's start.
+    pub passes: u64,
+    /// How long the last one took, seconds.
+    pub last_pass_seconds: f64,
+    /// Runtime caps.
+    pub caps: Caps,
+    /// Every knob Ontime wants to have a value.
+    pub knobs: Vec<KnobState>,
+    /// How many of them have another value now.
+    pub drift: usize,
+    /// What no knob cures.
+    pub findings: Vec<Finding>,
+    /// What discovery could not do or did not like, and what went wrong in the daemon.
+    pub problems: Vec<Problem>,
+}
+
+/// Runtime caps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Caps {
+    /// Whether every thread at real-time priority is held to its cap.
+    pub in_force: bool,
+    /// Why not.
+    pub why: Option<String>,
+    /// Whether kernel protections (fair server, RT throttling) are off because of it.
+    pub protections_off: bool,
+    /// The watched threads.
+    pub threads: Vec<CapThread>,
+}
+
+/// A thread that is held to a cap.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CapThread {
+    /// Its tenant, or the kernel thread's name.
+    pub of: String,
+    /// Its number.
+    pub tid: i32,
+    /// How it is watched: `perf`, `polled`, or why it is not.
+    pub watched: String,
+    /// Whether it is off real-time priority this moment.
+    pub paused: bool,
+    /// Times it was taken off real-time priority.
+    pub pauses: u64,
+    /// How long it was off, seconds.
+    pub paused_seconds: f64,
+    /// CPU time seen at real-time priority, seconds.
+    pub rt_seconds: f64,
+}
+
+/// One knob: wanted and actual.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct KnobState {
+    /// The rule that wants it.
+    pub rule: String,
+    /// The knob.
+    pub knob: String,
+    /// The wanted value.
+    pub wanted: String,
+    /// The value it has; none where it cannot be read.
+    pub actual: Option<String>,
+    /// `ok`, `drifted`, `paused` (its thread is over its runtime cap this moment), `gone`, `unsupported` or `failed`.
+    pub state: String,
+    /// Why, where it is not `ok`.
+    pub why: Option<String>,
+}
+
+/// Something no knob cures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Finding {
+    /// The rule it is about.
+    pub rule: String,
+    /// `info`, `warning` or `critical`.
+    pub severity: String,
+    /// What it is about.
+    pub object: String,
+    /// What was found.
+    pub found: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+/// Something that went wrong.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// On which tenant, file or part.
+    pub subject: String,
+    /// What, and what to do.
+    pub message: String,
+}
+
+/// A request to apply.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ApplyRequest {
+    /// The method to switch to, until the daemon ends or is asked for another; without it, the one in force.
+    #[serde(default)]
+    pub method: Option<String>,
+    /// Say what would change, and change nothing.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// What an apply or reset did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Report {
+    /// The method.
+    pub method: String,
+    /// Whether nothing was changed because none was asked.
+    pub dry_run: bool,
+    /// Knobs that did not have the wanted value. Those that did are counted only.
+    pub changes: Vec<Change>,
+    /// Knobs that had it.
+    pub unchanged: usize,
+    /// What no knob cures.
+    pub findings: Vec<Finding>,
+}
+
+/// What became of one knob.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Change {
+    /// The rule that wanted it; none where it was given back.
+    pub rule: Option<String>,
+    /// The knob.
+    pub knob: String,
+    /// What it was.
+    pub from: Option<String>,
+    /// What it was to become.
+    pub to: String,
+    /// `changed`, `restored`, `gone`, `unsupported`, `failed`; of a dry run, `would-change`.
+    pub outcome: String,
+    /// Why, where it is neither changed nor restored.
+    pub why: Option<String>,
+}
+
+/// Why a call was refused or failed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Error {
+    /// What is wrong and what to do.
+    pub error: String,
+}

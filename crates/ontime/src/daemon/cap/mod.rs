@@ -1,0 +1,376 @@
+//! Runtime caps: no thread that Ontime placed at RT priority keeps a CPU for itself.
+//!
+//! In: the threads the planner placed at RT priority, each with the most of one CPU it may take there
+//! ([`Caps::set`]). Out: a thread over its cap runs at SCHED_IDLE until its use and its cap are even again, some hundred
+//! microseconds later, then has its place back; counts of that ([`Caps::report`]).
+//!
+//! `account` is the arithmetic, `table` who pauses until when (both pure), `reading` how CPU time is read (a perf event
+//! that wakes only when the thread has run, else `/proc`), `place` the change of policy, `watcher` the thread.
+//!
+//! Why a period of 3 ms: whoever slept may use one period's budget twice in a row before it is over its cap, and n threads
+//! that share a CPU may each have a grain unread both times. So others wait at most 2 x (budget + n x grain): 5.7 ms for one
+//! thread, whose readings meet its budget, and 8.6 ms for 2 to 5 threads. The pause, (1 - 0.95) x 3 ms = 0.15 ms, is all that
+//! an honest guest can lose when it computes through a whole period. Why CPUs have an account too: two threads at 95 % on one
+//! CPU would leave nothing.
+
+pub mod account;
+pub mod place;
+pub mod reading;
+pub mod table;
+pub mod watcher;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use ontime_tenants::{Policy, ThreadId};
+use rustix::event::EventfdFlags;
+use thiserror::Error;
+
+pub use self::account::Share;
+use self::place::Place;
+use self::reading::Reading;
+use self::table::{SlotIndex, Table};
+use self::watcher::{Channels, Order, Slot, Tally, Watcher};
+
+/// How caps are kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// The period over which a cap is judged.
+    pub period: Duration,
+    /// The most that all watched threads together may take of one CPU.
+    pub cpu_share: Share,
+    /// The watcher's own place: above every thread it may have to stop.
+    pub watcher: Policy,
+    /// The most threads watched; memory for them is taken at the start.
+    pub capacity: usize,
+}
+
+/// Why caps cannot be kept.
+#[derive(Debug, Error)]
+pub enum CapError {
+    /// The watcher could not be set up.
+    #[error("runtime caps: {what}: {source}; kernel protections stay on")]
+    Setup {
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's word.
+        source: io::Error,
+    },
+    /// The watcher does not answer.
+    #[error("runtime caps: the watcher thread has ended or does not answer; kernel protections are restored")]
+    Lost,
+}
+
+/// A thread to watch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Watch {
+    /// Which.
+    pub id: ThreadId,
+    /// Its place: SCHED_FIFO or SCHED_RR.
+    pub place: Policy,
+    /// The most of one CPU it may take there.
+    pub share: Share,
+    /// The CPUs it may run on.
+    pub cpus: Vec<u32>,
+}
+
+/// How well a thread is watched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cover {
+    /// By its own perf event.
+    Perf,
+    /// By polling, because perf said this.
+    Polled(String),
+    /// Not at all: its share is a whole CPU.
+    Whole,
+    /// Not at all: it has ended.
+    Gone,
+    /// Not at all, because of this.
+    Failed(String),
+}
+
+impl Cover {
+    /// Whether the thread cannot take its CPU for itself.
+    pub fn holds(&self) -> bool {
+        matches!(self, Cover::Perf | Cover::Polled(_) | Cover::Gone)
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    index: SlotIndex,
+    watch: Watch,
+    grain: u64,
+    cover: Cover,
+    tally: Arc<Tally>,
+}
+
+/// What one watched thread did.
+#[derive(Debug, Clone)]
+pub struct Use {
+    /// Which.
+    pub id: ThreadId,
+    /// How it is watched.
+    pub cover: Cover,
+    /// Times it was taken off RT priority.
+    pub pauses: u64,
+    /// How long it was off RT priority, ns.
+    pub paused_ns: u64,
+    /// CPU time seen at RT priority, ns.
+    pub ran_ns: u64,
+    /// Whether it is off RT priority now.
+    pub paused: bool,
+    /// Times the kernel refused to change its policy.
+    pub refused: u64,
+}
+
+/// The planner's handle of the watcher.
+#[derive(Debug)]
+pub struct Caps {
+    orders: SyncSender<Order>,
+    wake: Arc<OwnedFd>,
+    returned: Receiver<(SlotIndex, Box<Slot>)>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    /// The watcher's thread number.
+    pub watcher_tid: i32,
+    entries: BTreeMap<ThreadId, Entry>,
+    uncovered: BTreeMap<ThreadId, Cover>,
+    free: Vec<SlotIndex>,
+    /// For grains; the watcher has its own.
+    rule: Table,
+}
+
+impl Caps {
+    /// Starts the watcher.
+    ///
+    /// # Errors
+    /// [`CapError::Setup`] where memory cannot be locked, the thread cannot be started or not placed at its priority.
+    pub fn start(settings: Settings) -> Result<Self, CapError> {
+        let setup = |what| move |source: io::Error| CapError::Setup { what, source };
+        rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
+            .map_err(|error| setup("locking memory (LimitMEMLOCK=infinity)")(error.into()))?;
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| setup("eventfd")(error.into()))?;
+        let wake = Arc::new(wake);
+        let capacity = settings.capacity;
+        // Room for a forget and a watch of every slot at once, and a few single orders.
+        let (orders, take_orders) = sync_channel(2 * capacity + 8);
+        let (give_back, returned) = sync_channel(capacity);
+        let period = u64::try_from(settings.period.as_nanos()).unwrap_or(u64::MAX);
+        let table = || Table::new(capacity, cpu_count(), settings.cpu_share, period, watcher::now());
+        let channels = Channels { orders: take_orders, wake: Arc::clone(&wake), returned: give_back };
+        let watcher = Watcher::new(table(), capacity, channels, period / 2).map_err(setup("epoll and timers"))?;
+        let (tell, told) = sync_channel(1);
+        let thread = std::thread::Builder::new()
+            .name("ontime-cap".into())
+            .stack_size(256 * 1024)
+            .spawn(move || {
+                let placed = place::place_self(settings.watcher);
+                let go = placed.is_ok();
+                let _ = tell.send(placed.map(|()| rustix::thread::gettid().as_raw_nonzero().get()));
+                if go {
+                    watcher.run();
+                }
+            })
+            .map_err(setup("starting the watcher thread"))?;
+        let told = told.recv().map_err(|_| CapError::Lost)?;
+        let watcher_tid = told.map_err(setup("placing the watcher thread (CAP_SYS_NICE)"))?;
+        Ok(Self {
+            orders,
+            wake,
+            returned,
+            thread: Some(thread),
+            watcher_tid,
+            entries: BTreeMap::new(),
+            uncovered: BTreeMap::new(),
+            free: (0..capacity).rev().collect(),
+            rule: table(),
+        })
+    }
+
+    /// Stops watching every thread that is not in `wanted` at that place. After this the planner may place them: the watcher
+    /// will not touch them again.
+    ///
+    /// # Errors
+    /// [`CapError::Lost`].
+    pub fn release(&mut self, wanted: &[Watch]) -> Result<(), CapError> {
+        let keep: BTreeMap<ThreadId, &Watch> = wanted.iter().map(|watch| (watch.id, watch)).collect();
+        let leaving: Vec<ThreadId> = self
+            .entries
+            .values()
+            .filter(|entry| {
+                keep.get(&entry.watch.id)
+                    .is_none_or(|watch| watch.place != entry.watch.place || watch.share != entry.watch.share)
+            })
+            .map(|entry| entry.watch.id)
+            .collect();
+        for id in leaving {
+            if let Some(entry) = self.entries.remove(&id) {
+                self.order(Order::Forget(entry.index))?;
+            }
+        }
+        self.sync()
+    }
+
+    /// Watches exactly `wanted`: the planner has placed them. Paused ones are paused again, should the planner have placed
+    /// them meanwhile.
+    ///
+    /// # Errors
+    /// [`CapError::Lost`].
+    pub fn set(&mut self, wanted: &[Watch]) -> Result<(), CapError> {
+        self.release(wanted)?;
+        self.uncovered.clear();
+        let crowds = crowds(wanted);
+        for watch in wanted {
+            let crowd = watch.cpus.iter().filter_map(|cpu| crowds.get(cpu)).copied().max().unwrap_or(1);
+            let grain = self.rule.grain(watch.share, crowd);
+            match self.entries.get_mut(&watch.id) {
+                Some(entry) if entry.grain == grain => entry.watch.cpus.clone_from(&watch.cpus),
+                Some(entry) => {
+                    entry.grain = grain;
+                    entry.watch.cpus.clone_from(&watch.cpus);
+                    let index = entry.index;
+                    self.order(Order::Grain(index, grain))?;
+                }
+                None => self.add(watch, grain)?,
+            }
+        }
+        self.order(Order::Reassert)?;
+        self.sync()
+    }
+
+    fn add(&mut self, watch: &Watch, grain: u64) -> Result<(), CapError> {
+        let cover = match self.open(watch, grain) {
+            Ok((index, slot, cover)) => {
+                let tally = Arc::clone(&slot.tally);
+                self.order(Order::Watch(index, slot))?;
+                self.entries.insert(watch.id, Entry { index, watch: watch.clone(), grain, cover, tally });
+                return Ok(());
+            }
+            Err(cover) => cover,
+        };
+        self.uncovered.insert(watch.id, cover);
+        Ok(())
+    }
+
+    fn open(&mut self, watch: &Watch, grain: u64) -> Result<(SlotIndex, Box<Slot>, Cover), Cover> {
+        if watch.share.is_whole() {
+            return Err(Cover::Whole);
+        }
+        let place = Place::open(watch.id, watch.place)
+            .map_err(refused)?
+            .ok_or_else(|| Cover::Failed(format!("its place {} is no RT priority", watch.place)))?;
+        let (reading, refusal) = Reading::open(watch.id.pid, watch.id.tid, grain).map_err(refused)?;
+        let cover = refusal.map_or(Cover::Perf, |why| Cover::Polled(format!("perf_event_open: {why}")));
+        let index = self
+            .free
+            .pop()
+            .ok_or_else(|| Cover::Failed("more RT threads than the watcher has room for (cap.capacity)".to_owned()))?;
+        let cpu = watch.cpus.first().copied().unwrap_or(0);
+        let slot = Slot { reading, place, share: watch.share, cpu, tally: Arc::default(), since: 0 };
+        Ok((index, Box::new(slot), cover))
+    }
+
+    /// What every watched thread did, and which are not watched.
+    pub fn report(&self) -> Vec<Use> {
+        let watched = self.entries.values().map(|entry| Use {
+            id: entry.watch.id,
+            cover: entry.cover.clone(),
+            pauses: entry.tally.pauses.load(Ordering::Relaxed),
+            paused_ns: entry.tally.paused_ns.load(Ordering::Relaxed),
+            ran_ns: entry.tally.ran_ns.load(Ordering::Relaxed),
+            paused: entry.tally.paused.load(Ordering::Relaxed),
+            refused: entry.tally.refused.load(Ordering::Relaxed),
+        });
+        let unwatched = self.uncovered.iter().map(|(id, cover)| Use {
+            id: *id,
+            cover: cover.clone(),
+            pauses: 0,
+            paused_ns: 0,
+            ran_ns: 0,
+            paused: false,
+            refused: 0,
+        });
+        watched.chain(unwatched).collect()
+    }
+
+    /// Whether every thread of the last [`Self::set`] is held to its cap: it is watched, and the kernel has never refused to
+    /// take it off its place.
+    pub fn complete(&self) -> bool {
+        self.uncovered.values().all(Cover::holds)
+            && self.entries.values().all(|entry| entry.tally.refused.load(Ordering::Relaxed) == 0)
+    }
+
+    fn order(&self, order: Order) -> Result<(), CapError> {
+        let sent = self.orders.try_send(order).or_else(|unsent| {
+            // Full: the watcher takes what is there, then there is room.
+            let order = match unsent {
+                std::sync::mpsc::TrySendError::Full(order) => order,
+                std::sync::mpsc::TrySendError::Disconnected(_) => return Err(()),
+            };
+            self.ring();
+            self.orders.send(order).map_err(|_| ())
+        });
+        sent.map_err(|()| CapError::Lost)
+    }
+
+    fn ring(&self) {
+        // Full (2^64 - 1 rings) or invalid is impossible; the sync that follows would notice.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Waits until all orders are done, and closes what came back.
+    fn sync(&mut self) -> Result<(), CapError> {
+        let (answer, done) = sync_channel(1);
+        self.order(Order::Sync(answer))?;
+        self.ring();
+        done.recv_timeout(Duration::from_secs(5)).map_err(|_| CapError::Lost)?;
+        while let Ok((index, _closed_here)) = self.returned.try_recv() {
+            self.free.push(index);
+            self.entries.retain(|_, entry| entry.index != index);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Caps {
+    fn drop(&mut self) {
+        // A watcher that does not answer is not waited for: the planner has to go on.
+        let answers = self.sync().is_ok();
+        let stopped = self.orders.try_send(Order::Stop).is_ok();
+        self.ring();
+        if let Some(thread) = self.thread.take().filter(|_| answers && stopped) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn refused(error: io::Error) -> Cover {
+    match error.raw_os_error() {
+        Some(libc::ESRCH | libc::ENOENT) => Cover::Gone,
+        _ => Cover::Failed(error.to_string()),
+    }
+}
+
+/// How many of `wanted` may run on each CPU.
+fn crowds(wanted: &[Watch]) -> BTreeMap<u32, usize> {
+    let mut crowds = BTreeMap::new();
+    for cpu in wanted.iter().flat_map(|watch| &watch.cpus) {
+        *crowds.entry(*cpu).or_default() += 1;
+    }
+    crowds
+}
+
+fn cpu_count() -> usize {
+    // SAFETY: takes an integer, touches no memory of ours.
+    let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
+    usize::try_from(count).unwrap_or(1).max(1)
+}
+
+#[cfg(test)]
+mod tests;

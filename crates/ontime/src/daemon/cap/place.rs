@@ -1,0 +1,103 @@
+//! Taking a thread off RT priority and giving it back its place: two system calls, no memory allocated.
+//!
+//! `ThreadId::set_policy` of crate tenants is the careful way for the planner; the watcher cannot afford its allocations.
+//! The same proof is kept: the thread's `stat` file is held open, which names the thread and not its number (reading it
+//! fails with ESRCH once the thread has ended, whoever has the number then), and is read before and after the change.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use ontime_tenants::{Policy, ThreadId};
+
+use super::reading::{STAT_START_TIME, stat_field};
+
+/// A thread and the place the planner gave it.
+#[derive(Debug)]
+pub struct Place {
+    tid: i32,
+    start_time: u64,
+    stat: File,
+    policy: libc::c_int,
+    priority: libc::c_int,
+}
+
+impl Place {
+    /// The thread `id`, whose place is `policy`. `None` where that is not SCHED_FIFO or SCHED_RR: nothing to cap.
+    ///
+    /// # Errors
+    /// ESRCH or ENOENT where the thread has ended.
+    pub fn open(id: ThreadId, policy: Policy) -> io::Result<Option<Self>> {
+        let (policy, priority) = match policy {
+            Policy::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
+            Policy::Rr(priority) => (libc::SCHED_RR, priority.into()),
+            _ => return Ok(None),
+        };
+        let stat = File::open(format!("/proc/{}/task/{}/stat", id.pid, id.tid))?;
+        let place = Self { tid: id.tid, start_time: id.start_time, stat, policy, priority };
+        place.verify()?;
+        Ok(Some(place))
+    }
+
+    /// Takes the thread off RT priority, to SCHED_IDLE: anything else on its CPU goes first, so that the CPU's rest is really
+    /// the others'. At SCHED_OTHER it would compete with them for the little that the cap leaves.
+    ///
+    /// # Errors
+    /// ESRCH where it has ended; else the kernel's.
+    pub fn leave(&self) -> io::Result<()> {
+        self.set(libc::SCHED_IDLE, 0)
+    }
+
+    /// Gives the thread its place back.
+    ///
+    /// # Errors
+    /// ESRCH where it has ended; else the kernel's.
+    pub fn take(&self) -> io::Result<()> {
+        self.set(self.policy, self.priority)
+    }
+
+    fn set(&self, policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
+        self.verify()?;
+        // SAFETY: takes an integer, touches no memory.
+        let now = unsafe { libc::sched_getscheduler(self.tid) };
+        if now < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let flags = now & libc::SCHED_RESET_ON_FORK;
+        let param = libc::sched_param { sched_priority: priority };
+        // SAFETY: the kernel copies param, which outlives the call.
+        if unsafe { libc::sched_setscheduler(self.tid, policy | flags, &raw const param) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        self.verify()
+    }
+
+    fn verify(&self) -> io::Result<()> {
+        let mut line = [0; 512];
+        let length = self.stat.read_at(&mut line, 0)?;
+        if stat_field(line.get(..length).unwrap_or_default(), STAT_START_TIME) == Some(self.start_time) {
+            Ok(())
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ESRCH))
+        }
+    }
+}
+
+/// Places the calling thread.
+///
+/// # Errors
+/// The kernel's: EPERM without CAP_SYS_NICE.
+pub fn place_self(policy: Policy) -> io::Result<()> {
+    let (policy, priority) = match policy {
+        Policy::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
+        Policy::Rr(priority) => (libc::SCHED_RR, priority.into()),
+        _ => (libc::SCHED_OTHER, 0),
+    };
+    let param = libc::sched_param { sched_priority: priority };
+    // SAFETY: 0 is the calling thread; the kernel copies param.
+    if unsafe { libc::sched_setscheduler(0, policy, &raw const param) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}

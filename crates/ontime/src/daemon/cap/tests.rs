@@ -1,0 +1,234 @@
+//! The caps on the running kernel: children that spin at SCHED_FIFO on one CPU, beside one that spins at SCHED_OTHER.
+//!
+//! Shares are compared, with wide margins, never instants: the machine has other work.
+
+use std::process::{Child, Command};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ontime_tenants::{Policy, ThreadId};
+
+use super::place::place_self;
+use super::reading::{STAT_START_TIME, stat_field};
+use super::*;
+
+/// Spinners of two tests on one CPU at one priority would wait for each other.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Spinner(Child);
+
+impl Spinner {
+    fn start(cpu: usize) -> Self {
+        // The limit ends it should this test not.
+        let child = Command::new("sh").args(["-c", "ulimit -t 20; while :; do :; done"]).spawn().unwrap();
+        let spinner = Self(child);
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(cpu);
+        let pid = rustix::process::Pid::from_raw(spinner.pid()).unwrap();
+        rustix::thread::sched_setaffinity(Some(pid), &set).unwrap();
+        spinner
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+
+    fn id(&self) -> ThreadId {
+        let stat = std::fs::read(format!("/proc/{0}/task/{0}/stat", self.pid())).unwrap();
+        ThreadId { pid: self.pid(), tid: self.pid(), start_time: stat_field(&stat, STAT_START_TIME).unwrap() }
+    }
+
+    fn place(&self, place: Policy) {
+        Place::open(self.id(), place).unwrap().unwrap().take().unwrap();
+    }
+
+    fn policy(&self) -> i32 {
+        // SAFETY: takes an integer, touches no memory.
+        unsafe { libc::sched_getscheduler(self.pid()) }
+    }
+
+    /// CPU time taken so far, ns.
+    fn ran(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.pid())).unwrap();
+        text.split_whitespace().next().unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        // A signal is taken only by running, which a neighbour at the same FIFO priority would never let it.
+        if let Ok(Some(place)) = Place::open(self.id(), Policy::Fifo(15)) {
+            let _ = place.take();
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+const PLACE: Policy = Policy::Fifo(10);
+
+fn settings(cpu_share: f64) -> Settings {
+    Settings {
+        period: Duration::from_millis(3),
+        cpu_share: Share::new(cpu_share).unwrap(),
+        watcher: Policy::Fifo(20),
+        capacity: 16,
+    }
+}
+
+fn watch(spinner: &Spinner, share: f64, cpu: u32) -> Watch {
+    Watch { id: spinner.id(), place: PLACE, share: Share::new(share).unwrap(), cpus: vec![cpu] }
+}
+
+fn skipped() -> bool {
+    let refused = std::thread::spawn(|| place_self(Policy::Fifo(1)).is_err()).join().unwrap();
+    if refused {
+        eprintln!("skipped: no right to SCHED_FIFO (CAP_SYS_NICE) here");
+    }
+    refused
+}
+
+/// The share of one CPU each of these takes in a second and a half.
+fn shares(spinners: &[&Spinner]) -> Vec<f64> {
+    let before: Vec<u64> = spinners.iter().map(|s| s.ran()).collect();
+    let start = Instant::now();
+    std::thread::sleep(Duration::from_millis(1500));
+    let length = start.elapsed().as_nanos() as f64;
+    spinners.iter().zip(before).map(|(s, before)| (s.ran() - before) as f64 / length).collect()
+}
+
+#[test]
+fn a_spinner_at_fifo_leaves_the_rest_of_its_cpu_to_others() {
+    if skipped() {
+        return;
+    }
+    let _alone = alone();
+    let mut caps = Caps::start(settings(0.95)).unwrap();
+    let (rt, other) = (Spinner::start(0), Spinner::start(0));
+    rt.place(PLACE);
+    let wanted = [watch(&rt, 0.5, 0)];
+    caps.set(&wanted).unwrap();
+    assert!(caps.complete());
+    let taken = shares(&[&rt, &other]);
+    // Half for the capped one; of the other half, what the machine's further load leaves. Uncapped, the first takes 95 to 100 %.
+    assert!((0.3..0.6).contains(&taken[0]), "the capped thread took {taken:?}");
+    assert!(taken[1] > 0.05, "the other took {taken:?}");
+    let report = caps.report();
+    assert!(report[0].pauses > 50, "{report:?}");
+    assert!(report[0].paused_ns > 100_000_000, "{report:?}");
+    // No longer watched: at its place for good.
+    caps.set(&[]).unwrap();
+    assert_eq!(rt.policy(), libc::SCHED_FIFO);
+}
+
+#[test]
+fn two_spinners_on_one_cpu_are_held_to_the_cpus_share() {
+    if skipped() {
+        return;
+    }
+    let _alone = alone();
+    let mut caps = Caps::start(settings(0.6)).unwrap();
+    let (first, second, other) = (Spinner::start(1), Spinner::start(1), Spinner::start(1));
+    first.place(PLACE);
+    second.place(PLACE);
+    caps.set(&[watch(&first, 0.5, 1), watch(&second, 0.5, 1)]).unwrap();
+    let before = caps.report();
+    let start = Instant::now();
+    let taken = shares(&[&first, &second, &other]);
+    let length = start.elapsed().as_nanos() as f64;
+    // What they take while paused (SCHED_IDLE) is not of interest here: with more load there would be none of it.
+    let at_rt: u64 = caps.report().iter().zip(before).map(|(after, before)| after.ran_ns - before.ran_ns).sum();
+    assert!((0.3..0.65).contains(&(at_rt as f64 / length)), "both took {at_rt} of {length} ns, {taken:?}");
+    assert!(taken[2] > 0.01, "the other took {taken:?}");
+    drop(caps);
+    assert_eq!((first.policy(), second.policy()), (libc::SCHED_FIFO, libc::SCHED_FIFO));
+}
+
+#[test]
+fn polling_caps_too() {
+    if skipped() {
+        return;
+    }
+    let _alone = alone();
+    let rt = Spinner::start(0);
+    rt.place(PLACE);
+    let mut caps = Caps::start(settings(0.95)).unwrap();
+    let index = caps.free.pop().unwrap();
+    let tally = Arc::<Tally>::default();
+    let slot = Slot {
+        reading: Reading::Proc(reading::ProcReading::open(rt.pid(), rt.pid()).unwrap()),
+        place: Place::open(rt.id(), PLACE).unwrap().unwrap(),
+        share: Share::new(0.5).unwrap(),
+        cpu: 0,
+        tally: Arc::clone(&tally),
+        since: 0,
+    };
+    let other = Spinner::start(0);
+    caps.order(Order::Watch(index, Box::new(slot))).unwrap();
+    caps.sync().unwrap();
+    let taken = shares(&[&rt, &other]);
+    assert!((0.25..0.75).contains(&taken[0]), "{taken:?}");
+    assert!(tally.pauses.load(Ordering::Relaxed) > 20);
+}
+
+#[test]
+fn ended_whole_and_wrong_threads_are_reported() {
+    if skipped() {
+        return;
+    }
+    let _alone = alone();
+    let mut caps = Caps::start(settings(0.95)).unwrap();
+    let gone = {
+        let spinner = Spinner::start(0);
+        spinner.id()
+    };
+    let alive = Spinner::start(0);
+    let share = Share::new(0.9).unwrap();
+    let reused = ThreadId { start_time: 1, ..alive.id() };
+    let wanted = [
+        Watch { id: gone, place: PLACE, share, cpus: vec![0] },
+        Watch { id: reused, place: PLACE, share, cpus: vec![0] },
+        Watch { id: ThreadId { tid: alive.pid(), ..alive.id() }, place: Policy::BULK, share, cpus: vec![] },
+    ];
+    caps.set(&wanted).unwrap();
+    let report = caps.report();
+    let cover = |id: ThreadId| report.iter().find(|used| used.id == id).unwrap().cover.clone();
+    assert_eq!(cover(gone), Cover::Gone);
+    assert_eq!(cover(reused), Cover::Gone);
+    assert!(matches!(cover(alive.id()), Cover::Failed(_)));
+    assert!(!caps.complete());
+    caps.set(&[Watch { share: Share::new(1.0).unwrap(), ..watch(&alive, 0.5, 0) }]).unwrap();
+    assert_eq!(caps.report()[0].cover, Cover::Whole);
+    assert!(!caps.complete());
+    // A thread that ends while it is watched frees its slot.
+    for _ in 0..40 {
+        let spinner = Spinner::start(0);
+        caps.set(&[watch(&spinner, 0.9, 0)]).unwrap();
+        assert_eq!(caps.report()[0].cover, Cover::Perf);
+    }
+    assert!(caps.complete());
+}
+
+#[test]
+fn watching_a_sleeper_costs_nothing() {
+    if skipped() {
+        return;
+    }
+    let _alone = alone();
+    let mut caps = Caps::start(settings(0.95)).unwrap();
+    let child = Spinner(Command::new("sleep").arg("30").spawn().unwrap());
+    child.place(PLACE);
+    caps.set(&[watch(&child, 0.5, 0)]).unwrap();
+    let task = format!("/proc/self/task/{}/schedstat", caps.watcher_tid);
+    let runs = || -> u64 {
+        let text = std::fs::read_to_string(&task).unwrap();
+        text.split_whitespace().nth(2).unwrap().parse().unwrap()
+    };
+    let before = runs();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(runs() - before <= 2, "the watcher ran {} times for a thread that slept", runs() - before);
+}

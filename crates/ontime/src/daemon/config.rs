@@ -1,0 +1,170 @@
+//! The daemon's configuration: its own file, the tenants' rules and the host's, read together or not at all.
+
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::time::Duration;
+
+use ontime_hostnet::HostConfig;
+use ontime_tenants::config::{self, ConfigError, Text};
+use ontime_tenants::{PriorityTable, Rules};
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::cap::{self, Share};
+
+/// Everything `/etc/ontime` says.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// `tenants.toml`: classes and priorities.
+    pub rules: Rules,
+    /// `host.toml`: method and classes of NICs.
+    pub host: HostConfig,
+    /// `daemon.toml`.
+    pub daemon: DaemonConfig,
+}
+
+/// `daemon.toml`: how the daemon itself works.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DaemonConfig {
+    /// How often the host is looked over for what no event tells, such as a sysctl changed behind the daemon's back.
+    pub rescan: Duration,
+    /// The period of runtime caps.
+    pub cap_period: Duration,
+    /// The most that all threads at real-time priority together may take of one CPU.
+    pub cap_cpu_share: Share,
+    /// The most threads watched.
+    pub cap_threads: usize,
+}
+
+impl Default for DaemonConfig {
+    fn default() -> Self {
+        Self {
+            rescan: Duration::from_secs(30),
+            cap_period: Duration::from_millis(3),
+            cap_cpu_share: Share::NINETY_FIVE,
+            cap_threads: 4096,
+        }
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    rescan_seconds: Option<Spanned<u64>>,
+    #[serde(default)]
+    cap: CapFile,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct CapFile {
+    period_ms: Option<Spanned<u64>>,
+    cpu_share: Option<Spanned<f64>>,
+    threads: Option<Spanned<u64>>,
+}
+
+impl DaemonConfig {
+    fn load(directory: &Path) -> Result<Self, ConfigError> {
+        let mut all = Self::default();
+        for path in config::files(directory, "daemon")? {
+            all.add(&Text::read(&path)?)?;
+        }
+        Ok(all)
+    }
+
+    /// Adds what one file says; a later file has the last word.
+    fn add(&mut self, text: &Text) -> Result<(), ConfigError> {
+        let file: File = text.parse()?;
+        if let Some(seconds) = within(text, "rescan-seconds", file.rescan_seconds, 1..=3600)? {
+            self.rescan = Duration::from_secs(seconds);
+        }
+        if let Some(ms) = within(text, "cap.period-ms", file.cap.period_ms, 1..=100)? {
+            self.cap_period = Duration::from_millis(ms);
+        }
+        if let Some(threads) = within(text, "cap.threads", file.cap.threads, 16..=65536)? {
+            self.cap_threads = usize::try_from(threads).unwrap_or(usize::MAX);
+        }
+        if let Some(share) = file.cap.cpu_share {
+            self.cap_cpu_share = Share::new(*share.get_ref()).filter(|share| !share.is_whole()).ok_or_else(|| {
+                let what =
+                    format!("cap.cpu-share {} is not over 0 and below 1 (a fraction of one CPU)", share.get_ref());
+                text.error(&share.span(), what)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// For the cap watcher, which stands above every thread of this table.
+    pub fn caps(&self, table: PriorityTable) -> cap::Settings {
+        cap::Settings {
+            period: self.cap_period,
+            cpu_share: self.cap_cpu_share,
+            watcher: table.watcher(),
+            capacity: self.cap_threads,
+        }
+    }
+}
+
+fn within(
+    text: &Text,
+    name: &str,
+    value: Option<Spanned<u64>>,
+    range: RangeInclusive<u64>,
+) -> Result<Option<u64>, ConfigError> {
+    let Some(value) = value else { return Ok(None) };
+    if range.contains(value.get_ref()) {
+        return Ok(Some(*value.get_ref()));
+    }
+    let what = format!("{name} {} is not one of {} to {}", value.get_ref(), range.start(), range.end());
+    Err(text.error(&value.span(), what))
+}
+
+impl Config {
+    /// Reads a configuration directory.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for the first thing that is wrong, with file, line and what is allowed.
+    pub fn load(directory: &Path) -> Result<Self, ConfigError> {
+        Ok(Self {
+            rules: Rules::load(directory)?,
+            host: HostConfig::load(directory)?,
+            daemon: DaemonConfig::load(directory)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<DaemonConfig, ConfigError> {
+        let mut config = DaemonConfig::default();
+        config.add(&Text::new("/etc/ontime/daemon.toml", text)).map(|()| config)
+    }
+
+    #[test]
+    fn a_daemon_file_is_read() {
+        let config = read("rescan-seconds = 5\n[cap]\nperiod-ms = 10\ncpu-share = 0.8\nthreads = 64\n").unwrap();
+        assert_eq!(config.rescan, Duration::from_secs(5));
+        assert_eq!(config.cap_period, Duration::from_millis(10));
+        assert_eq!(config.cap_cpu_share, Share::new(0.8).unwrap());
+        assert_eq!(config.cap_threads, 64);
+        assert_eq!(read("").unwrap(), DaemonConfig::default());
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_refused_with_its_line() {
+        for (text, line, word) in [
+            ("rescan-seconds = 0\n", 1, "1 to 3600"),
+            ("\nrescan-second = 1\n", 2, "rescan-seconds"),
+            ("[cap]\ncpu-share = 1.0\n", 2, "below 1"),
+            ("[cap]\ncpu-share = nan\n", 2, "below 1"),
+            ("[cap]\nperiod-ms = 1000\n", 2, "1 to 100"),
+            ("[cap]\nthreads = -1\n", 2, ""),
+        ] {
+            let message = read(text).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("/etc/ontime/daemon.toml:{line}:")), "{message}");
+            assert!(message.contains(word), "{message}");
+        }
+    }
+}

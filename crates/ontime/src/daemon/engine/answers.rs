@@ -1,0 +1,148 @@
+//! What the engine answers: wanted and actual, tenants, NICs, metrics, and what an apply would do. Nothing here changes the
+//! host.
+
+use std::collections::BTreeSet;
+
+use ontime_hostnet::{self as hostnet, Host, Knob, Method, Value};
+use ontime_tenants::{Policy, discover};
+
+use super::{Engine, Look};
+use crate::api;
+use crate::daemon::view;
+
+impl Engine {
+    /// What an apply would change, with this method if one is given.
+    pub(super) fn dry_run(&self, method: Option<Method>) -> api::Report {
+        let look = Look::at(&self.sources, &self.config, method, &self.paths, self.in_force);
+        let mut changes = Vec::new();
+        let mut unchanged = 0;
+        for setting in &look.plan.settings {
+            let change = |from, outcome: &str, why| api::Change {
+                rule: Some(setting.rule.to_string()),
+                knob: setting.knob.to_string(),
+                from,
+                to: setting.value.to_string(),
+                outcome: outcome.to_owned(),
+                why,
+            };
+            match self.host.read(&setting.knob) {
+                Ok(found) if found == setting.value => unchanged += 1,
+                Ok(found) => changes.push(change(Some(found.to_string()), "would-change", None)),
+                Err(error) => changes.push(change(None, "unsupported", Some(error.to_string()))),
+            }
+        }
+        let wanted: BTreeSet<String> = look
+            .plan
+            .settings
+            .iter()
+            .flat_map(|setting| std::iter::once(&setting.knob).chain(&setting.overwrites))
+            .map(Knob::key)
+            .collect();
+        let given_back = self.journal.entries().iter().filter(|entry| !wanted.contains(&entry.knob.key()));
+        changes.extend(given_back.map(|entry| api::Change {
+            rule: None,
+            knob: entry.knob.to_string(),
+            from: self.host.read(&entry.knob).ok().map(|value| value.to_string()),
+            to: entry.value.to_string(),
+            outcome: "would-restore".to_owned(),
+            why: None,
+        }));
+        api::Report {
+            method: look.intent.method.name().to_owned(),
+            dry_run: true,
+            changes,
+            unchanged,
+            findings: look.plan.findings.iter().map(view::finding).collect(),
+        }
+    }
+
+    /// The tenants as they are now.
+    pub fn tenants(&self) -> Vec<api::Tenant> {
+        let found = discover(&self.sources, &self.config.rules);
+        found.tenants.iter().map(|tenant| view::tenant(tenant, self.table())).collect()
+    }
+
+    /// The NICs as the last pass found them.
+    pub fn nics(&self) -> Vec<api::Nic> {
+        view::nics(&self.look.inventory, &self.look.intent)
+    }
+
+    /// Metrics, up to now.
+    pub fn metrics_text(&mut self) -> String {
+        self.account_caps();
+        self.metrics.text()
+    }
+
+    /// Wanted and actual, read now.
+    pub fn status(&self) -> api::Status {
+        let knobs: Vec<api::KnobState> =
+            self.look.plan.settings.iter().map(|setting| self.knob_state(setting)).collect();
+        let method_by = match (self.method, self.config.host.method) {
+            (Some(_), _) => "request",
+            (None, Some(_)) => "configuration",
+            (None, None) => "default",
+        };
+        let mut problems: Vec<api::Problem> = self.look.found.problems.iter().map(view::problem).collect();
+        problems.extend(self.errors.iter().cloned());
+        api::Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            kernel: self.look.inventory.kernel.release.clone(),
+            state: self.state,
+            method: self.look.intent.method.name().to_owned(),
+            method_by: method_by.to_owned(),
+            passes: self.passes,
+            last_pass_seconds: self.last_pass.as_secs_f64(),
+            caps: self.caps_status(),
+            drift: knobs.iter().filter(|knob| knob.state == "drifted").count(),
+            knobs,
+            findings: self.look.plan.findings.iter().map(view::finding).collect(),
+            problems,
+        }
+    }
+
+    fn knob_state(&self, setting: &hostnet::Setting) -> api::KnobState {
+        let (actual, state, why) = match self.host.read(&setting.knob) {
+            Ok(found) if found == setting.value => (Some(found), "ok", None),
+            Ok(Value::Policy(Policy::Idle)) if matches!(&setting.knob, Knob::ThreadPolicy { thread, .. } if self.watches.of.contains_key(thread)) => {
+                (Some(Value::Policy(Policy::Idle)), "paused", Some("over its runtime cap this moment".to_owned()))
+            }
+            Ok(found) => match self.failures.get(&setting.knob.key()) {
+                Some(why) => (Some(found), "failed", Some(why.clone())),
+                None => (Some(found), "drifted", None),
+            },
+            Err(error) => {
+                let state = match &error {
+                    hostnet::KnobError::Gone(_) => "gone",
+                    hostnet::KnobError::Unsupported { .. } => "unsupported",
+                    _ => "failed",
+                };
+                (None, state, Some(error.to_string()))
+            }
+        };
+        api::KnobState {
+            rule: setting.rule.to_string(),
+            knob: setting.knob.to_string(),
+            wanted: setting.value.to_string(),
+            actual: actual.map(|value| value.to_string()),
+            state: state.to_owned(),
+            why,
+        }
+    }
+
+    fn caps_status(&self) -> api::Caps {
+        let (threads, why) = match &self.caps {
+            Ok(caps) => {
+                let report = caps.report();
+                let open = report.iter().find(|used| !used.cover.holds());
+                let open = open.or_else(|| report.iter().find(|used| used.refused > 0));
+                let why = open.map(|used| view::cap_thread(used, &self.watches.of));
+                let why =
+                    why.map(|thread| format!("thread {} of {} is watched {}", thread.tid, thread.of, thread.watched));
+                (report.iter().map(|used| view::cap_thread(used, &self.watches.of)).collect(), why)
+            }
+            Err(why) => (Vec::new(), Some(why.clone())),
+        };
+        api::Caps { in_force: self.in_force, why, protections_off: self.protections_off(), threads }
+    }
+}

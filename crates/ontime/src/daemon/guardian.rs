@@ -1,0 +1,157 @@
+//! The guardian: a child of the daemon that sleeps until the daemon dies, then puts back what only the daemon made safe.
+//!
+//! While runtime caps are in force, the kernel's own protections against threads at real-time priority may be off. Should the
+//! daemon be killed, nobody caps any more: within milliseconds the guardian writes the protections' originals. Threads that
+//! were off their place this moment get it back. Should the protections not come back (or never have been on), every capped
+//! thread goes to SCHED_OTHER: slower, but no machine is lost to a spinning guest.
+//!
+//! In: one JSON line a change on standard input ([`Charge`]); its end is the daemon's death. It runs above every thread it
+//! may have to get past, in locked memory, and prepares everything on receipt. `ontime reset --protections` does the same
+//! from systemd's `ExecStopPost=`, should the guardian have been killed as well.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+
+use anyhow::Context;
+use ontime_tenants::{Policy, ThreadId};
+use serde::{Deserialize, Serialize};
+
+use super::cap::place::place_self;
+use crate::paths::Paths;
+
+/// What the guardian answers for.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Charge {
+    /// Files with the values to write: the originals of protections that are off.
+    pub protections: Vec<(PathBuf, String)>,
+    /// Whether the kernel protects itself once those are written.
+    pub then_protected: bool,
+    /// Capped threads, and their places.
+    pub threads: Vec<(ThreadId, Policy)>,
+    /// The daemon ends as it should: there is nothing to do.
+    pub relieved: bool,
+}
+
+/// The daemon's end.
+#[derive(Debug)]
+pub struct Guardian {
+    child: Child,
+    pipe: ChildStdin,
+    last: Charge,
+}
+
+impl Guardian {
+    /// Starts the guardian, at this place.
+    ///
+    /// # Errors
+    /// Where the process cannot be started.
+    pub fn start(place: Policy) -> anyhow::Result<Self> {
+        let priority = match place {
+            Policy::Fifo(priority) | Policy::Rr(priority) => priority,
+            _ => 0,
+        };
+        let program = std::env::current_exe().context("finding our own program")?;
+        let mut child = Command::new(program)
+            .args(["guardian", "--priority", &priority.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .env_remove("NOTIFY_SOCKET")
+            .spawn()
+            .context("starting the guardian")?;
+        let pipe = child.stdin.take().context("the guardian's pipe")?;
+        Ok(Self { child, pipe, last: Charge::default() })
+    }
+
+    /// Tells the guardian what it answers for now.
+    ///
+    /// # Errors
+    /// Where it is dead.
+    pub fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            anyhow::bail!("the guardian has ended ({status})");
+        }
+        if charge == self.last {
+            return Ok(());
+        }
+        let mut line = serde_json::to_vec(&charge)?;
+        line.push(b'\n');
+        self.pipe.write_all(&line).context("telling the guardian")?;
+        self.last = charge;
+        Ok(())
+    }
+
+    /// Its process number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends it: the daemon has cleaned up itself.
+    pub fn relieve(mut self) {
+        let _ = self.charge(Charge { relieved: true, ..Charge::default() });
+        let Self { mut child, pipe, .. } = self;
+        drop(pipe);
+        let _ = child.wait();
+    }
+}
+
+/// `ontime guardian`: started by the daemon only.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// SCHED_FIFO priority to run at.
+    #[arg(long)]
+    priority: u8,
+}
+
+/// Runs the guardian.
+///
+/// # Errors
+/// Where its memory cannot be locked.
+pub fn run(args: &Args, _paths: &Paths) -> anyhow::Result<ExitCode> {
+    // The daemon's signals are not for us: a Ctrl-C goes to the whole group.
+    let _ = rustix::process::setsid();
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register(signal, std::sync::Arc::default())?;
+    }
+    rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
+        .context("locking the guardian's memory")?;
+    if args.priority > 0 {
+        // Without the right to it, protections come back all the same, only later.
+        let _ = place_self(Policy::Fifo(args.priority));
+    }
+    let mut charge = Charge::default();
+    let mut lines = BufReader::new(std::io::stdin().lock());
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match lines.read_until(b'\n', &mut line) {
+            Ok(0) => break,
+            // A torn last line is the daemon's death within a write: the charge before it holds.
+            Ok(_) if !line.ends_with(b"\n") => break,
+            Ok(_) => charge = serde_json::from_slice(&line).unwrap_or(charge),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    if !charge.relieved {
+        act(&charge);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn act(charge: &Charge) {
+    let mut protected = charge.then_protected;
+    for (path, value) in &charge.protections {
+        if std::fs::write(path, value).is_err() {
+            protected = false;
+        }
+    }
+    for (id, place) in &charge.threads {
+        // A thread that has ended needs nothing; one that cannot be placed has nobody left to try again.
+        let _ = match id.policy() {
+            Ok(Policy::Idle) if protected => id.set_policy(*place),
+            Ok(_) if !protected => id.set_policy(Policy::BULK),
+            _ => Ok(()),
+        };
+    }
+}

@@ -1,0 +1,290 @@
+//! The daemon's HTTP/JSON interface on its Unix socket, and its description.
+//!
+//! In: requests. Out: answers of the main loop, asked through a channel, so that nothing here touches the host. Runs on a
+//! thread of its own at SCHED_OTHER; a slow or hostile client keeps nobody waiting but itself. Reading is for who may open the
+//! socket (mode 0660), changing for root only, as the kernel says who asks (SO_PEERCRED).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::connect_info::Connected;
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::serve::IncomingStream;
+use tokio::net::UnixListener;
+use tokio::sync::oneshot;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::api;
+
+/// A question to the main loop.
+#[derive(Debug)]
+pub enum Ask {
+    /// The tenants, now.
+    Tenants(oneshot::Sender<Vec<api::Tenant>>),
+    /// Wanted and actual.
+    Status(oneshot::Sender<api::Status>),
+    /// The NICs.
+    Nics(oneshot::Sender<Vec<api::Nic>>),
+    /// Metrics, as text.
+    Metrics(oneshot::Sender<String>),
+    /// Apply.
+    Apply(api::ApplyRequest, oneshot::Sender<Result<api::Report, String>>),
+    /// Reset.
+    Reset(oneshot::Sender<api::Report>),
+}
+
+/// Longest a question may wait for the main loop.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Questions that may wait for the main loop.
+pub const BACKLOG: usize = 32;
+/// The largest request body, bytes.
+const BODY_MAX: usize = 16 << 10;
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "Ontime daemon",
+    description = "Tenants, NICs and state of one host, over the Unix socket /run/ontime/ontime.sock.",
+    license(name = "GPL-2.0-or-later", identifier = "GPL-2.0-or-later")
+))]
+struct Description;
+
+/// The way to the main loop.
+#[derive(Clone)]
+pub struct Loop {
+    /// Where questions go.
+    pub asks: SyncSender<Ask>,
+    /// Rung after each.
+    pub bell: Arc<OwnedFd>,
+}
+
+/// Why a call was refused.
+struct Refusal(StatusCode, String);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.0, Json(api::Error { error: self.1 })).into_response()
+    }
+}
+
+impl Loop {
+    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
+        let (answer, answered) = oneshot::channel();
+        self.asks.try_send(question(answer)).map_err(|error| match error {
+            TrySendError::Full(_) => {
+                Refusal(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait; try again".to_owned())
+            }
+            TrySendError::Disconnected(_) => ending(),
+        })?;
+        // An eventfd is full after 2^64 - 1 rings only.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        match tokio::time::timeout(PATIENCE, answered).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) => Err(ending()),
+            Err(_) => Err(Refusal(
+                StatusCode::GATEWAY_TIMEOUT,
+                format!("the daemon did not answer within {} s; see its log", PATIENCE.as_secs()),
+            )),
+        }
+    }
+}
+
+fn ending() -> Refusal {
+    Refusal(StatusCode::SERVICE_UNAVAILABLE, "the daemon is ending".to_owned())
+}
+
+/// Who asks, as the kernel says.
+#[derive(Clone, Debug)]
+struct Peer {
+    uid: Option<u32>,
+}
+
+impl Connected<IncomingStream<'_, UnixListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
+        Self { uid: stream.io().peer_cred().ok().map(|peer| peer.uid()) }
+    }
+}
+
+impl Peer {
+    fn may_change(&self) -> Result<(), Refusal> {
+        let own = rustix::process::geteuid().as_raw();
+        match self.uid {
+            Some(uid) if uid == 0 || uid == own => Ok(()),
+            _ => Err(Refusal(
+                StatusCode::FORBIDDEN,
+                "only root may change what is applied; group members of the socket may read".to_owned(),
+            )),
+        }
+    }
+}
+
+/// Tenants of this host, with their threads.
+#[utoipa::path(get, path = "/v1/tenants", responses(
+    (status = 200, body = Vec<api::Tenant>),
+    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
+async fn tenants(State(to): State<Loop>) -> Result<Json<Vec<api::Tenant>>, Refusal> {
+    to.ask(Ask::Tenants).await.map(Json)
+}
+
+/// What is wanted, what is, and why they differ.
+#[utoipa::path(get, path = "/v1/status", responses(
+    (status = 200, body = api::Status),
+    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
+async fn status(State(to): State<Loop>) -> Result<Json<api::Status>, Refusal> {
+    to.ask(Ask::Status).await.map(Json)
+}
+
+/// Network interfaces, with class, NAPI instances and interrupts, as the last pass found them.
+#[utoipa::path(get, path = "/v1/nics", responses(
+    (status = 200, body = Vec<api::Nic>),
+    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
+async fn nics(State(to): State<Loop>) -> Result<Json<Vec<api::Nic>>, Refusal> {
+    to.ask(Ask::Nics).await.map(Json)
+}
+
+/// Apply: the method in force again, or another one. Root only.
+#[utoipa::path(post, path = "/v1/apply", request_body = api::ApplyRequest, responses(
+    (status = 200, body = api::Report),
+    (status = 400, body = api::Error, description = "no such method, or no such request"),
+    (status = 403, body = api::Error, description = "not root"),
+    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
+async fn apply(
+    State(to): State<Loop>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    request: Result<Json<api::ApplyRequest>, JsonRejection>,
+) -> Result<Json<api::Report>, Refusal> {
+    let Json(request) = request.map_err(|error| Refusal(StatusCode::BAD_REQUEST, error.body_text()))?;
+    if !request.dry_run {
+        peer.may_change()?;
+    }
+    let done = to.ask(|answer| Ask::Apply(request, answer)).await?;
+    done.map(Json).map_err(|error| Refusal(StatusCode::BAD_REQUEST, error))
+}
+
+/// Give every knob its original value, and apply nothing more until asked. Root only.
+#[utoipa::path(post, path = "/v1/reset", responses(
+    (status = 200, body = api::Report),
+    (status = 403, body = api::Error, description = "not root"),
+    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
+async fn reset(State(to): State<Loop>, ConnectInfo(peer): ConnectInfo<Peer>) -> Result<Json<api::Report>, Refusal> {
+    peer.may_change()?;
+    to.ask(Ask::Reset).await.map(Json)
+}
+
+/// Metrics for Prometheus, in OpenMetrics' text form.
+#[utoipa::path(get, path = "/metrics", responses((status = 200, body = String, content_type = "text/plain")))]
+async fn metrics(State(to): State<Loop>) -> Result<Response, Refusal> {
+    let text = to.ask(Ask::Metrics).await?;
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
+/// This description.
+#[utoipa::path(get, path = "/openapi.json", responses((status = 200, description = "OpenAPI 3.1")))]
+async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], description()).into_response()
+}
+
+async fn unknown() -> Refusal {
+    Refusal(StatusCode::NOT_FOUND, "no such path; GET /openapi.json names all".to_owned())
+}
+
+fn router() -> OpenApiRouter<Loop> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(tenants))
+        .routes(routes!(status))
+        .routes(routes!(nics))
+        .routes(routes!(apply))
+        .routes(routes!(reset))
+        .routes(routes!(metrics))
+        .routes(routes!(openapi))
+}
+
+/// The OpenAPI description, generated from the code; `docs/openapi.json` is this.
+pub fn description() -> String {
+    let mut text = router().into_openapi().to_pretty_json().unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+/// Makes the socket, in place of one that a dead daemon left. The caller holds the daemon's lock, so nobody listens there.
+///
+/// # Errors
+/// The kernel's.
+pub fn bind(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // Between bind and chmod nobody but root may connect.
+    let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let listener = std::os::unix::net::UnixListener::bind(path);
+    rustix::process::umask(mask);
+    let listener = listener?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Serves until the process ends, on a thread of its own.
+///
+/// # Errors
+/// Where the thread or its runtime cannot be started.
+pub fn serve(listener: std::os::unix::net::UnixListener, to: Loop) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let listener = {
+        let _in_runtime = runtime.enter();
+        UnixListener::from_std(listener)?
+    };
+    std::thread::Builder::new().name("ontime-http".into()).stack_size(1 << 20).spawn(move || {
+        let (router, _) = router().split_for_parts();
+        let service = router
+            .fallback(unknown)
+            .layer(DefaultBodyLimit::max(BODY_MAX))
+            .with_state(to)
+            .into_make_service_with_connect_info::<Peer>();
+        if let Err(error) = runtime.block_on(async { axum::serve(listener, service).await }) {
+            tracing::error!("the HTTP server ended: {error}");
+        }
+    })?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_description_is_that_of_the_code() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+        let now = description();
+        if std::env::var_os("ONTIME_WRITE_OPENAPI").is_some() {
+            std::fs::write(path, &now).unwrap();
+        }
+        let committed = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            committed == now,
+            "docs/openapi.json is not what the code says; write it: ONTIME_WRITE_OPENAPI=1 cargo test -p ontime description"
+        );
+    }
+
+    #[test]
+    fn every_changing_call_may_be_refused() {
+        let all: serde_json::Value = serde_json::from_str(&description()).unwrap();
+        for (path, item) in all["paths"].as_object().unwrap() {
+            if let Some(post) = item.get("post") {
+                assert!(post["responses"].get("403").is_some(), "{path}");
+            }
+        }
+    }
+}

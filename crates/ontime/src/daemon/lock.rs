@@ -1,0 +1,80 @@
+//! One daemon a host: a lock file that names its holder.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use thiserror::Error;
+
+/// Why the lock was not taken.
+#[derive(Debug, Error)]
+pub enum LockError {
+    /// Another daemon runs.
+    #[error(
+        "another daemon runs as process {pid} ({path} is locked); stop it first: systemctl stop ontimed, or kill {pid}"
+    )]
+    Held {
+        /// The lock file.
+        path: PathBuf,
+        /// What the file says of its holder.
+        pid: String,
+    },
+    /// The file cannot be used.
+    #[error("{path}: {source}; check the directory's permissions, or name another with --run-dir")]
+    Io {
+        /// The lock file.
+        path: PathBuf,
+        /// The kernel's word.
+        source: io::Error,
+    },
+}
+
+/// The held lock; released when dropped, and by the kernel when the process dies.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+/// Takes the lock and writes our process number into it.
+///
+/// # Errors
+/// See [`LockError`].
+pub fn take(path: &Path) -> Result<Lock, LockError> {
+    let fail = |source| LockError::Io { path: path.to_owned(), source };
+    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path).map_err(fail)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut holder = String::new();
+            // Just started, it may not have written its number yet.
+            let _ = file.read_to_string(&mut holder);
+            let pid = if holder.trim().is_empty() { "(unknown)".to_owned() } else { holder.trim().to_owned() };
+            return Err(LockError::Held { path: path.to_owned(), pid });
+        }
+        Err(error) => return Err(fail(error.into())),
+    }
+    file.set_len(0).map_err(fail)?;
+    file.rewind().map_err(fail)?;
+    writeln!(file, "{}", std::process::id()).map_err(fail)?;
+    Ok(Lock { _file: file })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_is_told_who_holds_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("daemon.lock");
+        std::fs::write(&path, "99999999\n").unwrap();
+        let held = take(&path).unwrap();
+        let refused = take(&path).unwrap_err().to_string();
+        assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
+        assert!(!refused.contains("99999999"), "{refused}");
+        drop(held);
+        take(&path).unwrap();
+        assert!(matches!(take(&dir.path().join("no/such")), Err(LockError::Io { .. })));
+    }
+}

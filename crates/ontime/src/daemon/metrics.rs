@@ -1,0 +1,234 @@
+//! What Prometheus reads. Names `ontime_*_seconds` and `_total`; labels domain, class, nic; never a thread's number.
+
+use std::collections::BTreeMap;
+
+use ontime_tenants::ThreadId;
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::cap::Use;
+use super::view::Owned;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Domain {
+    domain: String,
+    class: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByClass {
+    class: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByRule {
+    rule: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByReason {
+    reason: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NicClass {
+    nic: String,
+    class: String,
+}
+
+type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
+
+/// What one thread had done when it was read last.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    pauses: u64,
+    paused_ns: u64,
+    ran_ns: u64,
+}
+
+/// All metrics.
+pub struct Metrics {
+    registry: Registry,
+    passes: Family<ByReason, Counter>,
+    pass_seconds: Histogram,
+    discover_seconds: Histogram,
+    changes: Family<ByRule, Counter>,
+    failures: Family<ByRule, Counter>,
+    drift: Family<ByRule, Counter>,
+    reloads: Family<ByReason, Counter>,
+    tenants: Family<ByClass, Gauge>,
+    nics: Family<NicClass, Gauge>,
+    caps_in_force: Gauge,
+    protections_off: Gauge,
+    problems: Gauge,
+    pauses: Family<Domain, Counter>,
+    paused: Family<Domain, Seconds>,
+    ran: Family<Domain, Seconds>,
+    seen: BTreeMap<ThreadId, Seen>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        // From 1 ms: a pass over a host of 100 VMs is to take less than 100 ms.
+        let buckets = || Histogram::new([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0]);
+        let mut metrics = Self {
+            registry: Registry::with_prefix("ontime"),
+            passes: Family::default(),
+            pass_seconds: buckets(),
+            discover_seconds: buckets(),
+            changes: Family::default(),
+            failures: Family::default(),
+            drift: Family::default(),
+            reloads: Family::default(),
+            tenants: Family::default(),
+            nics: Family::default(),
+            caps_in_force: Gauge::default(),
+            protections_off: Gauge::default(),
+            problems: Gauge::default(),
+            pauses: Family::default(),
+            paused: Family::default(),
+            ran: Family::default(),
+            seen: BTreeMap::new(),
+        };
+        metrics.register();
+        metrics
+    }
+}
+
+impl Metrics {
+    fn register(&mut self) {
+        let r = &mut self.registry;
+        r.register("passes", "Passes over the host, by what caused them", self.passes.clone());
+        r.register_with_unit("pass", "Length of a pass", Unit::Seconds, self.pass_seconds.clone());
+        r.register_with_unit("discover", "Length of finding tenants", Unit::Seconds, self.discover_seconds.clone());
+        r.register("knob_changes", "Knobs changed", self.changes.clone());
+        r.register("knob_failures", "Knobs that could not be set", self.failures.clone());
+        r.register("drift", "Knobs found changed behind the daemon's back, and set again", self.drift.clone());
+        r.register("config_reloads", "Reloads of the configuration, by result", self.reloads.clone());
+        r.register("tenants", "Tenants on this host", self.tenants.clone());
+        r.register("nic_class", "1 for each NIC and the class of its threads", self.nics.clone());
+        r.register("caps_in_force", "Whether every RT thread is held to its cap", self.caps_in_force.clone());
+        r.register("protections_off", "Whether kernel protections are off", self.protections_off.clone());
+        r.register("problems", "Problems now", self.problems.clone());
+        r.register("cap_pauses", "Times a thread was over its runtime cap", self.pauses.clone());
+        r.register_with_unit("cap_paused", "Time off real-time priority", Unit::Seconds, self.paused.clone());
+        r.register_with_unit("rt_cpu", "CPU time at real-time priority", Unit::Seconds, self.ran.clone());
+    }
+
+    /// A pass ended.
+    pub fn passed(&self, reason: &str, length: f64, discovering: f64) {
+        self.passes.get_or_create(&ByReason { reason: reason.to_owned() }).inc();
+        self.pass_seconds.observe(length);
+        self.discover_seconds.observe(discovering);
+    }
+
+    /// A knob was changed, or could not be.
+    pub fn knob(&self, rule: &str, changed: bool) {
+        let family = if changed { &self.changes } else { &self.failures };
+        family.get_or_create(&ByRule { rule: rule.to_owned() }).inc();
+    }
+
+    /// A knob was found changed.
+    pub fn drifted(&self, rule: &str) {
+        self.drift.get_or_create(&ByRule { rule: rule.to_owned() }).inc();
+    }
+
+    /// A reload of the configuration.
+    pub fn reloaded(&self, taken: bool) {
+        let reason = if taken { "taken" } else { "refused" };
+        self.reloads.get_or_create(&ByReason { reason: reason.to_owned() }).inc();
+    }
+
+    /// What there is now: tenants by class, NICs with class, states.
+    pub fn host(
+        &self,
+        classes: impl Iterator<Item = String>,
+        nics: impl Iterator<Item = (String, String)>,
+        caps_in_force: bool,
+        protections_off: bool,
+        problems: usize,
+    ) {
+        self.tenants.clear();
+        for class in classes {
+            self.tenants.get_or_create(&ByClass { class }).inc();
+        }
+        self.nics.clear();
+        for (nic, class) in nics {
+            self.nics.get_or_create(&NicClass { nic, class }).set(1);
+        }
+        self.caps_in_force.set(caps_in_force.into());
+        self.protections_off.set(protections_off.into());
+        self.problems.set(i64::try_from(problems).unwrap_or(i64::MAX));
+    }
+
+    /// What capped threads did since the last time. Domains that are gone leave the metrics.
+    pub fn caps(&mut self, uses: &[Use], of: &BTreeMap<ThreadId, Owned>) {
+        for used in uses {
+            let Some(owned) = of.get(&used.id) else { continue };
+            let domain = Domain { domain: owned.name.clone(), class: owned.class.clone() };
+            let last = self.seen.entry(used.id).or_default();
+            self.pauses.get_or_create(&domain).inc_by(used.pauses.saturating_sub(last.pauses));
+            self.paused.get_or_create(&domain).inc_by(used.paused_ns.saturating_sub(last.paused_ns) as f64 / 1e9);
+            self.ran.get_or_create(&domain).inc_by(used.ran_ns.saturating_sub(last.ran_ns) as f64 / 1e9);
+            *last = Seen { pauses: used.pauses, paused_ns: used.paused_ns, ran_ns: used.ran_ns };
+        }
+        self.seen.retain(|id, _| uses.iter().any(|used| used.id == *id));
+    }
+
+    /// Forgets a domain that is gone.
+    pub fn forget(&self, owned: &Owned) {
+        let domain = Domain { domain: owned.name.clone(), class: owned.class.clone() };
+        self.pauses.remove(&domain);
+        self.paused.remove(&domain);
+        self.ran.remove(&domain);
+    }
+
+    /// All of it, in OpenMetrics' text form.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        // Writing to a String does not fail.
+        let _ = text::encode(&mut out, &self.registry);
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::cap::Cover;
+
+    #[test]
+    fn counters_go_on_over_readings_and_name_no_thread() {
+        let mut metrics = Metrics::default();
+        let id = ThreadId { pid: 4711, tid: 4712, start_time: 1 };
+        let owned = Owned { name: "vm \"a\"\n".to_owned(), class: "rt0".to_owned() };
+        let of = BTreeMap::from([(id, owned.clone())]);
+        let used = |pauses| Use {
+            id,
+            cover: Cover::Perf,
+            pauses,
+            paused_ns: 500_000_000 * pauses,
+            ran_ns: 0,
+            paused: false,
+            refused: 0,
+        };
+        metrics.caps(&[used(2)], &of);
+        metrics.caps(&[used(3)], &of);
+        metrics.passed("links", 0.002, 0.001);
+        let text = metrics.text();
+        assert!(text.contains("ontime_cap_pauses_total{domain=\"vm \\\"a\\\"\\n\",class=\"rt0\"} 3"), "{text}");
+        assert!(
+            text.contains("ontime_cap_paused_seconds_total{domain=\"vm \\\"a\\\"\\n\",class=\"rt0\"} 1.5"),
+            "{text}"
+        );
+        assert!(text.contains("ontime_pass_seconds_count 1"), "{text}");
+        assert!(text.ends_with("# EOF\n"));
+        assert!(!text.contains("4712"), "{text}");
+        metrics.forget(&owned);
+        assert!(!metrics.text().contains("rt0"));
+    }
+}

@@ -1,0 +1,246 @@
+//! `ontime daemon`: keeps every thread of the path at its place.
+//!
+//! In: events (`events`), configuration (`config`), requests (`http`). Out: the host as the plan wants it (`engine`), runtime
+//! caps (`cap`), protections put back should we die (`guardian`), metrics (`metrics`).
+//!
+//! | thread | priority | does | waits in |
+//! |---|---|---|---|
+//! | main | SCHED_OTHER | passes over the host, answers | epoll: signals, links, tenants, hooks, requests, clock |
+//! | `ontime-cap` | FIFO base + 5 (55) | caps: takes spinning threads off their place and back | epoll: perf events, pauses' ends, orders |
+//! | `ontime-http` | SCHED_OTHER | HTTP on the Unix socket | epoll (tokio) |
+//! | guardian (a process) | FIFO base + 6 (56) | puts protections back when the daemon dies | read of a pipe |
+//!
+//! Nothing polls but the cap of threads for which perf is refused: an idle host costs a look every `rescan-seconds`.
+
+pub mod cap;
+pub mod config;
+mod engine;
+mod ethtool;
+mod events;
+pub mod guardian;
+mod http;
+mod lock;
+mod metrics;
+pub mod protections;
+pub mod view;
+mod watches;
+
+use std::collections::BTreeSet;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use ontime_tenants::watch::Watcher;
+use rustix::event::EventfdFlags;
+use sd_notify::NotifyState;
+
+use self::config::Config;
+use self::engine::Engine;
+use self::events::{Event, Events};
+use self::http::{Ask, Loop};
+use crate::exit::{self, Exit};
+use crate::paths::Paths;
+
+/// `ontime daemon`
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+/// From the first event of a burst to the pass for all of it.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+/// A pass takes at most one part in this of the time: a storm of events costs no more.
+const SHARE: u32 = 5;
+
+/// Runs the daemon until SIGTERM or SIGINT.
+///
+/// # Errors
+/// Where another daemon runs, the configuration is wrong, or a directory cannot be used.
+pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    preflight()?;
+    crate::log::start();
+    raise_file_limit();
+    std::fs::create_dir_all(&paths.run_dir)
+        .with_context(|| format!("{}: making the run directory", paths.run_dir.display()))?;
+    let lock = lock::take(&paths.lock())?;
+    let config = Config::load(&paths.config_dir)?;
+    // Signals first: from here on SIGTERM ends in an orderly way.
+    let bell = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let events = Events::new(&paths.poke(), bell.try_clone()?).context("setting up events")?;
+    let (asks, asked) = sync_channel(http::BACKLOG);
+    let socket = paths.socket();
+    let listener = http::bind(&socket).with_context(|| format!("{}: listening", socket.display()))?;
+    let engine = Engine::new(paths.clone(), config)?;
+    let watcher = Watcher::new(engine.sources()).context("watching tenants")?;
+    events.add(&watcher, Event::Tenants)?;
+    http::serve(listener, Loop { asks, bell }).context("starting the HTTP server")?;
+    if let Some(why) = watcher.blind() {
+        tracing::warn!("tenants: {why}");
+    }
+    let mut daemon = Daemon { engine, events, watcher, asked, pending: None, last_end: Instant::now() };
+    daemon.pass("start");
+    notify(&[NotifyState::Ready, NotifyState::Status("applied")]);
+    let result = daemon.run();
+    notify(&[NotifyState::Stopping]);
+    daemon.engine.stop();
+    let _ = std::fs::remove_file(&socket);
+    drop(lock);
+    result.map(|()| ExitCode::SUCCESS)
+}
+
+/// Refuses where the daemon could do nothing at all.
+fn preflight() -> anyhow::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        anyhow::bail!(
+            "the daemon places other users' and the kernel's threads: run it as root (systemctl start ontimed)"
+        );
+    }
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's version")?;
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version < OLDEST {
+        let message = format!(
+            "Linux {} has no pidfds, without which a thread cannot be named safely; {}.{} is the oldest that has",
+            release.trim(),
+            OLDEST.0,
+            OLDEST.1
+        );
+        return Err(Exit { status: exit::UNSUPPORTED, message }.into());
+    }
+    Ok(())
+}
+
+/// Every capped thread takes three descriptors; a shell's soft limit is 1024.
+fn raise_file_limit() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised) {
+        tracing::debug!("raising the limit of open files: {error}");
+    }
+}
+
+/// pidfd_open(2).
+const OLDEST: (u32, u32) = (5, 3);
+
+struct Daemon {
+    engine: Engine,
+    events: Events,
+    watcher: Watcher,
+    asked: Receiver<Ask>,
+    /// Why a pass is due, and when.
+    pending: Option<(Event, Instant)>,
+    last_end: Instant,
+}
+
+impl Daemon {
+    fn run(&mut self) -> anyhow::Result<()> {
+        loop {
+            self.arm();
+            let events: BTreeSet<Event> = self.events.wait().context("waiting for events")?.into_iter().collect();
+            for event in events {
+                match event {
+                    Event::Stop => return Ok(()),
+                    Event::Reload => self.reload(),
+                    Event::Links | Event::Queues | Event::Poked => self.want(event),
+                    Event::Tenants => {
+                        if self.watcher.take().context("the tenants' watcher")?.is_some() {
+                            self.want(event);
+                        }
+                    }
+                    Event::Request => self.answer(),
+                    Event::Clock => {}
+                }
+            }
+            self.pass_if_due();
+            if watchdog().is_some() {
+                notify(&[NotifyState::Watchdog]);
+            }
+        }
+    }
+
+    /// Asks for a pass, soon: together with what else comes now, and not too soon after the last.
+    fn want(&mut self, event: Event) {
+        let rest = self.engine.last_pass() * (SHARE - 1);
+        let due = (Instant::now() + DEBOUNCE).max(self.last_end + rest);
+        if self.pending.is_none() {
+            self.pending = Some((event, due));
+        }
+    }
+
+    fn pass_if_due(&mut self) {
+        let now = Instant::now();
+        match self.pending {
+            Some((event, due)) if due <= now => self.pass(event.word()),
+            None if now >= self.last_end + self.engine.rescan() => self.pass(Event::Clock.word()),
+            _ => {}
+        }
+    }
+
+    fn arm(&self) {
+        let due = self.pending.map_or(self.last_end + self.engine.rescan(), |(_, due)| due);
+        let wait = due.saturating_duration_since(Instant::now());
+        self.events.wake_in(watchdog().map_or(wait, |every| wait.min(every)));
+    }
+
+    fn pass(&mut self, reason: &str) {
+        self.pending = None;
+        self.engine.pass(reason);
+        self.passed();
+    }
+
+    fn passed(&mut self) {
+        if let Err(error) = self.watcher.follow(self.engine.found(), self.engine.rules()) {
+            // Its own rescan still finds what this follow misses.
+            tracing::debug!("following tenants: {error}");
+        }
+        self.last_end = Instant::now();
+    }
+
+    fn reload(&mut self) {
+        let reloading = NotifyState::monotonic_usec_now().map(|now| notify(&[NotifyState::Reloading, now]));
+        match self.engine.reload() {
+            Ok(()) => {
+                self.pass(Event::Reload.word());
+                tracing::info!("configuration reloaded");
+                notify(&[NotifyState::Status("applied")]);
+            }
+            Err(error) => {
+                tracing::error!("configuration not reloaded, the old one stays: {}", exit::chain(&error));
+                notify(&[NotifyState::Status("applied; the new configuration was refused, see the log")]);
+            }
+        }
+        if reloading.is_ok() {
+            notify(&[NotifyState::Ready]);
+        }
+    }
+
+    /// Answers what waits. An asker that went away meanwhile is nobody's loss.
+    fn answer(&mut self) {
+        while let Ok(ask) = self.asked.try_recv() {
+            match ask {
+                Ask::Tenants(answer) => drop(answer.send(self.engine.tenants())),
+                Ask::Status(answer) => drop(answer.send(self.engine.status())),
+                Ask::Nics(answer) => drop(answer.send(self.engine.nics())),
+                Ask::Metrics(answer) => drop(answer.send(self.engine.metrics_text())),
+                Ask::Apply(request, answer) => {
+                    drop(answer.send(self.engine.apply_request(&request)));
+                    self.passed();
+                }
+                Ask::Reset(answer) => drop(answer.send(self.engine.reset())),
+            }
+        }
+    }
+}
+
+/// Half of systemd's watchdog time, where it set one.
+fn watchdog() -> Option<Duration> {
+    let mut usec = 0;
+    sd_notify::watchdog_enabled(false, &mut usec).then(|| Duration::from_micros(usec / 2))
+}
+
+/// Tells systemd, if it started us.
+fn notify(states: &[NotifyState]) {
+    if let Err(error) = sd_notify::notify(false, states) {
+        tracing::debug!("sd_notify: {error}");
+    }
+}

@@ -1,0 +1,199 @@
+//! From the crates' own types to the words of the API. Pure, but for a thread's number looked up in what was found.
+
+use std::collections::BTreeMap;
+
+use ontime_hostnet::inventory::{self, KernelThreadKind};
+use ontime_hostnet::{self as hostnet, Done, Intent, Inventory, Item, NicUse, Severity};
+use ontime_tenants::{self as tenants, ClassSource, PriorityTable, ThreadId, ThreadRole, ownership};
+
+use super::cap::{Cover, Use};
+use crate::api;
+
+/// A tenant as `ontime ps` shows it.
+pub fn tenant(tenant: &tenants::Tenant, table: PriorityTable) -> api::Tenant {
+    api::Tenant {
+        name: tenant.name.clone(),
+        uuid: tenant.uuid.clone(),
+        kind: tenant.kind.to_string(),
+        class: tenant.class.to_string(),
+        source: source(&tenant.class_source),
+        runtime_cap: tenant.runtime_cap,
+        pid: tenant.process.pid,
+        cgroup: tenant.cgroup.clone(),
+        threads: tenant.threads.iter().map(|thread| tenant_thread(tenant, thread, table)).collect(),
+        nics: tenant
+            .vnics
+            .iter()
+            .map(|vnic| api::TenantNic { name: vnic.ifname.clone(), lower: vnic.lower.clone() })
+            .collect(),
+    }
+}
+
+fn tenant_thread(tenant: &tenants::Tenant, thread: &tenants::TenantThread, table: PriorityTable) -> api::Thread {
+    api::Thread {
+        role: role(thread.role),
+        comm: thread.comm.clone(),
+        tid: thread.id.tid,
+        policy: thread.policy.to_string(),
+        wanted: ownership::wanted(tenant, thread, &table).map(|policy| policy.to_string()),
+        affinity: thread.affinity.clone(),
+        last_cpu: thread.last_cpu,
+    }
+}
+
+fn source(source: &ClassSource) -> String {
+    match source {
+        ClassSource::Metadata => "metadata".to_owned(),
+        ClassSource::Rule(place) => place.clone(),
+        ClassSource::Default => "default".to_owned(),
+    }
+}
+
+fn role(role: ThreadRole) -> String {
+    match role {
+        ThreadRole::Vcpu(number) => format!("vcpu{number}"),
+        ThreadRole::Vhost => "vhost".to_owned(),
+        ThreadRole::Iothread => "iothread".to_owned(),
+        ThreadRole::Emulator => "emulator".to_owned(),
+        ThreadRole::KvmPit => "kvm-pit".to_owned(),
+        ThreadRole::Container => "container".to_owned(),
+    }
+}
+
+/// The host's NICs.
+pub fn nics(inventory: &Inventory, intent: &Intent) -> Vec<api::Nic> {
+    inventory.nics.iter().map(|nic| self::nic(inventory, intent, nic)).collect()
+}
+
+fn nic(inventory: &Inventory, intent: &Intent, nic: &inventory::Nic) -> api::Nic {
+    let used = intent.nic_use(inventory, nic);
+    let class_by = match used {
+        NicUse::Configured(_) => "configured",
+        NicUse::Derived(_) => "derived",
+        NicUse::Mixed(_) => "mixed",
+    };
+    let irqs = nic.napis.iter().filter_map(|napi| napi.irq).chain(nic.irqs.iter().copied());
+    let mut numbers: Vec<u32> = irqs.collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    api::Nic {
+        name: nic.id.name.clone(),
+        ifindex: nic.id.ifindex,
+        kind: nic.kind.clone().or_else(|| nic.driver.clone()).unwrap_or_default(),
+        up: nic.up,
+        class: used.class().to_string(),
+        class_by: class_by.to_owned(),
+        napis: nic
+            .napis
+            .iter()
+            .map(|napi| api::Napi { id: napi.id, thread: kernel_thread(inventory, KernelThreadKind::Napi(napi.id)) })
+            .collect(),
+        irqs: numbers
+            .into_iter()
+            .map(|irq| api::Irq {
+                irq,
+                affinity: inventory
+                    .irqs
+                    .iter()
+                    .find(|known| known.id.irq == irq)
+                    .map_or_else(String::new, |known| known.affinity.to_string()),
+                thread: kernel_thread(inventory, KernelThreadKind::Irq(irq)),
+            })
+            .collect(),
+    }
+}
+
+fn kernel_thread(inventory: &Inventory, kind: KernelThreadKind) -> Option<api::KernelThread> {
+    inventory
+        .threads_of(|other| other == kind)
+        .next()
+        .map(|thread| api::KernelThread { tid: thread.id.tid, policy: thread.policy.to_string() })
+}
+
+/// A finding.
+pub fn finding(finding: &hostnet::Finding) -> api::Finding {
+    let severity = match finding.severity {
+        Severity::Info => "info",
+        Severity::Warning => "warning",
+        Severity::Critical => "critical",
+    };
+    api::Finding {
+        rule: finding.rule.to_string(),
+        severity: severity.to_owned(),
+        object: finding.object.clone(),
+        found: finding.found.clone(),
+        remedy: finding.remedy.clone(),
+    }
+}
+
+/// What discovery complains of.
+pub fn problem(problem: &tenants::Problem) -> api::Problem {
+    api::Problem { subject: problem.subject.clone(), message: format!("{}; {}", problem.message(), problem.remedy()) }
+}
+
+/// An outcome as a word, and why.
+pub fn outcome(done: &Done) -> (&'static str, Option<String>) {
+    match done {
+        Done::Changed => ("changed", None),
+        Done::Already => ("ok", None),
+        Done::Restored => ("restored", None),
+        Done::Gone => ("gone", None),
+        Done::Unsupported(why) => ("unsupported", Some(why.clone())),
+        Done::Failed(why) => ("failed", Some(why.clone())),
+    }
+}
+
+/// What an apply or reset did.
+pub fn report(report: &hostnet::Report, method: &str, dry_run: bool) -> api::Report {
+    let (unchanged, changes): (Vec<&Item>, Vec<&Item>) =
+        report.items.iter().partition(|item| item.done == Done::Already);
+    api::Report {
+        method: method.to_owned(),
+        dry_run,
+        changes: changes.into_iter().map(change).collect(),
+        unchanged: unchanged.len(),
+        findings: report.findings.iter().map(finding).collect(),
+    }
+}
+
+fn change(item: &Item) -> api::Change {
+    let (outcome, why) = outcome(&item.done);
+    api::Change {
+        rule: item.rule.map(|rule| rule.to_string()),
+        knob: item.knob.to_string(),
+        from: item.from.as_ref().map(ToString::to_string),
+        to: item.to.to_string(),
+        outcome: outcome.to_owned(),
+        why,
+    }
+}
+
+/// A thread that is held to a cap; `of` says whose it is.
+pub fn cap_thread(used: &Use, of: &BTreeMap<ThreadId, Owned>) -> api::CapThread {
+    let watched = match &used.cover {
+        _ if used.refused > 0 => "not: the kernel refuses to change its policy".to_owned(),
+        Cover::Perf => "perf".to_owned(),
+        Cover::Polled(why) => format!("polled ({why})"),
+        Cover::Whole => "not: its runtime cap is a whole CPU".to_owned(),
+        Cover::Gone => "not: it has ended".to_owned(),
+        Cover::Failed(why) => format!("not: {why}"),
+    };
+    api::CapThread {
+        of: of.get(&used.id).map_or_else(String::new, |owned| owned.name.clone()),
+        tid: used.id.tid,
+        watched,
+        paused: used.paused,
+        pauses: used.pauses,
+        paused_seconds: used.paused_ns as f64 / 1e9,
+        rt_seconds: used.ran_ns as f64 / 1e9,
+    }
+}
+
+/// Whose thread it is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Owned {
+    /// The tenant's name, or the kernel thread's.
+    pub name: String,
+    /// The tenant's class, or the thread's rule.
+    pub class: String,
+}

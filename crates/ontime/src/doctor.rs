@@ -1,0 +1,89 @@
+//! `ontime doctor`: what on this host makes RT packets late, what it costs, and what to do. Changes nothing.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use ontime_hostnet::doctor::{self, Check, Diagnosis, State};
+use ontime_hostnet::{Intent, Inventory, LiveHost, kvm};
+use ontime_tenants::{Sources, discover};
+
+use crate::daemon::config::Config;
+use crate::paths::Paths;
+use crate::table::visible;
+use crate::{api, client};
+
+/// `ontime doctor`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Examines the host. Exit status 0 ok, 1 warning, 2 critical, 3 unknown.
+///
+/// # Errors
+/// Where the configuration is wrong.
+pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    let config = Config::load(&paths.config_dir)?;
+    let caps = client::get::<api::Status>(&paths.socket(), "/v1/status").is_ok_and(|status| status.caps.in_force);
+    let roots = paths.roots();
+    // The probe may take its two seconds; the rest is read meanwhile.
+    let device = roots.dev.join("kvm");
+    let probe = std::thread::spawn(move || kvm::probe(&device));
+    let inventory = Inventory::scan(&roots);
+    let found = discover(&Sources::host(), &config.rules);
+    let intent = Intent::new(&config.host, config.rules.table(), found.tenants, caps);
+    let probe = probe.join().unwrap_or_else(|_| kvm::KvmProbe::Unknown("the probe ended early".to_owned()));
+    let diagnosis = doctor::examine(&LiveHost::with_roots(roots), &inventory, &intent, &probe);
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &diagnosis)?;
+        writeln!(out)?;
+    } else {
+        show(&mut out, &diagnosis)?;
+    }
+    Ok(ExitCode::from(diagnosis.state.exit_code()))
+}
+
+fn show(out: &mut impl Write, diagnosis: &Diagnosis) -> std::io::Result<()> {
+    let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    writeln!(out, "kernel {}\n", visible(&diagnosis.kernel))?;
+    for check in &diagnosis.checks {
+        show_check(out, check, colour)?;
+    }
+    for note in &diagnosis.notes {
+        writeln!(out, "not read  {}: {}", visible(&note.about), visible(&note.why))?;
+    }
+    let count = |state| diagnosis.checks.iter().filter(|check| check.state == state).count();
+    let (ok, unknown) = (count(State::Ok), count(State::Unknown));
+    writeln!(
+        out,
+        "\n{} critical, {} warnings, {unknown} unknown, {ok} ok",
+        count(State::Critical),
+        count(State::Warning)
+    )
+}
+
+fn show_check(out: &mut impl Write, check: &Check, colour: bool) -> std::io::Result<()> {
+    let (word, code) = match check.state {
+        State::Ok => ("ok", "32"),
+        State::Unknown => ("unknown", "36"),
+        State::Warning => ("WARNING", "33"),
+        State::Critical => ("CRITICAL", "31"),
+    };
+    let word = if colour { format!("\x1b[{code}m{word:8}\x1b[0m") } else { format!("{word:8}") };
+    writeln!(out, "{word}  {:16}  {}", check.id, visible(&check.found))?;
+    if check.state == State::Ok {
+        return Ok(());
+    }
+    if !check.cost.is_empty() {
+        let source = if check.cost_source.is_empty() { String::new() } else { format!(" [{}]", check.cost_source) };
+        writeln!(out, "{:28}cost    {}{source}", "", check.cost)?;
+    }
+    if !check.remedy.is_empty() {
+        let who = if check.ontime_can_apply { " (ontime applies it)" } else { "" };
+        writeln!(out, "{:28}remedy  {}{who}", "", check.remedy)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! Logs: to journald where systemd started us, else to standard error. The same line again within a minute is left out.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Starts logging, at `info` unless `ONTIME_LOG` says otherwise (`ONTIME_LOG=debug`).
+pub fn start() {
+    let filter = EnvFilter::try_from_env("ONTIME_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let journal = std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok());
+    let result = match journal {
+        Some(journal) => tracing_subscriber::registry().with(filter).with(journal).try_init(),
+        None => {
+            let stderr =
+                tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(false);
+            tracing_subscriber::registry().with(filter).with(stderr).try_init()
+        }
+    };
+    // Already started: tests in one process.
+    let _ = result;
+}
+
+/// Lines already said, so that a repeated error does not fill the journal.
+#[derive(Debug, Default)]
+pub struct Repeats {
+    said: HashMap<String, (Instant, u64)>,
+}
+
+/// The same line is said once in this time.
+const EVERY: Duration = Duration::from_secs(60);
+/// Different lines kept in mind.
+const KEPT: usize = 1024;
+
+impl Repeats {
+    /// Whether to say this line now: how often it was left out since it was said last, or `None` where it is to be left out.
+    pub fn say(&mut self, line: &str, now: Instant) -> Option<u64> {
+        if let Some((at, left_out)) = self.said.get_mut(line) {
+            if now.duration_since(*at) < EVERY {
+                *left_out += 1;
+                return None;
+            }
+            *at = now;
+            return Some(std::mem::take(left_out));
+        }
+        if self.said.len() >= KEPT {
+            self.said.retain(|_, (at, _)| now.duration_since(*at) < EVERY);
+        }
+        // A flood of different lines: those beyond are said, but not kept in mind.
+        if self.said.len() < KEPT {
+            self.said.insert(line.to_owned(), (now, 0));
+        }
+        Some(0)
+    }
+
+    /// Logs a warning, unless it was logged within the last minute.
+    pub fn warn(&mut self, line: &str) {
+        match self.say(line, Instant::now()) {
+            Some(0) => tracing::warn!("{line}"),
+            Some(more) => tracing::warn!("{line} ({more} times more since)"),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_said_once_a_minute_with_its_count() {
+        let mut repeats = Repeats::default();
+        let start = Instant::now();
+        assert_eq!(repeats.say("a", start), Some(0));
+        assert_eq!(repeats.say("a", start + Duration::from_secs(1)), None);
+        assert_eq!(repeats.say("b", start + Duration::from_secs(1)), Some(0));
+        assert_eq!(repeats.say("a", start + Duration::from_secs(2)), None);
+        assert_eq!(repeats.say("a", start + Duration::from_secs(61)), Some(2));
+        for n in 0..5000 {
+            assert_eq!(repeats.say(&format!("line {n}"), start + Duration::from_secs(62)), Some(0));
+        }
+        assert!(repeats.said.len() <= KEPT);
+    }
+}

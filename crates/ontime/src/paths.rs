@@ -1,0 +1,65 @@
+//! Where Ontime keeps things: the same three directories for every subcommand, and tests' own.
+
+use std::path::PathBuf;
+
+use ontime_hostnet::{Journal, JournalError, Roots, journal};
+
+/// Directories, from the command line.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Paths {
+    /// Sockets and locks of the running daemon.
+    #[arg(long, global = true, default_value = "/run/ontime", value_name = "DIR", help_heading = "Directories")]
+    pub run_dir: PathBuf,
+    /// Original values of what Ontime changed.
+    #[arg(long, global = true, default_value = "/var/lib/ontime", value_name = "DIR", help_heading = "Directories")]
+    pub state_dir: PathBuf,
+    /// Configuration.
+    #[arg(long, global = true, default_value = "/etc/ontime", value_name = "DIR", help_heading = "Directories")]
+    pub config_dir: PathBuf,
+    /// Where debugfs is mounted.
+    #[arg(
+        long,
+        global = true,
+        default_value = "/sys/kernel/debug",
+        value_name = "DIR",
+        help_heading = "Directories",
+        hide = true
+    )]
+    pub debugfs: PathBuf,
+}
+
+impl Paths {
+    /// The daemon's HTTP socket.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join("ontime.sock")
+    }
+
+    /// Held (flock) by the running daemon; names its process.
+    pub fn lock(&self) -> PathBuf {
+        self.run_dir.join("daemon.lock")
+    }
+
+    /// Touched by hooks: tenants changed.
+    pub fn poke(&self) -> PathBuf {
+        self.run_dir.join("poke")
+    }
+
+    /// The host's file systems.
+    pub fn roots(&self) -> Roots {
+        Roots { debug: self.debugfs.clone(), ..Roots::default() }
+    }
+
+    /// Opens the journal of original values.
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn journal(&self) -> Result<Journal, JournalError> {
+        let path = self.state_dir.join("originals");
+        let boot_id = journal::running_boot_id().map_err(|source| JournalError::Io {
+            path: path.clone(),
+            what: "reading the boot id",
+            source,
+        })?;
+        Journal::open(&path, &boot_id)
+    }
+}

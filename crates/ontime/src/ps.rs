@@ -1,0 +1,73 @@
+//! `ontime ps`: tenants, their class, and where each of their threads runs at what priority.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use ontime_tenants::{Sources, discover};
+
+use crate::client::{self, ClientError};
+use crate::daemon::config::Config;
+use crate::daemon::view;
+use crate::paths::Paths;
+use crate::{api, table};
+
+/// `ontime ps`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// As JSON (as GET /v1/tenants answers).
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows the tenants: as the daemon sees them, or by looking for ourselves where none runs.
+///
+/// # Errors
+/// Where the configuration is wrong, or standard output is closed.
+pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    let tenants = match client::get(&paths.socket(), "/v1/tenants") {
+        Ok(tenants) => tenants,
+        Err(ClientError::NoDaemon { .. } | ClientError::Denied { .. }) => look(paths)?,
+        Err(error) => return Err(error.into()),
+    };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &tenants)?;
+        writeln!(out)?;
+    } else {
+        let head = ["NAME", "KIND", "CLASS", "SOURCE", "THREAD", "COMM", "TID", "POLICY", "CPUS", "LAST"];
+        let rows: Vec<[String; 10]> = tenants.iter().flat_map(rows).collect();
+        table::write(&mut out, head, &rows)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn look(paths: &Paths) -> anyhow::Result<Vec<api::Tenant>> {
+    let config = Config::load(&paths.config_dir)?;
+    let found = discover(&Sources::host(), &config.rules);
+    for problem in &found.problems {
+        eprintln!("ontime: {}", table::visible(&problem.to_string()));
+    }
+    Ok(found.tenants.iter().map(|tenant| view::tenant(tenant, config.rules.table())).collect())
+}
+
+/// A row a thread; the tenant's own columns are filled in the first only, for the eye.
+fn rows(tenant: &api::Tenant) -> Vec<[String; 10]> {
+    let of_tenant = [tenant.name.clone(), tenant.kind.clone(), tenant.class.clone(), tenant.source.clone()];
+    let blank = [const { String::new() }; 4];
+    tenant
+        .threads
+        .iter()
+        .enumerate()
+        .map(|(index, thread)| {
+            let [name, kind, class, source] = if index == 0 { of_tenant.clone() } else { blank.clone() };
+            let policy = match &thread.wanted {
+                Some(wanted) if *wanted != thread.policy => format!("{} (wanted {wanted})", thread.policy),
+                _ => thread.policy.clone(),
+            };
+            let tid = thread.tid.to_string();
+            let last = thread.last_cpu.to_string();
+            let (role, comm, cpus) = (thread.role.clone(), thread.comm.clone(), thread.affinity.clone());
+            [name, kind, class, source, role, comm, tid, policy, cpus, last]
+        })
+        .collect()
+}

@@ -1,0 +1,58 @@
+//! `ontime reset`: gives every knob its original value; through the daemon where one runs, else by the journal it left.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use ontime_hostnet::LiveHost;
+
+use crate::client::{self, ClientError};
+use crate::daemon::{protections, view};
+use crate::paths::Paths;
+use crate::{api, apply, exit};
+
+/// `ontime reset`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Only the kernel's protections against threads at real-time priority (for systemd's ExecStopPost=).
+    #[arg(long)]
+    protections: bool,
+    /// As JSON (as POST /v1/reset answers).
+    #[arg(long)]
+    json: bool,
+}
+
+/// Resets. Exit status 1 where a knob could not be restored; it stays in the journal.
+///
+/// # Errors
+/// Where the daemon refuses, or the journal cannot be read.
+pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    if args.protections {
+        return protections_only(paths);
+    }
+    match client::post::<api::Report>(&paths.socket(), "/v1/reset", &()) {
+        Ok(report) => return apply::show(&report, args.json),
+        Err(ClientError::NoDaemon { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let host = LiveHost::with_roots(paths.roots());
+    let mut journal = paths.journal()?;
+    let report = ontime_hostnet::reset(&host, &mut journal)?;
+    apply::show(&view::report(&report, "reset", false), args.json)
+}
+
+/// The journal keeps them with all the rest, so a later reset finds them restored.
+fn protections_only(paths: &Paths) -> anyhow::Result<ExitCode> {
+    let host = LiveHost::with_roots(paths.roots());
+    let journal = paths.journal().context("protections are restored by the daemon that runs")?;
+    let mut status = exit::OK;
+    for (knob, done) in protections::restore(&host, &journal) {
+        match done {
+            Ok(()) => eprintln!("{knob}: restored"),
+            Err(error) => {
+                eprintln!("ontime: {knob}: {error}");
+                status = exit::THRESHOLD;
+            }
+        }
+    }
+    Ok(ExitCode::from(status))
+}

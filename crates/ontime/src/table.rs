@@ -1,0 +1,42 @@
+//! A plain table: columns as wide as they need to be, nothing else.
+
+use std::io::{self, Write};
+
+/// Writes rows under a head, columns padded with spaces; control characters of foreign names are made visible.
+///
+/// # Errors
+/// Those of `out`.
+pub fn write<const N: usize>(out: &mut impl Write, head: [&str; N], rows: &[[String; N]]) -> io::Result<()> {
+    let rows: Vec<[String; N]> = std::iter::once(head.map(str::to_owned))
+        .chain(rows.iter().map(|row| row.clone().map(|cell| visible(&cell))))
+        .collect();
+    let mut widths = [0; N];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    for row in &rows {
+        let line: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        writeln!(out, "{}", line.join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
+/// The text without characters that would steer a terminal.
+pub fn visible(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_escapes_are_harmless() {
+        let mut out = Vec::new();
+        let rows = [["a".to_owned(), "1".to_owned()], ["long\x1b[2J".to_owned(), String::new()]];
+        write(&mut out, ["NAME", "N"], &rows).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "NAME      N\na         1\nlong\u{fffd}[2J\n");
+    }
+}

@@ -1,0 +1,313 @@
+//! The daemon as its users meet it: the real program, real signals, real QEMU guests (software emulation).
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test ends by panicking"
+)]
+
+mod support;
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use support::{Daemon, Guest, Site, possible, until};
+
+const FIFO: i32 = libc::SCHED_FIFO;
+
+fn rt(name: &str) -> String {
+    format!("[[tenant]]\nname = \"{name}\"\nclass = \"rt\"\nruntime-cap = 0.5\n")
+}
+
+/// A name that no other test's daemon has a rule for.
+fn name(test: &str) -> String {
+    format!("{test}-{}", std::process::id())
+}
+
+#[test]
+fn the_second_daemon_is_told_about_the_first_and_a_dead_ones_socket_is_replaced() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let mut first = Daemon::start(&site);
+    let second = site.run(&["daemon"]);
+    assert_eq!(second.status.code(), Some(2));
+    let said = String::from_utf8(second.stderr).unwrap();
+    assert!(said.contains(&format!("process {}", first.pid())), "{said}");
+    first.kill();
+    assert!(site.path("run/ontime.sock").exists());
+    let mut third = Daemon::start(&site);
+    assert!(third.stop().success());
+    assert!(!site.path("run/ontime.sock").exists());
+    let nobody = site.run(&["status"]);
+    assert_eq!(nobody.status.code(), Some(2));
+    assert!(String::from_utf8(nobody.stderr).unwrap().contains("no daemon at"));
+}
+
+#[test]
+fn a_guest_is_placed_kept_there_and_given_back_after_kill_9() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let name = name("kept");
+    site.configure("tenants.toml", &rt(&name));
+    let guest = Guest::stopped(&name);
+    assert_eq!(guest.policy(), (0, 0));
+    let mut daemon = Daemon::start(&site);
+    site.poke();
+    until("the vCPU is placed", || (guest.policy() == (FIFO, 47)).then_some(()));
+    until("protections are off", || site.unprotected().then_some(()));
+    let shown = String::from_utf8(site.run(&["ps"]).stdout).unwrap();
+    let row = shown.lines().find(|line| line.contains(&name)).unwrap();
+    assert!(row.contains("rt0") && row.contains("tenants.toml:"), "{row}");
+    assert!(shown.lines().any(|line| line.contains("vcpu0") && line.contains("FIFO 47")), "{shown}");
+
+    // Somebody moves it behind the daemon's back.
+    let moved = std::process::Command::new("chrt").args(["-o", "-p", "0", &guest.vcpu().to_string()]).status();
+    assert!(moved.unwrap().success());
+    site.poke();
+    until("the vCPU is back", || (guest.policy() == (FIFO, 47)).then_some(()));
+    until("the drift is counted", || {
+        site.curl(&["http://o/metrics"]).1.contains("ontime_drift_total{rule=\"vcpu-place\"} 1").then_some(())
+    });
+
+    // kill -9: tenants undisturbed, protections back at once, everything back on reset.
+    let guardian = daemon.guardian();
+    daemon.kill();
+    until("the guardian puts protections back", || site.protected().then_some(()));
+    until("the guardian is gone", || (!std::path::Path::new(&format!("/proc/{guardian}/stat")).exists()).then_some(()));
+    assert_eq!(guest.policy(), (FIFO, 47));
+    let reset = site.run(&["reset"]);
+    assert!(reset.status.success(), "{reset:?}");
+    assert_eq!(guest.policy(), (0, 0));
+    let journal = fs::read_to_string(site.path("state/originals")).unwrap();
+    assert!(journal.contains("\"entries\":0"), "{journal}");
+}
+
+#[test]
+fn with_its_guardian_killed_as_well_reset_protections_puts_them_back() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let mut daemon = Daemon::start(&site);
+    until("protections are off", || site.unprotected().then_some(()));
+    let guardian = rustix::process::Pid::from_raw(daemon.guardian()).unwrap();
+    rustix::process::kill_process(guardian, Signal::KILL).unwrap();
+    // The next pass starts another; this daemon has none left to make.
+    daemon.kill();
+    assert!(site.unprotected());
+    let reset = site.run(&["reset", "--protections"]);
+    assert!(reset.status.success(), "{reset:?}");
+    assert!(site.protected());
+}
+
+#[test]
+fn a_lost_guardian_is_replaced() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let mut daemon = Daemon::start(&site);
+    let first = daemon.guardian();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(first).unwrap(), Signal::KILL).unwrap();
+    site.poke();
+    until("another guardian", || (daemon.guardian() != first).then_some(()));
+    until("protections are off", || site.unprotected().then_some(()));
+    daemon.kill();
+    until("the new guardian puts protections back", || site.protected().then_some(()));
+}
+
+#[test]
+fn stopping_keeps_settings_and_puts_protections_back() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let name = name("stays");
+    site.configure("tenants.toml", &rt(&name));
+    let guest = Guest::stopped(&name);
+    guest.vcpu();
+    let mut daemon = Daemon::start(&site);
+    site.poke();
+    until("the vCPU is placed", || (guest.policy() == (FIFO, 47)).then_some(()));
+    until("protections are off", || site.unprotected().then_some(()));
+    assert!(daemon.stop().success());
+    assert!(site.protected());
+    assert_eq!(guest.policy(), (FIFO, 47));
+    // A new daemon finds all as wanted, and its reset knows the first one's originals.
+    let mut daemon = Daemon::start(&site);
+    site.poke();
+    until("the vCPU is watched", || {
+        let status = site.json(&["status", "--json"]);
+        (!status["caps"]["threads"].as_array()?.is_empty()).then_some(())
+    });
+    let reset = site.run(&["reset"]);
+    assert!(reset.status.success(), "{reset:?}");
+    assert_eq!(guest.policy(), (0, 0));
+    assert!(site.protected());
+    // Reset means reset: nothing is applied again by itself.
+    site.poke();
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(guest.policy(), (0, 0));
+    assert_eq!(site.json(&["status", "--json"])["state"], "reset");
+    // 1: placed, though another knob could not be set (a kernel that denies one).
+    assert!(matches!(site.run(&["apply"]).status.code(), Some(0 | 1)));
+    assert_eq!(guest.policy(), (FIFO, 47));
+    daemon.stop();
+}
+
+#[test]
+fn a_spinning_guest_is_held_to_its_cap_and_given_its_place_back_when_the_daemon_dies() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let name = name("spins");
+    site.configure("tenants.toml", &rt(&name));
+    let guest = Guest::spinning(&name);
+    guest.vcpu();
+    let mut daemon = Daemon::start(&site);
+    site.poke();
+    let of_guest = || {
+        let status = site.json(&["status", "--json"]);
+        let threads = status["caps"]["threads"].as_array()?.clone();
+        threads.into_iter().find(|thread| thread["of"] == name.as_str())
+    };
+    until("it is over its cap", || of_guest().filter(|thread| thread["pauses"].as_u64() > Some(20)));
+    let seconds = |thread: &serde_json::Value| thread["rt_seconds"].as_f64().unwrap();
+    let (before, start) = (seconds(&of_guest().unwrap()), std::time::Instant::now());
+    std::thread::sleep(Duration::from_secs(2));
+    let (after, length) = (seconds(&of_guest().unwrap()), start.elapsed().as_secs_f64());
+    let share = (after - before) / length;
+    assert!((0.2..0.6).contains(&share), "{share} of a CPU at real-time priority; its cap is 0.5");
+    // A paused thread is no drift.
+    assert_eq!(site.json(&["status", "--json"])["drift"], 0);
+    daemon.kill();
+    until("it has its place for good", || {
+        let steady = (0..20).all(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            guest.policy() == (FIFO, 47)
+        });
+        steady.then_some(())
+    });
+    assert!(site.protected());
+}
+
+#[test]
+fn a_bad_configuration_is_refused_with_its_place_and_the_old_one_stays() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    site.configure("host.toml", "method = \"vanilla\"\n");
+    let daemon = Daemon::start(&site);
+    assert_eq!(site.json(&["status", "--json"])["method"], "vanilla");
+    site.configure("host.toml", "# changed\nmethod = \"fast\"\n");
+    daemon.signal(Signal::HUP);
+    let place = format!("{}:2:", site.path("etc/host.toml").display());
+    until("the log names file and line", || daemon.log().contains(&place).then_some(()));
+    assert_eq!(site.json(&["status", "--json"])["method"], "vanilla");
+    site.configure("host.toml", "method = \"threaded\"\n");
+    daemon.signal(Signal::HUP);
+    until("the new method is taken", || (site.json(&["status", "--json"])["method"] == "threaded").then_some(()));
+    drop(daemon);
+    site.configure("daemon.toml", "rescan-seconds = 0\n");
+    let refused = site.run(&["daemon"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("daemon.toml:1:"));
+}
+
+#[test]
+fn methods_are_switched_tried_and_refused() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let _daemon = Daemon::start(&site);
+    until("protections are off", || site.unprotected().then_some(()));
+    let dry = site.json(&["apply", "--method", "vanilla", "--dry-run", "--json"]);
+    assert_eq!(dry["dry_run"], true);
+    assert!(dry["changes"].as_array().unwrap().iter().any(|change| change["outcome"] == "would-restore"), "{dry}");
+    assert!(site.unprotected());
+    let switched = site.json(&["apply", "--method", "vanilla", "--json"]);
+    assert_eq!(switched["method"], "vanilla");
+    assert!(site.protected());
+    let status = site.json(&["status", "--json"]);
+    assert_eq!((&status["method"], &status["method_by"]), (&"vanilla".into(), &"request".into()));
+    for (method, word) in [("vatc", "not in this version"), ("fast", "partitioned")] {
+        let refused = site.run(&["apply", "--method", method]);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(String::from_utf8(refused.stderr).unwrap().contains(word));
+    }
+}
+
+#[test]
+fn links_that_come_and_go_are_noticed_by_themselves() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let _daemon = Daemon::start(&site);
+    site.ip(&["link", "add", "va0", "type", "veth", "peer", "name", "va1"]);
+    let names = || {
+        let (code, body) = site.curl(&["http://o/v1/nics"]);
+        assert_eq!(code, 200);
+        body
+    };
+    until("the new link is seen", || names().contains("\"va0\"").then_some(()));
+    site.ip(&["link", "set", "va0", "name", "vb0"]);
+    until("its new name is seen", || names().contains("\"vb0\"").then_some(()));
+    site.ip(&["link", "del", "vb0"]);
+    until("its end is seen", || (!names().contains("\"vb0\"")).then_some(()));
+}
+
+#[test]
+fn queue_changes_are_noticed_and_passes_cause_no_passes() {
+    if !possible() {
+        return;
+    }
+    if std::process::Command::new("ethtool").arg("--version").output().is_err() {
+        println!("SKIPPED: this test needs ethtool");
+        return;
+    }
+    let site = Site::new();
+    site.ip(&["link", "add", "va0", "numrxqueues", "2", "numtxqueues", "2", "type", "veth", "peer", "name", "va1"]);
+    let ethtool = |args: &[&str]| {
+        let mut command = std::process::Command::new("ip");
+        command.args(["netns", "exec", site.netns(), "ethtool"]).args(args);
+        assert!(command.status().unwrap().success(), "ethtool {args:?}");
+    };
+    // GRO makes a veth NAPI, so that passes have something to thread.
+    ethtool(&["-K", "va0", "gro", "on"]);
+    ethtool(&["-L", "va0", "rx", "1"]);
+    site.ip(&["link", "set", "va0", "up"]);
+    site.ip(&["link", "set", "va1", "up"]);
+    let _daemon = Daemon::start(&site);
+    let passes = |reason: &str| -> u64 {
+        let text = site.curl(&["http://o/metrics"]).1;
+        let line = text.lines().filter(|line| line.starts_with(&format!("ontime_passes_total{{reason=\"{reason}")));
+        line.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+    };
+    until("NAPI is threaded", || {
+        let nics: serde_json::Value = serde_json::from_str(&site.curl(&["http://o/v1/nics"]).1).unwrap();
+        let va0 = nics.as_array()?.iter().find(|nic| nic["name"] == "va0")?.clone();
+        va0["napis"].as_array()?.iter().any(|napi| napi["thread"].is_object()).then_some(())
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let settled = passes("links") + passes("queues");
+    std::thread::sleep(Duration::from_millis(1000));
+    assert_eq!(passes("links") + passes("queues"), settled, "passes cause passes");
+    // Of an interface that is up this may come with a change of carrier, which is a link event; of one that is down, only
+    // ethtool tells.
+    site.ip(&["link", "set", "va0", "down"]);
+    std::thread::sleep(Duration::from_millis(500));
+    let before = passes("queues");
+    ethtool(&["-L", "va0", "rx", "2"]);
+    until("a pass because of the queues", || (passes("queues") > before).then_some(()));
+}

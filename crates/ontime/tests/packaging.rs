@@ -1,0 +1,99 @@
+//! What is installed beside the program: the unit is one that systemd takes, the hook tells the daemon and blocks nobody.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test ends by panicking"
+)]
+
+mod support;
+
+use std::process::Command;
+
+use support::{Daemon, Site, possible, until};
+
+const PACKAGING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging");
+
+#[test]
+fn systemd_takes_the_unit() {
+    if Command::new("systemd-analyze").arg("--version").output().is_err() {
+        println!("SKIPPED: this test needs systemd-analyze");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let unit = std::fs::read_to_string(format!("{PACKAGING}/systemd/ontimed.service")).unwrap();
+    assert!(unit.contains("/usr/bin/ontime"));
+    // It checks that the programs are there.
+    let unit = unit.replace("/usr/bin/ontime", env!("CARGO_BIN_EXE_ontime"));
+    let path = dir.path().join("ontimed.service");
+    std::fs::write(&path, unit).unwrap();
+    let out = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output().unwrap();
+    let said = String::from_utf8(out.stderr).unwrap();
+    let ours: Vec<&str> = said.lines().filter(|line| line.contains("ontimed.service")).collect();
+    assert!(out.status.success() && ours.is_empty(), "{said}");
+    // And a setting that systemd does not know would be noticed.
+    std::fs::write(&path, "[Service]\nExecStart=/bin/true\nNoSuchSetting=1\n").unwrap();
+    let out = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output().unwrap();
+    assert!(String::from_utf8(out.stderr).unwrap().contains("NoSuchSetting"));
+}
+
+#[test]
+fn the_hook_wakes_the_daemon_and_does_nothing_without_one() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let hook = |poke: &std::path::Path| {
+        let start = std::time::Instant::now();
+        let mut command = Command::new(format!("{PACKAGING}/libvirt/hooks/qemu.d/ontime"));
+        command.args(["vm", "started", "begin", "-"]).env("ONTIME_POKE", poke);
+        assert!(command.status().unwrap().success());
+        assert!(start.elapsed() < std::time::Duration::from_secs(2));
+    };
+    let poke = site.path("run/poke");
+    hook(&poke);
+    assert!(!poke.exists(), "it made a file where no daemon is");
+    let _daemon = Daemon::start(&site);
+    let passes = || {
+        let metrics = site.curl(&["http://o/metrics"]).1;
+        let line = metrics.lines().find(|line| line.starts_with("ontime_passes_total{reason=\"hook\"}"));
+        line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    };
+    assert_eq!(passes(), 0);
+    hook(&poke);
+    until("a pass because of the hook", || (passes() > 0).then_some(()));
+}
+
+#[test]
+fn the_units_capabilities_are_enough() {
+    if !possible() {
+        return;
+    }
+    if Command::new("setpriv").arg("--version").output().is_err() {
+        println!("SKIPPED: this test needs setpriv (util-linux)");
+        return;
+    }
+    let unit = std::fs::read_to_string(format!("{PACKAGING}/systemd/ontimed.service")).unwrap();
+    let line = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    let bounding = line
+        .split(' ')
+        .fold("-all".to_owned(), |set, name| format!("{set},+{}", name.strip_prefix("CAP_").unwrap().to_lowercase()));
+    let site = Site::new();
+    let name = format!("caps-{}", std::process::id());
+    site.configure("tenants.toml", &format!("[[tenant]]\nname = \"{name}\"\nclass = \"rt\"\n"));
+    let guest = support::Guest::stopped(&name);
+    guest.vcpu();
+    let _daemon = Daemon::start_as(&site, &["setpriv", "--no-new-privs", "--bounding-set", &bounding]);
+    site.poke();
+    until("the vCPU is placed", || (guest.policy() == (libc::SCHED_FIFO, 47)).then_some(()));
+    let caps = until("its cap is in force", || {
+        let status = site.json(&["status", "--json"]);
+        (status["caps"]["in_force"] == true && !status["caps"]["threads"].as_array()?.is_empty())
+            .then(|| status["caps"].clone())
+    });
+    assert!(caps["threads"].as_array().unwrap().iter().all(|thread| thread["watched"] == "perf"), "{caps}");
+    let proc = std::fs::read_to_string(format!("/proc/{}/status", _daemon.pid())).unwrap();
+    assert!(!proc.contains("CapBnd:\t000001ff"), "the bounding set was not cut: {proc}");
+}

@@ -1,0 +1,305 @@
+//! A daemon of the test's own: own directories, own network namespace, own (made-up) debugfs; and guests that are real QEMUs.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test ends by panicking"
+)]
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Whether daemons can be tested here; says what is missing.
+pub fn possible() -> bool {
+    let missing = if !rustix::process::geteuid().is_root() {
+        Some("root")
+    } else if !works(Command::new("ip").arg("-V")) {
+        Some("ip (iproute2)")
+    } else if !works(Command::new("qemu-system-x86_64").arg("--version")) {
+        Some("qemu-system-x86_64")
+    } else {
+        None
+    };
+    if let Some(missing) = missing {
+        println!("SKIPPED: this test needs {missing}");
+    }
+    missing.is_none()
+}
+
+fn works(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// Waits until `done` gives something, up to 20 s.
+pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(value) = done() {
+            return value;
+        }
+        assert!(Instant::now() < end, "waited 20 s in vain: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A daemon caps every thread at real-time priority that it finds, also other tests' guests: one daemon at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Directories and namespace of one test.
+pub struct Site {
+    _alone: MutexGuard<'static, ()>,
+    dir: tempfile::TempDir,
+    netns: String,
+}
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// The fair server's runtime in the made-up debugfs, as the kernel has it.
+pub const FAIR: &str = "50000000";
+
+impl Site {
+    pub fn new() -> Self {
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["run", "state", "etc", "debug"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let netns = format!("ontime-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
+        assert!(Command::new("ip").args(["netns", "add", &netns]).status().unwrap().success());
+        let site = Self { _alone: alone, dir, netns };
+        for cpu in 0..std::thread::available_parallelism().unwrap().get() {
+            let server = site.dir.path().join(format!("debug/sched/fair_server/cpu{cpu}"));
+            fs::create_dir_all(&server).unwrap();
+            fs::write(server.join("runtime"), FAIR).unwrap();
+            fs::write(server.join("period"), "1000000000").unwrap();
+        }
+        site
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn netns(&self) -> &str {
+        &self.netns
+    }
+
+    pub fn ip(&self, args: &[&str]) {
+        assert!(Command::new("ip").args(["-n", &self.netns]).args(args).status().unwrap().success(), "ip {args:?}");
+    }
+
+    pub fn configure(&self, file: &str, text: &str) {
+        fs::write(self.path("etc").join(file), text).unwrap();
+    }
+
+    fn directories(&self) -> Vec<String> {
+        [("--run-dir", "run"), ("--state-dir", "state"), ("--config-dir", "etc"), ("--debugfs", "debug")]
+            .into_iter()
+            .flat_map(|(flag, name)| [flag.to_owned(), self.path(name).display().to_string()])
+            .collect()
+    }
+
+    /// `ontime ARGS` in the namespace.
+    pub fn command(&self, args: &[&str]) -> Command {
+        self.command_as(&[], args)
+    }
+
+    /// `BEFORE ontime ARGS` in the namespace.
+    pub fn command_as(&self, before: &[&str], args: &[&str]) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.netns]).args(before).arg(env!("CARGO_BIN_EXE_ontime"));
+        command.args(args).args(self.directories());
+        command
+    }
+
+    pub fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    pub fn json(&self, args: &[&str]) -> Value {
+        let out = self.run(args);
+        serde_json::from_slice(&out.stdout).unwrap_or_else(|error| panic!("{args:?}: {error}: {out:?}"))
+    }
+
+    /// Tells the daemon to look, as the libvirt hook does.
+    pub fn poke(&self) {
+        fs::File::create(self.path("run/poke")).unwrap();
+    }
+
+    /// A real GET with curl.
+    pub fn curl(&self, args: &[&str]) -> (u16, String) {
+        let socket = self.path("run/ontime.sock");
+        let out = Command::new("curl")
+            .args(["-sS", "-w", "\n%{http_code}", "--unix-socket"])
+            .arg(&socket)
+            .args(args)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(out.stdout).unwrap();
+        let (body, code) = text.rsplit_once('\n').unwrap();
+        (code.parse().unwrap(), body.to_owned())
+    }
+
+    pub fn fair_server(&self) -> Vec<String> {
+        let mut all: Vec<(PathBuf, String)> = fs::read_dir(self.path("debug/sched/fair_server"))
+            .unwrap()
+            .map(|cpu| cpu.unwrap().path().join("runtime"))
+            .map(|path| (path.clone(), fs::read_to_string(path).unwrap()))
+            .collect();
+        all.sort();
+        all.into_iter().map(|(_, value)| value).collect()
+    }
+
+    pub fn protected(&self) -> bool {
+        self.fair_server().iter().all(|value| value == FAIR)
+    }
+
+    pub fn unprotected(&self) -> bool {
+        self.fair_server().iter().all(|value| value == "0")
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _ = self.run(&["reset"]);
+        let _ = Command::new("ip").args(["netns", "del", &self.netns]).status();
+    }
+}
+
+/// A running daemon; killed with its guardian's knowledge when dropped.
+pub struct Daemon {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Daemon {
+    pub fn start(site: &Site) -> Self {
+        Self::start_as(site, &[])
+    }
+
+    /// `BEFORE ontime daemon`.
+    pub fn start_as(site: &Site, before: &[&str]) -> Self {
+        let log = site.path("log");
+        let file = fs::File::create(&log).unwrap();
+        let child = site.command_as(before, &["daemon"]).stderr(file).stdout(Stdio::null()).spawn().unwrap();
+        let daemon = Self { child, log };
+        until("the daemon answers", || site.run(&["status"]).stdout.starts_with(b"method").then_some(()));
+        daemon
+    }
+
+    /// Its process number (`ip netns exec` becomes the daemon).
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.pid()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    pub fn kill(&mut self) {
+        self.signal(rustix::process::Signal::KILL);
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM, and waits.
+    pub fn stop(&mut self) -> std::process::ExitStatus {
+        self.signal(rustix::process::Signal::TERM);
+        self.child.wait().unwrap()
+    }
+
+    /// The guardian's process number.
+    pub fn guardian(&self) -> i32 {
+        let children = format!("/proc/{0}/task/{0}/children", self.pid());
+        until("the guardian runs", || fs::read_to_string(&children).ok()?.split_whitespace().next()?.parse().ok())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid())).unwrap_or_default();
+            self.kill();
+            // The guardian must find the made-up debugfs still there.
+            for child in children.split_whitespace() {
+                until("the guardian is done", || (!Path::new(&format!("/proc/{child}/stat")).exists()).then_some(()));
+            }
+        }
+    }
+}
+
+/// A QEMU by software emulation: its vCPU stands still, or spins in a boot sector of one jump to itself.
+pub struct Guest(Child, Option<tempfile::NamedTempFile>);
+
+impl Guest {
+    pub fn stopped(name: &str) -> Self {
+        Self(qemu(name).arg("-S").spawn().unwrap(), None)
+    }
+
+    pub fn spinning(name: &str) -> Self {
+        let mut sector = vec![0u8; 512];
+        // jmp $; boot signature.
+        sector[..2].copy_from_slice(&[0xeb, 0xfe]);
+        sector[510..].copy_from_slice(&[0x55, 0xaa]);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), &sector).unwrap();
+        let drive = format!("file={},format=raw,if=floppy", file.path().display());
+        Self(qemu(name).args(["-boot", "a", "-drive", &drive]).spawn().unwrap(), Some(file))
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+
+    /// The vCPU's thread.
+    pub fn vcpu(&self) -> i32 {
+        let tasks = format!("/proc/{}/task", self.pid());
+        until("QEMU has a vCPU thread", || {
+            fs::read_dir(&tasks).ok()?.flatten().find_map(|task| {
+                let comm = fs::read_to_string(task.path().join("comm")).ok()?;
+                comm.starts_with("CPU 0/").then(|| task.file_name().to_str().unwrap().parse().unwrap())
+            })
+        })
+    }
+
+    pub fn policy(&self) -> (i32, i32) {
+        policy(format!("/proc/{}/task/{}/stat", self.pid(), self.vcpu()))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn qemu(name: &str) -> Command {
+    let mut command = Command::new("qemu-system-x86_64");
+    command
+        .args(["-accel", "tcg", "-m", "32", "-nodefaults", "-display", "none", "-no-user-config", "-name"])
+        .arg(format!("guest={name},debug-threads=on"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    command
+}
+
+/// Policy and real-time priority in a `stat` file (proc(5), fields 41 and 40).
+pub fn policy(stat: impl AsRef<Path>) -> (i32, i32) {
+    let text = fs::read_to_string(stat).unwrap();
+    let fields: Vec<&str> = text[text.rfind(')').unwrap() + 2..].split(' ').collect();
+    (fields[41 - 3].trim().parse().unwrap(), fields[40 - 3].parse().unwrap())
+}
