@@ -1,1 +1,27 @@
-//! An emulated host in a box, for machines without usable KVM and for CI.
+//! An emulated host in a box: for machines without usable KVM, and for CI.
+//!
+//! QEMU's software emulation runs Debian 13 with a stock kernel as the *host*, with an RT NIC and a bulk NIC; in it run
+//! real VMs on real KVM (emulated SVM). In: a [`Machine`] and commands. Out: their exit status and output, the files
+//! they leave in `/lab`, a capture of each NIC made outside the emulated host (the papers' hardware monitor), a console
+//! log.
+//!
+//! - [`images`] builds the disks and kernels once, from Debian's packages; [`cache`] keeps them by content.
+//! - [`isolate`] puts the whole lab into namespaces of its own, so that nothing can stay behind.
+//! - [`network`] makes the taps and addresses of the clients' side; [`qemu`] (pure) writes the emulator's command line.
+//! - [`agent`] runs commands inside; [`Lab`] starts, watches and ends the emulated host.
+//!
+//! Clocks: [`Clock::Virtual`] counts instructions (4 ns each, one CPU) and repeats on any machine; [`Clock::Real`] is this
+//! machine's time, with several CPUs and its noise.
+
+pub mod agent;
+pub mod cache;
+mod error;
+pub mod images;
+pub mod isolate;
+mod lab;
+pub mod network;
+pub mod qemu;
+
+pub use error::LabError;
+pub use lab::{Lab, Outcome};
+pub use qemu::{Clock, Console, Kernel, Machine};

@@ -9,6 +9,7 @@ mod client;
 mod daemon;
 mod doctor;
 mod exit;
+mod lab;
 mod log;
 mod paths;
 mod ps;
@@ -59,6 +60,8 @@ commands! {
     Reset => reset,
     /// Examine this host for what makes RT packets late
     Doctor => doctor,
+    /// Run commands in an emulated host with real VMs in it
+    Lab => lab,
     /// Put kernel protections back when the daemon dies (started by the daemon)
     #[command(hide = true)]
     Guardian => daemon::guardian,

@@ -1,0 +1,72 @@
+//! The lab's end of the agent's port: a thread reads, the lab waits with a limit.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Reply, Request};
+use crate::error::{LabError, file};
+
+/// The connection to an agent.
+#[derive(Debug)]
+pub struct Connection {
+    writer: UnixStream,
+    replies: Receiver<Reply>,
+    heard: Instant,
+}
+
+impl Connection {
+    /// Connects to the port's socket, which the emulator made.
+    ///
+    /// # Errors
+    /// The socket is not there (yet).
+    pub fn open(path: &Path) -> Result<Self, LabError> {
+        let writer = UnixStream::connect(path).map_err(file("connect to", path))?;
+        let reader = BufReader::new(writer.try_clone().map_err(file("connect to", path))?);
+        let (sender, replies) = channel();
+        thread::spawn(move || {
+            for line in reader.lines().map_while(Result::ok) {
+                // What is not a reply is noise of a port that opens while the host boots.
+                let Ok(reply) = serde_json::from_str(&line) else { continue };
+                if sender.send(reply).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Self { writer, replies, heard: Instant::now() })
+    }
+
+    /// Sends a request.
+    ///
+    /// # Errors
+    /// The emulator has gone.
+    pub fn send(&mut self, request: &Request) -> Result<(), LabError> {
+        let mut line = serde_json::to_vec(request).map_err(|error| LabError::Protocol(error.to_string()))?;
+        line.push(b'\n');
+        self.writer.write_all(&line).map_err(|error| LabError::Protocol(format!("the emulator has gone: {error}")))
+    }
+
+    /// The next reply within `limit`, if there is one.
+    pub fn next(&mut self, limit: Duration) -> Option<Reply> {
+        match self.replies.recv_timeout(limit) {
+            Ok(reply) => {
+                self.heard = Instant::now();
+                Some(reply)
+            }
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => {
+                // The emulator ended; its exit is seen by whoever asked.
+                thread::sleep(limit.min(Duration::from_millis(50)));
+                None
+            }
+        }
+    }
+
+    /// How long ago the agent last said something.
+    pub fn silence(&self) -> Duration {
+        self.heard.elapsed()
+    }
+}

@@ -1,0 +1,97 @@
+//! What can go wrong in the lab, and what to do about it.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why the lab could not do what it was asked.
+#[derive(Debug, Error)]
+pub enum LabError {
+    /// A file or directory of the lab.
+    #[error("{what} {path}: {source}", path = path.display())]
+    File {
+        /// What was tried.
+        what: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's word.
+        source: std::io::Error,
+    },
+    /// A program the lab needs could not be started.
+    #[error("cannot start {program}: {source}; {remedy}")]
+    Program {
+        /// Its name.
+        program: String,
+        /// The system's word.
+        source: std::io::Error,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A program the lab needs failed.
+    #[error("{command} failed: {output}")]
+    Command {
+        /// The command line.
+        command: String,
+        /// What it printed.
+        output: String,
+    },
+    /// Not root.
+    #[error("the lab makes network namespaces and disks: run it as root")]
+    NotRoot,
+    /// The images could not be built.
+    #[error("the lab's images could not be built; the last lines of {log}:\n{tail}", log = log.display())]
+    Images {
+        /// The build's log.
+        log: PathBuf,
+        /// Its end.
+        tail: String,
+    },
+    /// The emulated host panicked, or its user land gave up.
+    #[error("the emulated host crashed: {line}\nits console log: {log}", log = log.display())]
+    Crashed {
+        /// The console's line that says so.
+        line: String,
+        /// The console log.
+        log: PathBuf,
+    },
+    /// The emulated host said nothing for too long.
+    #[error("the emulated host hangs: no sign of life for {seconds} s; its console log: {log}\n{tail}", log = log.display())]
+    Hung {
+        /// Real seconds without a heartbeat.
+        seconds: u64,
+        /// The console log.
+        log: PathBuf,
+        /// Its end.
+        tail: String,
+    },
+    /// The emulator ended by itself.
+    #[error("the emulator ended ({status}) before it was asked to; its console log: {log}\n{tail}", log = log.display())]
+    Ended {
+        /// How it ended.
+        status: String,
+        /// The console log.
+        log: PathBuf,
+        /// Its end.
+        tail: String,
+    },
+    /// A command inside took longer than it was given.
+    #[error("'{command}' did not end within {seconds} s in the emulated host")]
+    Timeout {
+        /// The command.
+        command: String,
+        /// Real seconds.
+        seconds: u64,
+    },
+    /// The agent inside spoke what is not its protocol.
+    #[error("the lab's agent: {0}")]
+    Protocol(String),
+    /// A machine that cannot be.
+    #[error("{0}")]
+    Machine(String),
+}
+
+/// `map_err` for file operations.
+pub(crate) fn file(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> LabError {
+    let path = path.into();
+    move |source| LabError::File { what, path, source }
+}

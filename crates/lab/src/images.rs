@@ -1,0 +1,156 @@
+//! The lab's images: built once by `recipe/build.sh` from Debian's packages, then kept.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::cache;
+use crate::error::{LabError, file};
+use crate::qemu::Kernel;
+
+/// The recipe: what it holds decides the images' key.
+const RECIPE: &[(&str, &str)] = &[
+    ("backports.pref", include_str!("recipe/backports.pref")),
+    ("build.sh", include_str!("recipe/build.sh")),
+    ("guest-init.sh", include_str!("recipe/guest-init.sh")),
+    ("guest.packages", include_str!("recipe/guest.packages")),
+    ("host-init.sh", include_str!("recipe/host-init.sh")),
+    ("host.packages", include_str!("recipe/host.packages")),
+    ("initrd-init.sh", include_str!("recipe/initrd-init.sh")),
+    ("lab-vm.sh", include_str!("recipe/lab-vm.sh")),
+    ("spin.c", include_str!("recipe/spin.c")),
+    ("svm-fix.c", include_str!("recipe/svm-fix.c")),
+    ("unpack-kernel.py", include_str!("recipe/unpack-kernel.py")),
+];
+
+/// The images, ready to boot.
+#[derive(Debug, Clone)]
+pub struct Images {
+    dir: PathBuf,
+}
+
+impl Images {
+    /// The images of this version of the recipe, built first where they are missing; `progress` gets a line a step.
+    /// A second caller waits for the first.
+    ///
+    /// # Errors
+    /// [`LabError::Images`] with the log's end where a step fails; the half-built directory is not used later.
+    pub fn ready(progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
+        let root = cache::root();
+        let dir = cache::entry(&root, RECIPE);
+        fs::create_dir_all(&root).map_err(file("make", &root))?;
+        let lock_path = dir.with_extension("lock");
+        let lock = File::create(&lock_path).map_err(file("make", &lock_path))?;
+        if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+            progress("lab images: waiting for another build");
+            rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)
+                .map_err(|error| file("lock", &lock_path)(error.into()))?;
+        }
+        if !dir.join("complete").exists() {
+            build(&dir, progress)?;
+        }
+        Ok(Self { dir })
+    }
+
+    /// The emulator's program, its loader first: it runs on any distribution, with the libraries it came with.
+    pub fn emulator(&self) -> Vec<String> {
+        let tools = self.dir.join("tools");
+        let at = |path: &str| tools.join(path).to_string_lossy().into_owned();
+        let libraries = at("usr/lib/x86_64-linux-gnu");
+        vec![
+            at("lib64/ld-linux-x86-64.so.2"),
+            "--library-path".into(),
+            format!("{libraries}:{libraries}/pulseaudio"),
+            "--preload".into(),
+            self.path("svm-fix.so"),
+            at("usr/bin/qemu-system-x86_64"),
+            "-L".into(),
+            at("usr/share/qemu"),
+            "-L".into(),
+            at("usr/share/seabios"),
+        ]
+    }
+
+    /// Where the emulator finds its modules (`QEMU_MODULE_DIR`).
+    pub fn emulator_modules(&self) -> String {
+        self.path("tools/usr/lib/x86_64-linux-gnu/qemu")
+    }
+
+    /// A host kernel's image.
+    pub fn kernel(&self, kernel: Kernel) -> String {
+        self.path(&format!("vmlinuz-{kernel}"))
+    }
+
+    /// A host kernel's first user land.
+    pub fn initrd(&self, kernel: Kernel) -> String {
+        self.path(&format!("initrd-{kernel}"))
+    }
+
+    /// The host kernel's full version, as `uname -r` prints it.
+    ///
+    /// # Errors
+    /// The images are damaged.
+    pub fn kernel_version(&self, kernel: Kernel) -> Result<String, LabError> {
+        let path = self.dir.join(format!("version-{kernel}"));
+        Ok(fs::read_to_string(&path).map_err(file("read", &path))?.trim().to_owned())
+    }
+
+    /// The host's disk, ext4; never written to.
+    pub fn host_disk(&self) -> String {
+        self.path("host.img")
+    }
+
+    /// The guests' disk, ext4, read-only.
+    pub fn guest_disk(&self) -> String {
+        self.path("guest.img")
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.join(name).to_string_lossy().into_owned()
+    }
+}
+
+fn build(dir: &Path, progress: &mut dyn FnMut(&str)) -> Result<(), LabError> {
+    if dir.exists() {
+        fs::remove_dir_all(dir).map_err(file("remove half-built", dir))?;
+    }
+    let recipe = dir.join("recipe");
+    fs::create_dir_all(&recipe).map_err(file("make", &recipe))?;
+    for (name, text) in RECIPE {
+        let path = recipe.join(name);
+        let mut out = File::create(&path).map_err(file("write", &path))?;
+        out.write_all(text.as_bytes()).map_err(file("write", &path))?;
+        let mode = if name.ends_with(".sh") { 0o755 } else { 0o644 };
+        out.set_permissions(fs::Permissions::from_mode(mode)).map_err(file("write", &path))?;
+    }
+    let log = dir.join("build.log");
+    let mut child = Command::new("sh")
+        .arg(recipe.join("build.sh"))
+        .arg(dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .map_err(|source| LabError::Program { program: "sh".into(), source, remedy: "install a POSIX shell" })?;
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            progress(&line);
+        }
+    }
+    let status = child.wait().map_err(file("wait for", recipe.join("build.sh")))?;
+    if !status.success() {
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        return Err(LabError::Images { tail: tail(&text, 15), log });
+    }
+    let complete = dir.join("complete");
+    File::create(&complete).map_err(file("write", &complete))?;
+    Ok(())
+}
+
+/// The last `lines` lines of a log.
+pub(crate) fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all.get(all.len().saturating_sub(lines)..).unwrap_or_default().join("\n")
+}

@@ -1,0 +1,291 @@
+//! An emulated host from start to end: boots, runs commands, is watched all the while.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::agent::outside::Connection;
+use crate::agent::{Reply, Request, Stream};
+use crate::error::{LabError, file};
+use crate::images::{Images, tail};
+use crate::network;
+use crate::qemu::{Console, Machine, capture};
+
+/// Real seconds without a sign of life after which the emulated host counts as hung.
+const SILENCE_SECONDS: u64 = 180;
+/// What a console says when the host is beyond help.
+const LAST_WORDS: [&str; 4] = ["Kernel panic", "LAB-FAILED", "double fault:", "Unable to mount root"];
+
+/// How a command in the emulated host ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// As a shell gives it: 128 + N for signal N, 127 where it could not be started.
+    pub status: i32,
+    /// Its standard output.
+    pub stdout: Vec<u8>,
+    /// Its standard error.
+    pub stderr: Vec<u8>,
+}
+
+impl Outcome {
+    /// Its standard output as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+}
+
+/// An emulated host. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Lab {
+    dir: PathBuf,
+    emulator: Child,
+    connection: Option<Connection>,
+    kernel: String,
+    next: u64,
+}
+
+impl Lab {
+    /// Starts an emulated host and waits until its user land is up. `dir` receives `files/` (`/lab` inside),
+    /// `console.log` and the captures; `binary` becomes `/usr/local/bin/ontime` inside. Call [`crate::isolate::enter`]
+    /// first.
+    ///
+    /// # Errors
+    /// The machine cannot be; a program is missing; the host hangs, crashes or ends while it boots.
+    pub fn start(machine: &Machine, images: &Images, dir: &Path, binary: &Path) -> Result<Self, LabError> {
+        machine.check()?;
+        fs::create_dir_all(dir.join("files")).map_err(file("make", dir))?;
+        let dir = dir.canonicalize().map_err(file("find", dir))?;
+        for old in ["agent.sock", "qmp.sock", "console.log", "rt.pcap", "bulk.pcap"] {
+            // Nothing of an earlier run in the same directory may be taken for this one's.
+            let _ = fs::remove_file(dir.join(old));
+        }
+        let initrd = dir.join("initrd");
+        with_binary(&images.initrd(machine.kernel), binary, &initrd)?;
+        network::set_up()?;
+        let arguments = machine.arguments(images, &dir, &initrd);
+        let (program, rest) = arguments.split_first().ok_or_else(|| LabError::Machine("no emulator".into()))?;
+        let mut command = Command::new(program);
+        command.args(rest).env("QEMU_MODULE_DIR", images.emulator_modules());
+        if machine.console == Console::Log {
+            let log = File::create(dir.join("emulator.log")).map_err(file("write", &dir))?;
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        }
+        let emulator = command.spawn().map_err(|source| LabError::Program {
+            program: program.clone(),
+            source,
+            remedy: "remove the lab's cache so that its images are built again",
+        })?;
+        let mut lab = Self { dir, emulator, connection: None, kernel: String::new(), next: 0 };
+        if machine.console == Console::Log {
+            lab.wait_until_up()?;
+        }
+        Ok(lab)
+    }
+
+    /// The lab's directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// `uname -rv` of the emulated host.
+    pub fn kernel(&self) -> &str {
+        &self.kernel
+    }
+
+    /// The capture of a NIC (`rt` or `bulk`) made outside the emulated host.
+    pub fn capture(&self, nic: &str) -> PathBuf {
+        capture(&self.dir, nic)
+    }
+
+    /// Runs a command and keeps its output.
+    ///
+    /// # Errors
+    /// See [`Lab::run`].
+    pub fn output(&mut self, argv: &[&str], limit: Duration) -> Result<Outcome, LabError> {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let status = self.run(argv, &[], limit, &mut |stream, bytes| match stream {
+            Stream::Out => stdout.extend_from_slice(bytes),
+            Stream::Err => stderr.extend_from_slice(bytes),
+        })?;
+        Ok(Outcome { status, stdout, stderr })
+    }
+
+    /// Runs a command that must succeed, and gives its standard output.
+    ///
+    /// # Errors
+    /// [`LabError::Command`] with what it printed where it fails; else as [`Lab::run`].
+    pub fn check(&mut self, argv: &[&str], limit: Duration) -> Result<String, LabError> {
+        let outcome = self.output(argv, limit)?;
+        if outcome.status == 0 {
+            return Ok(outcome.text());
+        }
+        let output =
+            format!("status {}: {}{}", outcome.status, outcome.text(), String::from_utf8_lossy(&outcome.stderr));
+        Err(LabError::Command { command: argv.join(" "), output: output.trim().to_owned() })
+    }
+
+    /// Runs a command; `sink` gets its output as it comes. Returns its status.
+    ///
+    /// # Errors
+    /// The host hangs, crashes or ends; the command takes longer than `limit` of real time (it is killed then).
+    pub fn run(
+        &mut self,
+        argv: &[&str],
+        environment: &[(&str, &str)],
+        limit: Duration,
+        sink: &mut dyn FnMut(Stream, &[u8]),
+    ) -> Result<i32, LabError> {
+        self.next += 1;
+        let id = self.next;
+        let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        self.send(&Request::Run { id, argv: argv.iter().map(|word| (*word).to_owned()).collect(), environment })?;
+        let end = Instant::now() + limit;
+        loop {
+            match self.reply()? {
+                Some(Reply::Output { id: of, stream, bytes }) if of == id => {
+                    let bytes = STANDARD.decode(bytes).map_err(|error| LabError::Protocol(error.to_string()))?;
+                    sink(stream, &bytes);
+                }
+                Some(Reply::Exit { id: of, status }) if of == id => return Ok(status),
+                _ => {}
+            }
+            if Instant::now() > end {
+                self.send(&Request::Kill { id })?;
+                return Err(LabError::Timeout { command: argv.join(" "), seconds: limit.as_secs() });
+            }
+        }
+    }
+
+    /// Whether the emulated host still lives; call it now and then while waiting for something else.
+    ///
+    /// # Errors
+    /// It hangs, crashed or ended.
+    pub fn alive(&mut self) -> Result<(), LabError> {
+        while self.reply_within(Duration::ZERO)?.is_some() {}
+        Ok(())
+    }
+
+    /// Ends the emulated host in order.
+    ///
+    /// # Errors
+    /// It does not end; it is killed then all the same.
+    pub fn power_off(mut self) -> Result<(), LabError> {
+        self.send(&Request::PowerOff)?;
+        let end = Instant::now() + Duration::from_secs(60);
+        while Instant::now() < end {
+            if self.emulator.try_wait().map_err(file("wait for the emulator in", &self.dir))?.is_some() {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        Err(self.hung(60))
+    }
+
+    /// Waits until the emulator ends by itself: for a machine with a shell on its console.
+    ///
+    /// # Errors
+    /// The system refuses to wait.
+    pub fn wait(mut self) -> Result<i32, LabError> {
+        let status = self.emulator.wait().map_err(file("wait for the emulator in", &self.dir))?;
+        Ok(status.code().unwrap_or(1))
+    }
+
+    fn wait_until_up(&mut self) -> Result<(), LabError> {
+        let socket = self.dir.join("agent.sock");
+        let start = Instant::now();
+        loop {
+            match Connection::open(&socket) {
+                Ok(connection) => break self.connection = Some(connection),
+                Err(error) if start.elapsed() > Duration::from_secs(20) => return Err(error),
+                Err(_) => thread::sleep(Duration::from_millis(50)),
+            }
+            self.still_running()?;
+        }
+        loop {
+            if let Some(Reply::Ready { kernel }) = self.reply()? {
+                self.kernel = kernel;
+                return Ok(());
+            }
+        }
+    }
+
+    fn send(&mut self, request: &Request) -> Result<(), LabError> {
+        match &mut self.connection {
+            Some(connection) => connection.send(request),
+            None => Err(LabError::Protocol("this machine has a shell on its console, and no agent".into())),
+        }
+    }
+
+    fn reply(&mut self) -> Result<Option<Reply>, LabError> {
+        self.reply_within(Duration::from_millis(250))
+    }
+
+    fn reply_within(&mut self, limit: Duration) -> Result<Option<Reply>, LabError> {
+        let Some(connection) = &mut self.connection else { return Ok(None) };
+        if let Some(reply) = connection.next(limit) {
+            return Ok(Some(reply));
+        }
+        let silence = connection.silence();
+        self.still_running()?;
+        if silence > Duration::from_secs(SILENCE_SECONDS) {
+            return Err(self.hung(SILENCE_SECONDS));
+        }
+        Ok(None)
+    }
+
+    fn still_running(&mut self) -> Result<(), LabError> {
+        let log = self.dir.join("console.log");
+        let text = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
+        if let Some(line) = text.lines().find(|line| LAST_WORDS.iter().any(|words| line.contains(words))) {
+            return Err(LabError::Crashed { line: line.to_owned(), log });
+        }
+        let Some(status) = self.emulator.try_wait().map_err(file("wait for the emulator in", &self.dir))? else {
+            return Ok(());
+        };
+        let own = fs::read_to_string(self.dir.join("emulator.log")).unwrap_or_default();
+        Err(LabError::Ended { status: status.to_string(), tail: format!("{}\n{own}", tail(&text, 10)), log })
+    }
+
+    fn hung(&self, seconds: u64) -> LabError {
+        let log = self.dir.join("console.log");
+        let text = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
+        LabError::Hung { seconds, tail: tail(&text, 10), log }
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // Already ended, or ended now: either way it is gone.
+        let _ = self.emulator.kill();
+        let _ = self.emulator.wait();
+        let _ = fs::remove_file(self.dir.join("initrd"));
+    }
+}
+
+/// The kernel's first user land with one file more, `/ontime`: the kernel unpacks archives that follow each other.
+fn with_binary(initrd: &str, binary: &Path, out: &Path) -> Result<(), LabError> {
+    let mut archive = fs::read(initrd).map_err(file("read", initrd))?;
+    let bytes = fs::read(binary).map_err(file("read", binary))?;
+    archive.resize(archive.len().next_multiple_of(4), 0);
+    for (name, mode, data) in [("ontime", 0o100_755_u32, bytes.as_slice()), ("TRAILER!!!", 0, &[])] {
+        let (length, name_length) = (data.len(), name.len() + 1);
+        let header = format!(
+            "070701{:08X}{mode:08X}{:08X}{:08X}{:08X}{:08X}{length:08X}{:08X}{:08X}{:08X}{:08X}{name_length:08X}{:08X}",
+            0, 0, 0, 1, 0, 0, 0, 0, 0, 0
+        );
+        archive.extend_from_slice(header.as_bytes());
+        archive.extend_from_slice(name.as_bytes());
+        archive.push(0);
+        archive.resize(archive.len().next_multiple_of(4), 0);
+        archive.extend_from_slice(data);
+        archive.resize(archive.len().next_multiple_of(4), 0);
+    }
+    let mut file_out = File::create(out).map_err(file("write", out))?;
+    file_out.write_all(&archive).map_err(file("write", out))
+}

@@ -1,0 +1,238 @@
+//! The emulated host as the emulator's command line. Pure: no file is opened here.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::LabError;
+use crate::images::Images;
+use crate::network::{BULK_TAP, RT_TAP};
+
+/// Nanoseconds of virtual time an instruction takes, as a power of two: 4 ns.
+pub const ICOUNT_SHIFT: u8 = 2;
+/// Virtual microseconds between releases of arriving packets: an arrival is stamped when it is released.
+pub const RELEASE_US: u32 = 100;
+
+/// What time is in the emulated host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Clock {
+    /// Instructions executed: one CPU, the same on any machine.
+    Virtual,
+    /// This machine's time: several CPUs, noisy.
+    Real,
+}
+
+impl FromStr for Clock {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "virtual" => Ok(Self::Virtual),
+            "real" => Ok(Self::Real),
+            _ => Err(format!("clock '{text}' is not one of virtual, real")),
+        }
+    }
+}
+
+/// The emulated host's kernel; all are Debian's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Kernel {
+    /// 7.2 with PREEMPT_RT (trixie-backports).
+    #[serde(rename = "7.2-rt")]
+    Rt72,
+    /// 7.2 without PREEMPT_RT (trixie-backports).
+    #[serde(rename = "7.2")]
+    Plain72,
+    /// 6.12 with PREEMPT_RT (trixie).
+    #[serde(rename = "6.12-rt")]
+    Rt612,
+}
+
+impl Kernel {
+    /// All of them.
+    pub const ALL: [Kernel; 3] = [Kernel::Rt72, Kernel::Plain72, Kernel::Rt612];
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kernel::Rt72 => "7.2-rt",
+            Kernel::Plain72 => "7.2",
+            Kernel::Rt612 => "6.12-rt",
+        })
+    }
+}
+
+impl FromStr for Kernel {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Kernel::ALL
+            .into_iter()
+            .find(|kernel| kernel.to_string() == text)
+            .ok_or_else(|| format!("kernel '{text}' is not one of 7.2-rt, 7.2, 6.12-rt"))
+    }
+}
+
+/// Where the emulated host's console goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Console {
+    /// To `console.log` in the lab's directory.
+    Log,
+    /// To this terminal, with a shell on it.
+    Terminal,
+}
+
+/// An emulated host.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// Its clock.
+    pub clock: Clock,
+    /// Its CPUs: 1 on the virtual clock, 1 to 8 on the real one.
+    pub cpus: u8,
+    /// Its memory, MiB.
+    pub memory_mib: u32,
+    /// Its kernel.
+    pub kernel: Kernel,
+    /// Words added to its kernel's command line.
+    pub kernel_arguments: Vec<String>,
+    /// Its console.
+    pub console: Console,
+}
+
+impl Machine {
+    /// A machine of this clock and kernel: 4 GiB; one CPU on the virtual clock, two on the real one.
+    pub fn new(clock: Clock, kernel: Kernel) -> Self {
+        let cpus = if clock == Clock::Virtual { 1 } else { 2 };
+        Self { clock, cpus, memory_mib: 4096, kernel, kernel_arguments: Vec::new(), console: Console::Log }
+    }
+
+    /// # Errors
+    /// A sentence with the allowed range.
+    pub fn check(&self) -> Result<(), LabError> {
+        match (self.clock, self.cpus) {
+            (Clock::Virtual, 1) | (Clock::Real, 1..=8) => Ok(()),
+            (Clock::Virtual, cpus) => Err(LabError::Machine(format!(
+                "--cpus {cpus}: the virtual clock is exact with one CPU only (several take turns of up to 1 ms); use --clock real"
+            ))),
+            (Clock::Real, cpus) => Err(LabError::Machine(format!("--cpus {cpus} is not one of 1 to 8"))),
+        }
+    }
+
+    fn command_line(&self) -> String {
+        let mut words = vec![
+            "console=ttyS0".to_owned(),
+            "quiet".into(),
+            "panic=-1".into(),
+            "ontime.root=/dev/vda".into(),
+            "init=/sbin/lab-init".into(),
+            // KVM marks the TSC unstable without it, and guests then lose their clock.
+            "setcpuid=constant_tsc".into(),
+            "tsc=reliable".into(),
+            "mitigations=off".into(),
+        ];
+        if self.clock == Clock::Virtual {
+            words.push("ontime.spin".into());
+        }
+        if self.console == Console::Terminal {
+            words.push("ontime.shell".into());
+        }
+        words.extend(self.kernel_arguments.iter().cloned());
+        words.join(" ")
+    }
+
+    /// The emulator's command line for this machine, with its sockets, logs and captures in `dir`.
+    pub fn arguments(&self, images: &Images, dir: &Path, initrd: &Path) -> Vec<String> {
+        let mut line = Line(images.emulator());
+        let at = |name: &str| dir.join(name).to_string_lossy().into_owned();
+        line.flag("-nodefaults").flag("-no-user-config").flag("-no-reboot");
+        line.option("-machine", "q35").option("-cpu", "max,-erms,-fsrm");
+        line.option("-m", &self.memory_mib.to_string()).option("-smp", &self.cpus.to_string());
+        match self.clock {
+            Clock::Virtual => {
+                line.option("-accel", "tcg,thread=single");
+                line.option("-icount", &format!("shift={ICOUNT_SHIFT},sleep=off"))
+            }
+            Clock::Real => line.option("-accel", "tcg,thread=multi"),
+        };
+        line.option("-kernel", &images.kernel(self.kernel)).option("-initrd", &initrd.to_string_lossy());
+        line.option("-append", &self.command_line());
+        for (disk, keep) in [(images.host_disk(), "snapshot=on"), (images.guest_disk(), "readonly=on")] {
+            line.option("-drive", &format!("file={disk},if=virtio,format=raw,{keep}"));
+        }
+        line.option("-virtfs", &format!("local,path={},mount_tag=lab,security_model=none", at("files")));
+        line.option("-device", "virtio-serial-pci");
+        line.option("-chardev", &format!("socket,id=agent,path={},server=on,wait=off", at("agent.sock")));
+        line.option("-device", "virtserialport,chardev=agent,name=ontime.agent");
+        line.option("-qmp", &format!("unix:{},server=on,wait=off", at("qmp.sock")));
+        for (nic, tap, mac) in [("rt", RT_TAP, "52:54:00:00:00:01"), ("bulk", BULK_TAP, "52:54:00:00:00:02")] {
+            line.option("-netdev", &format!("tap,id={nic},ifname={tap},script=no,downscript=no,vnet_hdr=off"));
+            line.option("-device", &format!("e1000e,netdev={nic},mac={mac},romfile="));
+            if self.clock == Clock::Virtual {
+                // Without it an arrival is stamped with the time the emulated CPU last looked at its clock.
+                let filter = format!("filter-buffer,id={nic}-release,netdev={nic},queue=tx,interval={RELEASE_US}");
+                line.option("-object", &filter);
+            }
+            let capture = at(&format!("{nic}.pcap"));
+            line.option("-object", &format!("filter-dump,id={nic}-dump,netdev={nic},file={capture},maxlen=96"));
+        }
+        match self.console {
+            Console::Log => line.option("-display", "none").option("-serial", &format!("file:{}", at("console.log"))),
+            Console::Terminal => line.flag("-nographic").option("-serial", "mon:stdio"),
+        };
+        line.0
+    }
+}
+
+/// The path of a capture in a lab's directory.
+pub fn capture(dir: &Path, nic: &str) -> PathBuf {
+    dir.join(format!("{nic}.pcap"))
+}
+
+struct Line(Vec<String>);
+
+impl Line {
+    fn flag(&mut self, flag: &str) -> &mut Self {
+        self.0.push(flag.to_owned());
+        self
+    }
+
+    fn option(&mut self, option: &str, value: &str) -> &mut Self {
+        self.flag(option).flag(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_virtual_clock_takes_one_cpu_and_says_why() {
+        let mut machine = Machine::new(Clock::Virtual, Kernel::Rt72);
+        assert!(machine.check().is_ok());
+        machine.cpus = 2;
+        let message = machine.check().unwrap_err().to_string();
+        assert!(message.contains("--clock real"), "{message}");
+        machine.clock = Clock::Real;
+        assert!(machine.check().is_ok());
+        machine.cpus = 9;
+        assert!(machine.check().is_err());
+    }
+
+    #[test]
+    fn only_the_virtual_clock_spins() {
+        let virtual_line = Machine::new(Clock::Virtual, Kernel::Rt72).command_line();
+        let real_line = Machine::new(Clock::Real, Kernel::Rt72).command_line();
+        assert!(virtual_line.contains("ontime.spin"));
+        assert!(!real_line.contains("ontime.spin"));
+    }
+
+    #[test]
+    fn names_read_back() {
+        for kernel in Kernel::ALL {
+            assert_eq!(kernel.to_string().parse::<Kernel>(), Ok(kernel));
+        }
+        assert!("5.10".parse::<Kernel>().unwrap_err().contains("6.12-rt"));
+    }
+}

@@ -1,0 +1,37 @@
+#!/bin/sh
+# The emulated host's first process: mounts, modules, the two NICs under bridges, then the lab's agent.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
+for dir in /run /tmp /var/lib/ontime; do mkdir -p $dir; mount -t tmpfs tmpfs $dir; done
+mkdir -p /dev/pts /dev/shm /run/lock
+mount -t devpts devpts /dev/pts
+mount -t tmpfs shm /dev/shm
+mount -t debugfs debugfs /sys/kernel/debug
+mount -t tracefs tracefs /sys/kernel/tracing
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+read -r cmdline < /proc/cmdline
+case $cmdline in *ontime.spin*) chrt --idle 0 /usr/local/sbin/lab-spin & ;; esac
+modprobe -a e1000e virtio_net virtio_console kvm_amd tun vhost_net bridge macvtap 9pnet_virtio 9p 2> /dev/null
+hostname lab
+ip link set lo up
+for address in /sys/class/net/*/address; do
+    nic=${address%/address}
+    nic=${nic##*/}
+    case $(cat "$address") in
+    52:54:00:00:00:01) ip link set "$nic" down; ip link set "$nic" name rt0 ;;
+    52:54:00:00:00:02) ip link set "$nic" down; ip link set "$nic" name bulk0 ;;
+    esac
+done
+for kind in rt bulk; do
+    ip link add "br-$kind" type bridge mcast_snooping 0
+    ip link set "br-$kind" up
+    [ -e "/sys/class/net/${kind}0" ] && ip link set "${kind}0" master "br-$kind" up
+done
+mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 lab /lab
+cd /lab || exit 1
+case $cmdline in
+*ontime.shell*) setsid -c bash -l < /dev/ttyS0 > /dev/ttyS0 2>&1 ;;
+*) ontime lab agent || echo "LAB-FAILED: the agent ended with $?" > /dev/console ;;
+esac
+umount /lab
+echo o > /proc/sysrq-trigger
+sleep 60

@@ -1,0 +1,161 @@
+//! `ontime lab`: the emulated host.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Subcommand;
+use ontime_lab::agent::Stream;
+use ontime_lab::images::Images;
+use ontime_lab::{Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate};
+
+use crate::exit::{Exit, UNSUPPORTED};
+use crate::paths::Paths;
+
+/// Status of `lab run` where the command took too long, as timeout(1) gives it.
+const TIMED_OUT: u8 = 124;
+/// Status of `lab run` where the emulated host itself failed.
+const LAB_FAILED: u8 = 125;
+
+/// `ontime lab`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a command in an emulated host; its exit status is this one's (124: too long, 125: the host failed)
+    Run(Run),
+    /// A console on an emulated host (end it with Ctrl-A X, or by leaving the shell)
+    Shell(Host),
+    /// Build the lab's images if they are missing
+    Images,
+    /// Run the lab's commands (started by the emulated host)
+    #[command(hide = true)]
+    Agent,
+}
+
+#[derive(Debug, clap::Args)]
+struct Host {
+    /// What time is inside: virtual (instructions executed, one CPU) or real (this machine's, several CPUs)
+    #[arg(long, default_value = "virtual")]
+    clock: Clock,
+    /// CPUs: 1 on the virtual clock, 1 to 8 on the real one (default 2 there)
+    #[arg(long)]
+    cpus: Option<u8>,
+    /// Kernel: 7.2-rt, 7.2 or 6.12-rt, all Debian's
+    #[arg(long, default_value = "7.2-rt")]
+    kernel: Kernel,
+    /// Memory, MiB
+    #[arg(long, default_value_t = 4096)]
+    memory: u32,
+    /// A word for the kernel's command line (may be repeated)
+    #[arg(long = "append", value_name = "WORD")]
+    kernel_arguments: Vec<String>,
+    /// Directory for the command's files (`/lab` inside), console log and captures (default: removed at the end)
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Run {
+    #[command(flatten)]
+    host: Host,
+    /// Most real seconds the command may take
+    #[arg(long, default_value_t = 1800)]
+    timeout: u64,
+    /// The command and its arguments
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+/// Runs `ontime lab`.
+pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        Command::Agent => agent::inside::serve().map(|()| ExitCode::SUCCESS).map_err(unsupported),
+        Command::Images => images().map(|_| ExitCode::SUCCESS),
+        Command::Run(run) => {
+            isolate::enter().map_err(unsupported)?;
+            run_command(run)
+        }
+        Command::Shell(host) => {
+            isolate::enter().map_err(unsupported)?;
+            shell(host)
+        }
+    }
+}
+
+/// The lab's images, built first where they are missing, with progress on standard error.
+pub fn images() -> anyhow::Result<Images> {
+    Ok(Images::ready(&mut |line| eprintln!("{line}"))?)
+}
+
+fn machine(host: &Host, console: Console) -> Machine {
+    let mut machine = Machine::new(host.clock, host.kernel);
+    machine.cpus = host.cpus.unwrap_or(machine.cpus);
+    machine.memory_mib = host.memory;
+    machine.kernel_arguments.clone_from(&host.kernel_arguments);
+    machine.console = console;
+    machine
+}
+
+fn run_command(run: &Run) -> anyhow::Result<ExitCode> {
+    let machine = machine(&run.host, Console::Log);
+    machine.check()?;
+    let images = images()?;
+    let kept = tempfile::tempdir().context("a directory for the lab")?;
+    let dir = run.host.out.as_deref().unwrap_or(kept.path());
+    let binary = std::env::current_exe().context("this program")?;
+    let argv: Vec<&str> = run.command.iter().map(String::as_str).collect();
+    let mut lab = match Lab::start(&machine, &images, dir, &binary) {
+        Ok(lab) => lab,
+        Err(error) => return failed(error, run.host.out.is_none().then_some(kept)),
+    };
+    let status = lab.run(&argv, &[], Duration::from_secs(run.timeout), &mut |stream, bytes| {
+        // A reader that went away changes nothing for the command.
+        let _ = match stream {
+            Stream::Out => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
+            Stream::Err => std::io::stderr().write_all(bytes),
+        };
+    });
+    match status {
+        Ok(status) => {
+            lab.power_off()?;
+            Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
+        }
+        Err(error) => {
+            drop(lab);
+            failed(error, run.host.out.is_none().then_some(kept))
+        }
+    }
+}
+
+/// Says what went wrong with the emulated host, and keeps its console log.
+fn failed(error: LabError, kept: Option<tempfile::TempDir>) -> anyhow::Result<ExitCode> {
+    if matches!(error, LabError::NotRoot | LabError::Program { .. }) {
+        return Err(unsupported(error));
+    }
+    if let Some(dir) = kept {
+        let _ = dir.keep();
+    }
+    let status = if matches!(error, LabError::Timeout { .. }) { TIMED_OUT } else { LAB_FAILED };
+    Err(Exit { status, message: error.to_string() }.into())
+}
+
+fn shell(host: &Host) -> anyhow::Result<ExitCode> {
+    let machine = machine(host, Console::Terminal);
+    machine.check()?;
+    let images = images()?;
+    let kept = tempfile::tempdir().context("a directory for the lab")?;
+    let binary = std::env::current_exe().context("this program")?;
+    let lab = Lab::start(&machine, &images, host.out.as_deref().unwrap_or(kept.path()), &binary)?;
+    Ok(ExitCode::from(u8::try_from(lab.wait()?).unwrap_or(1)))
+}
+
+fn unsupported(error: LabError) -> anyhow::Error {
+    Exit { status: UNSUPPORTED, message: error.to_string() }.into()
+}
