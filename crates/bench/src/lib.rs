@@ -24,8 +24,9 @@
 //! - [`goals::evaluate`] judges, [`paper::Figures`] compares, [`report`] shows. [`histogram::rtla`] and
 //!   [`histogram::hgrm`] write what other tools read.
 //!
-//! Definitions are in `docs/bench.md`. Nothing here starts a host; nothing but the client and the two file readers
-//! does I/O.
+//! [`rt_server`] is an experiment: it starts an emulated host ([`ontime_lab`]) and runs the load against it.
+//!
+//! Definitions are in `docs/bench.md`. Nothing but the experiments, the client and the two file readers does I/O.
 
 pub mod bulk;
 pub mod client;
@@ -37,6 +38,7 @@ mod number;
 pub mod paper;
 pub mod pcap;
 pub mod report;
+pub mod rt_server;
 pub mod schema;
 pub mod sockperf;
 pub mod stats;

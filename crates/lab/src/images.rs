@@ -16,14 +16,16 @@ const RECIPE: &[(&str, &str)] = &[
     ("build.sh", include_str!("recipe/build.sh")),
     ("guest-init.sh", include_str!("recipe/guest-init.sh")),
     ("guest.packages", include_str!("recipe/guest.packages")),
-    ("host-init.sh", include_str!("recipe/host-init.sh")),
     ("host.packages", include_str!("recipe/host.packages")),
     ("initrd-init.sh", include_str!("recipe/initrd-init.sh")),
-    ("lab-vm.sh", include_str!("recipe/lab-vm.sh")),
     ("spin.c", include_str!("recipe/spin.c")),
     ("svm-fix.c", include_str!("recipe/svm-fix.c")),
     ("unpack-kernel.py", include_str!("recipe/unpack-kernel.py")),
 ];
+
+/// Scripts that go into `/usr/local/bin` of the host at each boot, so that a change of theirs needs no new images.
+pub(crate) const OVERLAY: &[(&str, &str)] =
+    &[("lab-init", include_str!("overlay/lab-init.sh")), ("lab-vm", include_str!("overlay/lab-vm.sh"))];
 
 /// The images, ready to boot.
 #[derive(Debug, Clone)]

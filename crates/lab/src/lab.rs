@@ -1,7 +1,6 @@
 //! An emulated host from start to end: boots, runs commands, is watched all the while.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -13,7 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use crate::agent::outside::Connection;
 use crate::agent::{Reply, Request, Stream};
 use crate::error::{LabError, file};
-use crate::images::{Images, tail};
+use crate::images::{Images, OVERLAY, tail};
 use crate::network;
 use crate::qemu::{Console, Machine, capture};
 
@@ -66,7 +65,7 @@ impl Lab {
             let _ = fs::remove_file(dir.join(old));
         }
         let initrd = dir.join("initrd");
-        with_binary(&images.initrd(machine.kernel), binary, &initrd)?;
+        with_overlay(&images.initrd(machine.kernel), binary, &initrd)?;
         network::set_up()?;
         let arguments = machine.arguments(images, &dir, &initrd);
         let (program, rest) = arguments.split_first().ok_or_else(|| LabError::Machine("no emulator".into()))?;
@@ -268,24 +267,31 @@ impl Drop for Lab {
     }
 }
 
-/// The kernel's first user land with one file more, `/ontime`: the kernel unpacks archives that follow each other.
-fn with_binary(initrd: &str, binary: &Path, out: &Path) -> Result<(), LabError> {
+/// The kernel's first user land with `binary` and the lab's scripts in `/overlay`: the kernel unpacks archives that
+/// follow each other.
+fn with_overlay(initrd: &str, binary: &Path, out: &Path) -> Result<(), LabError> {
     let mut archive = fs::read(initrd).map_err(file("read", initrd))?;
-    let bytes = fs::read(binary).map_err(file("read", binary))?;
+    let program = fs::read(binary).map_err(file("read", binary))?;
     archive.resize(archive.len().next_multiple_of(4), 0);
-    for (name, mode, data) in [("ontime", 0o100_755_u32, bytes.as_slice()), ("TRAILER!!!", 0, &[])] {
-        let (length, name_length) = (data.len(), name.len() + 1);
-        let header = format!(
-            "070701{:08X}{mode:08X}{:08X}{:08X}{:08X}{:08X}{length:08X}{:08X}{:08X}{:08X}{:08X}{name_length:08X}{:08X}",
-            0, 0, 0, 1, 0, 0, 0, 0, 0, 0
-        );
-        archive.extend_from_slice(header.as_bytes());
-        archive.extend_from_slice(name.as_bytes());
-        archive.push(0);
-        archive.resize(archive.len().next_multiple_of(4), 0);
-        archive.extend_from_slice(data);
-        archive.resize(archive.len().next_multiple_of(4), 0);
+    cpio_file(&mut archive, "overlay/ontime", &program);
+    for (name, text) in OVERLAY {
+        cpio_file(&mut archive, &format!("overlay/{name}"), text.as_bytes());
     }
-    let mut file_out = File::create(out).map_err(file("write", out))?;
-    file_out.write_all(&archive).map_err(file("write", out))
+    cpio_file(&mut archive, "TRAILER!!!", &[]);
+    fs::write(out, &archive).map_err(file("write", out))
+}
+
+/// An executable file in the kernel's archive format ("newc", Documentation/driver-api/early-userspace).
+fn cpio_file(archive: &mut Vec<u8>, name: &str, data: &[u8]) {
+    let [mode, links] = [0o100_755, 1];
+    let fields = [0, mode, 0, 0, links, 0, data.len(), 0, 0, 0, 0, name.len() + 1, 0];
+    archive.extend_from_slice(b"070701");
+    for field in fields {
+        archive.extend_from_slice(format!("{field:08X}").as_bytes());
+    }
+    archive.extend_from_slice(name.as_bytes());
+    archive.push(0);
+    archive.resize(archive.len().next_multiple_of(4), 0);
+    archive.extend_from_slice(data);
+    archive.resize(archive.len().next_multiple_of(4), 0);
 }

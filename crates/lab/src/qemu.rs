@@ -126,7 +126,7 @@ impl Machine {
             "quiet".into(),
             "panic=-1".into(),
             "ontime.root=/dev/vda".into(),
-            "init=/sbin/lab-init".into(),
+            "init=/usr/local/bin/lab-init".into(),
             // KVM marks the TSC unstable without it, and guests then lose their clock.
             "setcpuid=constant_tsc".into(),
             "tsc=reliable".into(),

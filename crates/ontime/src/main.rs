@@ -5,6 +5,7 @@
 
 mod api;
 mod apply;
+mod bench;
 mod client;
 mod daemon;
 mod doctor;
@@ -60,6 +61,8 @@ commands! {
     Reset => reset,
     /// Examine this host for what makes RT packets late
     Doctor => doctor,
+    /// Run the papers' experiments
+    Bench => bench,
     /// Run commands in an emulated host with real VMs in it
     Lab => lab,
     /// Put kernel protections back when the daemon dies (started by the daemon)

@@ -71,7 +71,7 @@ initrd() { # LABEL ROOT MODULE...: a first user land that mounts the disk, and n
     shift 2
     version=$(cat "$out/version-$label")
     tree=$work/initrd-$label
-    mkdir -p "$tree/bin" "$tree/proc" "$tree/sys" "$tree/dev" "$tree/root"
+    mkdir -p "$tree/bin" "$tree/proc" "$tree/sys" "$tree/dev" "$tree/root" "$tree/overlay"
     cp "$(command -v busybox)" "$tree/bin/busybox"
     cp "$recipe/initrd-init.sh" "$tree/init"
     chmod 755 "$tree/init"
@@ -116,8 +116,6 @@ initrd guest "$work/guest" virtio_pci virtio_blk ext4
 step "6/6 disks"
 cc -O2 -static -nostdlib -Wl,-e,_start -o "$work/host/usr/local/sbin/lab-spin" "$recipe/spin.c"
 cc -O2 -Wall -shared -fPIC -o "$out/svm-fix.so" "$recipe/svm-fix.c"
-install -m 755 "$recipe/host-init.sh" "$work/host/sbin/lab-init"
-install -m 755 "$recipe/lab-vm.sh" "$work/host/usr/local/bin/lab-vm"
 install -m 755 "$recipe/guest-init.sh" "$work/guest/sbin/lab-guest-init"
 mkdir -p "$work/host/lab" "$work/host/boot"
 # A guest's kernel is handed over unpacked (its ELF image, entered by PVH): unpacking is a third of an emulated boot.

@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# Mounts the disk that ontime.root names and goes on from there; brings /ontime along where the lab put it.
+# Mounts the disk that ontime.root names and goes on from there; brings along what the lab put into /overlay.
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t sysfs sys /sys
 /bin/busybox mount -t devtmpfs dev /dev
@@ -22,6 +22,6 @@ done
     echo "LAB-FAILED: cannot mount $root" > /dev/console
     /bin/busybox poweroff -f
 }
-[ -f /ontime ] && /bin/busybox cp /ontime /root/usr/local/bin/ontime
+for file in /overlay/*; do [ -f "$file" ] && /bin/busybox cp "$file" /root/usr/local/bin/; done
 for dir in dev proc sys; do /bin/busybox mount -o move "/$dir" "/root/$dir"; done
 exec /bin/busybox switch_root /root "$init"
