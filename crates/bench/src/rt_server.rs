@@ -41,7 +41,7 @@ const FLOODING: u64 = 2_000_000;
 const WARM_UP: u64 = 20;
 
 /// Rules that make the RT VM's class known to the daemon.
-const TENANTS: &str = "[[rule]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n";
+const TENANTS: &str = "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n";
 
 /// A method under a load.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,10 +191,12 @@ impl Host {
         self.lab.check(&["sh", "-c", &apply], LIMIT)?;
         let captures = [self.lab.capture("rt"), self.lab.capture("bulk")];
         let flood = if case.flood { Some(Flood::start(&mut self.lab)?) } else { None };
+        self.lab.stamp_arrivals(true)?;
         let offsets = captures.clone().map(|path| size(&path));
         let before = self.cpu_time()?;
         self.requests(plan, &captures, &name, progress)?;
         let after = self.cpu_time()?;
+        self.lab.stamp_arrivals(false)?;
         if let Some(flood) = flood {
             flood.stop()?;
         }

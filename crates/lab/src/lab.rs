@@ -1,6 +1,8 @@
 //! An emulated host from start to end: boots, runs commands, is watched all the while.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -14,7 +16,7 @@ use crate::agent::{Reply, Request, Stream};
 use crate::error::{LabError, file};
 use crate::images::{Images, OVERLAY, tail};
 use crate::network;
-use crate::qemu::{Console, Machine, capture};
+use crate::qemu::{Clock, Console, Machine, RELEASE, capture};
 
 /// Real seconds without a sign of life after which the emulated host counts as hung.
 const SILENCE_SECONDS: u64 = 180;
@@ -46,6 +48,7 @@ pub struct Lab {
     emulator: Child,
     connection: Option<Connection>,
     kernel: String,
+    clock: Clock,
     next: u64,
 }
 
@@ -80,7 +83,7 @@ impl Lab {
             source,
             remedy: "remove the lab's cache so that its images are built again",
         })?;
-        let mut lab = Self { dir, emulator, connection: None, kernel: String::new(), next: 0 };
+        let mut lab = Self { dir, emulator, connection: None, kernel: String::new(), clock: machine.clock, next: 0 };
         if machine.console == Console::Log {
             lab.wait_until_up()?;
         }
@@ -167,6 +170,43 @@ impl Lab {
     /// It hangs, crashed or ended.
     pub fn alive(&mut self) -> Result<(), LabError> {
         while self.reply_within(Duration::ZERO)?.is_some() {}
+        Ok(())
+    }
+
+    /// Stamps arrivals on the RT NIC exactly from now on (or no longer); on the real clock they always are.
+    ///
+    /// # Errors
+    /// The emulator refuses.
+    pub fn stamp_arrivals(&mut self, on: bool) -> Result<(), LabError> {
+        if self.clock == Clock::Real {
+            return Ok(());
+        }
+        let arguments = serde_json::json!({ "path": format!("/objects/{RELEASE}"), "property": "status",
+            "value": if on { "on" } else { "off" } });
+        self.monitor("qom-set", &arguments)
+    }
+
+    /// One command for the emulator's monitor (QMP).
+    fn monitor(&self, command: &str, arguments: &serde_json::Value) -> Result<(), LabError> {
+        let path = self.dir.join("qmp.sock");
+        let mut stream = UnixStream::connect(&path).map_err(file("connect to", &path))?;
+        stream.set_read_timeout(Some(Duration::from_secs(30))).map_err(file("use", &path))?;
+        let mut lines = BufReader::new(stream.try_clone().map_err(file("use", &path))?).lines();
+        for request in [
+            serde_json::json!({ "execute": "qmp_capabilities" }),
+            serde_json::json!({ "execute": command, "arguments": arguments }),
+        ] {
+            writeln!(stream, "{request}").map_err(file("write to", &path))?;
+            loop {
+                let line = lines.next().transpose().map_err(file("read", &path))?.unwrap_or_default();
+                if line.contains("\"error\"") || line.is_empty() {
+                    return Err(LabError::Protocol(format!("the emulator refuses {command}: {line}")));
+                }
+                if line.contains("\"return\"") {
+                    break;
+                }
+            }
+        }
         Ok(())
     }
 

@@ -12,6 +12,8 @@ use crate::network::{BULK_TAP, RT_TAP};
 
 /// Nanoseconds of virtual time an instruction takes, as a power of two: 4 ns.
 pub const ICOUNT_SHIFT: u8 = 2;
+/// The object that releases arriving packets of the RT NIC.
+pub const RELEASE: &str = "release";
 /// Virtual microseconds between releases of arriving packets: an arrival is stamped when it is released.
 pub const RELEASE_US: u32 = 100;
 
@@ -131,6 +133,8 @@ impl Machine {
             "setcpuid=constant_tsc".into(),
             "tsc=reliable".into(),
             "mitigations=off".into(),
+            // Guests' memory: few nested page faults, as on any host set up for RT VMs.
+            "hugepages=480".into(),
         ];
         if self.clock == Clock::Virtual {
             words.push("ontime.spin".into());
@@ -166,14 +170,17 @@ impl Machine {
         line.option("-chardev", &format!("socket,id=agent,path={},server=on,wait=off", at("agent.sock")));
         line.option("-device", "virtserialport,chardev=agent,name=ontime.agent");
         line.option("-qmp", &format!("unix:{},server=on,wait=off", at("qmp.sock")));
-        for (nic, tap, mac) in [("rt", RT_TAP, "52:54:00:00:00:01"), ("bulk", BULK_TAP, "52:54:00:00:00:02")] {
-            line.option("-netdev", &format!("tap,id={nic},ifname={tap},script=no,downscript=no,vnet_hdr=off"));
+        if self.clock == Clock::Virtual {
+            // Without it an arrival is stamped with the time the emulated CPU last looked at its clock. Its timer
+            // stops the CPU often, so that it is on while something is measured only.
+            let filter = format!("filter-buffer,id={RELEASE},netdev=rt,queue=tx,interval={RELEASE_US},status=off");
+            line.option("-netdev", &tap_netdev("rt", RT_TAP)).option("-object", &filter);
+        } else {
+            line.option("-netdev", &tap_netdev("rt", RT_TAP));
+        }
+        line.option("-netdev", &tap_netdev("bulk", BULK_TAP));
+        for (nic, mac) in [("rt", "52:54:00:00:00:01"), ("bulk", "52:54:00:00:00:02")] {
             line.option("-device", &format!("e1000e,netdev={nic},mac={mac},romfile="));
-            if self.clock == Clock::Virtual {
-                // Without it an arrival is stamped with the time the emulated CPU last looked at its clock.
-                let filter = format!("filter-buffer,id={nic}-release,netdev={nic},queue=tx,interval={RELEASE_US}");
-                line.option("-object", &filter);
-            }
             let capture = at(&format!("{nic}.pcap"));
             line.option("-object", &format!("filter-dump,id={nic}-dump,netdev={nic},file={capture},maxlen=96"));
         }
@@ -183,6 +190,10 @@ impl Machine {
         };
         line.0
     }
+}
+
+fn tap_netdev(id: &str, tap: &str) -> String {
+    format!("tap,id={id},ifname={tap},script=no,downscript=no,vnet_hdr=off")
 }
 
 /// The path of a capture in a lab's directory.

@@ -9,7 +9,8 @@ name=${2:?lab-vm: a NAME}
 boot() { # ROLE NET ADDRESS
     number=${3##*.}
     rm -f "$dir/$name.log"
-    qemu-system-x86_64 -name "guest=$name,debug-threads=on" -machine q35,accel=kvm -m "${LAB_VM_MB:-192}" -smp "${LAB_VM_CPUS:-1}" \
+    qemu-system-x86_64 -name "guest=$name,debug-threads=on" -m "${LAB_VM_MB:-192}" -machine q35,accel=kvm,memory-backend=ram \
+        -object "memory-backend-memfd,id=ram,size=${LAB_VM_MB:-192}M,hugetlb=on,share=on,prealloc=on" -smp "${LAB_VM_CPUS:-1}" \
         -cpu qemu64,+x2apic -no-reboot -no-user-config -nodefaults -display none \
         -kernel /boot/vmlinux-guest -initrd /boot/initrd-guest \
         -append "console=ttyS0 quiet panic=-1 ontime.root=/dev/vda ontime.ro init=/sbin/lab-guest-init ontime.ip=$3 ontime.role=$1" \

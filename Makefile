@@ -1,0 +1,47 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both do all set-up themselves.
+
+REPORT ?= target/report
+REQUESTS ?= 1000
+ONTIME = target/release/ontime
+
+.PHONY: demo test figures exclusive lint setup release images clean
+
+## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
+demo: release images
+	@mkdir -p $(REPORT)
+	$(ONTIME) bench rt-server --quiet-too --requests $(REQUESTS) --json $(REPORT)/rt-server.json \
+		--csv $(REPORT)/rt-server.csv --html $(REPORT)/index.html
+	@echo "The report page: $(CURDIR)/$(REPORT)/index.html"
+
+## test: every test, those that need a host of their own in the emulated one
+test: release images
+	cargo test --workspace
+	scripts/lab-test.sh $(ONTIME)
+
+## figures: the README's table, 20,000 requests a method (hours), on 7.2-rt and 6.12-rt
+figures: release images
+	@mkdir -p $(REPORT)
+	$(ONTIME) bench rt-server --quiet-too --kernel 7.2-rt,6.12-rt --requests 20000 \
+		--json $(REPORT)/figures.json --csv $(REPORT)/figures.csv --html $(REPORT)/figures.html
+
+## exclusive: the paper's exclusive CPU beside what it is compared with; two CPUs, so on the real clock (indicative)
+exclusive: release images
+	@mkdir -p $(REPORT)
+	$(ONTIME) bench rt-server --clock real --cpus 2 --method vanilla,threaded,exclusive,partitioned \
+		--requests $(REQUESTS) --json $(REPORT)/exclusive.json --html $(REPORT)/exclusive.html
+
+lint: setup
+	cargo fmt --all -- --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+setup:
+	@scripts/setup.sh
+
+release: setup
+	cargo build --release
+
+images: release
+	$(ONTIME) lab images
+
+clean:
+	cargo clean

@@ -1,0 +1,36 @@
+#!/bin/sh
+# Installs the Debian packages that building, testing and the lab need, and says what else is missing.
+set -eu
+[ "$(id -u)" = 0 ] || { echo "setup: run it as root: it installs packages, and the lab makes namespaces" >&2; exit 3; }
+. /etc/os-release
+case ${ID:-}:${VERSION_ID:-} in
+debian:12 | debian:13) ;;
+*) echo "setup: made for Debian 12 and 13; this is ${PRETTY_NAME:-unknown}, going on all the same" ;;
+esac
+
+# Building, the lab's images, the clients outside the emulated host, and what the tests run for real.
+packages="gcc libc6-dev pkg-config make
+    mmdebstrap debian-archive-keyring busybox-static cpio zstd xz-utils e2fsprogs python3-minimal kmod
+    iproute2 iperf3 procps util-linux ethtool
+    qemu-system-x86 sockperf tcpdump systemd"
+missing=
+for package in $packages; do
+    dpkg-query -W -f '${Status}\n' "$package" 2> /dev/null | grep -q '^install ok installed$' || missing="$missing $package"
+done
+if [ -n "$missing" ]; then
+    echo "setup: installing$missing"
+    export DEBIAN_FRONTEND=noninteractive
+    log=$(mktemp)
+    apt-get update > "$log" 2>&1 && apt-get install -y --no-install-recommends $missing >> "$log" 2>&1 || {
+        tail -n 20 "$log" >&2
+        echo "setup: apt-get could not install$missing" >&2
+        exit 3
+    }
+    rm -f "$log"
+fi
+
+if ! command -v cargo > /dev/null || ! cargo --version | awk '{split($2, v, "."); exit !(v[1] > 1 || v[2] >= 85)}'; then
+    echo "setup: Rust 1.85 or newer is needed ($(cargo --version 2> /dev/null || echo 'no cargo found'))." >&2
+    echo "setup: Debian 13: apt-get install cargo rustc. Debian 12: rustup, from https://rustup.rs" >&2
+    exit 3
+fi
