@@ -22,8 +22,7 @@ expect() { # WHAT WANTED ACTUAL
     [ "$2" = "$3" ] || { echo "$1: wanted '$2', found '$3'"; cat /lab/daemon.log; exit 1; }
 }
 
-lab-vm start rt rt rt 10.1.0.2
-lab-vm wait rt
+lab-vm start rt paused rt 10.1.0.2
 snapshot > /lab/before
 ontime daemon > /lab/daemon.log 2>&1 &
 daemon=$!

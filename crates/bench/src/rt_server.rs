@@ -35,6 +35,10 @@ const BULK_VMS: [(&str, &str); 2] = [("bulk1", "10.2.0.2"), ("bulk2", "10.2.0.3"
 const STREAMS: &str = "4";
 /// Real time that a command in the emulated host may take.
 const LIMIT: Duration = Duration::from_secs(300);
+/// Real time that a guest may take to boot, and how often it is tried: emulated SVM hangs some guests (docs/lab.md).
+const BOOT_LIMIT: Duration = Duration::from_secs(75);
+/// Boots of a VM before it is given up.
+const BOOTS: u32 = 6;
 /// Frames of the bulk capture that show the flood has started, bytes.
 const FLOODING: u64 = 2_000_000;
 /// Requests at the start of each case that do not count: caches, ARP, the client learning the clock.
@@ -153,12 +157,7 @@ impl Host {
             .into_iter()
             .chain(BULK_VMS.map(|(name, address)| (name, "bulk", "bulk", address)))
         {
-            progress(&format!("booting the VM {name} in it"));
-            lab.check(&["lab-vm", "start", name, role, net, address], LIMIT)?;
-            let said = lab.check(&["lab-vm", "wait", name], LIMIT)?;
-            if !said.trim().is_empty() {
-                progress(said.trim());
-            }
+            boot_vm(&mut lab, [name, role, net, address], progress)?;
         }
         let rules = plan.dir.join("files/tenants.toml");
         fs::write(&rules, TENANTS).map_err(|source| RtServerError::File { path: rules, source })?;
@@ -268,6 +267,23 @@ impl Host {
         let text = self.lab.check(&["sh", "-c", script], LIMIT)?;
         CpuTime::parse(&text).ok_or(RtServerError::Accounting(text))
     }
+}
+
+/// Starts a VM and waits for its server; a guest that fails under the emulated SVM is started again, and that is said.
+fn boot_vm(lab: &mut Lab, vm: [&str; 4], progress: &mut dyn FnMut(&str)) -> Result<(), RtServerError> {
+    let [name, role, net, address] = vm;
+    for boot in 1.. {
+        progress(&format!("booting the VM {name} in it (boot {boot})"));
+        lab.check(&["lab-vm", "start", name, role, net, address], LIMIT)?;
+        match lab.check(&["lab-vm", "wait", name], BOOT_LIMIT) {
+            Ok(_) => break,
+            Err(LabError::Timeout { .. } | LabError::Command { .. }) if boot < BOOTS => {
+                lab.check(&["lab-vm", "stop", name], LIMIT)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// `/proc/uptime`, and the run time of the process that stands for idleness on the virtual clock. Seconds.
