@@ -11,6 +11,7 @@ mod doctor;
 mod exit;
 mod log;
 mod paths;
+mod plan;
 mod ps;
 mod reset;
 mod status;
@@ -59,6 +60,8 @@ commands! {
     Reset => reset,
     /// Examine this host for what makes RT packets late
     Doctor => doctor,
+    /// Tell whether a set of tenants fits, and what other analyses would reserve
+    Plan => plan,
     /// Put kernel protections back when the daemon dies (started by the daemon)
     #[command(hide = true)]
     Guardian => daemon::guardian,

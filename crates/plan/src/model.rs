@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use thiserror::Error;
 
+use crate::dpwrap::SLICE_MIN;
 use crate::units::{Bandwidth, Nanos};
 
 /// The longest period of an RTA: an hour.
@@ -151,6 +152,25 @@ impl Vcpu {
         self.rtas.iter().any(|rta| rta.arrivals == Arrivals::Sporadic)
     }
 
+    /// The slack from which on every deadline is guaranteed, whatever other tenants' deadlines are. With less, a deadline less than the shortest
+    /// slice (250 us) from another's may be missed, by less than a slice. None: no slack guarantees it, the period is too short.
+    ///
+    /// Between arrival and deadline d apart, a vCPU may be without plan for L: less than a slice at each end; beside
+    /// other RTAs of the same vCPU, a sporadic arrival up to the slack. What it is sure of, bandwidth x (d - L), must be its need x d.
+    pub fn slack_for_all(&self) -> Option<Nanos> {
+        let period = self.period()?;
+        let mixed = self.rtas.len() > 1 && self.sporadic();
+        let blind = SLICE_MIN + if mixed { self.slack.max(SLICE_MIN) } else { SLICE_MIN };
+        let sure = period - blind;
+        if sure == Nanos::ZERO {
+            return None;
+        }
+        let stretched = Bandwidth::new(period, sure)?;
+        let lost = self.need().of(blind);
+        let slack = stretched.of(lost);
+        (self.need().of(period) + slack <= period).then_some(slack)
+    }
+
     /// Its budget in its shortest period, as the paper's Table 2 gives it; None without RTAs.
     pub fn budget(&self) -> Option<(Nanos, Nanos)> {
         self.period().map(|period| (self.bandwidth.of(period), period))
@@ -210,6 +230,17 @@ mod tests {
         let paper = [(23_500, 30), (13_500, 20), (5_500, 10), (10_500, 100)]
             .map(|(us, ms)| (Nanos::from_micros(us), Nanos::from_millis(ms)));
         assert_eq!(budgets, paper);
+    }
+
+    #[test]
+    fn the_papers_slack_is_enough_for_its_tasks() {
+        for (slice, period) in [(23, 30), (13, 20), (5, 10), (10, 100)] {
+            let vcpu = Vcpu::new(vec![rta(slice, period)], Nanos::ZERO, None).unwrap();
+            let enough = vcpu.slack_for_all().unwrap();
+            assert!(enough <= Nanos::from_micros(500) && enough > Nanos::ZERO, "{enough}");
+        }
+        let memcached = Rta::new(Nanos::from_micros(58), Nanos::from_micros(500), Arrivals::Sporadic).unwrap();
+        assert_eq!(Vcpu::new(vec![memcached], Nanos::ZERO, None).unwrap().slack_for_all(), None);
     }
 
     #[test]
