@@ -174,7 +174,7 @@ fn print_compositional(out: &mut impl Write, report: &Report) -> std::io::Result
     let claimed = found.claimed_cpus.map_or_else(|| "-".to_owned(), |cpus| cpus.to_string());
     writeln!(
         out,
-        "CPUs: Ontime {:.3}; compositional analysis (unit {}): PRM {} allocated, {claimed} claimed (gEDF), DMPR {}, MPR {}.",
+        "CPUs: Ontime {:.3}; compositional analysis (in {}): PRM {} allocated, {claimed} claimed (gEDF), DMPR {}, MPR {}.",
         report.reserved_cpus,
         Nanos(found.unit_ns),
         cpus(found.prm_cpus),

@@ -28,6 +28,8 @@ impl Task {
 
 /// The most points in time at which one set is tested; a set that needs more has no result.
 const POINTS_MAX: u64 = 50_000;
+/// The most times before an arrival that gEDF is tested for.
+const HORIZON_MAX: f64 = 20_000.0;
 /// The longest period that is tried, in units.
 const PERIODS_MAX: u64 = 2_000;
 
@@ -191,7 +193,7 @@ fn horizon(tasks: &[Task], cpus: u64, supplied: Bandwidth, late: u64) -> Option<
     let all: u64 = tasks.iter().map(|task| task.budget).sum();
     // demand <= U t + all budgets carried + cpus x largest; supply >= rate (t - late)
     let bound = ((all + cpus * largest) as f64 + rate * late as f64) / (rate - need);
-    (bound < POINTS_MAX as f64).then_some(bound as u64 + 1)
+    (bound < HORIZON_MAX).then_some(bound as u64 + 1)
 }
 
 /// An interface over several CPUs.
@@ -204,14 +206,17 @@ pub struct Multi {
 }
 
 /// The least number of whole CPUs on which the tasks meet their deadlines under gEDF: what a host must set aside (RTVirt's "claimed").
-/// At least as many as their bandwidth, at most one each. None if a task is no task.
+/// At least as many as their bandwidth, at most one each, which is also the answer where fewer are not proven. None without tasks.
 pub fn whole_cpus(tasks: &[Task]) -> Option<u64> {
     let most = u64::try_from(tasks.len()).ok()?;
     let need: Bandwidth = tasks.iter().map(|task| task.bandwidth()).sum();
     (need.whole_cpus().max(1)..most)
         .find(|cpus| {
             let supplied = Bandwidth::cpus(usize::try_from(*cpus).unwrap_or(usize::MAX));
-            horizon(tasks, *cpus, supplied, 0).is_some_and(|horizon| global_edf(tasks, *cpus, horizon, |t| cpus * t))
+            // EDF is optimal on one CPU.
+            *cpus == 1
+                || horizon(tasks, *cpus, supplied, 0)
+                    .is_some_and(|horizon| global_edf(tasks, *cpus, horizon, |t| cpus * t))
         })
         .or((most > 0).then_some(most))
 }

@@ -46,12 +46,11 @@ impl Sum for Nanos {
     }
 }
 
-/// In the largest unit that needs no more than three decimals.
+/// Exact, in ms, us or ns: the largest that is not above it and needs no more than three decimals.
 impl fmt::Display for Nanos {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (unit, name) = match self.0 {
-            0 => (1_000_000, "ms"),
-            n if n % 1_000_000 == 0 || n >= 10_000_000 => (1_000_000, "ms"),
+            n if n == 0 || (n >= 1_000_000 && n % 1_000 == 0) => (1_000_000, "ms"),
             n if n >= 1_000 => (1_000, "us"),
             _ => (1, "ns"),
         };
@@ -199,8 +198,8 @@ mod tests {
 
     #[test]
     fn durations_are_shown_in_a_fitting_unit() {
-        let shown = [0, 5, 1_500, 250_000, 23_500_000, 30_000_000].map(|n| Nanos(n).to_string());
-        assert_eq!(shown, ["0 ms", "5 ns", "1.5 us", "250 us", "23.5 ms", "30 ms"]);
+        let shown = [0, 5, 1_500, 250_000, 7_500_000, 30_000_001].map(|n| Nanos(n).to_string());
+        assert_eq!(shown, ["0 ms", "5 ns", "1.5 us", "250 us", "7.5 ms", "30000.001 us"]);
     }
 
     proptest! {

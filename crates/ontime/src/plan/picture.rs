@@ -43,7 +43,8 @@ impl Picture<'_> {
     pub fn text(&self) -> String {
         let mut out = String::new();
         let (span, used) = (self.span.0.max(1), self.used());
-        for cpu in 0..self.cpus {
+        let busy = self.runs.last().map_or(0, |run| run.cpu + 1);
+        for cpu in 0..busy {
             let _ = write!(out, "CPU {cpu:<4}");
             for column in 0..COLUMNS {
                 let (from, to) = (span * column / COLUMNS, span * (column + 1) / COLUMNS);
@@ -52,9 +53,15 @@ impl Picture<'_> {
             out.push('\n');
         }
         let _ = writeln!(out, "        0{:>width$}", self.span.to_string(), width = COLUMNS as usize - 1);
-        for tenant in &used {
+        if busy < self.cpus {
+            let _ = writeln!(out, "  CPUs {busy} to {} have no RTA.", self.cpus - 1);
+        }
+        for tenant in used.iter().take(LETTERS.len()) {
             let name = self.names.get(*tenant).copied().unwrap_or_default();
             let _ = writeln!(out, "  {} {}", letter(&used, *tenant), crate::table::visible(name));
+        }
+        if let Some(others) = used.len().checked_sub(LETTERS.len()).filter(|others| *others > 0) {
+            let _ = writeln!(out, "  # {others} others");
         }
         out
     }
@@ -163,12 +170,13 @@ mod tests {
     fn rows_columns_and_names_are_right() {
         let runs = [run(0, 0, 0, 50), run(0, 1, 50, 100), run(1, 1, 0, 25)];
         let picture =
-            Picture { runs: &runs, tenant_of: vec![0, 1], names: vec!["first", "<b>\x1b"], cpus: 2, span: Nanos(100) };
+            Picture { runs: &runs, tenant_of: vec![0, 1], names: vec!["first", "<b>\x1b"], cpus: 4, span: Nanos(100) };
         let text = picture.text();
         let rows: Vec<&str> = text.lines().collect();
         assert_eq!(rows[0], format!("CPU 0   {}{}", "A".repeat(50), "B".repeat(50)));
         assert_eq!(rows[1], format!("CPU 1   {}{}", "B".repeat(25), ".".repeat(75)));
-        assert!(rows[4].ends_with("B <b>\u{fffd}"), "{text}");
+        assert_eq!(rows[3], "  CPUs 2 to 3 have no RTA.");
+        assert!(rows[5].ends_with("B <b>\u{fffd}"), "{text}");
         let svg = picture.svg();
         assert!(svg.contains("&lt;b&gt;") && !svg.contains('\x1b'));
         assert!(roxmltree::Document::parse(&svg).is_ok());

@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::file::Plan;
 
-/// Beyond this many vCPUs, MPR and DMPR interfaces are not searched for: it takes minutes and nobody reserves so.
-const MULTI_MAX: usize = 16;
+/// Where vCPUs times the shortest period, in units, is above this, MPR and DMPR interfaces are not searched for: it takes minutes.
+const MULTI_MAX: u64 = 200;
 
 /// Everything that is said.
 #[derive(Debug, Serialize)]
@@ -68,6 +68,8 @@ pub struct TenantReport {
     pub reserved_cpus: f64,
     /// Under PRM, in CPUs; none if there is no such interface.
     pub prm_cpus: Option<f64>,
+    /// The unit its PRM interfaces are whole numbers of, in ns.
+    pub prm_unit_ns: u64,
     /// By vCPU.
     pub vcpus: Vec<VcpuReport>,
 }
@@ -86,7 +88,7 @@ pub struct VcpuReport {
 /// RT-Xen's side.
 #[derive(Debug, Serialize)]
 pub struct Compositional {
-    /// The unit interfaces are whole numbers of, in ns.
+    /// The unit in which the host is analysed, in ns.
     pub unit_ns: u64,
     /// What all PRM interfaces take, in CPUs ("allocated").
     pub prm_cpus: Option<f64>,
@@ -169,8 +171,7 @@ pub fn place(plan: &Plan, hosts: usize) -> (Vec<Placed>, Vec<(usize, Refusal)>) 
 
 /// The whole report, but for simulations.
 pub fn report(plan: &Plan, placed: &[Placed], refused: &[(usize, Refusal)]) -> Report {
-    let unit = unit(&plan.tenants);
-    let tenants: Vec<TenantReport> = plan.tenants.iter().map(|tenant| tenant_report(tenant, unit)).collect();
+    let tenants: Vec<TenantReport> = plan.tenants.iter().map(tenant_report).collect();
     let name = |index: usize| plan.tenants.get(index).map_or_else(String::new, |tenant| tenant.name.clone());
     let reserve = plan.reserve.as_f64();
     let host = |on: &Placed| HostReport {
@@ -187,7 +188,7 @@ pub fn report(plan: &Plan, placed: &[Placed], refused: &[(usize, Refusal)]) -> R
         reserved_cpus: plan.tenants.iter().map(Tenant::bandwidth).sum::<Bandwidth>().as_f64(),
         hosts: placed.iter().map(host).collect(),
         refused: refused.iter().map(|(index, why)| Refused { tenant: name(*index), why: why.to_string() }).collect(),
-        compositional: compositional(&tenants, unit),
+        compositional: compositional(&tenants, unit(&plan.tenants)),
         notes: notes(plan),
         tenants,
     }
@@ -201,10 +202,12 @@ fn unit(tenants: &[Tenant]) -> Nanos {
     Nanos(units.into_iter().find(|unit| times().all(|time| time.0 % unit == 0)).unwrap_or(1))
 }
 
-fn tenant_report(tenant: &Tenant, unit: Nanos) -> TenantReport {
+fn tenant_report(tenant: &Tenant) -> TenantReport {
+    let unit = unit(std::slice::from_ref(tenant));
     let vcpus: Vec<VcpuReport> = tenant.vcpus.iter().map(|vcpu| vcpu_report(vcpu, unit)).collect();
     TenantReport {
         name: tenant.name.clone(),
+        prm_unit_ns: unit.0,
         needed_cpus: tenant.need().as_f64(),
         reserved_cpus: tenant.bandwidth().as_f64(),
         prm_cpus: vcpus.iter().map(|vcpu| vcpu.prm_ns.map(|(q, p)| q as f64 / p as f64)).sum(),
@@ -230,7 +233,8 @@ fn compositional(tenants: &[TenantReport], unit: Nanos) -> Compositional {
     let interfaces = tenants.iter().flat_map(|tenant| &tenant.vcpus).map(|vcpu| vcpu.prm_ns);
     let tasks: Option<Vec<Task>> =
         interfaces.map(|one| one.map(|(q, p)| Task { budget: q / unit.0, period: p / unit.0 })).collect();
-    let few = tasks.as_deref().filter(|tasks| tasks.len() <= MULTI_MAX);
+    let work = |tasks: &[Task]| tasks.iter().map(|task| task.period).min().unwrap_or(0) * tasks.len() as u64;
+    let few = tasks.as_deref().filter(|tasks| work(tasks) <= MULTI_MAX);
     Compositional {
         unit_ns: unit.0,
         prm_cpus: tasks.as_ref().map(|tasks| tasks.iter().map(|t| t.bandwidth()).sum::<Bandwidth>().as_f64()),
