@@ -13,6 +13,7 @@ mod exit;
 mod lab;
 mod log;
 mod paths;
+mod plan;
 mod ps;
 mod reset;
 mod status;
@@ -65,6 +66,8 @@ commands! {
     Bench => bench,
     /// Run commands in an emulated host with real VMs in it
     Lab => lab,
+    /// Tell whether a set of tenants fits, and what other analyses would reserve
+    Plan => plan,
     /// Put kernel protections back when the daemon dies (started by the daemon)
     #[command(hide = true)]
     Guardian => daemon::guardian,

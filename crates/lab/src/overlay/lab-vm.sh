@@ -40,8 +40,11 @@ wait)
     done
     ;;
 stop)
-    pid=$(cat "$dir/$name.pid")
-    while kill -9 "$pid" 2> /dev/null; do sleep 0.05; done
+    # A QEMU that has ended takes its pid file along.
+    if pid=$(cat "$dir/$name.pid" 2> /dev/null); then
+        while kill -9 "$pid" 2> /dev/null; do sleep 0.05; done
+        rm -f "$dir/$name.pid"
+    fi
     ip link del "t-$name"
     ;;
 log) cat "$dir/$name.log" ;;

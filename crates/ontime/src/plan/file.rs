@@ -1,0 +1,236 @@
+//! The file that `ontime plan` reads: a host and the real-time tenants one wants on it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use ontime_plan::edf::Partition;
+use ontime_plan::{Arrivals, Bandwidth, Nanos, Rta, Tenant, Vcpu};
+use ontime_tenants::config::{self, ConfigError, Text};
+use serde::{Deserialize, Deserializer, de};
+use toml::Spanned;
+
+/// The most tenants, copies counted; and the most RTAs of one.
+const TENANTS_MAX: u32 = 10_000;
+const RTAS_MAX: u32 = 1_000;
+/// The most CPUs of a host.
+pub const CPUS_MAX: u32 = 1_024;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    host: Spanned<Host>,
+    slack: Option<Duration>,
+    #[serde(default)]
+    tenant: Vec<Spanned<Entry>>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Host {
+    cpus: u32,
+    #[serde(default)]
+    bulk_reserve: f64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Entry {
+    name: String,
+    copies: Option<u32>,
+    vcpus: Option<u32>,
+    slack: Option<Duration>,
+    cpus: Option<BTreeSet<u32>>,
+    #[serde(default)]
+    rta: Vec<RtaEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RtaEntry {
+    slice: Duration,
+    period: Duration,
+    #[serde(default)]
+    sporadic: bool,
+    copies: Option<u32>,
+}
+
+/// A duration as people write it: `250us`, `13.5ms`.
+#[derive(Debug, Clone, Copy)]
+struct Duration(Nanos);
+
+impl<'de> Deserialize<'de> for Duration {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        parse(&text).map(Duration).ok_or_else(|| {
+            de::Error::custom(format!(
+                "`{text}` is no duration; write a number and ns, us, ms or s, such as \"13.5ms\""
+            ))
+        })
+    }
+}
+
+/// Exact: no more decimals than nanoseconds have.
+fn parse(text: &str) -> Option<Nanos> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    let (number, unit) = text.split_at(digits);
+    let (unit, decimals) = match unit.trim() {
+        "ns" => (1_u64, 0),
+        "us" => (1_000, 3),
+        "ms" => (1_000_000, 6),
+        "s" => (1_000_000_000, 9),
+        _ => return None,
+    };
+    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+    if part.len() > decimals.max(1) || part.is_empty() {
+        return None;
+    }
+    let part = format!("{part:0<decimals$}").parse::<u64>().ok()?;
+    let part = if decimals == 0 && part > 0 { return None } else { part };
+    Some(Nanos(whole.parse::<u64>().ok()?.checked_mul(unit)?.checked_add(part)?))
+}
+
+/// What is planned for.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// CPUs for tenants.
+    pub cpus: u32,
+    /// Kept for bulk.
+    pub reserve: Bandwidth,
+    /// Copies expanded.
+    pub tenants: Vec<Tenant>,
+}
+
+/// Reads and checks a file.
+///
+/// # Errors
+/// [`ConfigError`], with the place.
+pub fn load(path: &Path) -> Result<Plan, ConfigError> {
+    let config::Loaded { value, text } = config::load::<File>(path)?;
+    build(value, &text)
+}
+
+fn build(file: File, text: &Text) -> Result<Plan, ConfigError> {
+    let host = *file.host.get_ref();
+    let refuse_host = |what: String| text.error(&file.host.span(), what);
+    if host.cpus == 0 || host.cpus > CPUS_MAX {
+        return Err(refuse_host(format!("cpus = {} is not one of 1 to {CPUS_MAX}", host.cpus)));
+    }
+    if !(0.0..=f64::from(host.cpus)).contains(&host.bulk_reserve) {
+        let what = format!("bulk-reserve = {} is not a number of CPUs from 0 to {}", host.bulk_reserve, host.cpus);
+        return Err(refuse_host(what));
+    }
+    // To the millionth of a CPU, upwards; the range was checked.
+    let reserve = Bandwidth::ppm((host.bulk_reserve * 1e6).ceil() as u64);
+    let mut tenants = Vec::new();
+    for entry in &file.tenant {
+        let refuse = |what: String| text.error(&entry.span(), what);
+        let (entry, slack) = (entry.get_ref(), entry.get_ref().slack.or(file.slack));
+        let tenant = tenant(entry, slack.map_or(Nanos::ZERO, |slack| slack.0), host.cpus).map_err(refuse)?;
+        let copies = entry.copies.unwrap_or(1);
+        if copies == 0 || copies > TENANTS_MAX || tenants.len() + copies as usize > TENANTS_MAX as usize {
+            return Err(refuse(format!("copies = {copies}: at least 1, and at most {TENANTS_MAX} tenants in all")));
+        }
+        for copy in 1..=copies {
+            let name = if copies == 1 { entry.name.clone() } else { format!("{}-{copy}", entry.name) };
+            tenants.push(Tenant { name, ..tenant.clone() });
+        }
+    }
+    Ok(Plan { cpus: host.cpus, reserve, tenants })
+}
+
+fn tenant(entry: &Entry, slack: Nanos, cpus: u32) -> Result<Tenant, String> {
+    let name = entry.name.clone();
+    if let Some(beyond) = entry.cpus.iter().flatten().find(|cpu| **cpu >= cpus) {
+        return Err(format!("{name}: there is no CPU {beyond}; the host has 0 to {}", cpus - 1));
+    }
+    let mut rtas = Vec::new();
+    for one in &entry.rta {
+        let arrivals = if one.sporadic { Arrivals::Sporadic } else { Arrivals::Periodic };
+        let rta = Rta::new(one.slice.0, one.period.0, arrivals).map_err(|error| format!("{name}: {error}"))?;
+        let copies = one.copies.unwrap_or(1);
+        if copies == 0 || rtas.len() + copies as usize > RTAS_MAX as usize {
+            return Err(format!("{name}: copies = {copies}: at least 1, and at most {RTAS_MAX} RTAs in a tenant"));
+        }
+        rtas.extend(std::iter::repeat_n(rta, copies as usize));
+    }
+    if rtas.is_empty() {
+        return Err(format!("{name}: no rta; a tenant without any needs no plan, take it out"));
+    }
+    let partition = partition(rtas, entry.vcpus, slack).map_err(|error| format!("{name}: {error}"))?;
+    let vcpus = partition.into_vcpus().into_iter().filter(|rtas| !rtas.is_empty());
+    let vcpus = vcpus.map(|rtas| Vcpu::new(rtas, slack, entry.cpus.clone())).collect::<Result<_, _>>();
+    Ok(Tenant { vcpus: vcpus.map_err(|error| format!("{name}: {error}"))?, name })
+}
+
+/// Onto as many vCPUs as are said; else onto as few as can be.
+fn partition(rtas: Vec<Rta>, vcpus: Option<u32>, slack: Nanos) -> Result<Partition, String> {
+    if vcpus.is_some_and(|count| count == 0 || count > CPUS_MAX) {
+        return Err(format!("vcpus is not one of 1 to {CPUS_MAX}"));
+    }
+    let place = |count: usize| {
+        let mut partition = Partition::new(count, slack);
+        rtas.iter().try_for_each(|rta| partition.insert(rta.clone())).map(|()| partition)
+    };
+    if let Some(count) = vcpus {
+        return place(count as usize).map_err(|error| error.to_string());
+    }
+    let need: Bandwidth = rtas.iter().map(Rta::bandwidth).sum();
+    let fewest = usize::try_from(need.whole_cpus()).unwrap_or(usize::MAX).max(1);
+    let found = (fewest..rtas.len()).find_map(|count| place(count).ok());
+    found.map_or_else(|| place(rtas.len()).map_err(|error| error.to_string()), Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Plan, String> {
+        let text = Text::new("t.toml", text);
+        text.parse::<File>().and_then(|file| build(file, &text)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn durations_are_exact() {
+        let good = [("13ms", 13_000_000), ("0.5us", 500), ("1.000000001s", 1_000_000_001), ("7 ns", 7)];
+        for (text, ns) in good {
+            assert_eq!(parse(text), Some(Nanos(ns)), "{text}");
+        }
+        for text in ["", "13", "ms", "1.5ns", "1.0001us", "-1ms", "1e3ms", "1.ms", "99999999999999s", "1.2.3ms", "٣ms"]
+        {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn copies_and_vcpus_are_worked_out() {
+        let plan = read(
+            "slack = \"500us\"\n[host]\ncpus = 4\nbulk-reserve = 0.25\n[[tenant]]\nname = \"vm\"\ncopies = 2\n\
+             rta = [{ slice = \"4ms\", period = \"10ms\", copies = 3 }]\n",
+        )
+        .unwrap();
+        let names: Vec<_> = plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.vcpus.len())).collect();
+        assert_eq!(names, [("vm-1", 2), ("vm-2", 2)]);
+        assert_eq!(plan.reserve, Bandwidth::ppm(250_000));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_place() {
+        let host = "[host]\ncpus = 2\n";
+        let cases = [
+            ("[host]\ncpus = 0\n".to_owned(), "t.toml:1:1: cpus = 0 is not one of 1 to 1024"),
+            ("[host]\ncpus = 2\nbulk-reserve = nan\n".to_owned(), "bulk-reserve = NaN is not"),
+            (format!("{host}[[tenant]]\nname = \"a\"\n"), "a: no rta"),
+            (
+                format!("{host}[[tenant]]\nname = \"a\"\nrta = [{{slice=\"2ms\", period=\"1ms\"}}]\n"),
+                "at most the period",
+            ),
+            (format!("{host}[[tenant]]\nname = \"a\"\nrta = [{{slice=\"2\", period=\"1ms\"}}]\n"), "is no duration"),
+            (format!("{host}[[tenant]]\nname = \"a\"\ncpus = [2]\nrta = []\n"), "there is no CPU 2"),
+            (format!("{host}[[tenant]]\nnome = \"a\"\n"), "did you mean `name`?"),
+        ];
+        for (text, want) in cases {
+            let said = read(&text).unwrap_err();
+            assert!(said.contains(want), "{said}\n{want}");
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Works out what `ontime plan` says. The bandwidths are exact inside; what is shown is rounded.
+
+use ontime_plan::compositional::{self, Task};
+use ontime_plan::simulate::{Options, Outcome, simulate};
+use ontime_plan::{Admission, Admitted, Bandwidth, Nanos, Refusal, Reservation, Tenant, Vcpu};
+use serde::Serialize;
+
+use super::file::Plan;
+
+/// Where vCPUs times the shortest period, in units, is above this, MPR and DMPR interfaces are not searched for: it takes minutes.
+const MULTI_MAX: u64 = 200;
+
+/// Everything that is said.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Whether every tenant has a place.
+    pub fits: bool,
+    /// CPUs of each host.
+    pub cpus_per_host: u32,
+    /// CPUs kept for bulk on each host.
+    pub bulk_reserve_cpus: f64,
+    /// What all RTAs need, in CPUs.
+    pub needed_cpus: f64,
+    /// What Ontime reserves, slack included, in CPUs.
+    pub reserved_cpus: f64,
+    /// By host.
+    pub hosts: Vec<HostReport>,
+    /// Tenants that have no place, and why.
+    pub refused: Vec<Refused>,
+    /// By tenant.
+    pub tenants: Vec<TenantReport>,
+    /// What compositional analysis would ask for, all tenants on one host.
+    pub compositional: Compositional,
+    /// What one should know.
+    pub notes: Vec<String>,
+}
+
+/// A host and its tenants.
+#[derive(Debug, Serialize)]
+pub struct HostReport {
+    /// Names of its tenants.
+    pub tenants: Vec<String>,
+    /// In CPUs.
+    pub reserved_cpus: f64,
+    /// Left for more RT tenants, in CPUs.
+    pub free_cpus: f64,
+    /// What a simulation found.
+    pub simulation: Option<Simulation>,
+}
+
+/// A tenant without a place.
+#[derive(Debug, Serialize)]
+pub struct Refused {
+    /// Its name.
+    pub tenant: String,
+    /// Why the emptiest host refuses it.
+    pub why: String,
+}
+
+/// A tenant's bandwidths.
+#[derive(Debug, Serialize)]
+pub struct TenantReport {
+    /// Its name.
+    pub name: String,
+    /// Without slack, in CPUs.
+    pub needed_cpus: f64,
+    /// Under Ontime, in CPUs.
+    pub reserved_cpus: f64,
+    /// Under PRM, in CPUs; none if there is no such interface.
+    pub prm_cpus: Option<f64>,
+    /// The unit its PRM interfaces are whole numbers of, in ns.
+    pub prm_unit_ns: u64,
+    /// By vCPU.
+    pub vcpus: Vec<VcpuReport>,
+}
+
+/// A vCPU's budget and interface, as (time, period).
+#[derive(Debug, Serialize)]
+pub struct VcpuReport {
+    /// How many RTAs it has.
+    pub rtas: usize,
+    /// Under Ontime, in ns.
+    pub budget_ns: (u64, u64),
+    /// Under PRM, in ns; none if there is no such interface.
+    pub prm_ns: Option<(u64, u64)>,
+}
+
+/// RT-Xen's side.
+#[derive(Debug, Serialize)]
+pub struct Compositional {
+    /// The unit in which the host is analysed, in ns.
+    pub unit_ns: u64,
+    /// What all PRM interfaces take, in CPUs ("allocated").
+    pub prm_cpus: Option<f64>,
+    /// Whole CPUs to set aside so that gEDF is proven to serve them ("claimed").
+    pub claimed_cpus: Option<u64>,
+    /// The DMPR of least bandwidth over the PRM interfaces, in CPUs.
+    pub dmpr_cpus: Option<f64>,
+    /// The MPR of least bandwidth over the PRM interfaces, in CPUs.
+    pub mpr_cpus: Option<f64>,
+}
+
+/// What a simulation found. Nothing here is measured.
+#[derive(Debug, Serialize)]
+pub struct Simulation {
+    /// Seconds simulated.
+    pub seconds: f64,
+    /// Jobs whose deadline came.
+    pub jobs: u64,
+    /// Deadlines missed.
+    pub missed: u64,
+    /// How late at worst, in us.
+    pub late_max_us: f64,
+    /// Slices planned, per simulated second.
+    pub slices_per_second: f64,
+    /// Plans laid anew in mid-slice, per simulated second.
+    pub replans_per_second: f64,
+    /// vCPUs moved to another CPU, per simulated second.
+    pub migrations_per_second: f64,
+    /// vCPUs switched to, per simulated second.
+    pub switches_per_second: f64,
+    /// CPU time used by RTAs, in CPUs.
+    pub used_cpus: f64,
+}
+
+/// Tenants on one host, as admitted.
+pub struct Placed {
+    /// Indices of its tenants.
+    pub tenants: Vec<usize>,
+    /// Their vCPUs, each with the index of its tenant.
+    pub vcpus: Vec<(usize, Vcpu)>,
+    /// Where they run.
+    pub admitted: Admitted,
+}
+
+/// Puts each tenant on one host: the largest first, each on the fullest that admits it.
+pub fn place(plan: &Plan, hosts: usize) -> (Vec<Placed>, Vec<(usize, Refusal)>) {
+    let host = Admission::new(plan.cpus, plan.reserve);
+    let empty = || host.admit(&[]).ok().map(|admitted| Placed { tenants: Vec::new(), vcpus: Vec::new(), admitted });
+    let mut placed: Vec<Placed> = (0..hosts).filter_map(|_| empty()).collect();
+    let mut order: Vec<(usize, &Tenant)> = plan.tenants.iter().enumerate().collect();
+    order.sort_by_key(|(_, tenant)| std::cmp::Reverse(tenant.bandwidth()));
+    let mut refused = Vec::new();
+    for (index, tenant) in order {
+        placed.sort_by_key(|host| std::cmp::Reverse(host.admitted.total));
+        let mut why = None;
+        let taken = placed.iter_mut().any(|on| {
+            let mut asked: Vec<Reservation> = on.vcpus.iter().map(|(_, vcpu)| vcpu.into()).collect();
+            asked.extend(tenant.vcpus.iter().map(Reservation::from));
+            match host.admit(&asked) {
+                Ok(admitted) => {
+                    on.admitted = admitted;
+                    on.tenants.push(index);
+                    on.vcpus.extend(tenant.vcpus.iter().map(|vcpu| (index, vcpu.clone())));
+                    true
+                }
+                Err(refusal) => {
+                    why = Some(refusal);
+                    false
+                }
+            }
+        });
+        if let Some(why) = why.filter(|_| !taken) {
+            refused.push((index, why));
+        } else if !taken {
+            refused.push((index, Refusal::Full { total: tenant.bandwidth(), reserve: plan.reserve, cpus: 0 }));
+        }
+    }
+    (placed, refused)
+}
+
+/// The whole report, but for simulations.
+pub fn report(plan: &Plan, placed: &[Placed], refused: &[(usize, Refusal)]) -> Report {
+    let tenants: Vec<TenantReport> = plan.tenants.iter().map(tenant_report).collect();
+    let name = |index: usize| plan.tenants.get(index).map_or_else(String::new, |tenant| tenant.name.clone());
+    let reserve = plan.reserve.as_f64();
+    let host = |on: &Placed| HostReport {
+        tenants: on.tenants.iter().map(|index| name(*index)).collect(),
+        reserved_cpus: on.admitted.total.as_f64(),
+        free_cpus: f64::from(plan.cpus) - reserve - on.admitted.total.as_f64(),
+        simulation: None,
+    };
+    Report {
+        fits: refused.is_empty(),
+        cpus_per_host: plan.cpus,
+        bulk_reserve_cpus: reserve,
+        needed_cpus: plan.tenants.iter().map(Tenant::need).sum::<Bandwidth>().as_f64(),
+        reserved_cpus: plan.tenants.iter().map(Tenant::bandwidth).sum::<Bandwidth>().as_f64(),
+        hosts: placed.iter().map(host).collect(),
+        refused: refused.iter().map(|(index, why)| Refused { tenant: name(*index), why: why.to_string() }).collect(),
+        compositional: compositional(&tenants, unit(&plan.tenants)),
+        notes: notes(plan),
+        tenants,
+    }
+}
+
+/// The largest of 1 ms, 100 us, 10 us, 1 us and 1 ns that all times are whole numbers of.
+fn unit(tenants: &[Tenant]) -> Nanos {
+    let times =
+        || tenants.iter().flat_map(|t| &t.vcpus).flat_map(Vcpu::rtas).flat_map(|rta| [rta.slice(), rta.period()]);
+    let units = [1_000_000, 100_000, 10_000, 1_000];
+    Nanos(units.into_iter().find(|unit| times().all(|time| time.0 % unit == 0)).unwrap_or(1))
+}
+
+fn tenant_report(tenant: &Tenant) -> TenantReport {
+    let unit = unit(std::slice::from_ref(tenant));
+    let vcpus: Vec<VcpuReport> = tenant.vcpus.iter().map(|vcpu| vcpu_report(vcpu, unit)).collect();
+    TenantReport {
+        name: tenant.name.clone(),
+        prm_unit_ns: unit.0,
+        needed_cpus: tenant.need().as_f64(),
+        reserved_cpus: tenant.bandwidth().as_f64(),
+        prm_cpus: vcpus.iter().map(|vcpu| vcpu.prm_ns.map(|(q, p)| q as f64 / p as f64)).sum(),
+        vcpus,
+    }
+}
+
+fn vcpu_report(vcpu: &Vcpu, unit: Nanos) -> VcpuReport {
+    let tasks: Vec<Task> = vcpu
+        .rtas()
+        .iter()
+        .map(|rta| Task { budget: rta.slice().0 / unit.0, period: rta.period().0 / unit.0 })
+        .collect();
+    let (budget, period) = vcpu.budget().unwrap_or_default();
+    VcpuReport {
+        rtas: tasks.len(),
+        budget_ns: (budget.0, period.0),
+        prm_ns: compositional::prm(&tasks).map(|found| (found.budget * unit.0, found.period * unit.0)),
+    }
+}
+
+fn compositional(tenants: &[TenantReport], unit: Nanos) -> Compositional {
+    let interfaces = tenants.iter().flat_map(|tenant| &tenant.vcpus).map(|vcpu| vcpu.prm_ns);
+    let tasks: Option<Vec<Task>> =
+        interfaces.map(|one| one.map(|(q, p)| Task { budget: q / unit.0, period: p / unit.0 })).collect();
+    let work = |tasks: &[Task]| tasks.iter().map(|task| task.period).min().unwrap_or(0) * tasks.len() as u64;
+    let few = tasks.as_deref().filter(|tasks| work(tasks) <= MULTI_MAX);
+    Compositional {
+        unit_ns: unit.0,
+        prm_cpus: tasks.as_ref().map(|tasks| tasks.iter().map(|t| t.bandwidth()).sum::<Bandwidth>().as_f64()),
+        claimed_cpus: tasks.as_deref().and_then(compositional::whole_cpus),
+        dmpr_cpus: few.and_then(compositional::dmpr).map(|multi| multi.dmpr_bandwidth().as_f64()),
+        mpr_cpus: few.and_then(compositional::mpr).map(|multi| multi.mpr_bandwidth().as_f64()),
+    }
+}
+
+/// Where slack does not cover deadlines that come close together.
+fn notes(plan: &Plan) -> Vec<String> {
+    let thin = |tenant: &&Tenant| {
+        let short = |vcpu: &Vcpu| vcpu.slack_for_all().is_none_or(|enough| vcpu.slack() < enough);
+        tenant.vcpus.iter().any(short)
+    };
+    let mut tenants = plan.tenants.iter().filter(thin);
+    let Some(first) = tenants.next() else { return Vec::new() };
+    let others = tenants.count();
+    let enough = first.vcpus.iter().map(Vcpu::slack_for_all).max().flatten();
+    let whose = if others == 0 { first.name.clone() } else { format!("{} and {others} more", first.name) };
+    let remedy = enough.map_or_else(
+        || "its period is too short for any slack to cover that".to_owned(),
+        |enough| format!("a slack of {enough} covers that for {}", first.name),
+    );
+    vec![format!("{whose}: a deadline less than 250 us from another's may be missed, by less than that; {remedy}")]
+}
+
+/// Simulates a host.
+pub fn run(on: &Placed, options: &Options) -> (Simulation, Outcome) {
+    let vcpus: Vec<Vcpu> = on.vcpus.iter().map(|(_, vcpu)| vcpu.clone()).collect();
+    let outcome = simulate(&vcpus, &on.admitted, options);
+    let seconds = options.duration.0 as f64 / 1e9;
+    let each = |count: u64| count as f64 / seconds;
+    let simulation = Simulation {
+        seconds,
+        jobs: outcome.jobs(),
+        missed: outcome.missed(),
+        late_max_us: outcome.rtas.iter().map(|rta| rta.late_max.0).max().unwrap_or(0) as f64 / 1e3,
+        slices_per_second: each(outcome.slices),
+        replans_per_second: each(outcome.replans),
+        migrations_per_second: each(outcome.migrations),
+        switches_per_second: each(outcome.switches),
+        used_cpus: outcome.used.0 as f64 / 1e9 / seconds,
+    };
+    (simulation, outcome)
+}

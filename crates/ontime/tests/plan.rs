@@ -1,0 +1,103 @@
+//! `ontime plan` as a user runs it, on the examples of the documentation.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test ends by panicking"
+)]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/examples/plan");
+
+fn plan(file: &str, args: &[&str]) -> Output {
+    let path = Path::new(EXAMPLES).join(file);
+    Command::new(env!("CARGO_BIN_EXE_ontime")).arg("plan").arg(path).args(args).output().unwrap()
+}
+
+fn json(file: &str, args: &[&str]) -> Value {
+    let out = plan(file, &[args, &["--json"]].concat());
+    serde_json::from_slice(&out.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&out.stderr)))
+}
+
+fn near(value: &Value, want: f64) -> bool {
+    (value.as_f64().unwrap() - want).abs() < 0.0006
+}
+
+#[test]
+fn table_2_of_the_paper() {
+    let said = json("nh-dec.toml", &["--simulate", "10"]);
+    let interfaces: Vec<_> =
+        said["tenants"].as_array().unwrap().iter().map(|t| t["vcpus"][0]["prm_ns"].clone()).collect();
+    let ms = |q: u64, p: u64| serde_json::json!([q * 1_000_000, p * 1_000_000]);
+    assert_eq!(interfaces, [ms(4, 5), ms(3, 4), ms(2, 3), ms(1, 9)]);
+    assert!(near(&said["needed_cpus"], 2.017) && near(&said["reserved_cpus"], 2.113), "{said}");
+    assert!(near(&said["compositional"]["prm_cpus"], 2.328) && said["compositional"]["claimed_cpus"] == 3);
+    let simulation = &said["hosts"][0]["simulation"];
+    assert_eq!((&simulation["missed"], &simulation["jobs"]), (&0.into(), &1933.into()));
+}
+
+#[test]
+fn every_example_fits_and_the_simulation_misses_nothing() {
+    let mut count = 0;
+    for entry in std::fs::read_dir(EXAMPLES).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let out = plan(&name, &["--simulate", "0.5"]);
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert!(text.starts_with("Fits: "), "{name}: {text}{}", String::from_utf8_lossy(&out.stderr));
+        if name != "memcached-and-video.toml" {
+            assert_eq!(out.status.code(), Some(0), "{name}: {text}");
+            assert!(text.contains("Simulation, host 1: 0.5 s") && text.contains(" 0 missed"), "{name}: {text}");
+        }
+        count += 1;
+    }
+    assert!(count >= 8);
+}
+
+#[test]
+fn what_does_not_fit_is_told_why_and_more_cpus_or_hosts_help() {
+    let out = plan("nh-dec.toml", &["--cpus", "2"]);
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text.starts_with("Does not fit: ") && text.contains("no place for vm3: 2.008 CPUs asked"), "{text}");
+    assert_eq!(plan("nh-dec.toml", &["--cpus", "3"]).status.code(), Some(0));
+    let two = json("nh-dec.toml", &["--cpus", "2", "--hosts", "2"]);
+    assert_eq!(two["fits"], true);
+    let hosts: Vec<usize> =
+        two["hosts"].as_array().unwrap().iter().map(|h| h["tenants"].as_array().unwrap().len()).collect();
+    assert_eq!(hosts.iter().sum::<usize>(), 4);
+}
+
+#[test]
+fn the_picture_is_well_formed_and_says_simulation() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("schedule.svg");
+    let out = plan("motivation.toml", &["--svg", path.to_str().unwrap(), "--span-ms", "30"]);
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    let svg = std::fs::read_to_string(path).unwrap();
+    let document = roxmltree::Document::parse(&svg).unwrap();
+    assert!(
+        svg.contains("<title>Simulation: ") && document.descendants().filter(|n| n.has_tag_name("rect")).count() > 9
+    );
+    let out = plan("motivation.toml", &["--svg", "/nonexistent/x.svg"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(String::from_utf8(out.stderr).unwrap().contains("/nonexistent/x.svg: cannot be written"));
+}
+
+#[test]
+fn wrong_use_is_2() {
+    assert_eq!(plan("none.toml", &[]).status.code(), Some(2));
+    assert_eq!(plan("nh-dec.toml", &["--simulate", "-1"]).status.code(), Some(2));
+    assert_eq!(plan("nh-dec.toml", &["--cpus", "0"]).status.code(), Some(2));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.toml");
+    std::fs::write(&path, "[host]\ncpus = 1\n[[tenants]]\n").unwrap();
+    let out = plan(path.to_str().unwrap(), &[]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(String::from_utf8(out.stderr).unwrap().contains("did you mean `tenant`?"));
+}

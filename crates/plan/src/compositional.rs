@@ -1,0 +1,290 @@
+//! What compositional analysis would reserve: the periodic resource models that RT-Xen is configured with by CARTS.
+//!
+//! All times are whole numbers of a unit the caller chooses (CARTS works on integers; RTVirt's Table 2 is in ms, its memcached
+//! reservations in us). Interfaces are searched for the least bandwidth over all periods up to the shortest of the tasks';
+//! among equals the shortest period is taken.
+//!
+//! - PRM (Shin and Lee, RTSS 2003): budget Q in each period P on one CPU.
+//! - MPR (Easwaran, Shin, Lee, Real-Time Systems 43, 2009): budget Q in each period P on at most m CPUs at once.
+//! - DMPR (Xu et al., ECRTS 2013): m whole CPUs and one PRM beside.
+
+use crate::units::{Bandwidth, Nanos, gcd};
+
+/// A periodic task in whole units: budget in each period, due at its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Task {
+    /// At most the period.
+    pub budget: u64,
+    /// Above 0.
+    pub period: u64,
+}
+
+impl Task {
+    /// Its part of a CPU.
+    pub fn bandwidth(self) -> Bandwidth {
+        Bandwidth::new(Nanos(self.budget), Nanos(self.period)).unwrap_or(Bandwidth::ONE)
+    }
+}
+
+/// The most points in time at which one set is tested; a set that needs more has no result.
+const POINTS_MAX: u64 = 50_000;
+/// The most times before an arrival that gEDF is tested for.
+const HORIZON_MAX: f64 = 20_000.0;
+/// The longest period that is tried, in units.
+const PERIODS_MAX: u64 = 2_000;
+
+/// Least supply of a PRM in any interval of `t` units.
+///
+/// k = floor((t - (P-Q)) / P), sbf = kQ + max(0, t - 2(P-Q) - kP); 0 below P-Q.
+pub fn prm_supply(interface: Task, t: u64) -> u64 {
+    let (period, budget) = (interface.period.max(1), interface.budget);
+    let gap = period.saturating_sub(budget);
+    let Some(after) = t.checked_sub(gap) else { return 0 };
+    let k = after / period;
+    k * budget + t.saturating_sub(2 * gap + k * period)
+}
+
+/// Most demand of tasks under EDF in any interval of `t` units.
+pub fn edf_demand(tasks: &[Task], t: u64) -> u64 {
+    tasks.iter().map(|task| (t / task.period.max(1)).saturating_mul(task.budget)).fold(0, u64::saturating_add)
+}
+
+fn hyperperiod(tasks: &[Task]) -> Option<u64> {
+    tasks
+        .iter()
+        .try_fold(1_u128, |all, task| {
+            let period = u128::from(task.period.max(1));
+            (all / gcd(all, period)).checked_mul(period).filter(|all| *all <= u128::from(u64::MAX))
+        })
+        .and_then(|all| u64::try_from(all).ok())
+}
+
+/// The deadlines up to the hyperperiod; None if there are too many.
+fn deadlines(tasks: &[Task]) -> Option<Vec<u64>> {
+    let all = hyperperiod(tasks)?;
+    let count: u64 = tasks.iter().map(|task| all / task.period.max(1)).fold(0, u64::saturating_add);
+    if count > POINTS_MAX {
+        return None;
+    }
+    let mut points: Vec<u64> =
+        tasks.iter().flat_map(|task| (1..=all / task.period.max(1)).map(|n| n * task.period.max(1))).collect();
+    points.sort_unstable();
+    points.dedup();
+    Some(points)
+}
+
+/// The PRM of least bandwidth in which the tasks meet their deadlines under EDF. None if they ask for more than a CPU, or their
+/// hyperperiod has more than 50,000 deadlines.
+pub fn prm(tasks: &[Task]) -> Option<Task> {
+    let longest = tasks.iter().map(|task| task.period).min()?.min(PERIODS_MAX);
+    let points = deadlines(tasks)?;
+    let need: Bandwidth = tasks.iter().map(|task| task.bandwidth()).sum();
+    let mut best: Option<Task> = None;
+    for period in 1..=longest {
+        let least = need.of(Nanos(period)).0.max(1);
+        if best.is_some_and(|best| Task { budget: least, period }.bandwidth() >= best.bandwidth()) {
+            continue;
+        }
+        let fits = |budget: &u64| supplies(Task { budget: *budget, period }, tasks, &points, need);
+        let Some(budget) = least_budget(least, period, fits) else { continue };
+        let found = Task { budget, period };
+        if best.is_none_or(|best| found.bandwidth() < best.bandwidth()) {
+            best = Some(found);
+        }
+    }
+    best
+}
+
+/// The least budget from `least` to `period` that fits; more budget never fits worse.
+fn least_budget(least: u64, period: u64, fits: impl Fn(&u64) -> bool) -> Option<u64> {
+    let (mut low, mut high) = (least, period);
+    if low > high || !fits(&high) {
+        return None;
+    }
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if fits(&middle) { high = middle } else { low = middle + 1 }
+    }
+    Some(low)
+}
+
+/// Whether supply covers demand at every deadline. Demand is at most `need` x t and supply at least Q/P x (t - 2(P-Q)), so where the first is
+/// below the second nothing is left to test; and both repeat after the common multiple of hyperperiod and P. A test that would take
+/// more than [`POINTS_MAX`] points counts as failed: the interface found then is safe, but may not be the least.
+fn supplies(interface: Task, tasks: &[Task], points: &[u64], need: Bandwidth) -> bool {
+    let Some(all) = points.last().copied().filter(|_| interface.bandwidth() >= need) else { return false };
+    let gap = interface.period.saturating_sub(interface.budget).saturating_mul(2);
+    let clear = |t: u64| {
+        let supply = u128::from(interface.budget) * u128::from(t.saturating_sub(gap));
+        supply * u128::from(need.period()) >= u128::from(need.runtime()) * u128::from(t) * u128::from(interface.period)
+    };
+    let turns = u128::from(interface.period) / gcd(u128::from(interface.period), u128::from(all)).max(1);
+    let turns = u64::try_from(turns).unwrap_or(u64::MAX);
+    let affordable = POINTS_MAX / u64::try_from(points.len()).unwrap_or(u64::MAX).max(1) + 1;
+    for turn in 0..turns {
+        let later = turn.saturating_mul(all);
+        if clear(later) && turn > 0 {
+            return true;
+        }
+        if turn >= affordable {
+            return false;
+        }
+        if !points.iter().all(|t| edf_demand(tasks, later + t) <= prm_supply(interface, later + t)) {
+            return false;
+        }
+    }
+    true
+}
+
+/// Least supply of an MPR in any interval of `t` units: after a period served as early as can be, the next served as late as can
+/// be. With full concurrency Q is `Q/m` units of all m CPUs and one unit of the remainder. The interval begins either before or after that unit.
+pub fn mpr_supply(interface: Task, cpus: u64, t: u64) -> u64 {
+    let (period, budget, cpus) = (interface.period.max(1), interface.budget, cpus.max(1));
+    let (full, rest) = (budget / cpus, budget % cpus);
+    let early = |upto: u64| upto.min(full) * cpus + if upto > full { rest } else { 0 };
+    // Supply up to a time of the pattern: period 0 early, all later ones late.
+    let upto = |time: u64| {
+        if time <= period {
+            return early(time);
+        }
+        let (turns, inside) = ((time - period) / period, (time - period) % period);
+        budget + turns * budget + (budget - early(period - inside))
+    };
+    [full, full + u64::from(rest > 0)].into_iter().map(|from| upto(from + t) - upto(from)).min().unwrap_or(0)
+}
+
+/// The gEDF test of Easwaran et al. (theorem 1): whether tasks meet their deadlines on `cpus` CPUs' worth of concurrency with this
+/// supply. Sufficient, not necessary.
+///
+/// For each task k and time A before its arrival: interference of the others, with carry-in of the `cpus`-1 largest, plus `cpus` x
+/// budget of k, is at most the supply in A + period of k. A is tried up to `horizon`.
+fn global_edf(tasks: &[Task], cpus: u64, horizon: u64, supply: impl Fn(u64) -> u64) -> bool {
+    let carriers = usize::try_from(cpus.saturating_sub(1)).unwrap_or(usize::MAX);
+    let mut extra = Vec::with_capacity(tasks.len());
+    tasks.iter().enumerate().all(|(k, task)| {
+        // A task like an earlier one has the same test.
+        tasks.iter().position(|other| other == task) != Some(k)
+            || (0..=horizon).all(|before| {
+                let t = before + task.period;
+                extra.clear();
+                let mut demand = cpus * task.budget;
+                for (i, other) in tasks.iter().enumerate() {
+                    let jobs = t / other.period * other.budget;
+                    let carried = other.budget.min(t % other.period);
+                    let (own, most) = if i == k { (task.budget, before) } else { (0, t - task.budget) };
+                    let without = jobs.saturating_sub(own).min(most);
+                    demand += without;
+                    extra.push((jobs + carried).saturating_sub(own).min(most) - without);
+                }
+                extra.sort_unstable_by(|a, b| b.cmp(a));
+                demand + extra.iter().take(carriers).sum::<u64>() <= supply(t)
+            })
+    })
+}
+
+/// Beyond this nothing new comes for a test on whole CPUs: when A exceeds it, demand grows more slowly than supply.
+fn horizon(tasks: &[Task], cpus: u64, supplied: Bandwidth, late: u64) -> Option<u64> {
+    let need: f64 = tasks.iter().map(|task| task.bandwidth().as_f64()).sum();
+    let rate = supplied.as_f64();
+    if rate <= need {
+        return None;
+    }
+    let largest = tasks.iter().map(|task| task.budget).max()?;
+    let all: u64 = tasks.iter().map(|task| task.budget).sum();
+    // demand <= U t + all budgets carried + cpus x largest; supply >= rate (t - late)
+    let bound = ((all + cpus * largest) as f64 + rate * late as f64) / (rate - need);
+    (bound < HORIZON_MAX).then_some(bound as u64 + 1)
+}
+
+/// An interface over several CPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Multi {
+    /// MPR: CPUs used at once. DMPR: whole CPUs.
+    pub cpus: u64,
+    /// MPR: budget over all of them. DMPR: of the one CPU beside; none if `None`.
+    pub interface: Option<Task>,
+}
+
+/// The least number of whole CPUs on which the tasks meet their deadlines under gEDF: what a host must set aside (RTVirt's "claimed").
+/// At least as many as their bandwidth, at most one each, which is also the answer where fewer are not proven. None without tasks.
+pub fn whole_cpus(tasks: &[Task]) -> Option<u64> {
+    let most = u64::try_from(tasks.len()).ok()?;
+    let need: Bandwidth = tasks.iter().map(|task| task.bandwidth()).sum();
+    (need.whole_cpus().max(1)..most)
+        .find(|cpus| {
+            let supplied = Bandwidth::cpus(usize::try_from(*cpus).unwrap_or(usize::MAX));
+            // EDF is optimal on one CPU.
+            *cpus == 1
+                || horizon(tasks, *cpus, supplied, 0)
+                    .is_some_and(|horizon| global_edf(tasks, *cpus, horizon, |t| cpus * t))
+        })
+        .or((most > 0).then_some(most))
+}
+
+/// The DMPR of least bandwidth for tasks under gEDF: whole CPUs and one partial. None without tasks.
+pub fn dmpr(tasks: &[Task]) -> Option<Multi> {
+    let whole = whole_cpus(tasks)?;
+    let longest = tasks.iter().map(|task| task.period).min()?.min(PERIODS_MAX);
+    let Some(fewer) = whole.checked_sub(1).filter(|fewer| *fewer > 0) else {
+        return Some(match prm(tasks) {
+            Some(one) if one.budget < one.period => Multi { cpus: 0, interface: Some(one) },
+            _ => Multi { cpus: whole, interface: None },
+        });
+    };
+    let mut best: Option<Task> = None;
+    for period in 1..=longest {
+        let fits = |budget: &u64| {
+            let part = Task { budget: *budget, period };
+            let supplied = Bandwidth::cpus(usize::try_from(fewer).unwrap_or(usize::MAX)) + part.bandwidth();
+            horizon(tasks, whole, supplied, 2 * (period - budget))
+                .is_some_and(|horizon| global_edf(tasks, whole, horizon, |t| fewer * t + prm_supply(part, t)))
+        };
+        let Some(budget) = least_budget(1, period, fits) else { continue };
+        let found = Task { budget, period };
+        if budget < period && best.is_none_or(|best| found.bandwidth() < best.bandwidth()) {
+            best = Some(found);
+        }
+    }
+    Some(best.map_or(Multi { cpus: whole, interface: None }, |part| Multi { cpus: fewer, interface: Some(part) }))
+}
+
+/// The MPR of least bandwidth for tasks under gEDF, over concurrency from their bandwidth to one CPU each. None if none is found.
+pub fn mpr(tasks: &[Task]) -> Option<Multi> {
+    let most = u64::try_from(tasks.len()).ok()?;
+    let need: Bandwidth = tasks.iter().map(|task| task.bandwidth()).sum();
+    let longest = tasks.iter().map(|task| task.period).min()?.min(PERIODS_MAX);
+    let mut best: Option<Multi> = None;
+    let width = |multi: &Multi| multi.interface.map_or(Bandwidth::cpus(usize::MAX), Task::bandwidth);
+    for cpus in need.whole_cpus().max(1)..=most {
+        for period in 1..=longest {
+            let fits = |budget: &u64| {
+                let task = Task { budget: *budget, period };
+                horizon(tasks, cpus, task.bandwidth(), 2 * period)
+                    .is_some_and(|horizon| global_edf(tasks, cpus, horizon, |t| mpr_supply(task, cpus, t)))
+            };
+            let Some(budget) = least_budget(1, cpus * period, fits) else { continue };
+            let found = Multi { cpus, interface: Some(Task { budget, period }) };
+            if best.as_ref().is_none_or(|best| width(&found) < width(best)) {
+                best = Some(found);
+            }
+        }
+    }
+    best
+}
+
+impl Multi {
+    /// As DMPR: whole CPUs and the partial one.
+    pub fn dmpr_bandwidth(self) -> Bandwidth {
+        let part = self.interface.map_or(Bandwidth::ZERO, Task::bandwidth);
+        Bandwidth::cpus(usize::try_from(self.cpus).unwrap_or(usize::MAX)) + part
+    }
+
+    /// As MPR: the budget, of as many CPUs as it is spread over.
+    pub fn mpr_bandwidth(self) -> Bandwidth {
+        self.interface.map_or(Bandwidth::ZERO, Task::bandwidth)
+    }
+}
+
+#[cfg(test)]
+#[path = "compositional_tests.rs"]
+mod tests;

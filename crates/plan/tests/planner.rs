@@ -1,0 +1,181 @@
+//! The planner under random sets, sleeps and wake-ups: never two vCPUs on a CPU, never a vCPU on two CPUs, sums exact.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
+
+use ontime_plan::{Admission, Admitted, Bandwidth, Demand, Nanos, Planner, Reservation, Segment};
+use proptest::prelude::*;
+
+fn check_layout(planner: &Planner, admitted: &Admitted, from: Nanos) {
+    let segments = planner.segments();
+    let cpus = admitted.shared.len();
+    for pair in segments.windows(2) {
+        assert!((pair[0].cpu, pair[0].end) <= (pair[1].cpu, pair[1].start) || pair[0].cpu < pair[1].cpu, "overlap");
+    }
+    let flat: Vec<Segment> = (0..cpus).flat_map(|cpu| planner.cpu(cpu).to_vec()).collect();
+    assert_eq!(flat, segments);
+    for segment in segments {
+        assert!(segment.start < segment.end && segment.start >= from && segment.end <= planner.end());
+        let home = admitted.home[segment.vcpu.index()];
+        assert!(home.is_none_or(|home| home == segment.cpu), "affinity");
+        assert!(home.is_some() || admitted.shared[segment.cpu as usize]);
+    }
+    let mut by_vcpu = segments.to_vec();
+    by_vcpu.sort_by_key(|segment| (segment.vcpu, segment.start));
+    let crossings = by_vcpu.windows(2).filter(|pair| pair[0].vcpu == pair[1].vcpu).count();
+    assert!(crossings < cpus.max(1), "{crossings} migrations on {cpus} CPUs");
+    for pair in by_vcpu.windows(2) {
+        assert!(pair[0].vcpu != pair[1].vcpu || pair[0].end <= pair[1].start, "on two CPUs at once");
+    }
+}
+
+/// Any period, or one of some whose sums have a small divisor, so that a set can be made exactly full.
+fn periods() -> impl Strategy<Value = u64> {
+    let few = prop::sample::select(vec![3_000, 7_000, 13_000, 1_001_000, 4_096_000, 9_000_000, 100_000_000]);
+    prop_oneof![1 => 1000u64..100_000_000, 8 => few]
+}
+
+/// Bandwidths as (parts, of), scaled so that together they are just at most `cpus`; some pinned.
+fn sets() -> impl Strategy<Value = (u32, Vec<(u64, u64, Option<u32>)>)> {
+    (1u32..6).prop_flat_map(|cpus| {
+        let one = (1u64..1000, periods(), prop::option::weighted(0.2, 0..cpus));
+        (Just(cpus), prop::collection::vec(one, 1..40))
+    })
+}
+
+/// Admits them one by one, so that the set is nearly full.
+fn fill(cpus: u32, set: &[(u64, u64, Option<u32>)], scale: u64) -> (Vec<Reservation>, Admitted) {
+    let host = Admission::new(cpus, Bandwidth::ZERO);
+    let mut asked = Vec::new();
+    let mut admitted = host.admit(&[]).unwrap();
+    for (parts, of, pin) in set {
+        let bandwidth = Bandwidth::new(Nanos(parts * of * scale / 1000 / 10), Nanos(*of)).unwrap();
+        let bandwidth = bandwidth.clamp(Bandwidth::ppm(10), Bandwidth::ppm(999_990));
+        asked.push(Reservation { bandwidth, affinity: pin.map(|cpu| [cpu].into()) });
+        match host.admit(&asked) {
+            Ok(now) => admitted = now,
+            Err(_) => drop(asked.pop()),
+        }
+    }
+    (asked, admitted)
+}
+
+/// What is left of the host, as one more vCPU: the set is exactly full.
+fn top_up(cpus: u32, asked: &mut Vec<Reservation>) -> Option<Admitted> {
+    let total: Bandwidth = asked.iter().map(|ask| ask.bandwidth).sum();
+    let left = u64::from(cpus).checked_mul(total.period())?.checked_sub(total.runtime())?;
+    let bandwidth = Bandwidth::new(Nanos(left), Nanos(total.period()))?;
+    if bandwidth < Bandwidth::ppm(10) || bandwidth > Bandwidth::ppm(999_990) {
+        return None;
+    }
+    asked.push(Reservation { bandwidth, affinity: None });
+    Admission::new(cpus, Bandwidth::ZERO).admit(asked).ok()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Always busy: at each global deadline every vCPU has had its bandwidth x time, exact to a nanosecond, even with the host exactly full.
+    #[test]
+    fn sums_are_exact((cpus, set) in sets(), scale in 1u64..10, steps in prop::collection::vec(1u64..3_000_000, 1..40)) {
+        let (mut asked, mut admitted) = fill(cpus, &set, scale);
+        let before = asked.len();
+        match top_up(cpus, &mut asked) {
+            Some(full) => admitted = full,
+            None => asked.truncate(before),
+        }
+        let mut planner = Planner::new(&admitted.shared);
+        let ids: Vec<_> =
+            asked.iter().zip(&admitted.home).map(|(ask, home)| planner.add(ask.bandwidth, *home)).collect();
+        let mut had = vec![0u128; asked.len()];
+        let mut now = Nanos::ZERO;
+        for step in steps {
+            let demands = vec![Demand { deadline: now + Nanos(step), idle: false }; asked.len()];
+            let end = planner.plan(now, &demands);
+            prop_assert_eq!(end, now + Nanos(step.max(250_000)));
+            check_layout(&planner, &admitted, now);
+            for segment in planner.segments() {
+                had[segment.vcpu.index()] += u128::from(segment.end.0 - segment.start.0);
+            }
+            now = end;
+            for (id, ask) in ids.iter().zip(&asked) {
+                let (runtime, period) = (u128::from(ask.bandwidth.runtime()), u128::from(ask.bandwidth.period()));
+                let due = runtime * u128::from(now.0);
+                let have = had[id.index()];
+                prop_assert!(have >= due / period, "{} ns instead of {} at {}", have, due / period, now.0);
+                prop_assert!(have <= due.div_ceil(period));
+            }
+        }
+    }
+
+    /// Whoever sleeps and wakes, and when: those awake get what they were planned, a waker bandwidth x what is left.
+    #[test]
+    fn sleepers_harm_nobody(
+        (cpus, set) in sets(), scale in 1u64..10,
+        events in prop::collection::vec((0usize..40, any::<bool>(), 1u64..200_000), 1..60),
+        idle in prop::collection::vec(any::<bool>(), 40),
+    ) {
+        let (asked, admitted) = fill(cpus, &set, scale);
+        let mut planner = Planner::new(&admitted.shared);
+        let ids: Vec<_> =
+            asked.iter().zip(&admitted.home).map(|(ask, home)| planner.add(ask.bandwidth, *home)).collect();
+        let demand = |n: usize| Demand { deadline: Nanos::from_millis(5), idle: idle[n] };
+        let demands: Vec<_> = (0..ids.len()).map(demand).collect();
+        let end = planner.plan(Nanos::ZERO, &demands);
+        let left = |planner: &Planner, now: Nanos| {
+            let mut left = vec![0u64; ids.len()];
+            for segment in planner.segments() {
+                left[segment.vcpu.index()] += segment.end.0.saturating_sub(segment.start.max(now).0);
+            }
+            left
+        };
+        let mut touched: Vec<bool> = idle.clone();
+        let mut now = Nanos::ZERO;
+        for (vcpu, wake, after) in events {
+            now = now + Nanos(after);
+            let Some(id) = ids.get(vcpu).copied() else { continue };
+            if now >= end {
+                break;
+            }
+            let before = left(&planner, now);
+            let changed = if wake { planner.wake(id, now) } else { planner.sleep(id, now) };
+            if !changed {
+                continue;
+            }
+            check_layout(&planner, &admitted, now);
+            let after = left(&planner, now);
+            for other in 0..ids.len() {
+                if other != id.index() {
+                    prop_assert_eq!(before[other], after[other], "another's time changed");
+                }
+            }
+            if wake && touched[id.index()] {
+                let ask = asked[id.index()].bandwidth;
+                let due = u128::from(ask.runtime()) * u128::from(end.0 - now.0) / u128::from(ask.period());
+                prop_assert!(u128::from(after[id.index()]) + 1 >= due, "{} instead of {}", after[id.index()], due);
+                touched[id.index()] = false;
+            }
+            if !wake {
+                prop_assert_eq!(after[id.index()], 0);
+                touched[id.index()] = false;
+            }
+        }
+    }
+
+    /// Any deadlines, any bandwidths, admitted or not: no panic, no overlap.
+    #[test]
+    fn hostile_input_is_harmless(
+        cpus in 0usize..4, asked in prop::collection::vec((any::<u64>(), 1..=u64::MAX), 0..10),
+        slices in prop::collection::vec((any::<u64>(), prop::collection::vec((any::<u64>(), any::<bool>()), 0..12)), 1..10),
+    ) {
+        let admitted = Admitted { home: vec![None; asked.len()], shared: vec![true; cpus], total: Bandwidth::ZERO };
+        let mut planner = Planner::new(&admitted.shared);
+        for (runtime, period) in &asked {
+            planner.add(Bandwidth::new(Nanos(*runtime), Nanos(*period)).unwrap(), None);
+        }
+        for (now, published) in slices {
+            let demands: Vec<_> = published.iter().map(|(at, idle)| Demand { deadline: Nanos(*at), idle: *idle }).collect();
+            planner.plan(Nanos(now), &demands);
+            check_layout(&planner, &admitted, Nanos(now));
+        }
+    }
+}
