@@ -36,9 +36,9 @@ const STREAMS: &str = "4";
 /// Real time that a command in the emulated host may take.
 const LIMIT: Duration = Duration::from_secs(300);
 /// Real time that a guest may take to boot, and how often it is tried: emulated SVM hangs some guests (docs/lab.md).
-const BOOT_LIMIT: Duration = Duration::from_secs(75);
+const BOOT_LIMIT: Duration = Duration::from_secs(45);
 /// Boots of a VM before it is given up.
-const BOOTS: u32 = 6;
+const BOOTS: u32 = 12;
 /// Frames of the bulk capture that show the flood has started, bytes.
 const FLOODING: u64 = 2_000_000;
 /// Requests at the start of each case that do not count: caches, ARP, the client learning the clock.

@@ -13,6 +13,7 @@ use ontime_bench::schema::{self, MethodResult, Report};
 use ontime_bench::{goals, report};
 use ontime_lab::{Clock, Kernel, Machine, isolate};
 
+use crate::exit::{OK, THRESHOLD};
 use crate::lab;
 use crate::paths::Paths;
 
@@ -139,7 +140,7 @@ fn rt_server(args: &RtServer) -> anyhow::Result<ExitCode> {
     lab::images()?;
     let kept = tempfile::tempdir().context("a directory for the results")?;
     let at_once = if args.clock == Clock::Virtual { 2 } else { 1 };
-    let mut results = Vec::new();
+    let (mut results, mut missing) = (Vec::new(), Vec::new());
     let mut waiting = hosts.iter().enumerate();
     let mut running: Vec<(Part, Child)> = Vec::new();
     loop {
@@ -155,20 +156,28 @@ fn rt_server(args: &RtServer) -> anyhow::Result<ExitCode> {
         }
         let (part, mut child) = running.remove(0);
         let status = child.wait().context("waiting for a part of the measurement")?;
-        if !status.success() {
-            for (_, mut other) in running {
-                // One of them cannot be measured: the others' time would be wasted.
-                let _ = other.kill();
-                let _ = other.wait();
-            }
-            bail!("a part of the measurement failed ({status}); what it said stands above");
+        if status.success() {
+            results.push((part.number, read_part(&part.file)?));
+        } else if let Some(host) = hosts.get(part.number) {
+            missing.push(format!(
+                "{} on {}: not measured, the emulated host or a VM failed",
+                host.methods.join(", "),
+                host.kernel
+            ));
         }
-        results.push((part.number, read_part(&part.file)?));
+    }
+    if results.is_empty() {
+        bail!("nothing could be measured; what went wrong stands above");
     }
     results.sort_by_key(|(number, _)| *number);
     let results = results.into_iter().flat_map(|(_, results)| results).collect();
-    let report = assemble(args, results)?;
-    write(&report, args.json.as_deref(), args.csv.as_deref(), args.html.as_deref())
+    let mut report = assemble(args, results)?;
+    report.notes.extend(missing.iter().cloned());
+    write(&report, args.json.as_deref(), args.csv.as_deref(), args.html.as_deref())?;
+    for line in &missing {
+        eprintln!("ontime: {line}");
+    }
+    Ok(ExitCode::from(if missing.is_empty() { OK } else { THRESHOLD }))
 }
 
 struct Part {
