@@ -32,10 +32,11 @@ nothing_stays_behind() {
     kill -9 $first
     wait $first
     for _ in $(seq 50); do
-        grep -lsa "$work/killed" /proc/[0-9]*/cmdline | grep -qv "/$$/" || return 0
+        pgrep -f "$work/killed" > /dev/null || return 0
         sleep 0.1
     done
-    echo "processes of the killed lab still run"
+    echo "processes of the killed lab still run:"
+    pgrep -af "$work/killed"
     return 1
 }
 
