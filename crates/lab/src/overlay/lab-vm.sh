@@ -30,13 +30,14 @@ start)
     boot "$3" "$4" "$5"
     ;;
 wait)
+    # Seldom: each look preempts the guest, and the emulated SVM fails guests that are preempted often.
     until grep -q LAB-GUEST-UP "$dir/$name.log"; do
         kill -0 "$(cat "$dir/$name.pid")" 2> /dev/null || {
             echo "lab-vm: $name ended while it booted; its console:" >&2
             tail -n 20 "$dir/$name.log" >&2
             exit 1
         }
-        sleep 0.1
+        sleep 1
     done
     ;;
 stop)
