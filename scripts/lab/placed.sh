@@ -30,6 +30,7 @@ for _ in $(seq 100); do ontime status > /dev/null 2>&1 && break; sleep 0.1; done
 ontime status > /lab/status 2>&1 || true
 ontime ps
 vm=$(cat /run/lab-vm/rt.pid)
+grep -q '^CPU' /proc/$vm/task/*/comm && grep -q '^vhost-' /proc/$vm/task/*/comm || { echo "the VM has no vCPU or vhost thread"; exit 1; }
 for task in /proc/$vm/task/*; do
     case $(cat "$task/comm") in
     CPU*) expect "vCPU" "SCHED_FIFO 47 " "$(place "${task##*/}")" ;;
@@ -38,6 +39,7 @@ for task in /proc/$vm/task/*; do
 done
 expect "NAPI threading of rt0" 1 "$(cat /sys/class/net/rt0/threaded)"
 expect "NAPI threading of bulk0" 1 "$(cat /sys/class/net/bulk0/threaded)"
+[ -n "$(pgrep '^napi/rt0')" ] || { echo "rt0 has no NAPI thread"; exit 1; }
 for thread in $(pgrep '^napi/rt0'); do expect "NAPI of rt0" "SCHED_FIFO 49 " "$(place "$thread")"; done
 expect "skb_defer_max" 0 "$(cat /proc/sys/net/core/skb_defer_max)"
 # Changed behind its back: noticed and put right at the next look.

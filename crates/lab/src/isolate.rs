@@ -34,8 +34,3 @@ pub fn enter() -> Result<(), LabError> {
         .exec();
     Err(LabError::Program { program: "unshare".into(), source, remedy: "install Debian's util-linux" })
 }
-
-/// Whether this process is in namespaces of its own.
-pub fn isolated() -> bool {
-    env::var_os(MARK).is_some()
-}

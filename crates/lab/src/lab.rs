@@ -47,7 +47,6 @@ pub struct Lab {
     dir: PathBuf,
     emulator: Child,
     connection: Option<Connection>,
-    kernel: String,
     clock: Clock,
     next: u64,
 }
@@ -83,21 +82,11 @@ impl Lab {
             source,
             remedy: "remove the lab's cache so that its images are built again",
         })?;
-        let mut lab = Self { dir, emulator, connection: None, kernel: String::new(), clock: machine.clock, next: 0 };
+        let mut lab = Self { dir, emulator, connection: None, clock: machine.clock, next: 0 };
         if machine.console == Console::Log {
             lab.wait_until_up()?;
         }
         Ok(lab)
-    }
-
-    /// The lab's directory.
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    /// `uname -rv` of the emulated host.
-    pub fn kernel(&self) -> &str {
-        &self.kernel
     }
 
     /// The capture of a NIC (`rt` or `bulk`) made outside the emulated host.
@@ -247,8 +236,7 @@ impl Lab {
             self.still_running()?;
         }
         loop {
-            if let Some(Reply::Ready { kernel }) = self.reply()? {
-                self.kernel = kernel;
+            if let Some(Reply::Ready { .. }) = self.reply()? {
                 return Ok(());
             }
         }

@@ -55,6 +55,19 @@ struct RtServer {
     /// Also measure each RT method without flood
     #[arg(long)]
     quiet_too: bool,
+    #[command(flatten)]
+    output: Output,
+    /// Directory for captures and logs (default: removed at the end)
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// One host's part, written to this file (the command starts itself so, a host at a time)
+    #[arg(long, hide = true)]
+    part: Option<PathBuf>,
+}
+
+/// Where a report goes, besides the terminal.
+#[derive(Debug, clap::Args)]
+struct Output {
     /// Write the results (docs/bench.schema.json)
     #[arg(long)]
     json: Option<PathBuf>,
@@ -64,12 +77,6 @@ struct RtServer {
     /// Write the report page
     #[arg(long)]
     html: Option<PathBuf>,
-    /// Directory for captures and logs (default: removed at the end)
-    #[arg(long)]
-    out: Option<PathBuf>,
-    /// One host's part, written to this file (the command starts itself so, a host at a time)
-    #[arg(long, hide = true)]
-    part: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -77,15 +84,8 @@ struct Show {
     /// What `--json` wrote; results of several are put together
     #[arg(required = true)]
     results: Vec<PathBuf>,
-    /// Write the results put together
-    #[arg(long)]
-    json: Option<PathBuf>,
-    /// Write the table as CSV
-    #[arg(long)]
-    csv: Option<PathBuf>,
-    /// Write the report page
-    #[arg(long)]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// Runs `ontime bench`.
@@ -173,7 +173,7 @@ fn rt_server(args: &RtServer) -> anyhow::Result<ExitCode> {
     let results = results.into_iter().flat_map(|(_, results)| results).collect();
     let mut report = assemble(args, results)?;
     report.notes.extend(missing.iter().cloned());
-    write(&report, args.json.as_deref(), args.csv.as_deref(), args.html.as_deref())?;
+    write(&report, &args.output)?;
     for line in &missing {
         eprintln!("ontime: {line}");
     }
@@ -311,22 +311,22 @@ fn show(args: &Show) -> anyhow::Result<ExitCode> {
     let Some(mut report) = all else { bail!("no results") };
     let specs = goals::of_experiment(&report.experiment);
     report.goals = goals::evaluate(specs, &report.results, report.clock, &report.kernel);
-    write(&report, args.json.as_deref(), args.csv.as_deref(), args.html.as_deref())
+    write(&report, &args.output)
 }
 
-fn write(report: &Report, json: Option<&Path>, csv: Option<&Path>, html: Option<&Path>) -> anyhow::Result<ExitCode> {
+fn write(report: &Report, output: &Output) -> anyhow::Result<ExitCode> {
     let put = |path: &Path, text: String| {
         fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
         eprintln!("wrote {}", path.display());
         anyhow::Ok(())
     };
-    if let Some(path) = json {
+    if let Some(path) = &output.json {
         put(path, report.to_json()?)?;
     }
-    if let Some(path) = csv {
+    if let Some(path) = &output.csv {
         put(path, report::csv(report))?;
     }
-    if let Some(path) = html {
+    if let Some(path) = &output.html {
         put(path, report::html(report))?;
     }
     println!("{}\n{}", report::terminal(report), report::goals(report));
