@@ -142,6 +142,9 @@ pub enum Policy {
 impl Policy {
     /// What a bulk thread runs at.
     pub const BULK: Policy = Policy::Other { nice: 0 };
+    /// Where interrupt and NAPI threads of bulk NICs run: still below every RT thread, but ahead of the bulk tenants' own threads,
+    /// as softirqs are where nothing is threaded. Level with them, a NIC's ring overflows while they use up their slices.
+    pub const BULK_DRIVER: Policy = Policy::Other { nice: -20 };
 }
 
 impl fmt::Display for Policy {
@@ -174,6 +177,8 @@ impl PriorityTable {
     pub const BASE_MAX: u8 = 90;
     /// `ktimers` and `ksoftirqd`, as tuned's realtime profiles place them.
     pub const KTIMERS: Policy = Policy::Fifo(2);
+    /// A polling thread: below all of these, so that they and every vCPU go on.
+    pub const POLLER: Policy = Policy::Fifo(1);
     /// `rcuc`, as tuned's realtime profiles place it.
     pub const RCUC: Policy = Policy::Fifo(4);
 
@@ -196,7 +201,12 @@ impl PriorityTable {
 
     /// The policy for a thread of this role on the path of this class.
     pub fn policy(self, class: Class, role: Role) -> Policy {
-        let Class::Rt(level) = class else { return Policy::BULK };
+        let Class::Rt(level) = class else {
+            return match role {
+                Role::Irq | Role::Napi => Policy::BULK_DRIVER,
+                Role::Vnic | Role::VcpuPlanned | Role::VcpuEntitled => Policy::BULK,
+            };
+        };
         let below_irq = match role {
             Role::Irq => 0,
             Role::Napi => 1,
@@ -226,7 +236,8 @@ mod tests {
         assert_eq!(table.policy(rt, Role::Napi), Policy::Fifo(49));
         assert_eq!(table.policy(rt, Role::Vnic), Policy::Fifo(48));
         assert_eq!(table.policy(rt, Role::VcpuPlanned), Policy::Fifo(47));
-        assert_eq!(table.policy(Class::Bulk, Role::Irq), Policy::BULK);
+        assert_eq!(table.policy(Class::Bulk, Role::Irq), Policy::Other { nice: -20 });
+        assert_eq!(table.policy(Class::Bulk, Role::VcpuPlanned), Policy::BULK);
     }
 
     #[test]

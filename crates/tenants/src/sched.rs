@@ -16,7 +16,7 @@ const SCHED_IDLE: u32 = 5;
 pub(crate) const SCHED_DEADLINE: u32 = 6;
 const SCHED_EXT: u32 = 7;
 
-/// Children of the thread start at SCHED_OTHER. Kept as it was found, never set by Ontime.
+/// Children of the thread start at SCHED_OTHER.
 const FLAG_RESET_ON_FORK: u64 = 0x01;
 
 /// `struct sched_attr`, its first version (48 bytes): without utilisation clamps, which a change then leaves alone.
@@ -91,7 +91,16 @@ pub(crate) fn policy(tid: i32) -> io::Result<Policy> {
 /// Gives the thread a policy; its reset-on-fork flag stays as it is.
 pub(crate) fn set_policy(tid: i32, policy: Policy) -> io::Result<()> {
     let kept = getattr(tid)?.flags & FLAG_RESET_ON_FORK;
-    let attr = SchedAttr { flags: kept, ..attr_from(policy) };
+    setattr(tid, SchedAttr { flags: kept, ..attr_from(policy) })
+}
+
+/// Gives the thread a policy that its children do not inherit where it is a real-time one.
+pub(crate) fn set_policy_alone(tid: i32, policy: Policy) -> io::Result<()> {
+    let realtime = matches!(policy, Policy::Fifo(_) | Policy::Rr(_));
+    setattr(tid, SchedAttr { flags: if realtime { FLAG_RESET_ON_FORK } else { 0 }, ..attr_from(policy) })
+}
+
+fn setattr(tid: i32, attr: SchedAttr) -> io::Result<()> {
     // SAFETY: the kernel reads the 48 bytes that `size` announces, from a live struct of that size.
     let result = unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attr, 0u32) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

@@ -87,13 +87,15 @@ enum Pin {
 /// A change of one thread.
 enum Change<'a> {
     Policy(Policy),
+    /// Not for its children, where it is a real-time policy.
+    PolicyAlone(Policy),
     Affinity(&'a CpuList),
 }
 
 impl Change<'_> {
     fn name(&self) -> &'static str {
         match self {
-            Change::Policy(_) => "setting its policy",
+            Change::Policy(_) | Change::PolicyAlone(_) => "setting its policy",
             Change::Affinity(_) => "setting its affinity",
         }
     }
@@ -101,6 +103,7 @@ impl Change<'_> {
     fn make(&self, tid: i32) -> io::Result<()> {
         match self {
             Change::Policy(policy) => sched::set_policy(tid, *policy),
+            Change::PolicyAlone(policy) => sched::set_policy_alone(tid, *policy),
             Change::Affinity(cpus) => sched::set_affinity(tid, cpus),
         }
     }
@@ -108,7 +111,9 @@ impl Change<'_> {
     /// Gives a thread what its creator has, where it has what this change gives.
     fn undo(&self, tid: i32, creator: i32) -> io::Result<()> {
         match self {
-            Change::Policy(policy) if sched::policy(tid)? == *policy => sched::set_policy(tid, sched::policy(creator)?),
+            Change::Policy(policy) | Change::PolicyAlone(policy) if sched::policy(tid)? == *policy => {
+                sched::set_policy(tid, sched::policy(creator)?)
+            }
             Change::Affinity(cpus) if sched::affinity(tid)? == **cpus => {
                 sched::set_affinity(tid, &sched::affinity(creator)?)
             }
@@ -149,13 +154,23 @@ impl ThreadId {
 
     /// Gives the thread a policy.
     ///
-    /// The reset-on-fork flag stays as it is. It is never set: what an RT container forks is RT too, and no vCPU or vhost
-    /// thread forks.
+    /// The reset-on-fork flag stays as it is. For kernel threads, which make no others.
     ///
     /// # Errors
     /// [`ThreadError::Gone`] where the thread ended (nothing is left changed); [`ThreadError::Os`] where the kernel refuses.
     pub fn set_policy(self, policy: Policy) -> Result<(), ThreadError> {
         self.change(&Change::Policy(policy))
+    }
+
+    /// Gives the thread a policy that its children do not inherit where it is a real-time one (SCHED_RESET_ON_FORK); a
+    /// policy that is none takes the flag away. For tenants' threads: what they make is placed, and capped, when it has been found.
+    /// At its first run a vCPU makes the VM's own kernel worker (`kvm_mmu_start_lpage_recovery` in `arch/x86/kvm/mmu/mmu.c`), which
+    /// would stay at real-time priority for good.
+    ///
+    /// # Errors
+    /// As [`Self::set_policy`].
+    pub fn set_policy_alone(self, policy: Policy) -> Result<(), ThreadError> {
+        self.change(&Change::PolicyAlone(policy))
     }
 
     /// The CPUs the thread may run on.
@@ -351,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_on_fork_is_kept_and_never_set() {
+    fn reset_on_fork_is_kept_and_set_only_where_asked() {
         if !may_place() {
             return;
         }
@@ -371,6 +386,11 @@ mod tests {
         assert_eq!(set, 0);
         thread.id.set_policy(Policy::Fifo(3)).unwrap();
         assert!(flagged(thread.id.tid));
+        thread.id.set_policy_alone(Policy::BULK).unwrap();
+        assert!(!flagged(thread.id.tid));
+        thread.id.set_policy_alone(Policy::Fifo(4)).unwrap();
+        assert!(flagged(thread.id.tid));
+        assert_eq!(thread.id.policy().unwrap(), Policy::Fifo(4));
         thread.end();
     }
 
