@@ -15,6 +15,9 @@ use crate::units::Bandwidth;
 /// Rounding of a pinned vCPU: 1 ns in the planner's shortest slice.
 const PINNED_PPM: u64 = 4;
 
+/// Rounding of an unpinned vCPU that runs beside pinned ones: 2 ns in the planner's shortest slice.
+const BESIDE_PPM: u64 = 8;
+
 /// What a vCPU asks of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reservation {
@@ -118,7 +121,9 @@ impl Admission {
         let free: Vec<Bandwidth> =
             home.iter().zip(asked).filter_map(|(home, ask)| home.is_none().then_some(ask.bandwidth)).collect();
         let largest = free.iter().max().copied().unwrap_or(Bandwidth::ZERO);
-        let shared: Vec<bool> = pinned.iter().map(|taken| *taken + largest <= Bandwidth::ONE).collect();
+        let beside = largest + Bandwidth::ppm(BESIDE_PPM);
+        let shared: Vec<bool> =
+            pinned.iter().map(|taken| *taken == Bandwidth::ZERO || *taken + beside <= Bandwidth::ONE).collect();
         let wrapped: Bandwidth = free.into_iter().sum();
         let taken: Bandwidth = pinned.iter().zip(&shared).filter_map(|(taken, is)| is.then_some(*taken)).sum();
         let room = shared.iter().filter(|is| **is).count();

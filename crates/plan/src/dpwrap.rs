@@ -1,21 +1,23 @@
 //! The DP-WRAP planner: which vCPU runs on which CPU until the next global deadline.
 //!
 //! In: reservations that [`crate::Admission`] admitted; at the start of each slice, what each vCPU published. Out: [`Segment`]s
-//! per CPU. It never allocates but in [`Planner::new`] and [`Planner::add`]; a slice costs one pass over the vCPUs.
+//! per CPU. It never allocates but in [`Planner::new`] and [`Planner::add`]; a slice costs one pass over the vCPUs, a sleep or a wake-up
+//! one over the segments.
 //!
 //! **Shares.** Until t' each vCPU gets its bandwidth times the slice. In whole nanoseconds that is rounded up while room is left, else down, and
 //! the error, always below 1 ns, is carried; so what a vCPU got since it became busy is at every t' its bandwidth times
-//! that time, exact to the nanosecond above or below, and sums never exceed the CPUs.
+//! that time, exact to the nanosecond above or below, and sums never exceed the CPUs. Who is ahead stays so when it sleeps or changes: as all
+//! errors together are never above 0, the room for what is carried is there even where a host is exactly full.
 //!
 //! **Wrap.** Shares are laid one after the other over the CPUs (McNaughton). A vCPU that crosses from one CPU to the next runs at the end
-//! of the slice on the one and at its start on the other, never on both at once; with m CPUs at most m-1 do. Pinned vCPUs
-//! come after the crossing one, so idle time is always at a CPU's end.
+//! of what is to do on the one and at the start on the other, never on both at once; with m CPUs at most m-1 do. All others stay on
+//! their CPU to the slice's end, whoever sleeps or wakes.
 //!
-//! **Sleepers** (DP-Fair for sporadic tasks). A vCPU that is idle has no share; its part is kept in account and shrinks in proportion to the time
-//! left. When it wakes it gets what is left of it, and the plan is laid anew from now to t'. All CPUs being busy or idle to the
-//! end, that always fits (docs/plan.md has the proof).
+//! **Sleepers** (DP-Fair for sporadic tasks). A vCPU that is idle has no segment; its part is kept in account and shrinks in proportion to the time
+//! left. When it wakes it gets what is left of it, and the plan is laid anew from now to t'. That always fits (docs/plan.md has the proof).
 
 use crate::units::{Bandwidth, Nanos};
+use crate::wrap::{Layout, Wrap};
 
 /// The shortest slice of the paper (RTVirt, section 4.1), in nanoseconds; also the shortest that the rounding is proven for.
 pub const SLICE_MIN: Nanos = Nanos::from_micros(250);
@@ -24,7 +26,7 @@ pub const SLICE_MAX: Nanos = Nanos::from_millis(100);
 
 /// A vCPU of a planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VcpuId(u32);
+pub struct VcpuId(pub(crate) u32);
 
 impl VcpuId {
     /// Its index: in the order added, from 0; those of removed vCPUs are used again.
@@ -60,6 +62,13 @@ pub struct Segment {
     pub end: Nanos,
 }
 
+impl Segment {
+    /// What is to come of it after `now`, ns.
+    pub(crate) fn left(&self, now: u64) -> u64 {
+        self.end.0.saturating_sub(self.start.0.max(now))
+    }
+}
+
 /// A sleeper's part of the slice.
 #[derive(Debug, Clone, Copy, Default)]
 struct Kept {
@@ -78,6 +87,13 @@ struct Slot {
     kept: Option<Kept>,
 }
 
+impl Slot {
+    /// What the slice holds for it, asleep or awake, ns.
+    fn share(&self) -> u64 {
+        self.kept.map_or(self.planned, |kept| kept.amount)
+    }
+}
+
 /// The planner of one host.
 #[derive(Debug, Clone)]
 pub struct Planner {
@@ -87,9 +103,10 @@ pub struct Planner {
     pinned: Vec<(u32, u32)>,
     /// Per CPU: what pinned vCPUs take of the slice, ns.
     claimed: Vec<u64>,
-    layout: Vec<Segment>,
-    /// Per CPU: where its segments end in `layout`.
-    ends: Vec<usize>,
+    /// What unpinned vCPUs that left had got ahead at most, ns: who comes in their place begins that much behind.
+    ahead: u64,
+    wrap: Wrap,
+    layout: Layout,
     start: u64,
     end: u64,
     slice_min: u64,
@@ -105,8 +122,9 @@ impl Planner {
             slots: Vec::new(),
             pinned: Vec::new(),
             claimed: vec![0; shared.len()],
-            layout: Vec::with_capacity(shared.len()),
-            ends: vec![0; shared.len()],
+            ahead: 0,
+            wrap: Wrap::new(shared.len()),
+            layout: Layout::new(shared.len()),
             start: 0,
             end: 0,
             slice_min: SLICE_MIN.0,
@@ -129,7 +147,8 @@ impl Planner {
 
     /// Adds an admitted vCPU, from the next slice on. `home` as [`crate::Admitted::home`] says.
     pub fn add(&mut self, bandwidth: Bandwidth, home: Option<u32>) -> VcpuId {
-        let slot = Slot { bandwidth, home, carry: 0, planned: 0, kept: None };
+        let carry = if home.is_none() { self.begin(bandwidth) } else { 0 };
+        let slot = Slot { bandwidth, home, carry, planned: 0, kept: None };
         let index = match self.slots.iter().position(Option::is_none) {
             Some(free) => free,
             None => {
@@ -137,35 +156,71 @@ impl Planner {
                 self.slots.len() - 1
             }
         };
-        let id = u32::try_from(index).unwrap_or(u32::MAX);
+        let vcpu = VcpuId(u32::try_from(index).unwrap_or(u32::MAX));
         if let Some(free) = self.slots.get_mut(index) {
             *free = Some(slot);
         }
-        if let Some(cpu) = home {
-            let at = self.pinned.partition_point(|entry| *entry < (cpu, id));
-            self.pinned.insert(at, (cpu, id));
-        }
-        let most = self.slots.len() + self.shared.len();
-        self.layout.reserve(most.saturating_sub(self.layout.len()));
-        VcpuId(id)
+        let vcpus = self.slots.len();
+        self.pinned.reserve(vcpus.saturating_sub(self.pinned.len()));
+        self.wrap.reserve(vcpus);
+        self.layout.reserve(vcpus);
+        self.pin(vcpu, home);
+        vcpu
     }
 
-    /// Changes an admitted vCPU's bandwidth, from the next slice on.
-    pub fn change(&mut self, vcpu: VcpuId, bandwidth: Bandwidth) {
-        if let Some(slot) = self.slot(vcpu) {
-            slot.bandwidth = bandwidth;
-            slot.carry = 0;
+    /// Changes an admitted vCPU's bandwidth and CPU, from the next slice on. The CPU may be another because somebody else came: see
+    /// [`crate::Admitted::home`].
+    pub fn change(&mut self, vcpu: VcpuId, bandwidth: Bandwidth, home: Option<u32>) {
+        let Some(slot) = self.slot(vcpu) else { return };
+        let old = (slot.bandwidth, slot.home, slot.carry);
+        (slot.bandwidth, slot.home) = (bandwidth, home);
+        let (new, before) = (i128::from(bandwidth.period()), i128::from(old.0.period()));
+        slot.carry = slot.carry.saturating_mul(new).div_euclid(before);
+        if old.1 == home {
+            return;
         }
+        match (old.1, home) {
+            (None, Some(_)) => self.leave(old.2),
+            (Some(_), None) => {
+                let carry = self.begin(bandwidth);
+                if let Some(slot) = self.slot(vcpu) {
+                    slot.carry = carry;
+                }
+            }
+            _ => {}
+        }
+        self.pin(vcpu, home);
     }
 
     /// Takes a vCPU out; it leaves the present plan too.
     pub fn remove(&mut self, vcpu: VcpuId) {
-        self.pinned.retain(|(_, slot)| *slot != vcpu.0);
-        if let Some(slot) = self.slots.get_mut(vcpu.index()) {
-            *slot = None;
+        let Some(slot) = self.slots.get_mut(vcpu.index()).and_then(Option::take) else { return };
+        if slot.home.is_none() {
+            self.leave(slot.carry);
         }
-        self.layout.retain(|segment| segment.vcpu != vcpu);
-        self.index();
+        self.pin(vcpu, None);
+        self.layout.remove(vcpu);
+    }
+
+    /// What an unpinned vCPU begins with: behind, if it takes the place of one that left ahead.
+    fn begin(&mut self, bandwidth: Bandwidth) -> i128 {
+        let behind = self.ahead.min(1);
+        self.ahead -= behind;
+        -i128::from(behind * bandwidth.period())
+    }
+
+    /// Notes what an unpinned vCPU that leaves had got ahead.
+    fn leave(&mut self, carry: i128) {
+        self.ahead = self.ahead.saturating_add(u64::from(carry < 0));
+    }
+
+    /// Puts a vCPU among the pinned ones of that CPU and no other.
+    fn pin(&mut self, vcpu: VcpuId, home: Option<u32>) {
+        self.pinned.retain(|(_, slot)| *slot != vcpu.0);
+        if let Some(cpu) = home {
+            let at = self.pinned.partition_point(|entry| *entry < (cpu, vcpu.0));
+            self.pinned.insert(at, (cpu, vcpu.0));
+        }
     }
 
     fn slot(&mut self, vcpu: VcpuId) -> Option<&mut Slot> {
@@ -179,17 +234,15 @@ impl Planner {
 
     /// The present plan: by CPU, then by time.
     pub fn segments(&self) -> &[Segment] {
-        &self.layout
+        self.layout.segments()
     }
 
     /// The present plan of one CPU, by time.
     pub fn cpu(&self, cpu: usize) -> &[Segment] {
-        let from = cpu.checked_sub(1).map_or(0, |before| self.ends.get(before).copied().unwrap_or(0));
-        let to = self.ends.get(cpu).copied().unwrap_or(from);
-        self.layout.get(from..to).unwrap_or_default()
+        self.layout.cpu(cpu)
     }
 
-    /// Plans a new slice. `demands` is by [`VcpuId::index`]; what it does not tell is [`Demand::NONE`]. Returns the slice's end:
+    /// Plans a new slice, to be called at the [`Planner::end`] of the last: what that still holds is forfeited. `demands` is by [`VcpuId::index`]; what it does not tell is [`Demand::NONE`]. Returns the slice's end:
     /// the earliest deadline, at least the shortest slice from now, at most the longest.
     pub fn plan(&mut self, now: Nanos, demands: &[Demand]) -> Nanos {
         let earliest = demands
@@ -201,8 +254,13 @@ impl Planner {
         self.start = now.0;
         let bound = |length: u64| now.0.saturating_add(length);
         self.end = earliest.clamp(bound(self.slice_min), bound(self.slice_max));
-        let claimed = self.shares(demands);
-        self.round_up(claimed);
+        let wrapped = self.shares(demands);
+        self.round_up(wrapped);
+        let free = (0_u32..).zip(&self.slots).filter_map(|(vcpu, slot)| {
+            let slot = slot.as_ref().filter(|slot| slot.home.is_none())?;
+            Some((vcpu, slot.share()))
+        });
+        self.wrap.assign(self.end - self.start, &self.shared, &self.pinned, &self.claimed, free);
         self.lay_out(self.start);
         Nanos(self.end)
     }
@@ -215,20 +273,22 @@ impl Planner {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             let Some(slot) = slot else { continue };
             let idle = demands.get(index).is_none_or(|demand| demand.idle);
-            let share = if idle {
-                slot.carry = 0;
-                let (amount, _) = share_of(slot.bandwidth, length, 0);
+            if idle {
+                // What it got ahead it had of others; what it is behind it did not ask for.
+                let (amount, carry) = share_of(slot.bandwidth, length, slot.carry.min(0));
+                slot.carry = carry.min(0);
                 slot.kept = Some(Kept { amount, since: self.start });
                 slot.planned = 0;
-                amount
             } else {
                 (slot.planned, slot.carry) = share_of(slot.bandwidth, length, slot.carry);
                 slot.kept = None;
-                slot.planned
+            }
+            let sum = match slot.home {
+                None => Some(&mut wrapped),
+                Some(cpu) => usize::try_from(cpu).ok().and_then(|cpu| self.claimed.get_mut(cpu)),
             };
-            match slot.home.and_then(|cpu| self.claimed.get_mut(usize::try_from(cpu).ok()?)) {
-                Some(claimed) => *claimed = claimed.saturating_add(share),
-                None => wrapped = wrapped.saturating_add(share),
+            if let Some(sum) = sum {
+                *sum = sum.saturating_add(slot.share());
             }
         }
         wrapped
@@ -254,43 +314,16 @@ impl Planner {
                 spare -= 1;
             }
         }
+        if spare > 0 {
+            // Nobody is behind, so no place is left to be taken by one who is.
+            self.ahead = 0;
+        }
     }
 
     /// Lays `planned` of every vCPU out from `start` to the slice's end.
     fn lay_out(&mut self, start: u64) {
-        self.layout.clear();
-        self.claimed.fill(0);
-        for (cpu, slot) in &self.pinned {
-            let planned = slot_at(&self.slots, *slot).map_or(0, |slot| slot.planned);
-            if let Some(claimed) = usize::try_from(*cpu).ok().and_then(|cpu| self.claimed.get_mut(cpu)) {
-                *claimed = claimed.saturating_add(planned);
-            }
-        }
-        let mut wrap = Wrap { next: 0, crossing: None };
-        let mut pinned = self.pinned.as_slice();
-        for (cpu, shared) in (0_u32..).zip(&self.shared) {
-            let mut row = Row { cpu, at: start, end: self.end, layout: &mut self.layout };
-            let claimed = usize::try_from(cpu).ok().and_then(|cpu| self.claimed.get(cpu)).copied().unwrap_or(0);
-            if *shared {
-                wrap.cross(&mut row, claimed);
-            }
-            while let Some(((_, slot), rest)) = pinned.split_first().filter(|((home, _), _)| *home <= cpu) {
-                row.put(*slot, slot_at(&self.slots, *slot).map_or(0, |slot| slot.planned));
-                pinned = rest;
-            }
-            if *shared {
-                wrap.fill(&mut row, &self.slots);
-            }
-        }
-        self.index();
-    }
-
-    fn index(&mut self) {
-        let mut segments = self.layout.iter().enumerate().peekable();
-        for (cpu, end) in (0_u32..).zip(&mut self.ends) {
-            while segments.next_if(|(_, segment)| segment.cpu <= cpu).is_some() {}
-            *end = segments.peek().map_or(self.layout.len(), |(at, _)| *at);
-        }
+        let slots = &self.slots;
+        self.wrap.lay_out(start, self.end, |vcpu| planned(slots, vcpu), &mut self.layout);
     }
 
     /// Takes from the present plan what is still to come after `now`.
@@ -298,15 +331,16 @@ impl Planner {
         for slot in self.slots.iter_mut().flatten() {
             slot.planned = 0;
         }
-        for segment in &self.layout {
-            let left = segment.end.0.saturating_sub(segment.start.0.max(now));
+        for segment in self.layout.segments() {
             if let Some(Some(slot)) = self.slots.get_mut(segment.vcpu.index()) {
-                slot.planned += left;
+                slot.planned += segment.left(now);
             }
         }
+        let slots = &self.slots;
+        self.wrap.take_up(now, |vcpu| planned(slots, vcpu), &self.layout);
     }
 
-    /// A vCPU has nothing more to run: its time goes to the others, who move up. True if the plan changed.
+    /// A vCPU has nothing more to run: its time goes to the others on its CPU, who move up. True if the plan changed.
     pub fn sleep(&mut self, vcpu: VcpuId, now: Nanos) -> bool {
         let inside = (self.start..self.end).contains(&now.0);
         if !inside || self.slot(vcpu).is_none_or(|slot| slot.kept.is_some()) {
@@ -337,8 +371,8 @@ impl Planner {
     }
 }
 
-fn slot_at(slots: &[Option<Slot>], slot: u32) -> Option<&Slot> {
-    slots.get(usize::try_from(slot).ok()?)?.as_ref()
+fn planned(slots: &[Option<Slot>], vcpu: u32) -> u64 {
+    slots.get(VcpuId(vcpu).index()).and_then(Option::as_ref).map_or(0, |slot| slot.planned)
 }
 
 /// Bandwidth x length plus what was carried: whole nanoseconds, and what is carried on in 1/period ns.
@@ -356,120 +390,6 @@ fn share_of(bandwidth: Bandwidth, length: u64, carry: i128) -> (u64, i128) {
     (u64::try_from(product / period).unwrap_or(u64::MAX).min(length), product % period)
 }
 
-/// One CPU's plan as it grows.
-struct Row<'a> {
-    cpu: u32,
-    at: u64,
-    end: u64,
-    layout: &'a mut Vec<Segment>,
-}
-
-impl Row<'_> {
-    /// Puts as much of `amount` as there is room for; returns the rest.
-    fn put(&mut self, slot: u32, amount: u64) -> u64 {
-        let taken = amount.min(self.end - self.at);
-        if taken > 0 {
-            let (start, end) = (Nanos(self.at), Nanos(self.at + taken));
-            self.layout.push(Segment { cpu: self.cpu, vcpu: VcpuId(slot), start, end });
-            self.at += taken;
-        }
-        amount - taken
-    }
-}
-
-/// McNaughton's wrap over the CPUs.
-struct Wrap {
-    next: usize,
-    crossing: Option<(u32, u64)>,
-}
-
-impl Wrap {
-    /// Puts the rest of the vCPU that came from the CPU before; pinned vCPUs keep their room.
-    fn cross(&mut self, row: &mut Row<'_>, claimed: u64) {
-        if let Some((slot, rest)) = self.crossing.take() {
-            let room = (row.end - row.at).saturating_sub(claimed);
-            row.put(slot, rest.min(room));
-        }
-    }
-
-    /// Puts vCPUs until the CPU is full; the last may cross.
-    fn fill(&mut self, row: &mut Row<'_>, slots: &[Option<Slot>]) {
-        while row.at < row.end {
-            let Some(slot) = slots.get(self.next) else { return };
-            let index = u32::try_from(self.next).unwrap_or(u32::MAX);
-            self.next += 1;
-            let Some(slot) = slot.as_ref().filter(|slot| slot.home.is_none()) else { continue };
-            let rest = row.put(index, slot.planned);
-            if rest > 0 {
-                self.crossing = Some((index, rest));
-            }
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn busy(deadline_us: u64) -> Demand {
-        Demand { deadline: Nanos::from_micros(deadline_us), idle: false }
-    }
-
-    #[test]
-    fn the_textbook_wrap_crosses_once_and_never_overlaps() {
-        let mut planner = Planner::new(&[true, true]);
-        for _ in 0..3 {
-            planner.add(Bandwidth::new(Nanos(2), Nanos(3)).unwrap(), None);
-        }
-        let end = planner.plan(Nanos::ZERO, &[busy(3_000); 3]);
-        assert_eq!(end, Nanos::from_millis(3));
-        let shown: Vec<_> =
-            planner.segments().iter().map(|s| (s.cpu, s.vcpu.0, s.start.0 / 1_000_000, s.end.0 / 1_000_000)).collect();
-        assert_eq!(shown, [(0, 0, 0, 2), (0, 1, 2, 3), (1, 1, 0, 1), (1, 2, 1, 3)]);
-        assert_eq!(planner.cpu(1).len(), 2);
-        assert!(planner.cpu(7).is_empty());
-    }
-
-    #[test]
-    fn hostile_deadlines_are_clamped() {
-        let mut planner = Planner::new(&[true]);
-        planner.add(Bandwidth::ppm(500_000), None);
-        let now = Nanos::from_millis(10);
-        assert_eq!(planner.plan(now, &[busy(0)]), now + SLICE_MIN);
-        assert_eq!(planner.plan(now, &[Demand { deadline: Nanos::MAX, idle: false }]), now + SLICE_MAX);
-        assert_eq!(planner.plan(now, &[]), now + SLICE_MAX);
-        assert!(planner.segments().is_empty());
-        let late = Nanos(u64::MAX - 5);
-        assert_eq!(planner.plan(late, &[busy(0)]), Nanos::MAX);
-    }
-
-    #[test]
-    fn a_sleeper_that_wakes_gets_its_bandwidth_of_what_is_left() {
-        let mut planner = Planner::new(&[true]);
-        let (a, b) = (planner.add(Bandwidth::ppm(500_000), None), planner.add(Bandwidth::ppm(500_000), None));
-        planner.plan(Nanos::ZERO, &[busy(1_000), Demand { idle: true, ..busy(1_000) }]);
-        assert_eq!(planner.segments().len(), 1);
-        assert!(planner.wake(b, Nanos::from_micros(600)));
-        let left: Vec<_> = planner.segments().iter().map(|s| (s.vcpu, s.start.0 / 1_000, s.end.0 / 1_000)).collect();
-        assert_eq!(left, [(b, 600, 800)]);
-        assert!(!planner.wake(b, Nanos::from_micros(600)), "it is awake");
-        assert!(!planner.wake(a, Nanos::from_micros(600)), "it never slept");
-        assert!(planner.sleep(b, Nanos::from_micros(700)));
-        assert!(planner.wake(b, Nanos::from_micros(850)));
-        assert_eq!(planner.segments().iter().map(|s| s.end.0 - s.start.0).sum::<u64>(), 50_000);
-    }
-
-    #[test]
-    fn a_removed_vcpu_leaves_and_its_place_is_used_again() {
-        let mut planner = Planner::new(&[true, true]);
-        let a = planner.add(Bandwidth::ppm(500_000), None);
-        let b = planner.add(Bandwidth::ppm(500_000), Some(1));
-        planner.plan(Nanos::ZERO, &[busy(1_000); 2]);
-        planner.remove(b);
-        assert!(planner.cpu(1).is_empty() && planner.cpu(0).len() == 1);
-        let c = planner.add(Bandwidth::ppm(250_000), None);
-        assert_eq!((a.index(), c.index()), (0, 1));
-        planner.plan(Nanos::from_millis(1), &[busy(2_000); 2]);
-        assert_eq!(planner.cpu(0).len(), 2);
-    }
-}
+#[path = "dpwrap_tests.rs"]
+mod tests;

@@ -10,7 +10,7 @@
 //! | [`model`] | RTA, vCPU, tenant | RTVirt, sections 3.1 and 3.3 |
 //! | [`edf`] | which vCPU of a guest an RTA goes to | RTVirt, section 3.2 |
 //! | [`admission`] | whether vCPUs fit the host, and where pinned ones go | RTVirt, section 3.3 |
-//! | [`dpwrap`] | the plan of one slice | Levin et al., "DP-FAIR", ECRTS 2010; RTVirt, section 3.3 |
+//! | [`dpwrap`] (and `wrap`) | the plan of one slice | Levin et al., "DP-FAIR", ECRTS 2010; RTVirt, section 3.3 |
 //! | [`compositional`] | what RT-Xen with CARTS would reserve | Shin and Lee 2003; Easwaran et al. 2009; Xu et al. 2013 |
 //! | [`simulate`] | the planner at work on a set of tenants | |
 
@@ -21,6 +21,7 @@ pub mod edf;
 pub mod model;
 pub mod simulate;
 pub mod units;
+mod wrap;
 
 pub use admission::{Admission, Admitted, Refusal, Reservation};
 pub use dpwrap::{Demand, Planner, Segment, VcpuId};

@@ -12,8 +12,9 @@ pub const PERIOD_MAX: Nanos = Nanos(3_600_000_000_000);
 /// The shortest period of an RTA: with less, no slice of the planner could hold two of its deadlines apart.
 pub const PERIOD_MIN: Nanos = Nanos(1_000);
 
-/// What a sporadic RTA's budget is raised by: an arrival in mid-slice loses less than 1 ns to rounding there, and less than 1 ns at its end.
-const ROUNDING: Nanos = Nanos(2);
+/// What a sporadic RTA's budget is raised by. An arrival in mid-slice loses less than 1 ns each to what its vCPU had got ahead, to the rounding of the
+/// slice's share, to that at the wake-up and to that at its end: less than 4 ns, so at most 3.
+const ROUNDING: Nanos = Nanos(3);
 
 /// When an RTA's jobs come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -2,37 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
-use ontime_plan::{Admission, Admitted, Bandwidth, Demand, Nanos, Planner, Reservation, Segment};
+mod support;
+
+use ontime_plan::{Admission, Admitted, Bandwidth, Demand, Nanos, Planner, Reservation};
 use proptest::prelude::*;
 
-fn check_layout(planner: &Planner, admitted: &Admitted, from: Nanos) {
-    let segments = planner.segments();
-    let cpus = admitted.shared.len();
-    for pair in segments.windows(2) {
-        assert!((pair[0].cpu, pair[0].end) <= (pair[1].cpu, pair[1].start) || pair[0].cpu < pair[1].cpu, "overlap");
-    }
-    let flat: Vec<Segment> = (0..cpus).flat_map(|cpu| planner.cpu(cpu).to_vec()).collect();
-    assert_eq!(flat, segments);
-    for segment in segments {
-        assert!(segment.start < segment.end && segment.start >= from && segment.end <= planner.end());
-        let home = admitted.home[segment.vcpu.index()];
-        assert!(home.is_none_or(|home| home == segment.cpu), "affinity");
-        assert!(home.is_some() || admitted.shared[segment.cpu as usize]);
-    }
-    let mut by_vcpu = segments.to_vec();
-    by_vcpu.sort_by_key(|segment| (segment.vcpu, segment.start));
-    let crossings = by_vcpu.windows(2).filter(|pair| pair[0].vcpu == pair[1].vcpu).count();
-    assert!(crossings < cpus.max(1), "{crossings} migrations on {cpus} CPUs");
-    for pair in by_vcpu.windows(2) {
-        assert!(pair[0].vcpu != pair[1].vcpu || pair[0].end <= pair[1].start, "on two CPUs at once");
-    }
-}
-
-/// Any period, or one of some whose sums have a small divisor, so that a set can be made exactly full.
-fn periods() -> impl Strategy<Value = u64> {
-    let few = prop::sample::select(vec![3_000, 7_000, 13_000, 1_001_000, 4_096_000, 9_000_000, 100_000_000]);
-    prop_oneof![1 => 1000u64..100_000_000, 8 => few]
-}
+use support::{check_layout, left, periods, top_up};
 
 /// Bandwidths as (parts, of), scaled so that together they are just at most `cpus`; some pinned.
 fn sets() -> impl Strategy<Value = (u32, Vec<(u64, u64, Option<u32>)>)> {
@@ -59,16 +34,52 @@ fn fill(cpus: u32, set: &[(u64, u64, Option<u32>)], scale: u64) -> (Vec<Reservat
     (asked, admitted)
 }
 
-/// What is left of the host, as one more vCPU: the set is exactly full.
-fn top_up(cpus: u32, asked: &mut Vec<Reservation>) -> Option<Admitted> {
-    let total: Bandwidth = asked.iter().map(|ask| ask.bandwidth).sum();
-    let left = u64::from(cpus).checked_mul(total.period())?.checked_sub(total.runtime())?;
-    let bandwidth = Bandwidth::new(Nanos(left), Nanos(total.period()))?;
-    if bandwidth < Bandwidth::ppm(10) || bandwidth > Bandwidth::ppm(999_990) {
-        return None;
+/// Plans a slice and goes through the events in it: who, whether it wakes, how long after the one before.
+fn sleep_and_wake(
+    cpus: u32,
+    set: &[(u64, u64, Option<u32>)],
+    scale: u64,
+    events: Vec<(usize, bool, u64)>,
+    idle: &[bool],
+) -> Result<(), TestCaseError> {
+    let (asked, admitted) = fill(cpus, set, scale);
+    let mut planner = Planner::new(&admitted.shared);
+    let ids: Vec<_> = asked.iter().zip(&admitted.home).map(|(ask, home)| planner.add(ask.bandwidth, *home)).collect();
+    let demand = |n: usize| Demand { deadline: Nanos::from_millis(5), idle: idle[n] };
+    let demands: Vec<_> = (0..ids.len()).map(demand).collect();
+    let end = planner.plan(Nanos::ZERO, &demands);
+    let mut touched: Vec<bool> = idle.to_vec();
+    let mut now = Nanos::ZERO;
+    for (vcpu, wake, after) in events {
+        now = now + Nanos(after);
+        let Some(id) = ids.get(vcpu).copied() else { continue };
+        if now >= end {
+            break;
+        }
+        let before = left(&planner, ids.len(), now);
+        let changed = if wake { planner.wake(id, now) } else { planner.sleep(id, now) };
+        if !changed {
+            continue;
+        }
+        check_layout(&planner, &admitted, now);
+        let after = left(&planner, ids.len(), now);
+        for other in 0..ids.len() {
+            if other != id.index() {
+                prop_assert_eq!(before[other], after[other], "another's time changed");
+            }
+        }
+        if wake && touched[id.index()] {
+            let ask = asked[id.index()].bandwidth;
+            let due = u128::from(ask.runtime()) * u128::from(end.0 - now.0) / u128::from(ask.period());
+            prop_assert!(u128::from(after[id.index()]) + 1 >= due, "{} instead of {}", after[id.index()], due);
+            touched[id.index()] = false;
+        }
+        if !wake {
+            prop_assert_eq!(after[id.index()], 0);
+            touched[id.index()] = false;
+        }
     }
-    asked.push(Reservation { bandwidth, affinity: None });
-    Admission::new(cpus, Bandwidth::ZERO).admit(asked).ok()
+    Ok(())
 }
 
 proptest! {
@@ -114,51 +125,18 @@ proptest! {
         events in prop::collection::vec((0usize..40, any::<bool>(), 1u64..200_000), 1..60),
         idle in prop::collection::vec(any::<bool>(), 40),
     ) {
-        let (asked, admitted) = fill(cpus, &set, scale);
-        let mut planner = Planner::new(&admitted.shared);
-        let ids: Vec<_> =
-            asked.iter().zip(&admitted.home).map(|(ask, home)| planner.add(ask.bandwidth, *home)).collect();
-        let demand = |n: usize| Demand { deadline: Nanos::from_millis(5), idle: idle[n] };
-        let demands: Vec<_> = (0..ids.len()).map(demand).collect();
-        let end = planner.plan(Nanos::ZERO, &demands);
-        let left = |planner: &Planner, now: Nanos| {
-            let mut left = vec![0u64; ids.len()];
-            for segment in planner.segments() {
-                left[segment.vcpu.index()] += segment.end.0.saturating_sub(segment.start.max(now).0);
-            }
-            left
-        };
-        let mut touched: Vec<bool> = idle.clone();
-        let mut now = Nanos::ZERO;
-        for (vcpu, wake, after) in events {
-            now = now + Nanos(after);
-            let Some(id) = ids.get(vcpu).copied() else { continue };
-            if now >= end {
-                break;
-            }
-            let before = left(&planner, now);
-            let changed = if wake { planner.wake(id, now) } else { planner.sleep(id, now) };
-            if !changed {
-                continue;
-            }
-            check_layout(&planner, &admitted, now);
-            let after = left(&planner, now);
-            for other in 0..ids.len() {
-                if other != id.index() {
-                    prop_assert_eq!(before[other], after[other], "another's time changed");
-                }
-            }
-            if wake && touched[id.index()] {
-                let ask = asked[id.index()].bandwidth;
-                let due = u128::from(ask.runtime()) * u128::from(end.0 - now.0) / u128::from(ask.period());
-                prop_assert!(u128::from(after[id.index()]) + 1 >= due, "{} instead of {}", after[id.index()], due);
-                touched[id.index()] = false;
-            }
-            if !wake {
-                prop_assert_eq!(after[id.index()], 0);
-                touched[id.index()] = false;
-            }
-        }
+        let anywhere: Vec<_> = set.into_iter().map(|(runtime, period, _)| (runtime, period, None)).collect();
+        sleep_and_wake(cpus, &anywhere, scale, events, &idle)?;
+    }
+
+    /// The same where some are pinned.
+    #[test]
+    fn sleepers_harm_nobody_beside_pinned_ones(
+        (cpus, set) in sets(), scale in 1u64..10,
+        events in prop::collection::vec((0usize..40, any::<bool>(), 1u64..200_000), 1..60),
+        idle in prop::collection::vec(any::<bool>(), 40),
+    ) {
+        sleep_and_wake(cpus, &set, scale, events, &idle)?;
     }
 
     /// Any deadlines, any bandwidths, admitted or not: no panic, no overlap.

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
+use std::collections::BTreeSet;
+
 use ontime_plan::simulate::{Options, Outcome, simulate};
 use ontime_plan::{Admission, Admitted, Arrivals, Bandwidth, Nanos, Refusal, Reservation, Rta, Vcpu};
 use proptest::prelude::*;
@@ -24,6 +26,15 @@ fn admit(vcpus: &[Vcpu], cpus: u32) -> Result<Admitted, Refusal> {
 
 fn run(vcpus: &[Vcpu], admitted: &Admitted, duration: Nanos, sporadic_delay: Nanos, seed: u64) -> Outcome {
     simulate(vcpus, admitted, &Options { duration, sporadic_delay, seed, ..OPTIONS })
+}
+
+/// Whether a vCPU is pinned, and where.
+fn pins() -> impl Strategy<Value = Option<u32>> {
+    prop::option::weighted(0.3, any::<u32>())
+}
+
+fn affinity(pin: Option<u32>, cpus: u32) -> Option<BTreeSet<u32>> {
+    pin.map(|pin| [pin % cpus].into())
 }
 
 /// vCPUs with one to three RTAs, each as (thousandths of its period, period).
@@ -73,37 +84,41 @@ proptest! {
         }
     }
 
-    /// One sporadic RTA a vCPU, arriving at any nanosecond; periods are long enough for the shortest slice not to matter beside the slack.
+    /// One sporadic RTA a vCPU, some pinned, arriving at any nanosecond; periods are long enough for the shortest slice not to matter beside the slack.
     #[test]
     fn sporadic_sets_with_slack_meet_all_deadlines(
-        set in prop::collection::vec((1u64..=1000, 8_000_000u64..30_000_000), 1..12),
+        set in prop::collection::vec((1u64..=1000, 8_000_000u64..30_000_000, pins()), 1..12),
         cpus in 1u32..5, delay in 0u64..20_000_000, seed in any::<u64>(),
     ) {
         let slack = Nanos::from_micros(500);
         let vcpus: Vec<Vcpu> = set
             .iter()
-            .filter_map(|(part, period)| vcpu(&[((period - 1_000_000) * part / 1000, *period)], Arrivals::Sporadic, slack))
+            .filter_map(|(part, period, pin)| {
+                let slice = Nanos((period - 1_000_000) * part / 1000);
+                let rta = Rta::new(slice, Nanos(*period), Arrivals::Sporadic).unwrap();
+                Vcpu::new(vec![rta], slack, affinity(*pin, cpus)).ok()
+            })
             .collect();
         let Ok(admitted) = admit(&vcpus, cpus) else { return Ok(()) };
         let outcome = run(&vcpus, &admitted, Nanos::from_millis(300), Nanos(delay), seed);
         prop_assert_eq!(outcome.missed(), 0, "{:?}", outcome.rtas);
     }
 
-    /// Several RTAs a vCPU, sporadic ones among them: the slices are then as short as the slack.
+    /// Several RTAs a vCPU, sporadic ones among them, some vCPUs pinned: the slices are then as short as the slack.
     #[test]
     fn mixed_guests_with_slack_meet_all_deadlines(
-        set in prop::collection::vec(prop::collection::vec((1u64..=1000, 12_000_000u64..40_000_000, any::<bool>()), 1..4), 1..6),
+        set in prop::collection::vec((prop::collection::vec((1u64..=1000, 12_000_000u64..40_000_000, any::<bool>()), 1..4), pins()), 1..6),
         cpus in 1u32..4, delay in 0u64..20_000_000, seed in any::<u64>(), scattered in any::<bool>(),
     ) {
         let slack = Nanos::from_micros(1_000);
-        let guest = |rtas: &Vec<(u64, u64, bool)>| {
+        let guest = |(rtas, pin): &(Vec<(u64, u64, bool)>, Option<u32>)| {
             let count = rtas.len() as u64;
             let rta = |&(part, period, sporadic): &(u64, u64, bool)| {
                 let slice = ((period - 2_000_000) * part / 1000 / count).max(1_000);
                 let arrivals = if sporadic { Arrivals::Sporadic } else { Arrivals::Periodic };
                 Rta::new(Nanos(slice), Nanos(period), arrivals).unwrap()
             };
-            Vcpu::new(rtas.iter().map(rta).collect(), slack, None).ok()
+            Vcpu::new(rtas.iter().map(rta).collect(), slack, affinity(*pin, cpus)).ok()
         };
         let vcpus: Vec<Vcpu> = set.iter().filter_map(guest).collect();
         let Ok(admitted) = admit(&vcpus, cpus) else { return Ok(()) };

@@ -1,0 +1,177 @@
+//! Which CPU does whose share of a slice, and in which order: McNaughton's wrap, kept up through sleeps and wake-ups.
+//!
+//! At a slice's start [`Wrap::assign`] lays all shares, those of sleepers too, one after the other over the CPUs. For this slice each vCPU is
+//! then *bound* to a CPU; only one that *crosses* from a CPU to the next is shared between these two. [`Wrap::lay_out`] makes
+//! segments of it, at the start and again whenever somebody sleeps or wakes. On each CPU, without a gap:
+//!
+//! | first | then | last |
+//! |---|---|---|
+//! | the part `ahead` of what crosses from the CPU before | the bound | the rest of what crosses to the next |
+//!
+//! A vCPU that crosses never runs on both at once if `ahead` is at most what its own CPU does before the rest. A sleeper lets that
+//! shrink, and `ahead` with it; a waker pushes the rest out at the slice's end, and `ahead` grows by that. Nothing else moves to another CPU.
+//! docs/plan.md has the proof that it always fits.
+
+use crate::dpwrap::{Segment, VcpuId};
+use crate::units::Nanos;
+
+/// Segments by CPU, then by time.
+#[derive(Debug, Clone)]
+pub(crate) struct Layout {
+    segments: Vec<Segment>,
+    /// Per CPU: where its segments end.
+    ends: Vec<usize>,
+}
+
+impl Layout {
+    pub(crate) fn new(cpus: usize) -> Self {
+        Self { segments: Vec::with_capacity(cpus), ends: vec![0; cpus] }
+    }
+
+    /// Makes room for `vcpus`, each of which may have a segment, and one on each CPU a second.
+    pub(crate) fn reserve(&mut self, vcpus: usize) {
+        let most = vcpus + self.ends.len();
+        self.segments.reserve(most.saturating_sub(self.segments.len()));
+    }
+
+    pub(crate) fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    pub(crate) fn cpu(&self, cpu: usize) -> &[Segment] {
+        let from = cpu.checked_sub(1).map_or(0, |before| self.ends.get(before).copied().unwrap_or(0));
+        let to = self.ends.get(cpu).copied().unwrap_or(from);
+        self.segments.get(from..to).unwrap_or_default()
+    }
+
+    /// Takes out a vCPU; the others stay where they are.
+    pub(crate) fn remove(&mut self, vcpu: VcpuId) {
+        self.segments.retain(|segment| segment.vcpu != vcpu);
+        let mut segments = self.segments.iter().enumerate().peekable();
+        for (cpu, end) in (0_u32..).zip(&mut self.ends) {
+            while segments.next_if(|(_, segment)| segment.cpu <= cpu).is_some() {}
+            *end = segments.peek().map_or(self.segments.len(), |(at, _)| *at);
+        }
+    }
+}
+
+/// A CPU's part of the wrap.
+#[derive(Debug, Clone, Copy, Default)]
+struct Row {
+    /// Whether vCPUs cross to here.
+    shared: bool,
+    /// Where its vCPUs end in `bound`.
+    bound_end: usize,
+    /// Who crosses from here to the next shared CPU.
+    crossing: Option<u32>,
+    /// What that one does there, ns; it does the rest here.
+    ahead: u64,
+}
+
+/// The wrap of one slice.
+#[derive(Debug, Clone)]
+pub(crate) struct Wrap {
+    rows: Vec<Row>,
+    bound: Vec<u32>,
+}
+
+impl Wrap {
+    pub(crate) fn new(cpus: usize) -> Self {
+        Self { rows: vec![Row::default(); cpus], bound: Vec::new() }
+    }
+
+    /// Makes room for `vcpus`.
+    pub(crate) fn reserve(&mut self, vcpus: usize) {
+        self.bound.reserve(vcpus.saturating_sub(self.bound.len()));
+    }
+
+    /// Spreads a slice of `length` ns over the CPUs. `pinned` is (CPU, vCPU), sorted; `claimed` what those take, ns per CPU; `free` all others with
+    /// their shares, ns. None of these may exceed what `claimed` leaves of a shared CPU, or it is cut.
+    pub(crate) fn assign(
+        &mut self,
+        length: u64,
+        shared: &[bool],
+        pinned: &[(u32, u32)],
+        claimed: &[u64],
+        mut free: impl Iterator<Item = (u32, u64)>,
+    ) {
+        self.bound.clear();
+        let mut pinned = pinned.iter().peekable();
+        let mut over = 0;
+        for (((cpu, row), shared), claimed) in (0_u32..).zip(&mut self.rows).zip(shared).zip(claimed) {
+            while let Some((_, vcpu)) = pinned.next_if(|(home, _)| *home <= cpu) {
+                self.bound.push(*vcpu);
+            }
+            *row = Row { shared: *shared, ..Row::default() };
+            let mut room = if *shared { length.saturating_sub(*claimed).saturating_sub(over) } else { 0 };
+            while room > 0 {
+                let Some((vcpu, share)) = free.next() else { break };
+                if share > room {
+                    row.crossing = Some(vcpu);
+                    row.ahead = share - room;
+                } else if share > 0 {
+                    self.bound.push(vcpu);
+                }
+                room = room.saturating_sub(share);
+            }
+            over = if *shared { row.ahead } else { over };
+            row.bound_end = self.bound.len();
+        }
+    }
+
+    /// Lays `left` of every vCPU, ns, out from `start` to `end`.
+    pub(crate) fn lay_out(&mut self, start: u64, end: u64, left: impl Fn(u32) -> u64, layout: &mut Layout) {
+        let Layout { segments, ends } = layout;
+        segments.clear();
+        let mut bound = self.bound.iter();
+        let mut begin = 0;
+        let mut coming = None;
+        for ((cpu, row), cpu_end) in (0_u32..).zip(&mut self.rows).zip(ends) {
+            let mut line = Line { cpu, at: start, end, segments };
+            if let Some((vcpu, ahead)) = coming.take_if(|_| row.shared) {
+                line.put(vcpu, ahead);
+            }
+            for vcpu in bound.by_ref().take(row.bound_end - begin) {
+                line.put(*vcpu, left(*vcpu));
+            }
+            begin = row.bound_end;
+            if let Some(vcpu) = row.crossing {
+                let whole = left(vcpu);
+                let pushed = whole.saturating_sub(end - line.at);
+                row.ahead = row.ahead.max(pushed).min(line.at - start).min(whole);
+                line.put(vcpu, whole - row.ahead);
+                coming = Some((vcpu, row.ahead));
+            }
+            *cpu_end = segments.len();
+        }
+    }
+
+    /// Takes what crosses from the layout as it is at `now`: `left` is what each vCPU still has there, ns.
+    pub(crate) fn take_up(&mut self, now: u64, left: impl Fn(u32) -> u64, layout: &Layout) {
+        for (cpu, row) in self.rows.iter_mut().enumerate() {
+            let Some(vcpu) = row.crossing else { continue };
+            let rest = layout.cpu(cpu).last().filter(|last| last.vcpu.0 == vcpu).map_or(0, |last| last.left(now));
+            row.ahead = left(vcpu).saturating_sub(rest);
+        }
+    }
+}
+
+/// One CPU's plan as it grows.
+struct Line<'a> {
+    cpu: u32,
+    at: u64,
+    end: u64,
+    segments: &'a mut Vec<Segment>,
+}
+
+impl Line<'_> {
+    /// Puts `amount`, or what there is room for.
+    fn put(&mut self, vcpu: u32, amount: u64) {
+        let taken = amount.min(self.end - self.at);
+        if taken > 0 {
+            let (start, end) = (Nanos(self.at), Nanos(self.at + taken));
+            self.segments.push(Segment { cpu: self.cpu, vcpu: VcpuId(vcpu), start, end });
+            self.at += taken;
+        }
+    }
+}
