@@ -188,7 +188,8 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
                         .iter()
                         .filter_map(|knob| Some(Original { knob: knob.clone(), value: host.read(knob).ok()? }));
                     originals.extend(overwritten);
-                    originals.push(Original { knob: setting.knob.clone(), value: found.clone() });
+                    let value = setting.original.as_ref().unwrap_or(&found).clone();
+                    originals.push(Original { knob: setting.knob.clone(), value });
                 }
                 pending.push((setting, found));
             }
@@ -213,6 +214,16 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
     // Nothing was ever changed there, so that it is not as wanted is no drift.
     journal.forget(&refused)?;
     Ok(report)
+}
+
+/// Keeps the originals that are not what is found ([`Setting::original`]), and changes nothing: before a reset, so that it gives
+/// those too.
+///
+/// # Errors
+/// [`JournalError`].
+pub fn adopt(plan: &Plan, journal: &mut Journal) -> Result<(), JournalError> {
+    let original = |setting: &Setting| Some(Original { knob: setting.knob.clone(), value: setting.original.clone()? });
+    journal.keep(plan.settings.iter().filter_map(original).collect())
 }
 
 /// Gives back every kept knob that the plan does not want, in the reverse order of keeping.

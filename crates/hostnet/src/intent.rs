@@ -1,108 +1,16 @@
 //! What is wanted: the method, the priority table, and the class of every NIC and tenant.
 //!
-//! In: `/etc/ontime/host.toml` and `host.conf.d`, the tenants found, whether runtime caps are in force. Out: an [`Intent`] for
+//! In: the host's configuration (`host_config`), the tenants found, whether runtime caps are in force. Out: an [`Intent`] for
 //! the rules.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
 
-use ontime_tenants::config::{self, ConfigError};
-use ontime_tenants::{Class, Level, PriorityTable, Tenant};
-use serde::{Deserialize, Serialize};
-use toml::Spanned;
+use ontime_tenants::{Class, PriorityTable, Tenant};
+use serde::Serialize;
 
-use crate::inventory::{Inventory, Nic};
+use crate::host_config::{HostConfig, NicConfig};
+use crate::inventory::{Inventory, Napi, Nic};
 use crate::method::Method;
-
-/// What the administrator says of this host (`/etc/ontime/host.toml`).
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct HostConfig {
-    /// The method; where none is said, [`Method::Partitioned`].
-    pub method: Option<Method>,
-    /// The CPU kept for the RT group by [`Method::Exclusive`].
-    pub exclusive_cpu: Option<u32>,
-    /// Classes of NICs, by interface name.
-    pub nics: BTreeMap<String, Class>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "snake_case")]
-struct File {
-    method: Option<Method>,
-    exclusive_cpu: Option<Spanned<u32>>,
-    #[serde(default)]
-    nic: BTreeMap<String, Spanned<NicEntry>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NicEntry {
-    class: ClassName,
-    level: Option<Level>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum ClassName {
-    Rt,
-    Bulk,
-}
-
-impl HostConfig {
-    /// Reads `DIRECTORY/host.toml` and `DIRECTORY/host.conf.d/*.toml`; a later file has the last word on what it names.
-    ///
-    /// # Errors
-    /// [`ConfigError`], with file, line, what is wrong and what is allowed.
-    pub fn load(directory: &Path) -> Result<Self, ConfigError> {
-        let mut all = Self::default();
-        for path in config::files(directory, "host")? {
-            all.add(&config::Text::read(&path)?)?;
-        }
-        Ok(all)
-    }
-
-    /// Adds what one file says.
-    ///
-    /// # Errors
-    /// As [`Self::load`].
-    pub fn add(&mut self, text: &config::Text) -> Result<(), ConfigError> {
-        let file: File = text.parse()?;
-        if let Some(cpu) = &file.exclusive_cpu {
-            if *cpu.get_ref() > crate::CpuSet::MAX {
-                let what = format!("CPU {} is not one of 0 to {}", cpu.get_ref(), crate::CpuSet::MAX);
-                return Err(text.error(&cpu.span(), what));
-            }
-            self.exclusive_cpu = Some(*cpu.get_ref());
-        }
-        self.method = file.method.or(self.method);
-        for (name, entry) in file.nic {
-            let span = entry.span();
-            if !is_ifname(&name) {
-                return Err(
-                    text.error(&span, format!("`{name}` is not an interface name: 1 to 15 bytes, no space, no `/`"))
-                );
-            }
-            let entry = entry.into_inner();
-            let class = match (entry.class, entry.level) {
-                (ClassName::Rt, level) => Class::Rt(level.unwrap_or(Level::HIGHEST)),
-                (ClassName::Bulk, None) => Class::Bulk,
-                (ClassName::Bulk, Some(_)) => {
-                    return Err(text.error(&span, "a level is for class = \"rt\" only; bulk has none"));
-                }
-            };
-            self.nics.insert(name, class);
-        }
-        Ok(())
-    }
-}
-
-/// `net/core/dev.c`, `dev_valid_name`.
-fn is_ifname(name: &str) -> bool {
-    (1..=15).contains(&name.len())
-        && name != "."
-        && name != ".."
-        && !name.contains(|c: char| c == '/' || c == ':' || c.is_ascii_whitespace())
-}
 
 /// What is wanted of this host.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -111,8 +19,8 @@ pub struct Intent {
     pub method: Method,
     /// The one priority table.
     pub table: PriorityTable,
-    /// Classes of NICs that the administrator gave, by interface name.
-    pub nic_classes: BTreeMap<String, Class>,
+    /// What the administrator said of NICs, by interface name.
+    pub nics: BTreeMap<String, NicConfig>,
     /// Tenants found on this host.
     pub tenants: Vec<Tenant>,
     /// Whether the runtime cap of every RT tenant is in force: kernel protections go off only then.
@@ -121,6 +29,9 @@ pub struct Intent {
     pub caps_in_force: bool,
     /// The CPU kept for the RT group by [`Method::Exclusive`].
     pub exclusive_cpu: Option<u32>,
+    /// NICs whose RT queues are to wait for interrupts this moment although [`Method::Busypoll`] is in force: nothing comes by
+    /// them, or polling has used up its bound ([`crate::adaptive`]). By interface index.
+    pub resting: BTreeSet<u32>,
 }
 
 /// How a NIC is used.
@@ -151,10 +62,11 @@ impl Intent {
         Self {
             method: config.method.unwrap_or_default(),
             table,
-            nic_classes: config.nics.clone(),
+            nics: config.nics.clone(),
             tenants,
             caps_in_force,
             exclusive_cpu: config.exclusive_cpu,
+            resting: BTreeSet::new(),
         }
     }
 
@@ -162,12 +74,12 @@ impl Intent {
     ///
     /// A NIC that only RT tenants use has the highest of their levels.
     pub fn nic_use(&self, inventory: &Inventory, nic: &Nic) -> NicUse {
-        if let Some(class) = self.nic_classes.get(&nic.id.name) {
-            return NicUse::Configured(*class);
+        if let Some(class) = self.nics.get(&nic.id.name).and_then(|config| config.class) {
+            return NicUse::Configured(class);
         }
         let mut rt = None;
         let mut bulk = false;
-        for tenant in self.tenants.iter().filter(|tenant| reaches(inventory, tenant, nic)) {
+        for tenant in self.users(inventory, nic) {
             match tenant.class {
                 Class::Rt(level) => rt = Some(rt.map_or(level, |best| level.min(best))),
                 Class::Bulk => bulk = true,
@@ -178,6 +90,41 @@ impl Intent {
             (Some(level), true) => NicUse::Mixed(Class::Rt(level)),
             (None, _) => NicUse::Derived(Class::Bulk),
         }
+    }
+
+    /// The class of a NIC's interrupt and NAPI threads.
+    ///
+    /// VATC's receive thread stands before every level's own thread, whoever its packets are for, so under that method a shared
+    /// NIC's threads have the class of its most urgent tenant.
+    pub fn nic_class(&self, inventory: &Inventory, nic: &Nic) -> Class {
+        match self.nic_use(inventory, nic) {
+            NicUse::Mixed(rt) if self.method == Method::Vatc => rt,
+            used => used.class(),
+        }
+    }
+
+    /// The tenants whose packets pass a NIC: as found, and as configured.
+    pub fn users<'a>(&'a self, inventory: &'a Inventory, nic: &'a Nic) -> impl Iterator<Item = &'a Tenant> {
+        let configured = self.nics.get(&nic.id.name);
+        self.tenants.iter().filter(move |tenant| {
+            reaches(inventory, tenant, nic) || configured.is_some_and(|config| config.tenants.contains(&tenant.name))
+        })
+    }
+
+    /// The class of a NAPI instance, and so of its thread: the most urgent of the receive queues it serves. A queue that is not
+    /// configured has the NIC's.
+    pub fn napi_class(&self, inventory: &Inventory, nic: &Nic, napi: &Napi) -> Class {
+        let whole = self.nic_class(inventory, nic);
+        let Some(config) = self.nics.get(&nic.id.name).filter(|config| !config.queues.is_empty()) else { return whole };
+        let of_queue = |queue: &u32| config.queues.get(queue).copied().unwrap_or(whole);
+        napi.rx_queues.iter().map(of_queue).min().unwrap_or(whole)
+    }
+
+    /// The class of an interrupt of a NIC: the most urgent of the NAPI instances that it wakes, else the NIC's.
+    pub fn irq_class(&self, inventory: &Inventory, nic: &Nic, irq: u32) -> Class {
+        let woken = nic.napis.iter().filter(|napi| napi.irq == Some(irq));
+        let class = woken.map(|napi| self.napi_class(inventory, nic, napi)).min();
+        class.unwrap_or_else(|| self.nic_class(inventory, nic))
     }
 
     /// Tenants of RT class.
@@ -196,44 +143,4 @@ pub fn reaches(inventory: &Inventory, tenant: &Tenant, nic: &Nic) -> bool {
                 && nic.physical
                 && inventory.nic(&vnic.ifname).is_some_and(|own| own.link == Some(nic.id.ifindex)))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(text: &str) -> Result<HostConfig, ConfigError> {
-        let mut config = HostConfig::default();
-        config.add(&config::Text::new("/etc/ontime/host.toml", text)).map(|()| config)
-    }
-
-    #[test]
-    fn a_host_file_is_read() {
-        let text = "method = \"exclusive\"\nexclusive_cpu = 1\n[nic.eth0]\nclass = \"rt\"\nlevel = 2\n[nic.eth1]\nclass = \"bulk\"\n";
-        let config = read(text).unwrap();
-        assert_eq!(config.method, Some(Method::Exclusive));
-        assert_eq!(config.exclusive_cpu, Some(1));
-        assert_eq!(config.nics["eth0"], Class::Rt(Level::try_from(2u8).unwrap()));
-        assert_eq!(config.nics["eth1"], Class::Bulk);
-    }
-
-    #[test]
-    fn what_is_not_allowed_is_refused_with_its_line() {
-        for (text, line, word) in [
-            ("[nic.eth0]\nclas = \"rt\"\n", 2, "clas"),
-            ("[nic.eth0]\nclass = \"fast\"\n", 2, "bulk"),
-            ("[nic.eth0]\nclass = \"rt\"\nlevel = 9\n", 3, "to 8"),
-            ("[nic.eth0]\nclass = \"bulk\"\nlevel = 1\n", 1, "level"),
-            ("[nic.\"a/b\"]\nclass = \"rt\"\n", 1, "interface name"),
-            ("method = \"vatc\"\n", 1, "not in this version"),
-            ("method = \"best\"\n", 1, "vanilla"),
-            ("exclusive_cpu = 9000\n", 1, "8191"),
-            ("exclusive_cpu = -1\n", 1, ""),
-            ("what = 1\n", 1, "what"),
-        ] {
-            let message = read(text).unwrap_err().to_string();
-            assert!(message.starts_with(&format!("/etc/ontime/host.toml:{line}:")), "{text}: {message}");
-            assert!(message.contains(word), "{text}: {message}");
-        }
-    }
 }

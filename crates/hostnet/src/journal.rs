@@ -1,7 +1,7 @@
 //! Original values, kept before any change and until each is restored.
 //!
 //! In: a knob and the value it had before Ontime touched it. Out: those of this boot, in the order in which they were kept.
-//! The file is replaced as a whole (temporary file, fsync, rename, fsync of the directory) *before* the knobs of a batch are
+//! The file is replaced as a whole (temporary file, fsync, rename) *before* the knobs of a batch are
 //! written: whatever moment the process or the machine dies at, the file on disk names every knob that may have changed. The
 //! first original of a knob is kept; applying again never replaces it. Knobs are kernel state and do not outlive the
 //! kernel, so entries of an earlier boot are dropped. One process holds the journal at a time (flock).
@@ -240,12 +240,13 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<(), JournalError> {
         file.write_all(bytes.get(..half).unwrap_or_default())?;
         crash::point("journal-half");
         file.write_all(bytes.get(half..).unwrap_or_default())?;
-        file.sync_all()?;
+        // Against a torn file after a power loss, which would be taken for damage. The name need not be on the disk too: whatever file
+        // comes back then is of another boot, whose knobs are gone.
+        file.sync_data()?;
         crash::point("journal-synced");
         fs::rename(&temporary, path)?;
         crash::point("journal-renamed");
-        // Without it, a power loss may bring the old file back although knobs have changed since.
-        path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+        Ok(())
     })();
     written.map_err(|error| {
         let _ = fs::remove_file(&temporary);

@@ -127,6 +127,19 @@ pub enum Knob {
         /// Which packets.
         from: SteerFrom,
     },
+    /// A clsact egress filter that gives packets of one source the priority of a `prio` qdisc's first band.
+    TxPriority {
+        /// Which NIC.
+        nic: NicId,
+        /// Which packets.
+        from: SteerFrom,
+    },
+    /// The root qdisc: `default` for what the kernel attaches by itself, or a kind. Replacing it drops what waits in it, so this
+    /// is for the methods that are there to compare with.
+    RootQdisc {
+        /// Which NIC.
+        nic: NicId,
+    },
 }
 
 impl Knob {
@@ -141,11 +154,17 @@ impl Knob {
             Knob::XpsCpus { nic, queue } => format!("nic:{}/xps:{queue}", nic.ifindex),
             Knob::NapiThreaded { nic, napi } => format!("nic:{}/napi:{napi}", nic.ifindex),
             Knob::Clsact { nic } => format!("nic:{}/clsact", nic.ifindex),
-            Knob::TxSteer { nic, queue, from } => match from {
-                SteerFrom::Interface(source) => format!("nic:{}/steer:{queue}:if{}", nic.ifindex, source.ifindex),
-                SteerFrom::SourceMac(mac) => format!("nic:{}/steer:{queue}:{}", nic.ifindex, mac_text(mac)),
-            },
+            Knob::TxSteer { nic, queue, from } => format!("nic:{}/steer:{queue}:{}", nic.ifindex, source_key(from)),
+            Knob::TxPriority { nic, from } => format!("nic:{}/priority:{}", nic.ifindex, source_key(from)),
+            Knob::RootQdisc { nic } => format!("nic:{}/root-qdisc", nic.ifindex),
         }
+    }
+}
+
+fn source_key(from: &SteerFrom) -> String {
+    match from {
+        SteerFrom::Interface(source) => format!("if{}", source.ifindex),
+        SteerFrom::SourceMac(mac) => mac_text(mac),
     }
 }
 
@@ -156,6 +175,15 @@ fn thread_key(thread: ThreadId) -> String {
 /// A hardware address as people write it.
 pub fn mac_text(mac: &[u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+impl fmt::Display for SteerFrom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SteerFrom::Interface(source) => f.write_str(&source.name),
+            SteerFrom::SourceMac(mac) => f.write_str(&mac_text(mac)),
+        }
+    }
 }
 
 impl fmt::Display for Root {
@@ -179,12 +207,11 @@ impl fmt::Display for Knob {
             Knob::XpsCpus { nic, queue } => write!(f, "{} XPS CPUs of transmit queue {queue}", nic.name),
             Knob::NapiThreaded { nic, napi } => write!(f, "{} threading of NAPI {napi}", nic.name),
             Knob::Clsact { nic } => write!(f, "{} clsact qdisc", nic.name),
-            Knob::TxSteer { nic, queue, from: SteerFrom::Interface(source) } => {
-                write!(f, "{} filter: from {} to transmit queue {queue}", nic.name, source.name)
+            Knob::TxSteer { nic, queue, from } => {
+                write!(f, "{} filter: from {from} to transmit queue {queue}", nic.name)
             }
-            Knob::TxSteer { nic, queue, from: SteerFrom::SourceMac(mac) } => {
-                write!(f, "{} filter: from {} to transmit queue {queue}", nic.name, mac_text(mac))
-            }
+            Knob::TxPriority { nic, from } => write!(f, "{} filter: from {from} to the first band", nic.name),
+            Knob::RootQdisc { nic } => write!(f, "{} root qdisc", nic.name),
         }
     }
 }
@@ -197,11 +224,11 @@ pub enum Value {
     Policy(Policy),
     /// Of [`Knob::ThreadAffinity`], [`Knob::IrqAffinity`], [`Knob::XpsCpus`], [`Knob::HostCpus`].
     Cpus(CpuSet),
-    /// Of [`Knob::HostFile`] and [`Knob::NicFile`], without white space around it.
+    /// Of [`Knob::HostFile`] and [`Knob::NicFile`], without white space around it, and of [`Knob::RootQdisc`].
     Text(String),
     /// Of [`Knob::NapiThreaded`].
     Threaded(u32),
-    /// Of [`Knob::Clsact`] and [`Knob::TxSteer`]: whether it is there.
+    /// Of [`Knob::Clsact`], [`Knob::TxSteer`] and [`Knob::TxPriority`]: whether it is there.
     Present(bool),
 }
 

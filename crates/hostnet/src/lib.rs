@@ -4,11 +4,14 @@
 //! Out: a pure plan of knobs and values with findings, applying it with every original value kept in a write-ahead
 //! journal, undoing it, noticing what drifted, and the checks behind `ontime doctor`.
 //!
-//! Nothing here resets a NIC, replaces a root qdisc or moves a running vCPU.
+//! Nothing here resets a NIC or moves a running vCPU, and only the two methods for comparison replace a root qdisc.
 
+pub mod adaptive;
 pub mod apply;
 pub mod cpus;
 pub mod doctor;
+pub mod host_config;
+pub mod inherit;
 pub mod intent;
 pub mod inventory;
 pub mod journal;
@@ -21,17 +24,19 @@ pub mod plan;
 pub mod rule;
 pub mod rules;
 
-pub use apply::{ConvergeError, Counts, Done, Drift, Item, Report, apply, converge, drift, give_back, reset};
+pub use apply::{ConvergeError, Counts, Done, Drift, Item, Report, adopt, apply, converge, drift, give_back, reset};
 pub use cpus::CpuSet;
 pub use doctor::{Check, Diagnosis, State, examine};
-pub use intent::{HostConfig, Intent, NicUse};
+pub use host_config::{HostConfig, NicConfig};
+pub use inherit::{Inherited, Paused};
+pub use intent::{Intent, NicUse};
 pub use inventory::Inventory;
 pub use journal::{Journal, JournalError, Original};
 pub use knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
 pub use kvm::KvmProbe;
 pub use live::{LiveHost, Roots};
 pub use method::{Method, MethodError};
-pub use plan::{Plan, plan, replan};
+pub use plan::{Plan, as_found, plan, replan};
 pub use rule::{Cost, Finding, Outcome, Refusal, Rule, RuleId, Setting, Severity, Stage};
 pub use rules::RULES;
 

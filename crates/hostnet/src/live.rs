@@ -8,13 +8,14 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use ontime_tenants::{ThreadError, ThreadId};
+use ontime_tenants::{Policy, ThreadError, ThreadId};
 
 use crate::cpus::CpuSet;
 use crate::knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
 use crate::netlink::Netlink;
 use crate::netlink::netdev::Netdev;
-use crate::netlink::tc::{self, Match};
+use crate::netlink::qdisc::{self, RootQdisc};
+use crate::netlink::tc::{self, Edit, Match};
 
 /// Where the host's file systems are mounted; tests put others in their place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,7 +95,7 @@ impl LiveHost {
         run(route).map_err(|error| match (error.raw_os_error(), error.kind()) {
             (Some(libc::ENODEV), _) => KnobError::Gone(knob.to_string()),
             (Some(libc::ENOENT | libc::EOPNOTSUPP), _) => {
-                unsupported(knob, "the kernel is built without cls_flower, act_skbedit or clsact")
+                unsupported(knob, "the kernel is built without cls_flower, act_skbedit, clsact or this qdisc")
             }
             (_, io::ErrorKind::AddrInUse) => unsupported(knob, &error.to_string()),
             _ => os(knob, "asking rtnetlink", error),
@@ -155,6 +156,20 @@ impl LiveHost {
         written.map_err(|error| file_error(knob, &path, "writing", error))
     }
 
+    /// New NAPI threads start at nice 0, where a ring overflows while the pass that will place them looks again: a bulk driver's
+    /// place is theirs until then. Where the kernel does not name them (before 6.8) they wait.
+    fn lift_new_napi_threads(&self, knob: &Knob, nic: &NicId) {
+        let napis = self.with_netdev(knob, Netdev::napis).unwrap_or_default();
+        for pid in napis.get(&nic.ifindex).into_iter().flatten().filter_map(|napi| napi.pid) {
+            // One that has ended, or that somebody placed, is not ours to lift.
+            if let Ok(thread) = ThreadId::of(pid, pid) {
+                if thread.policy().is_ok_and(|policy| policy == Policy::BULK) {
+                    let _ = thread.set_policy(Policy::BULK_DRIVER);
+                }
+            }
+        }
+    }
+
     /// The source of a steering filter under the name it has now.
     fn with_match<T>(
         &self,
@@ -204,12 +219,19 @@ impl Host for LiveHost {
                 self.nic_dir(knob, nic)?;
                 self.with_route(knob, |route| tc::has_clsact(route, nic.ifindex)).map(Value::Present)
             }
-            Knob::TxSteer { nic, queue, from } => {
+            Knob::TxSteer { nic, from, .. } | Knob::TxPriority { nic, from } => {
                 self.nic_dir(knob, nic)?;
+                let edit = edit_of(knob);
                 self.with_match(knob, from, |matching| {
-                    let found = self.with_route(knob, |route| tc::has_filter(route, nic.ifindex, matching, *queue));
+                    let found = self.with_route(knob, |route| tc::has_filter(route, nic.ifindex, matching, edit));
                     found.map(Value::Present)
                 })
+            }
+            Knob::RootQdisc { nic } => {
+                self.nic_dir(knob, nic)?;
+                let roots = self.with_route(knob, qdisc::roots)?;
+                let root = roots.get(&nic.ifindex).unwrap_or(&RootQdisc::Default);
+                Ok(Value::Text(root.text()))
             }
         }
     }
@@ -217,12 +239,20 @@ impl Host for LiveHost {
     fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
         match (knob, value) {
             (Knob::ThreadPolicy { thread, .. }, Value::Policy(policy)) => {
-                thread.set_policy(*policy).map_err(|error| thread_error(knob, error))
+                let set = if is_user(*thread) { thread.set_policy_alone(*policy) } else { thread.set_policy(*policy) };
+                set.map_err(|error| thread_error(knob, error))
             }
             (Knob::ThreadAffinity { thread, .. }, Value::Cpus(cpus)) => {
                 thread.set_affinity(&cpus.iter().collect()).map_err(|error| thread_error(knob, error))
             }
-            (Knob::HostFile { .. } | Knob::NicFile { .. }, Value::Text(text)) => self.write_file(knob, text),
+            (Knob::NicFile { nic, path }, Value::Text(text)) => {
+                self.write_file(knob, text)?;
+                if path == "threaded" && text == "1" {
+                    self.lift_new_napi_threads(knob, nic);
+                }
+                Ok(())
+            }
+            (Knob::HostFile { .. }, Value::Text(text)) => self.write_file(knob, text),
             (Knob::IrqAffinity { .. }, Value::Cpus(cpus)) => self.write_file(knob, &cpus.to_string()),
             (Knob::XpsCpus { .. } | Knob::HostCpus { .. }, Value::Cpus(cpus)) => self.write_file(knob, &cpus.to_mask()),
             (Knob::NapiThreaded { nic, napi }, Value::Threaded(mode)) => self.with_netdev(knob, |netdev| {
@@ -239,20 +269,39 @@ impl Host for LiveHost {
                     _ => Ok(()),
                 })
             }
-            (Knob::TxSteer { nic, queue, from }, Value::Present(wanted)) => {
+            (Knob::TxSteer { nic, from, .. } | Knob::TxPriority { nic, from }, Value::Present(wanted)) => {
                 self.nic_dir(knob, nic)?;
+                let edit = edit_of(knob);
                 self.with_match(knob, from, |matching| {
                     self.with_route(knob, |route| {
                         if *wanted {
-                            tc::set_filter(route, nic.ifindex, matching, *queue)
+                            tc::set_filter(route, nic.ifindex, matching, edit)
                         } else {
                             tc::remove_filter(route, nic.ifindex, matching)
                         }
                     })
                 })
             }
+            (Knob::RootQdisc { nic }, Value::Text(kind)) => {
+                self.nic_dir(knob, nic)?;
+                self.with_route(knob, |route| qdisc::set_root(route, nic.ifindex, kind))
+            }
             _ => Err(bad(knob, &format!("'{value}' is not a kind of value it can have"))),
         }
+    }
+}
+
+/// Whether a thread is of a program, and may make others: those are not to be at a real-time place that no cap watches yet, for
+/// one that spins keeps the planner from ever capping it. Kernel threads have no executable.
+fn is_user(thread: ThreadId) -> bool {
+    fs::read_link(format!("/proc/{}/exe", thread.pid)).is_ok()
+}
+
+/// What a filter knob's filter changes. 6 is TC_PRIO_INTERACTIVE, of the first band.
+fn edit_of(knob: &Knob) -> Edit {
+    match knob {
+        Knob::TxSteer { queue, .. } => Edit::Queue(*queue),
+        _ => Edit::Priority(6),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The papers' methods, as presets of the same knobs.
+//! The papers' methods, as presets of the same knobs: Access'18, section IV; KBP, section 4; VATC, sections III and IV.
 //!
 //! A method is the set of rules that are in force; what each rule does does not depend on the method.
 
@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::rule::RuleId;
 
-/// A method of Access'18, section IV, on today's kernels.
+/// A method of the papers, on today's kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Method {
@@ -23,24 +23,57 @@ pub enum Method {
     /// RT and bulk softirq work kept apart: every core rule.
     #[default]
     Partitioned,
+    /// As `partitioned`, and a polling thread per RT receive queue: no interrupt, no softirq (KBP, IEICE'22).
+    Busypoll,
+    /// A thread for each priority level moves that level's packets, both ways, and receive threads stand before them (VATC).
+    Vatc,
+    /// To compare with, as VATC does: a `prio` root qdisc, vhost threads as found.
+    Prio,
+    /// To compare with, as VATC does: a `fq_codel` root qdisc, vhost threads as found.
+    FqCodel,
 }
 
 /// Why a text names no method of this version.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum MethodError {
     /// A method of the papers that a later version will have.
-    #[error("method '{0}' is not in this version; it has vanilla, threaded, exclusive, partitioned")]
+    #[error("method '{0}' is not in this version; it has {names}", names = Method::names())]
     NotInThisVersion(&'static str),
     /// No method.
-    #[error("'{0}' is not a method; this version has vanilla, threaded, exclusive, partitioned")]
+    #[error("'{0}' is not a method; this version has {names}", names = Method::names())]
     Unknown(String),
 }
 
+/// Every core rule.
+const PARTITIONED: [RuleId; 12] = [
+    RuleId::HostConfig,
+    RuleId::NapiThreaded,
+    RuleId::IrqThread,
+    RuleId::NapiThread,
+    RuleId::Backlog,
+    RuleId::SoftirqThreads,
+    RuleId::VcpuPlace,
+    RuleId::VnicPlace,
+    RuleId::RtTxQueue,
+    RuleId::SkbDefer,
+    RuleId::HaltPoll,
+    RuleId::RtProtections,
+];
+
 impl Method {
     /// All methods of this version.
-    pub const ALL: [Method; 4] = [Method::Vanilla, Method::Threaded, Method::Exclusive, Method::Partitioned];
+    pub const ALL: [Method; 8] = [
+        Method::Vanilla,
+        Method::Threaded,
+        Method::Exclusive,
+        Method::Partitioned,
+        Method::Busypoll,
+        Method::Vatc,
+        Method::Prio,
+        Method::FqCodel,
+    ];
     /// Methods whose names are kept for later versions.
-    pub const RESERVED: [&'static str; 3] = ["vatc", "busypoll", "outsourcing"];
+    pub const RESERVED: [&'static str; 1] = ["outsourcing"];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -49,34 +82,33 @@ impl Method {
             Method::Threaded => "threaded",
             Method::Exclusive => "exclusive",
             Method::Partitioned => "partitioned",
+            Method::Busypoll => "busypoll",
+            Method::Vatc => "vatc",
+            Method::Prio => "prio",
+            Method::FqCodel => "fq_codel",
         }
     }
 
-    /// The rules in force under it.
-    pub fn rules(self) -> &'static [RuleId] {
-        match self {
-            Method::Vanilla => &[RuleId::VcpuPlace, RuleId::VnicPlace],
-            Method::Threaded => &[RuleId::IrqThread, RuleId::VcpuPlace, RuleId::VnicPlace],
-            Method::Exclusive => &[RuleId::IrqThread, RuleId::VcpuPlace, RuleId::VnicPlace, RuleId::ExclusiveCpu],
-            Method::Partitioned => &[
-                RuleId::NapiThreaded,
-                RuleId::IrqThread,
-                RuleId::NapiThread,
-                RuleId::Backlog,
-                RuleId::SoftirqThreads,
-                RuleId::VcpuPlace,
-                RuleId::VnicPlace,
-                RuleId::RtTxQueue,
-                RuleId::SkbDefer,
-                RuleId::HaltPoll,
-                RuleId::RtProtections,
-            ],
-        }
+    /// The names of all, for messages.
+    pub fn names() -> String {
+        Method::ALL.map(Method::name).join(", ")
     }
 
     /// Whether a rule is in force under it.
     pub fn has(self, rule: RuleId) -> bool {
-        self.rules().contains(&rule)
+        use RuleId as Id;
+        match self {
+            Method::Vanilla => matches!(rule, Id::HostConfig | Id::VcpuPlace | Id::VnicPlace),
+            Method::Threaded => rule == Id::IrqThread || Method::Vanilla.has(rule),
+            Method::Exclusive => rule == Id::ExclusiveCpu || Method::Threaded.has(rule),
+            Method::Partitioned => PARTITIONED.contains(&rule),
+            Method::Busypoll => rule == Id::BusyPoll || PARTITIONED.contains(&rule),
+            Method::Vatc => {
+                let own = matches!(rule, Id::NapiThreaded | Id::NapiThread | Id::RtTxQueue);
+                own || Method::Threaded.has(rule)
+            }
+            Method::Prio | Method::FqCodel => matches!(rule, Id::HostConfig | Id::VcpuPlace | Id::NicQdisc),
+        }
     }
 }
 
@@ -121,15 +153,19 @@ mod tests {
         for method in Method::ALL {
             assert_eq!(method.name().parse(), Ok(method));
         }
-        assert_eq!("vatc".parse::<Method>(), Err(MethodError::NotInThisVersion("vatc")));
+        assert_eq!("outsourcing".parse::<Method>(), Err(MethodError::NotInThisVersion("outsourcing")));
         assert_eq!("Vanilla".parse::<Method>(), Err(MethodError::Unknown("Vanilla".to_owned())));
     }
 
     #[test]
-    fn every_method_places_the_rt_vcpu_and_only_partitioned_threads_napi() {
+    fn every_method_places_the_rt_vcpu_and_those_of_the_core_thread_napi() {
         for method in Method::ALL {
-            assert!(method.has(RuleId::VcpuPlace) && method.has(RuleId::VnicPlace));
-            assert_eq!(method.has(RuleId::NapiThreaded), method == Method::Partitioned);
+            let compared = matches!(method, Method::Prio | Method::FqCodel);
+            assert!(method.has(RuleId::VcpuPlace));
+            assert_eq!((method.has(RuleId::VnicPlace), method.has(RuleId::NicQdisc)), (!compared, compared));
+            let threads = matches!(method, Method::Partitioned | Method::Busypoll | Method::Vatc);
+            assert_eq!(method.has(RuleId::NapiThreaded), threads);
+            assert_eq!(method.has(RuleId::BusyPoll), method == Method::Busypoll);
         }
     }
 }

@@ -59,10 +59,16 @@ fn contradiction(first: &Setting, second: &Setting) -> Finding {
     }
 }
 
-/// As [`plan`], on the host as it was before Ontime changed it: where a rule takes something away from what it finds (a CPU
-/// from an interrupt's or a thread's CPUs, a queue from XPS), it starts from the original, so that a changed wish does not
-/// add up with an earlier one.
-pub fn replan(mut inventory: Inventory, mut intent: Intent, journal: &Journal) -> Plan {
+/// As [`plan`], on the host as it was before Ontime changed it.
+pub fn replan(inventory: Inventory, intent: Intent, journal: &Journal) -> Plan {
+    let (inventory, intent) = as_found(inventory, intent, journal);
+    plan(&inventory, &intent)
+}
+
+/// The host as it was before Ontime changed it, as far as rules start from what they find: where one takes something away (a CPU
+/// from an interrupt's or a thread's CPUs, a queue from XPS), a changed wish is not to add up with an earlier one; and that an
+/// instance polls is somebody's choice only if Ontime did not do it.
+pub fn as_found(mut inventory: Inventory, mut intent: Intent, journal: &Journal) -> (Inventory, Intent) {
     let originals = journal.by_key();
     let cpus = |knob: Knob| match originals.get(&knob.key()) {
         Some(Value::Cpus(cpus)) => Some(cpus.clone()),
@@ -80,10 +86,18 @@ pub fn replan(mut inventory: Inventory, mut intent: Intent, journal: &Journal) -
             }
         }
     }
+    for nic in &mut inventory.nics {
+        for napi in &mut nic.napis {
+            let knob = Knob::NapiThreaded { nic: nic.id.clone(), napi: napi.id };
+            if let Some(Value::Threaded(original)) = originals.get(&knob.key()) {
+                napi.threaded = Some(*original);
+            }
+        }
+    }
     for thread in intent.tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {
         if let Some(original) = cpus(Knob::ThreadAffinity { thread: thread.id, comm: String::new() }) {
             thread.affinity = original.to_string();
         }
     }
-    plan(&inventory, &intent)
+    (inventory, intent)
 }

@@ -15,12 +15,16 @@ use crate::knob::{Knob, Value};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RuleId {
+    /// What `host.toml` names is there, and is claimed by one class.
+    HostConfig,
     /// Every NAPI polled by a thread of its own.
     NapiThreaded,
     /// Interrupt threads placed by the class of their NIC.
     IrqThread,
     /// NAPI threads placed by the class of their NIC.
     NapiThread,
+    /// A polling thread for each RT receive queue, placed where it delays no vCPU.
+    BusyPoll,
     /// `backlog_napi/N` placed below the vCPUs, and RT paths kept off the backlog.
     Backlog,
     /// `ktimers/N`, `ksoftirqd/N`, `rcuc/N` placed below the vCPUs.
@@ -33,6 +37,8 @@ pub enum RuleId {
     ExclusiveCpu,
     /// A transmit queue of its own for RT packets on a NIC that both classes use.
     RtTxQueue,
+    /// The root qdisc of a comparison method.
+    NicQdisc,
     /// Buffers freed where they are used up.
     SkbDefer,
     /// No busy waiting in KVM by FIFO vCPUs.
@@ -45,15 +51,18 @@ impl RuleId {
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
+            RuleId::HostConfig => "host-config",
             RuleId::NapiThreaded => "napi-threaded",
             RuleId::IrqThread => "irq-thread",
             RuleId::NapiThread => "napi-thread",
+            RuleId::BusyPoll => "busy-poll",
             RuleId::Backlog => "backlog",
             RuleId::SoftirqThreads => "softirq-threads",
             RuleId::VcpuPlace => "vcpu-place",
             RuleId::VnicPlace => "vnic-place",
             RuleId::ExclusiveCpu => "exclusive-cpu",
             RuleId::RtTxQueue => "rt-tx-queue",
+            RuleId::NicQdisc => "nic-qdisc",
             RuleId::SkbDefer => "skb-defer",
             RuleId::HaltPoll => "halt-poll",
             RuleId::RtProtections => "rt-protections",
@@ -127,12 +136,15 @@ pub struct Setting {
     /// Other knobs that this one overwrites: their originals are kept with its own, and restored after it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub overwrites: Vec<Knob>,
+    /// What the journal is to keep for its original, where that is not what is found ([`crate::inherit`]).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub original: Option<Value>,
 }
 
 impl Setting {
     /// A setting that overwrites no other knob.
     pub fn new(rule: RuleId, stage: Stage, knob: Knob, value: Value) -> Self {
-        Self { rule, stage, knob, value, overwrites: Vec::new() }
+        Self { rule, stage, knob, value, overwrites: Vec::new(), original: None }
     }
 }
 

@@ -6,40 +6,13 @@ mod fleet;
 
 use std::collections::BTreeMap;
 
-use fleet::{host, hundred_vms, rt, vm};
+use fleet::{host, hundred_vms, mixed, of_rule, policies, refusals, rt, two_vms, vm};
 use ontime_hostnet::inventory::{Kernel, Lockdown, Nic};
 use ontime_hostnet::{
-    Intent, Inventory, Knob, Method, NicId, NicUse, Plan, RULES, Refusal, RuleId, Severity, SteerFrom, Value, plan,
-    rules,
+    Intent, Inventory, Knob, Method, NicConfig, NicId, NicUse, Plan, RULES, Refusal, RuleId, Severity, SteerFrom,
+    Value, plan, rules,
 };
 use ontime_tenants::{Class, Policy, PriorityTable, Vnic};
-
-/// Policies by thread name.
-fn policies(plan: &Plan) -> BTreeMap<String, Policy> {
-    plan.settings
-        .iter()
-        .filter_map(|setting| match (&setting.knob, &setting.value) {
-            (Knob::ThreadPolicy { comm, .. }, Value::Policy(policy)) => Some((comm.clone(), *policy)),
-            _ => None,
-        })
-        .collect()
-}
-
-fn of_rule(plan: &Plan, rule: RuleId) -> Vec<(String, String)> {
-    let of = plan.settings.iter().filter(|setting| setting.rule == rule);
-    of.map(|setting| (setting.knob.to_string(), setting.value.to_string())).collect()
-}
-
-fn refusals(plan: &Plan, rule: RuleId) -> Vec<Refusal> {
-    plan.findings.iter().filter(|finding| finding.rule == rule).filter_map(|finding| finding.refusal).collect()
-}
-
-/// An RT VM (level 1) on eth0, a bulk VM on eth1.
-fn two_vms() -> (Inventory, Intent) {
-    let mut inventory = host(2, 2, true);
-    let tenants = vec![vm(&mut inventory, 1, rt(1), 2, "eth0"), vm(&mut inventory, 2, Class::Bulk, 1, "eth1")];
-    (inventory, Intent { tenants, caps_in_force: true, ..Intent::default() })
-}
 
 #[test]
 fn partitioned_places_every_thread_by_the_table() {
@@ -51,8 +24,8 @@ fn partitioned_places_every_thread_by_the_table() {
         ("vhost-1000100", Policy::Fifo(43)),
         ("kvm-pit/1000100", Policy::Fifo(43)),
         ("CPU 1/KVM", Policy::Fifo(42)),
-        ("irq/1101-eth1-TxRx-1", Policy::BULK),
-        ("napi/eth1-9194", Policy::BULK),
+        ("irq/1101-eth1-TxRx-1", Policy::BULK_DRIVER),
+        ("napi/eth1-9194", Policy::BULK_DRIVER),
         ("ksoftirqd/3", Policy::Fifo(2)),
         ("ktimers/3", Policy::Fifo(2)),
         ("rcuc/3", Policy::Fifo(4)),
@@ -125,16 +98,70 @@ fn a_nic_has_the_class_of_its_tenants_unless_configured() {
     assert_eq!(used(&intent, "eth1"), NicUse::Mixed(rt(0)));
     assert_eq!(used(&intent, "eth2"), NicUse::Derived(Class::Bulk));
     assert_eq!(used(&intent, "tap3"), NicUse::Derived(rt(0)));
-    intent.nic_classes = BTreeMap::from([("eth1".to_owned(), rt(4)), ("eth0".to_owned(), Class::Bulk)]);
+    let class = |class| NicConfig { class: Some(class), ..NicConfig::default() };
+    intent.nics = BTreeMap::from([("eth1".to_owned(), class(rt(4))), ("eth0".to_owned(), class(Class::Bulk))]);
     assert_eq!(used(&intent, "eth1").class(), rt(4));
     assert_eq!(used(&intent, "eth0").class(), Class::Bulk);
 }
 
-/// An RT and a bulk VM on the same NIC.
-fn mixed(queues: u32) -> (Inventory, Intent) {
-    let mut inventory = host(1, queues, true);
-    let tenants = vec![vm(&mut inventory, 1, rt(0), 1, "eth0"), vm(&mut inventory, 2, Class::Bulk, 1, "eth0")];
-    (inventory, Intent { tenants, ..Intent::default() })
+#[test]
+fn a_queue_kept_for_rt_has_its_own_threads_class() {
+    let (inventory, mut intent) = mixed(4);
+    let queues = BTreeMap::from([(3, rt(1))]);
+    intent.nics = BTreeMap::from([("eth0".to_owned(), NicConfig { queues, ..NicConfig::default() })]);
+    let found = plan(&inventory, &intent);
+    let threads = policies(&found);
+    for (comm, policy) in [
+        ("irq/103-eth0-TxRx-3", Policy::Fifo(45)),
+        ("napi/eth0-8196", Policy::Fifo(44)),
+        ("irq/102-eth0-TxRx-2", Policy::BULK_DRIVER),
+        ("napi/eth0-8195", Policy::BULK_DRIVER),
+    ] {
+        assert_eq!(threads.get(comm), Some(&policy), "{comm}");
+    }
+    // Reception is kept apart now: what remains is to have the NIC put RT packets there.
+    assert!(found.findings.iter().all(|finding| finding.severity < Severity::Critical), "{:?}", found.findings);
+    assert!(found.findings.iter().any(|finding| finding.found.contains("receive queues 3 are kept")));
+}
+
+#[test]
+fn what_host_toml_names_and_the_host_has_not_is_found() {
+    let (mut inventory, mut intent) = two_vms();
+    let config = |queues: &[(u32, Class)], tenants: &[&str]| NicConfig {
+        queues: queues.iter().copied().collect(),
+        tenants: tenants.iter().map(|name| (*name).to_owned()).collect(),
+        ..NicConfig::default()
+    };
+    intent.nics = BTreeMap::from([
+        ("eth9".to_owned(), config(&[(0, rt(0))], &[])),
+        ("eth1".to_owned(), config(&[(7, rt(0))], &["vm1", "gone"])),
+    ]);
+    let words = |found: &Plan| -> Vec<String> {
+        let of = found.findings.iter().filter(|finding| finding.rule == RuleId::HostConfig);
+        of.map(|finding| format!("{}: {}", finding.object, finding.found)).collect()
+    };
+    assert_eq!(
+        words(&plan(&inventory, &intent)),
+        [
+            "eth1: tenant gone, which is to use it, does not run",
+            "eth1: there is no receive queue 7, it has 2 (numbered from 0)",
+            "eth9: there is no such interface",
+        ]
+    );
+    // The RT VM, which discovery sees on eth0 only, makes eth1 a shared NIC.
+    assert_eq!(intent.nic_use(&inventory, inventory.nic("eth1").unwrap()), NicUse::Mixed(rt(1)));
+    // One NAPI that serves queues of both classes runs at the more urgent one, and that is said.
+    inventory.nics[1].napis[0].rx_queues = vec![0, 1];
+    intent.nics = BTreeMap::from([("eth1".to_owned(), config(&[(1, rt(0))], &[]))]);
+    let found = plan(&inventory, &intent);
+    assert_eq!(policies(&found)["napi/eth1-9193"], Policy::Fifo(49));
+    assert!(words(&found).iter().any(|words| words.contains("serves queues of rt0 and bulk")), "{:?}", words(&found));
+    // A driver that does not say which NAPI serves which queue.
+    for napi in &mut inventory.nics[1].napis {
+        napi.rx_queues.clear();
+    }
+    let found = words(&plan(&inventory, &intent));
+    assert!(found.iter().any(|words| words.contains("does not say which NAPI")), "{found:?}");
 }
 
 #[test]
@@ -154,7 +181,7 @@ fn a_shared_nic_keeps_its_last_transmit_queue_for_rt() {
     assert_eq!(covered, (0..fleet::CPUS).collect::<Vec<_>>(), "every CPU has one other queue");
     let tail: Vec<_> = settings.iter().skip(4).map(|(knob, _)| knob.as_str()).collect();
     assert_eq!(tail, ["eth0 clsact qdisc", "eth0 filter: from tap1 to transmit queue 3"]);
-    assert_eq!(policies(&found)["irq/100-eth0-TxRx-0"], Policy::BULK);
+    assert_eq!(policies(&found)["irq/100-eth0-TxRx-0"], Policy::BULK_DRIVER);
     let critical = found.findings.iter().find(|finding| finding.severity == Severity::Critical).unwrap();
     assert!(critical.found.contains("received by the same queues"));
 }
@@ -308,9 +335,8 @@ fn every_rule_is_complete_and_belongs_to_a_method() {
         assert!(Method::ALL.iter().any(|method| method.has(rule.id)), "{} is in no method", rule.id);
         assert_eq!(rules::rule(rule.id).unwrap().id, rule.id);
     }
-    for id in Method::ALL.iter().flat_map(|method| method.rules()) {
-        assert!(rules::rule(*id).is_some(), "{id} has no row");
-    }
+    let ids: std::collections::BTreeSet<RuleId> = RULES.iter().map(|rule| rule.id).collect();
+    assert_eq!(ids.len(), RULES.len(), "a rule has two rows");
 }
 
 #[test]

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 #[path = "support/fleet.rs"]
-#[allow(dead_code)] // its larger part is for planning
 mod fleet;
 mod support;
 
@@ -15,15 +14,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
 use ontime_hostnet::{
-    CpuSet, Done, Host, Intent, Inventory, Journal, Knob, KnobError, LiveHost, NicId, Plan, Report, Roots, RuleId,
-    SteerFrom, Value, converge, drift, plan, reset,
+    CpuSet, Done, Host, Intent, Inventory, Journal, Knob, KnobError, LiveHost, NicConfig, NicId, Plan, Report, Roots,
+    RuleId, SteerFrom, Value, converge, drift, plan, reset,
 };
 use ontime_tenants::{Class, Level, Policy, ThreadId, ThreadRole};
 use support::{in_namespace, run, unshare};
 
 fn intent(nic: &str, level: u8) -> Intent {
     let class = Class::Rt(Level::try_from(level).unwrap());
-    Intent { nic_classes: BTreeMap::from([(nic.to_owned(), class)]), ..Intent::default() }
+    let config = NicConfig { class: Some(class), ..NicConfig::default() };
+    Intent { nics: BTreeMap::from([(nic.to_owned(), config)]), ..Intent::default() }
 }
 
 /// Only what concerns interfaces of the namespace: the machine's own knobs stay alone.
@@ -94,7 +94,7 @@ fn napi_is_threaded_placed_and_given_back() {
         let first = apply(roots, &intent("va", 1), &mut journal);
         assert_eq!(threaded(roots, "va"), Some(1));
         assert_eq!(threads(roots, "va"), [Policy::Fifo(44); 4], "{first:?}");
-        assert_eq!(threads(roots, "vb"), [Policy::BULK; 2]);
+        assert_eq!(threads(roots, "vb"), [Policy::BULK_DRIVER; 2]);
         let second = apply(roots, &intent("va", 1), &mut journal).counts();
         assert_eq!((second.changed, second.restored), (0, 0));
 
@@ -168,8 +168,8 @@ fn down_up_rename_queues_and_deletion_while_applied() {
         apply(roots, &wanted, &mut journal);
         assert_eq!(threads(roots, "va"), [Policy::Fifo(49); 3]);
 
-        // Entries of threads that ended do not pile up.
-        assert!(journal.entries().len() <= 2 + 3 + 2, "{:?}", journal.entries());
+        // Entries of threads that ended do not pile up: two NICs, two NAPIs of the bulk one, their threads and the RT one's three.
+        assert!(journal.entries().len() <= 2 + 2 + 2 + 3, "{:?}", journal.entries());
 
         // Renamed: the journal's entry still finds it.
         run("ip", "link set va down");
@@ -351,7 +351,7 @@ fn a_hundred_cycles_under_a_tcp_flow_lose_no_packet() {
     assert!(flow.bytes > 10 << 20, "the flow stalled: {} bytes", flow.bytes);
     // No interface dropped a packet (checked above); what is left is noise of TCP's own accounting.
     let segments = i64::try_from(flow.bytes / 1448).unwrap();
-    assert!(flow.lost * 100_000 <= segments, "{} of {segments} segments lost", flow.lost);
+    assert!(flow.lost * 10_000 <= segments, "{} of {segments} segments lost", flow.lost);
 }
 
 /// Threads of this process that sleep until dropped.

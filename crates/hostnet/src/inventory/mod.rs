@@ -15,7 +15,7 @@ use ontime_tenants::{Policy, ThreadId};
 use serde::{Deserialize, Serialize};
 
 use crate::cpus::CpuSet;
-use crate::knob::{IrqId, NicId};
+use crate::knob::{IrqId, Knob, NicId};
 
 /// Everything the rules look at.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -127,6 +127,8 @@ pub struct Nic {
     pub controller: Option<u32>,
     /// Kind of the root qdisc: `mq`, `fq_codel`, `noqueue`.
     pub qdisc: Option<String>,
+    /// Whether somebody chose the root qdisc: its text; none where the kernel did, or Ontime.
+    pub qdisc_by_others: Option<String>,
     /// Receive queues.
     pub rx_queues: u32,
     /// Transmit queues in use, with their XPS CPUs; `None` where the driver has no XPS.
@@ -257,6 +259,29 @@ impl Inventory {
     /// The NIC of this index.
     pub fn nic_by_index(&self, ifindex: u32) -> Option<&Nic> {
         self.nics.iter().find(|nic| nic.id.ifindex == ifindex)
+    }
+
+    /// The NIC that a knob is a part of: its files, queues, filters, interrupts, and their threads and its NAPI's.
+    pub fn nic_of(&self, knob: &Knob) -> Option<&Nic> {
+        match knob {
+            Knob::NicFile { nic, .. }
+            | Knob::XpsCpus { nic, .. }
+            | Knob::NapiThreaded { nic, .. }
+            | Knob::Clsact { nic }
+            | Knob::TxSteer { nic, .. }
+            | Knob::TxPriority { nic, .. }
+            | Knob::RootQdisc { nic } => self.nic_by_index(nic.ifindex),
+            Knob::IrqAffinity { irq } => self.nics.iter().find(|nic| nic.irqs.contains(&irq.irq)),
+            Knob::ThreadPolicy { thread, .. } | Knob::ThreadAffinity { thread, .. } => {
+                let kind = self.threads.iter().find(|known| known.id == *thread)?.kind;
+                self.nics.iter().find(|nic| match kind {
+                    KernelThreadKind::Irq(irq) => nic.irqs.contains(&irq),
+                    KernelThreadKind::Napi(id) => nic.napis.iter().any(|napi| napi.id == id),
+                    _ => false,
+                })
+            }
+            Knob::HostFile { .. } | Knob::HostCpus { .. } => None,
+        }
     }
 
     /// Threads of one kind.

@@ -13,9 +13,16 @@ use crate::live::Roots;
 use crate::netlink::Netlink;
 use crate::netlink::link::{Link, links};
 use crate::netlink::netdev::Netdev;
+use crate::netlink::qdisc::{self, RootQdisc};
 
 pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
     let found = Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).and_then(|mut netlink| links(&mut netlink));
+    let roots_of =
+        Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).and_then(|mut netlink| qdisc::roots(&mut netlink));
+    let mut qdiscs = roots_of.unwrap_or_else(|error| {
+        inventory.notes.push(note("root qdiscs", format!("rtnetlink: {error}")));
+        BTreeMap::new()
+    });
     let found = match found {
         Ok(found) => found,
         Err(error) => {
@@ -35,7 +42,11 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
         .filter(|link| !link.loopback)
         .map(|link| {
             let own = napis.remove(&link.ifindex).unwrap_or_default();
-            nic(roots, inventory, link, own)
+            let by_others = match qdiscs.remove(&link.ifindex) {
+                Some(root @ RootQdisc::Others(..)) => Some(root.text()),
+                _ => None,
+            };
+            Nic { qdisc_by_others: by_others, ..nic(roots, inventory, link, own) }
         })
         .collect();
 }
@@ -86,6 +97,7 @@ fn nic(roots: &Roots, inventory: &Inventory, link: Link, napis: Vec<Napi>) -> Ni
         link: link.link.filter(|other| *other != link.ifindex && *other != 0),
         controller: link.controller,
         qdisc: link.qdisc,
+        qdisc_by_others: None,
         rx_queues,
         tx_queues,
         threaded: read_number(&dir.join("threaded")),

@@ -1,4 +1,4 @@
-//! The clsact qdisc of a NIC, and filters on its egress that choose the transmit queue.
+//! The clsact qdisc of a NIC, and filters on its egress that choose the transmit queue or priority.
 //!
 //! clsact stands beside the root qdisc: adding or removing it never touches queued packets (`net/sched/sch_ingress.c`).
 //! `skbedit queue_mapping` on egress decides the queue since 5.19 (`net/core/dev.c`, `netdev_xmit_txqueue_skipped`).
@@ -10,9 +10,9 @@ use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 
 use super::{Attributes, Netlink, attributes, read_text, read_u16, read_u32};
 
-const RTM_NEWQDISC: u16 = 36;
-const RTM_DELQDISC: u16 = 37;
-const RTM_GETQDISC: u16 = 38;
+pub(super) const RTM_NEWQDISC: u16 = 36;
+pub(super) const RTM_DELQDISC: u16 = 37;
+pub(super) const RTM_GETQDISC: u16 = 38;
 const RTM_NEWTFILTER: u16 = 44;
 const RTM_DELTFILTER: u16 = 45;
 const RTM_GETTFILTER: u16 = 46;
@@ -23,8 +23,8 @@ const CLSACT_PARENT: u32 = 0xffff_fff1;
 const CLSACT_INGRESS: u32 = 0xffff_fff2;
 const CLSACT_EGRESS: u32 = 0xffff_fff3;
 
-const TCA_KIND: u16 = 1;
-const TCA_OPTIONS: u16 = 2;
+pub(super) const TCA_KIND: u16 = 1;
+pub(super) const TCA_OPTIONS: u16 = 2;
 const FLOWER_INDEV: u16 = 2;
 const FLOWER_ACT: u16 = 3;
 const FLOWER_KEY_ETH_SRC: u16 = 6;
@@ -35,6 +35,7 @@ const FLOWER_SKIP_HW: u32 = 1;
 const ACT_KIND: u16 = 1;
 const ACT_OPTIONS: u16 = 2;
 const SKBEDIT_PARMS: u16 = 2;
+const SKBEDIT_PRIORITY: u16 = 3;
 const SKBEDIT_QUEUE_MAPPING: u16 = 4;
 const TC_ACT_UNSPEC: i32 = -1;
 
@@ -54,6 +55,15 @@ pub enum Match<'a> {
     },
     /// Packets with this source address.
     Source([u8; 6]),
+}
+
+/// What a filter changes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Edit {
+    /// Its transmit queue.
+    Queue(u16),
+    /// Its `skb->priority`, by which a `prio` root qdisc chooses the band.
+    Priority(u32),
 }
 
 impl Match<'_> {
@@ -107,11 +117,11 @@ pub fn remove_clsact_if_empty(netlink: &mut Netlink, ifindex: u32) -> io::Result
     netlink.request(RTM_DELQDISC, 0, message.bytes()).map(|_| ())
 }
 
-/// Whether our filter for this match, to this queue, is there.
+/// Whether our filter for this match, with this edit, is there.
 ///
 /// # Errors
 /// The kernel's.
-pub fn has_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>, queue: u16) -> io::Result<bool> {
+pub fn has_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>, edit: Edit) -> io::Result<bool> {
     let info = u32::from(PREFERENCE) << 16;
     let parts = netlink.dump(RTM_GETTFILTER, &tcmsg(ifindex, 0, CLSACT_EGRESS, info))?;
     Ok(parts.iter().any(|part| {
@@ -119,7 +129,7 @@ pub fn has_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>, queu
             header.ifindex == ifindex
                 && header.info >> 16 == u32::from(PREFERENCE)
                 && header.handle == matching.handle()
-        }) && queue_of(part) == Some(queue)
+        }) && edit_of(part) == Some(edit)
     }))
 }
 
@@ -127,8 +137,8 @@ pub fn has_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>, queu
 ///
 /// # Errors
 /// The kernel's: `ENOENT` where it is built without `cls_flower` or `act_skbedit`.
-pub fn set_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>, queue: u16) -> io::Result<()> {
-    let message = filter_message(ifindex, matching, queue);
+pub fn set_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>, edit: Edit) -> io::Result<()> {
+    let message = filter_message(ifindex, matching, edit);
     netlink.request(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_REPLACE, message.bytes()).map(|_| ())
 }
 
@@ -145,14 +155,18 @@ pub fn remove_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>) -
     }
 }
 
-fn filter_message(ifindex: u32, matching: Match<'_>, queue: u16) -> Attributes {
+fn filter_message(ifindex: u32, matching: Match<'_>, edit: Edit) -> Attributes {
     // struct tc_skbedit: index, capabilities, action, reference count, bind count.
     let mut parms = Vec::with_capacity(20);
     parms.extend_from_slice(&[0; 8]);
     parms.extend_from_slice(&TC_ACT_UNSPEC.to_ne_bytes());
     parms.extend_from_slice(&[0; 8]);
-    let edit = Attributes::default().with(SKBEDIT_PARMS, &parms).with(SKBEDIT_QUEUE_MAPPING, &queue.to_ne_bytes());
-    let action = Attributes::default().with_text(ACT_KIND, "skbedit").with_nested(ACT_OPTIONS, edit);
+    let parms = Attributes::default().with(SKBEDIT_PARMS, &parms);
+    let parms = match edit {
+        Edit::Queue(queue) => parms.with(SKBEDIT_QUEUE_MAPPING, &queue.to_ne_bytes()),
+        Edit::Priority(priority) => parms.with_u32(SKBEDIT_PRIORITY, priority),
+    };
+    let action = Attributes::default().with_text(ACT_KIND, "skbedit").with_nested(ACT_OPTIONS, parms);
     let options = match matching {
         Match::Ingress { name, .. } => Attributes::default().with_text(FLOWER_INDEV, name),
         Match::Source(mac) => {
@@ -171,7 +185,7 @@ fn info() -> u32 {
     u32::from(PREFERENCE) << 16 | u32::from(ETH_P_ALL.to_be())
 }
 
-fn tcmsg(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
+pub(super) fn tcmsg(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
     let mut header = vec![0; 4];
     for field in [ifindex, handle, parent, info] {
         header.extend_from_slice(&field.to_ne_bytes());
@@ -179,26 +193,28 @@ fn tcmsg(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
     header
 }
 
-struct Header {
-    ifindex: u32,
-    handle: u32,
-    parent: u32,
+pub(super) struct Header {
+    pub(super) ifindex: u32,
+    pub(super) handle: u32,
+    pub(super) parent: u32,
     info: u32,
 }
 
-fn parse_header(part: &[u8]) -> Option<Header> {
+pub(super) fn parse_header(part: &[u8]) -> Option<Header> {
     let field = |at: usize| part.get(at..).and_then(read_u32);
     Some(Header { ifindex: field(4)?, handle: field(8)?, parent: field(12)?, info: field(16)? })
 }
 
-fn kind_of(part: &[u8]) -> String {
+pub(super) fn kind_of(part: &[u8]) -> String {
     attribute(part.get(TCMSG..).unwrap_or_default(), TCA_KIND).map(read_text).unwrap_or_default()
 }
 
-fn queue_of(part: &[u8]) -> Option<u16> {
+fn edit_of(part: &[u8]) -> Option<Edit> {
     let options = attribute(part.get(TCMSG..)?, TCA_OPTIONS)?;
     let first_action = attribute(attribute(options, FLOWER_ACT)?, 1)?;
-    read_u16(attribute(attribute(first_action, ACT_OPTIONS)?, SKBEDIT_QUEUE_MAPPING)?)
+    let edit = attribute(first_action, ACT_OPTIONS)?;
+    let queue = attribute(edit, SKBEDIT_QUEUE_MAPPING).and_then(read_u16).map(Edit::Queue);
+    queue.or_else(|| attribute(edit, SKBEDIT_PRIORITY).and_then(read_u32).map(Edit::Priority))
 }
 
 fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
@@ -212,12 +228,14 @@ mod tests {
     #[test]
     fn a_filter_reads_back_as_written() {
         let matching = Match::Ingress { ifindex: 7, name: "tap0" };
-        let message = filter_message(3, matching, 63);
+        let message = filter_message(3, matching, Edit::Queue(63));
         let header = parse_header(message.bytes()).unwrap();
         assert_eq!((header.ifindex, header.handle, header.parent), (3, 7, 0xffff_fff3));
         assert_eq!(header.info, 0x004f_0300);
         assert_eq!(kind_of(message.bytes()), "flower");
-        assert_eq!(queue_of(message.bytes()), Some(63));
+        assert_eq!(edit_of(message.bytes()), Some(Edit::Queue(63)));
+        let message = filter_message(3, matching, Edit::Priority(6));
+        assert_eq!(edit_of(message.bytes()), Some(Edit::Priority(6)));
     }
 
     #[test]
@@ -231,7 +249,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_bytes_are_read_without_harm(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
-            let _ = (parse_header(&bytes).is_some(), kind_of(&bytes), queue_of(&bytes));
+            let _ = (parse_header(&bytes).is_some(), kind_of(&bytes), edit_of(&bytes));
         }
     }
 }

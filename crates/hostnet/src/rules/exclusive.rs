@@ -25,8 +25,9 @@ pub fn exclusive_cpu(inventory: &Inventory, intent: &Intent) -> Outcome {
     let rt_irqs: BTreeSet<u32> = inventory
         .nics
         .iter()
-        .filter(|nic| intent.nic_use(inventory, nic).class() != Class::Bulk)
-        .flat_map(|nic| nic.irqs.iter().copied())
+        .flat_map(|nic| nic.irqs.iter().map(move |irq| (nic, *irq)))
+        .filter(|(nic, irq)| intent.irq_class(inventory, nic, *irq) != Class::Bulk)
+        .map(|(_, irq)| irq)
         .collect();
     for irq in inventory.irqs.iter().filter(|irq| irq.settable) {
         let only = CpuSet::from_iter([cpu]);

@@ -4,14 +4,18 @@
 //! Figures are of `docs/hostnet.md`: UDP echo at FIFO 47 beside a saturating small-packet flood on another NIC, stock
 //! kernels under emulation, virtual clock, us as p50/p99/max.
 
+mod busy_poll;
 mod exclusive;
 mod host;
+mod host_config;
+mod nic_qdisc;
 mod nic_threads;
 mod tenant_threads;
 mod tx_queue;
 
 use crate::rule::{Cost, Rule, RuleId};
 
+pub use busy_poll::{POLLING_SINCE, polling_nics};
 pub use host::{HALT_POLL_NS, RT_RUNTIME, SKB_DEFER_MAX};
 pub use nic_threads::NAPI_LISTED;
 
@@ -19,6 +23,15 @@ const PROBES: &str = "Debian 7.2-rt and 6.12-rt, emulated, virtual clock (docs/h
 
 /// All rules of this version.
 pub static RULES: &[Rule] = &[
+    Rule {
+        id: RuleId::HostConfig,
+        title: "NICs, queues and tenants that host.toml names are there",
+        waits_behind: "whatever its NIC or queue does by default, where its class was given to something that is not there",
+        cost: Cost { text: "what the class would have spared it", source: "" },
+        cure: "correct /etc/ontime/host.toml",
+        live_safe: "sets nothing; a NIC's place is taken up when it appears (net/core/dev.c, register_netdevice tells)",
+        plan: host_config::host_config,
+    },
     Rule {
         id: RuleId::NapiThreaded,
         title: "every NAPI polled by a thread of its own",
@@ -53,6 +66,19 @@ pub static RULES: &[Rule] = &[
         cure: "FIFO 49-5l for a NIC of RT level l, SCHED_OTHER for a bulk one",
         live_safe: "net/core/dev.c, napi_threaded_poll: an ordinary thread; sched_setattr only requeues it",
         plan: nic_threads::napi_thread,
+    },
+    Rule {
+        id: RuleId::BusyPoll,
+        title: "a polling thread for each RT receive queue (method busypoll)",
+        waits_behind: "its NIC's interrupt, the interrupt's thread and two wake-ups before the ring is looked at",
+        cost: Cost {
+            text: "KBP, Fig. 8: maximum round trip through a VM under 200 us with a polling thread, milliseconds with NAPI",
+            source: "the paper's hardware: IEICE'22, 10 Gb/s NIC, isolated CPUs",
+        },
+        cure: "NAPI_SET threaded=2 (6.19), the thread at FIFO 1, below every vCPU, best on a CPU of its own (poll_cpu)",
+        live_safe: "net/core/dev.c, napi_set_threaded: state bits of the instance; its thread goes on polling instead of \
+                    waiting, and on the way back ends its poll as usual, which opens the interrupt",
+        plan: busy_poll::busy_poll,
     },
     Rule {
         id: RuleId::Backlog,
@@ -119,6 +145,19 @@ pub static RULES: &[Rule] = &[
         live_safe: "net/core/net-sysfs.c, xps_cpus_store: maps are replaced under RCU; net/sched/sch_ingress.c: clsact stands \
                     beside the root qdisc, which is never replaced",
         plan: tx_queue::rt_tx_queue,
+    },
+    Rule {
+        id: RuleId::NicQdisc,
+        title: "the root qdisc of the comparison methods prio and fq_codel",
+        waits_behind: "nothing that this cures: VATC shows what these leave uncured",
+        cost: Cost {
+            text: "VATC, section IV: the 95th percentile under prio 8 times (Linux 3.10) and 40 times (3.18) VATC's, with two bulk \
+                   streams of small packets",
+            source: "the paper's hardware: Xen 4.3, one core for dom0, 1 Gb/s NIC",
+        },
+        cure: "another method",
+        live_safe: "it is not: net/sched/sch_generic.c, dev_deactivate drops what waits in the old qdisc; for comparisons only",
+        plan: nic_qdisc::nic_qdisc,
     },
     Rule {
         id: RuleId::SkbDefer,

@@ -2,6 +2,7 @@
 
 use ontime_tenants::{Policy, PriorityTable, Role};
 
+use super::busy_poll::{self, POLLING};
 use crate::intent::Intent;
 use crate::inventory::{Inventory, KernelThread, KernelThreadKind, Napi, Nic};
 use crate::knob::{Knob, Value};
@@ -10,11 +11,8 @@ use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 /// From here on netlink lists NAPI instances.
 pub const NAPI_LISTED: (u32, u32) = (6, 8);
 
-/// Polls with its thread and takes no interrupts (`NETDEV_NAPI_THREADED_BUSY_POLL`, 6.19).
-const POLLING: u32 = 2;
-
 /// See [`RuleId::NapiThreaded`].
-pub fn napi_threaded(inventory: &Inventory, _intent: &Intent) -> Outcome {
+pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| has_napi(inventory, nic)) {
         let Some(mode) = nic.threaded else {
@@ -36,7 +34,9 @@ pub fn napi_threaded(inventory: &Inventory, _intent: &Intent) -> Outcome {
             outcome.settings.push(setting);
         }
         if mode == 1 {
-            for napi in nic.napis.iter().filter(|napi| napi.threaded == Some(0)) {
+            // One that the busy-poll rule has polling is its own; one that somebody else has polling is theirs.
+            let ours = nic.napis.iter().filter(|napi| !busy_poll::polls(inventory, intent, nic, napi));
+            for napi in ours.filter(|napi| napi.threaded.is_some_and(|mode| mode < POLLING)) {
                 let value = Value::Threaded(1);
                 outcome.settings.push(Setting::new(RuleId::NapiThreaded, Stage::Thread, napi_knob(nic, napi), value));
             }
@@ -59,7 +59,7 @@ fn separately_threaded(nic: &Nic) -> impl Iterator<Item = &Napi> {
     nic.napis.iter().filter(|napi| napi.threaded.is_some())
 }
 
-fn napi_knob(nic: &Nic, napi: &Napi) -> Knob {
+pub fn napi_knob(nic: &Nic, napi: &Napi) -> Knob {
     Knob::NapiThreaded { nic: nic.id.clone(), napi: napi.id }
 }
 
@@ -67,9 +67,10 @@ fn napi_knob(nic: &Nic, napi: &Napi) -> Knob {
 pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| !nic.irqs.is_empty()) {
-        let policy = intent.table.policy(intent.nic_use(inventory, nic).class(), Role::Irq);
         for thread in &inventory.threads {
-            if matches!(thread.kind, KernelThreadKind::Irq(irq) if nic.irqs.contains(&irq)) {
+            let KernelThreadKind::Irq(irq) = thread.kind else { continue };
+            if nic.irqs.contains(&irq) {
+                let policy = intent.table.policy(intent.irq_class(inventory, nic, irq), Role::Irq);
                 outcome.settings.push(place(RuleId::IrqThread, thread, policy));
             }
         }
@@ -91,8 +92,11 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
 pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| !nic.napis.is_empty()) {
-        let policy = intent.table.policy(intent.nic_use(inventory, nic).class(), Role::Napi);
         for napi in &nic.napis {
+            if busy_poll::polls(inventory, intent, nic, napi) {
+                continue;
+            }
+            let policy = intent.table.policy(intent.napi_class(inventory, nic, napi), Role::Napi);
             let Some(thread) = thread_of(inventory, napi) else { continue };
             if napi.threaded == Some(POLLING) {
                 outcome.findings.push(polling(nic, thread));
@@ -105,7 +109,7 @@ pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
 }
 
 /// By netlink's number of the thread, else (before 6.8) by the id in its name.
-fn thread_of<'a>(inventory: &'a Inventory, napi: &Napi) -> Option<&'a KernelThread> {
+pub fn thread_of<'a>(inventory: &'a Inventory, napi: &Napi) -> Option<&'a KernelThread> {
     match napi.pid {
         Some(pid) => inventory.threads.iter().find(|thread| thread.id.tid == pid),
         None => inventory.threads.iter().find(|thread| thread.kind == KernelThreadKind::Napi(napi.id)),

@@ -3,7 +3,7 @@
 use ontime_tenants::{Class, Tenant};
 
 use crate::cpus::CpuSet;
-use crate::intent::{Intent, reaches};
+use crate::intent::Intent;
 use crate::inventory::{Inventory, Nic};
 use crate::knob::{Knob, SteerFrom, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
@@ -15,7 +15,7 @@ const SKBEDIT_DECIDES_SINCE: (u32, u32) = (5, 19);
 pub fn rt_tx_queue(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| nic.physical) {
-        let users: Vec<&Tenant> = intent.tenants.iter().filter(|tenant| reaches(inventory, tenant, nic)).collect();
+        let users: Vec<&Tenant> = intent.users(inventory, nic).collect();
         let rt = users.iter().filter(|tenant| tenant.class != Class::Bulk).count();
         if rt > 0 && rt < users.len() {
             outcome.findings.extend(shared_receive(inventory, intent, nic));
@@ -86,21 +86,8 @@ fn without_last(masks: &[CpuSet], online: &CpuSet) -> Vec<CpuSet> {
 
 fn steer(inventory: &Inventory, nic: &Nic, users: &[&Tenant], queue: u32, outcome: &mut Outcome) {
     let Ok(queue) = u16::try_from(queue) else { return };
-    let rt_vnics = users
-        .iter()
-        .filter(|tenant| tenant.class != Class::Bulk)
-        .flat_map(|tenant| &tenant.vnics)
-        .filter_map(|vnic| inventory.nic(&vnic.ifname));
-    let filters: Vec<Knob> = rt_vnics
-        .filter_map(|vnic| {
-            let from = match vnic.kind.as_deref() {
-                // These hand packets to the lower device themselves, so there is no ingress interface to match.
-                Some("macvtap" | "macvlan" | "ipvlan" | "ipvtap") => SteerFrom::SourceMac(vnic.mac?),
-                _ => SteerFrom::Interface(vnic.id.clone()),
-            };
-            Some(Knob::TxSteer { nic: nic.id.clone(), queue, from })
-        })
-        .collect();
+    let filters: Vec<Knob> =
+        sources(inventory, users).map(|from| Knob::TxSteer { nic: nic.id.clone(), queue, from }).collect();
     if filters.is_empty() {
         return;
     }
@@ -108,6 +95,17 @@ fn steer(inventory: &Inventory, nic: &Nic, users: &[&Tenant], queue: u32, outcom
     for knob in std::iter::once(clsact).chain(filters) {
         outcome.settings.push(Setting::new(RuleId::RtTxQueue, Stage::Steer, knob, Value::Present(true)));
     }
+}
+
+/// How packets of RT tenants are known on their way out.
+pub fn sources<'a>(inventory: &'a Inventory, users: &'a [&Tenant]) -> impl Iterator<Item = SteerFrom> + 'a {
+    let rt = users.iter().filter(|tenant| tenant.class != Class::Bulk);
+    let vnics = rt.flat_map(|tenant| &tenant.vnics).filter_map(|vnic| inventory.nic(&vnic.ifname));
+    vnics.filter_map(|vnic| match vnic.kind.as_deref() {
+        // These hand packets to the lower device themselves, so there is no ingress interface to match.
+        Some("macvtap" | "macvlan" | "ipvlan" | "ipvtap") => vnic.mac.map(SteerFrom::SourceMac),
+        _ => Some(SteerFrom::Interface(vnic.id.clone())),
+    })
 }
 
 fn shared(nic: &Nic, found: &str, remedy: &str, refusal: Refusal) -> Finding {
@@ -121,16 +119,37 @@ fn shared(nic: &Nic, found: &str, remedy: &str, refusal: Refusal) -> Finding {
     }
 }
 
-/// Transmission can be kept apart, reception of a shared NIC not by what this version has.
+/// Transmission can be kept apart; reception of a shared NIC only where the administrator keeps receive queues for RT, and has
+/// the NIC put RT packets there.
 fn shared_receive(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<Finding> {
-    (intent.nic_use(inventory, nic).class() == Class::Bulk).then(|| Finding {
+    let rt = |class: &Class| *class != Class::Bulk;
+    if let Some(config) = intent.nics.get(&nic.id.name).filter(|config| config.queues.values().any(rt)) {
+        let queues: Vec<String> =
+            config.queues.iter().filter(|(_, class)| rt(class)).map(|(queue, _)| queue.to_string()).collect();
+        return Some(Finding {
+            rule: RuleId::RtTxQueue,
+            severity: Severity::Info,
+            object: nic.id.name.clone(),
+            found: format!(
+                "receive queues {} are kept for RT packets; what comes there is the NIC's filters' work",
+                queues.join(", ")
+            ),
+            remedy: format!(
+                "ethtool -N {} flow-type ether dst RT-TENANTS-ADDRESS action QUEUE, and ethtool -X to keep others off",
+                nic.id.name
+            ),
+            refusal: None,
+        });
+    }
+    (intent.nic_class(inventory, nic) == Class::Bulk).then(|| Finding {
         rule: RuleId::RtTxQueue,
         severity: Severity::Critical,
         object: nic.id.name.clone(),
         found: "RT and bulk packets are received by the same queues, whose threads are at bulk priority".to_owned(),
         remedy: format!(
-            "give the RT tenant a NIC or a virtual function of its own, or say in /etc/ontime/host.toml: [nic.{}] class = \
-             \"rt\", which lets bulk packets of this NIC run at RT priority too",
+            "give the RT tenant a NIC or a virtual function of its own, or in /etc/ontime/host.toml a receive queue \
+             ([nic.{0}.queue.N] class = \"rt\"), or say there: [nic.{0}] class = \"rt\", which lets bulk packets of this NIC \
+             run at RT priority too",
             nic.id.name
         ),
         refusal: Some(Refusal::NotLiveSafe),

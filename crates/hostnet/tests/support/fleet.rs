@@ -1,11 +1,12 @@
 //! A made-up host with many VMs and queues, for tests and benchmarks of planning.
+#![allow(dead_code)] // each takes what it needs
 
 use std::collections::BTreeMap;
 
 use ontime_hostnet::inventory::{
     Cpus, Inventory, Irq, Kernel, KernelThread, KernelThreadKind, Kvm, Napi, Nic, Protections, TxQueue,
 };
-use ontime_hostnet::{CpuSet, Intent, IrqId, NicId};
+use ontime_hostnet::{CpuSet, Intent, IrqId, Knob, NicId, Plan, Refusal, RuleId, Value};
 use ontime_tenants::{
     Class, ClassSource, Kind, Level, LibvirtTuning, Policy, Tenant, TenantThread, ThreadId, ThreadRole, Vnic,
 };
@@ -164,4 +165,38 @@ pub fn hundred_vms() -> (Inventory, Intent) {
         .collect();
     let intent = Intent { tenants, caps_in_force: true, ..Intent::default() };
     (inventory, intent)
+}
+
+/// Policies by thread name.
+pub fn policies(plan: &Plan) -> BTreeMap<String, Policy> {
+    plan.settings
+        .iter()
+        .filter_map(|setting| match (&setting.knob, &setting.value) {
+            (Knob::ThreadPolicy { comm, .. }, Value::Policy(policy)) => Some((comm.clone(), *policy)),
+            _ => None,
+        })
+        .collect()
+}
+
+pub fn of_rule(plan: &Plan, rule: RuleId) -> Vec<(String, String)> {
+    let of = plan.settings.iter().filter(|setting| setting.rule == rule);
+    of.map(|setting| (setting.knob.to_string(), setting.value.to_string())).collect()
+}
+
+pub fn refusals(plan: &Plan, rule: RuleId) -> Vec<Refusal> {
+    plan.findings.iter().filter(|finding| finding.rule == rule).filter_map(|finding| finding.refusal).collect()
+}
+
+/// An RT VM (level 1) on eth0, a bulk VM on eth1.
+pub fn two_vms() -> (Inventory, Intent) {
+    let mut inventory = host(2, 2, true);
+    let tenants = vec![vm(&mut inventory, 1, rt(1), 2, "eth0"), vm(&mut inventory, 2, Class::Bulk, 1, "eth1")];
+    (inventory, Intent { tenants, caps_in_force: true, ..Intent::default() })
+}
+
+/// An RT and a bulk VM on the same NIC.
+pub fn mixed(queues: u32) -> (Inventory, Intent) {
+    let mut inventory = host(1, queues, true);
+    let tenants = vec![vm(&mut inventory, 1, rt(0), 1, "eth0"), vm(&mut inventory, 2, Class::Bulk, 1, "eth0")];
+    (inventory, Intent { tenants, ..Intent::default() })
 }

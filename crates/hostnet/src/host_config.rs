@@ -1,0 +1,265 @@
+//! What the administrator says of this host's packet path: `/etc/ontime/host.toml` and `host.conf.d`.
+//!
+//! In: strict TOML. Out: a [`HostConfig`], checked as far as text can be; what it names and the host does not have is for the
+//! rules to find (`host-config`).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use ontime_tenants::config::{self, ConfigError, Text};
+use ontime_tenants::{Class, Level};
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+use crate::CpuSet;
+use crate::adaptive;
+use crate::method::Method;
+
+/// What the administrator says of this host.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct HostConfig {
+    /// The method; where none is said, [`Method::Partitioned`].
+    pub method: Option<Method>,
+    /// The CPU kept for the RT group by [`Method::Exclusive`].
+    pub exclusive_cpu: Option<u32>,
+    /// NICs, by interface name.
+    pub nics: BTreeMap<String, NicConfig>,
+    /// Whether [`Method::Busypoll`] polls only while packets come; without it, always.
+    pub adaptive: Option<adaptive::Settings>,
+}
+
+/// What the administrator says of a NIC. Every part may be left out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct NicConfig {
+    /// Its class; where none is said, that of the tenants that use it.
+    pub class: Option<Class>,
+    /// Classes of single receive queues, by number.
+    pub queues: BTreeMap<u32, Class>,
+    /// Names of tenants whose packets pass it, besides those that discovery finds to: behind a router, NAT or Open vSwitch.
+    pub tenants: Vec<String>,
+    /// The CPU for its polling threads ([`Method::Busypoll`]).
+    pub poll_cpu: Option<u32>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+struct File {
+    method: Option<Method>,
+    exclusive_cpu: Option<Spanned<u32>>,
+    #[serde(default)]
+    nic: BTreeMap<String, Spanned<NicEntry>>,
+    busypoll: Option<BusypollEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+struct BusypollEntry {
+    #[serde(default)]
+    adaptive: bool,
+    bound: Option<Spanned<f64>>,
+    linger_ms: Option<Spanned<u64>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+struct NicEntry {
+    class: Option<ClassName>,
+    level: Option<Level>,
+    #[serde(default)]
+    queue: BTreeMap<String, Spanned<QueueEntry>>,
+    tenants: Option<Vec<String>>,
+    poll_cpu: Option<Spanned<u32>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct QueueEntry {
+    class: ClassName,
+    level: Option<Level>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ClassName {
+    Rt,
+    Bulk,
+}
+
+impl ClassName {
+    fn with(self, level: Option<Level>) -> Result<Class, &'static str> {
+        match (self, level) {
+            (ClassName::Rt, level) => Ok(Class::Rt(level.unwrap_or(Level::HIGHEST))),
+            (ClassName::Bulk, None) => Ok(Class::Bulk),
+            (ClassName::Bulk, Some(_)) => Err("a level is for class = \"rt\" only; bulk has none"),
+        }
+    }
+}
+
+impl HostConfig {
+    /// Reads `DIRECTORY/host.toml` and `DIRECTORY/host.conf.d/*.toml`; a later file has the last word on what it names.
+    ///
+    /// # Errors
+    /// [`ConfigError`], with file, line, what is wrong and what is allowed.
+    pub fn load(directory: &Path) -> Result<Self, ConfigError> {
+        let mut all = Self::default();
+        for path in config::files(directory, "host")? {
+            all.add(&Text::read(&path)?)?;
+        }
+        Ok(all)
+    }
+
+    /// Adds what one file says.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn add(&mut self, text: &Text) -> Result<(), ConfigError> {
+        let file: File = text.parse()?;
+        if let Some(cpu) = &file.exclusive_cpu {
+            self.exclusive_cpu = Some(one_cpu(text, cpu)?);
+        }
+        self.method = file.method.or(self.method);
+        if let Some(entry) = file.busypoll {
+            self.adaptive = busypoll(text, &entry)?;
+        }
+        for (name, entry) in file.nic {
+            let config = nic(text, &name, entry)?;
+            self.nics.insert(name, config);
+        }
+        Ok(())
+    }
+}
+
+fn one_cpu(text: &Text, cpu: &Spanned<u32>) -> Result<u32, ConfigError> {
+    if *cpu.get_ref() > CpuSet::MAX {
+        return Err(text.error(&cpu.span(), format!("CPU {} is not one of 0 to {}", cpu.get_ref(), CpuSet::MAX)));
+    }
+    Ok(*cpu.get_ref())
+}
+
+fn busypoll(text: &Text, entry: &BusypollEntry) -> Result<Option<adaptive::Settings>, ConfigError> {
+    let mut settings = adaptive::Settings::default();
+    if let Some(bound) = &entry.bound {
+        let value = *bound.get_ref();
+        if !(value > 0.0 && value <= 1.0) {
+            let what = format!("bound {value} is not over 0 and at most 1 (a fraction of one CPU)");
+            return Err(text.error(&bound.span(), what));
+        }
+        settings.bound = value;
+    }
+    if let Some(linger) = &entry.linger_ms {
+        let value = *linger.get_ref();
+        if !(10..=60_000).contains(&value) {
+            return Err(text.error(&linger.span(), format!("linger_ms {value} is not one of 10 to 60000")));
+        }
+        settings.linger = std::time::Duration::from_millis(value);
+    }
+    match (entry.adaptive, entry.bound.as_ref().map(Spanned::span).or(entry.linger_ms.as_ref().map(Spanned::span))) {
+        (true, _) => Ok(Some(settings)),
+        (false, None) => Ok(None),
+        (false, Some(span)) => Err(text.error(&span, "bound and linger_ms are for adaptive = true only")),
+    }
+}
+
+fn nic(text: &Text, name: &str, entry: Spanned<NicEntry>) -> Result<NicConfig, ConfigError> {
+    let span = entry.span();
+    if !is_ifname(name) {
+        return Err(text.error(&span, format!("`{name}` is not an interface name: 1 to 15 bytes, no space, no `/`")));
+    }
+    let entry = entry.into_inner();
+    let mut config = NicConfig { tenants: entry.tenants.unwrap_or_default(), ..NicConfig::default() };
+    config.poll_cpu = entry.poll_cpu.as_ref().map(|cpu| one_cpu(text, cpu)).transpose()?;
+    match (entry.class, entry.level) {
+        (Some(class), level) => config.class = Some(class.with(level).map_err(|what| text.error(&span, what))?),
+        (None, Some(_)) => return Err(text.error(&span, "a level needs class = \"rt\" beside it")),
+        (None, None) => {}
+    }
+    for (number, queue) in entry.queue {
+        let span = queue.span();
+        let at: u32 = number
+            .parse()
+            .map_err(|_| text.error(&span, format!("`{number}` is not a receive queue's number: 0, 1, ...")))?;
+        let queue = queue.into_inner();
+        let class = queue.class.with(queue.level).map_err(|what| text.error(&span, what))?;
+        if config.queues.insert(at, class).is_some() {
+            return Err(text.error(&span, format!("queue {at} is named twice")));
+        }
+    }
+    if config == NicConfig::default() {
+        return Err(text.error(&span, format!("nothing is said of `{name}`: give class, queue, tenants or poll_cpu")));
+    }
+    Ok(config)
+}
+
+/// `net/core/dev.c`, `dev_valid_name`.
+fn is_ifname(name: &str) -> bool {
+    (1..=15).contains(&name.len())
+        && name != "."
+        && name != ".."
+        && !name.contains(|c: char| c == '/' || c == ':' || c.is_ascii_whitespace())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<HostConfig, ConfigError> {
+        let mut config = HostConfig::default();
+        config.add(&Text::new("/etc/ontime/host.toml", text)).map(|()| config)
+    }
+
+    fn rt(level: u8) -> Class {
+        Class::Rt(Level::try_from(level).unwrap())
+    }
+
+    #[test]
+    fn a_host_file_is_read() {
+        let text = "method = \"exclusive\"\nexclusive_cpu = 1\n[nic.eth0]\nclass = \"rt\"\nlevel = 2\n[nic.eth1]\nclass = \"bulk\"\n\
+                    tenants = [\"web\"]\n[nic.eth1.queue.3]\nclass = \"rt\"\nlevel = 1\n";
+        let config = read(text).unwrap();
+        assert_eq!(config.method, Some(Method::Exclusive));
+        assert_eq!(config.exclusive_cpu, Some(1));
+        assert_eq!(config.nics["eth0"], NicConfig { class: Some(rt(2)), ..NicConfig::default() });
+        let eth1 = &config.nics["eth1"];
+        assert_eq!(eth1.class, Some(Class::Bulk));
+        assert_eq!(eth1.queues, BTreeMap::from([(3, rt(1))]));
+        assert_eq!(eth1.tenants, ["web"]);
+        let polling = read("[nic.eth0]\npoll_cpu = 2\n[busypoll]\nadaptive = true\nbound = 0.3\n").unwrap();
+        assert_eq!(polling.nics["eth0"].poll_cpu, Some(2));
+        assert_eq!(polling.adaptive, Some(adaptive::Settings { bound: 0.3, ..adaptive::Settings::default() }));
+        assert_eq!(read("[busypoll]\nadaptive = false\n").unwrap().adaptive, None);
+        let only_tenants = read("[nic.eth0]\ntenants = [\"plc\"]\n").unwrap();
+        assert_eq!(only_tenants.nics["eth0"].class, None);
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_refused_with_its_line() {
+        for (text, line, word) in [
+            ("[nic.eth0]\nclas = \"rt\"\n", 2, "clas"),
+            ("[nic.eth0]\nclass = \"fast\"\n", 2, "bulk"),
+            ("[nic.eth0]\nclass = \"rt\"\nlevel = 9\n", 3, "to 8"),
+            ("[nic.eth0]\nclass = \"bulk\"\nlevel = 1\n", 1, "level"),
+            ("[nic.eth0]\nlevel = 1\n", 1, "class"),
+            ("[nic.eth0]\n", 1, "nothing is said"),
+            ("[nic.\"a/b\"]\nclass = \"rt\"\n", 1, "interface name"),
+            ("[nic.eth0.queue.a]\nclass = \"rt\"\n", 1, "queue's number"),
+            ("[nic.eth0.queue.1]\nlevel = 1\n", 1, "class"),
+            ("[nic.eth0.queue.1]\nclass = \"bulk\"\nlevel = 1\n", 1, "level"),
+            ("[nic.eth0.queue.1]\nclass = \"rt\"\n[nic.eth0.queue.01]\nclass = \"bulk\"\n", 0, "twice"),
+            ("[nic.eth0]\npoll_cpu = 9000\n", 2, "8191"),
+            ("[busypoll]\nadaptive = true\nbound = 0\n", 3, "at most 1"),
+            ("[busypoll]\nadaptive = true\nbound = nan\n", 3, "at most 1"),
+            ("[busypoll]\nadaptive = true\nlinger_ms = 1\n", 3, "10 to 60000"),
+            ("[busypoll]\nbound = 0.5\n", 2, "adaptive = true"),
+            ("method = \"outsourcing\"\n", 1, "not in this version"),
+            ("method = \"best\"\n", 1, "vanilla"),
+            ("exclusive_cpu = 9000\n", 1, "8191"),
+            ("exclusive_cpu = -1\n", 1, ""),
+            ("what = 1\n", 1, "what"),
+        ] {
+            let message = read(text).unwrap_err().to_string();
+            let place = if line == 0 { String::new() } else { format!("{line}:") };
+            assert!(message.starts_with(&format!("/etc/ontime/host.toml:{place}")), "{text}: {message}");
+            assert!(message.contains(word), "{text}: {message}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Threads that a placed thread made while its runtime cap paused it: a fork passes SCHED_IDLE on (sched(7)), so such a thread was
+//! never found at what it would have had without Ontime, and looks as if its program had chosen that. Pure.
+//!
+//! In: the tenants as found, and who had been placed and paused ([`Paused`]). Out: for each such thread its maker's original policy
+//! ([`Inherited`]), from which rules start, and which the journal keeps. Only containers' threads: a vCPU's are no tenant's own. A
+//! real-time place itself is not passed on (`ThreadId::set_policy_alone`).
+
+use std::collections::BTreeMap;
+
+use ontime_tenants::{Policy, Tenant, TenantThread, ThreadId, ThreadRole};
+
+use crate::journal::Journal;
+use crate::knob::{Knob, Value};
+use crate::plan::Plan;
+
+/// A container's thread that Ontime placed and a cap has paused; it may have ended since.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Paused {
+    /// Which.
+    pub id: ThreadId,
+    /// Its container's name.
+    pub tenant: String,
+    /// What it had before it was placed.
+    pub original: Policy,
+}
+
+impl Paused {
+    /// Those of these tenants' threads that are in the journal and have been paused.
+    pub fn of(tenants: &[Tenant], journal: &Journal, paused: impl Fn(ThreadId) -> bool) -> Vec<Self> {
+        let placed = |tenant: &Tenant, thread: &TenantThread| match journal.original(&knob(thread)) {
+            Some(Value::Policy(original)) => {
+                Some(Self { id: thread.id, tenant: tenant.name.clone(), original: *original })
+            }
+            _ => None,
+        };
+        tenants
+            .iter()
+            .flat_map(|tenant| containers(tenant).filter_map(move |thread| placed(tenant, thread)))
+            .filter(|placed| paused(placed.id) && placed.original != Policy::Idle)
+            .collect()
+    }
+}
+
+/// Threads that inherited a pause, and what they would have without it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Inherited(BTreeMap<ThreadId, Policy>);
+
+impl Inherited {
+    /// Finds them among `tenants`: at SCHED_IDLE, not in the journal, of a container of which somebody has been paused.
+    pub fn find(tenants: &[Tenant], paused: &[Paused], journal: &Journal) -> Self {
+        let mut inherited = BTreeMap::new();
+        for tenant in tenants {
+            let new = |thread: &&TenantThread| thread.policy == Policy::Idle && !journal.has(&knob(thread));
+            for thread in containers(tenant).filter(new) {
+                let makers = || paused.iter().filter(|paused| paused.tenant == tenant.name);
+                let maker = makers().find(|paused| paused.id.pid == thread.id.pid).or_else(|| makers().next());
+                inherited.extend(maker.map(|maker| (thread.id, maker.original)));
+            }
+        }
+        Self(inherited)
+    }
+
+    /// Gives them, in these facts, the policy they would have.
+    pub fn put_right(&self, tenants: &mut [Tenant]) {
+        for thread in tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {
+            if let Some(original) = self.0.get(&thread.id) {
+                thread.policy = *original;
+            }
+        }
+    }
+
+    /// Notes in a plan what the journal is to keep for them.
+    pub fn note(&self, plan: &mut Plan) {
+        for setting in &mut plan.settings {
+            if let Knob::ThreadPolicy { thread, .. } = &setting.knob {
+                setting.original = self.0.get(thread).map(|original| Value::Policy(*original));
+            }
+        }
+    }
+}
+
+fn containers(tenant: &Tenant) -> impl Iterator<Item = &TenantThread> {
+    tenant.threads.iter().filter(|thread| thread.role == ThreadRole::Container)
+}
+
+fn knob(thread: &TenantThread) -> Knob {
+    Knob::ThreadPolicy { thread: thread.id, comm: thread.comm.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use ontime_tenants::model::LibvirtTuning;
+    use ontime_tenants::{Class, ClassSource, Kind, Level};
+
+    use super::*;
+    use crate::journal::Original;
+
+    const NICE: Policy = Policy::Other { nice: 5 };
+
+    fn thread(pid: i32, tid: i32, policy: Policy) -> TenantThread {
+        TenantThread {
+            id: ThreadId { pid, tid, start_time: 9 },
+            role: ThreadRole::Container,
+            comm: "server".to_owned(),
+            policy,
+            affinity: "0".to_owned(),
+            last_cpu: 0,
+            libvirt: LibvirtTuning::default(),
+        }
+    }
+
+    fn container(name: &str, threads: Vec<TenantThread>) -> Tenant {
+        Tenant {
+            name: name.to_owned(),
+            uuid: None,
+            kind: Kind::Container,
+            owner: 0,
+            process: ThreadId { pid: 1, tid: 1, start_time: 9 },
+            cgroup: None,
+            class: Class::Rt(Level::HIGHEST),
+            class_source: ClassSource::Default,
+            runtime_cap: 0.95,
+            threads,
+            vnics: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_a_paused_thread_makes_has_its_makers_original() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::open(&dir.path().join("journal"), "boot").unwrap();
+        let (first, second) = (thread(10, 10, Policy::Fifo(47)), thread(20, 20, Policy::Fifo(47)));
+        let originals = [(&first, Policy::BULK), (&second, NICE)]
+            .map(|(thread, policy)| Original { knob: knob(thread), value: Value::Policy(policy) });
+        journal.keep(originals.to_vec()).unwrap();
+        let before = [container("box", vec![first, second])];
+        // Its maker may have ended; one of another process is some thread's of the container.
+        let mut now = [
+            container("box", vec![thread(20, 21, Policy::Idle), thread(30, 30, Policy::Idle), thread(40, 40, NICE)]),
+            container("other", vec![thread(70, 70, Policy::Idle)]),
+        ];
+        let paused = Paused::of(&before, &journal, |_| true);
+        let found = Inherited::find(&now, &paused, &journal);
+        found.put_right(&mut now);
+        let policies = |tenant: &Tenant| tenant.threads.iter().map(|thread| thread.policy).collect::<Vec<_>>();
+        assert_eq!(policies(&now[0]), [NICE, Policy::BULK, NICE]);
+        assert_eq!(policies(&now[1]), [Policy::Idle], "its own choice");
+        assert!(Paused::of(&before, &journal, |_| false).is_empty());
+    }
+}

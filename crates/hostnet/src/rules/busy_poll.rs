@@ -1,0 +1,133 @@
+//! A polling thread for each RT receive queue (Kernel Busy Poll, IEICE'22), by the kernel's own means: `NAPI_SET threaded=2`.
+//!
+//! The paper's thread owns a CPU; here it has one where `poll_cpu` names it. With or without, it polls at FIFO 1: every vCPU, `rcuc`,
+//! `ktimers` and `ksoftirqd` go before it, so that timers, RCU and other softirqs stay alive, and the runtime cap leaves threads
+//! without real-time priority their share. On the only CPU it polls only if `poll_cpu` names that: the share is little for a
+//! whole host.
+
+use ontime_tenants::{Class, PriorityTable};
+
+use super::nic_threads::{napi_knob, place, thread_of};
+use crate::CpuSet;
+use crate::intent::Intent;
+use crate::inventory::{Inventory, Napi, Nic};
+use crate::knob::{Knob, Value};
+use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
+
+/// Polls with its thread and takes no interrupts (`NETDEV_NAPI_THREADED_BUSY_POLL`).
+pub const POLLING: u32 = 2;
+/// From here on the kernel has that.
+pub const POLLING_SINCE: (u32, u32) = (6, 19);
+
+/// Whether the method has this instance polling now. Only a NIC's own: a virtual interface's packets come from a thread of
+/// this host, which polling could only keep from its CPU.
+pub fn polls(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> bool {
+    may_poll(inventory, intent, nic, napi) && !intent.resting.contains(&nic.id.ifindex)
+}
+
+/// Whether it is one that polls under the method, now or when packets come.
+fn may_poll(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> bool {
+    intent.method.has(RuleId::BusyPoll)
+        && nic.physical
+        && inventory.kernel.version >= POLLING_SINCE
+        && napi.threaded.is_some_and(|mode| mode < POLLING)
+        && (inventory.cpus.online.len() > 1 || named_cpu(intent, nic).is_some())
+        && intent.napi_class(inventory, nic, napi) != Class::Bulk
+}
+
+fn named_cpu(intent: &Intent, nic: &Nic) -> Option<u32> {
+    intent.nics.get(&nic.id.name)?.poll_cpu
+}
+
+/// NICs with an instance that polls under the method, now or when packets come.
+pub fn polling_nics<'a>(inventory: &'a Inventory, intent: &'a Intent) -> impl Iterator<Item = &'a Nic> {
+    inventory.nics.iter().filter(|nic| nic.napis.iter().any(|napi| may_poll(inventory, intent, nic, napi)))
+}
+
+/// See [`RuleId::BusyPoll`].
+pub fn busy_poll(inventory: &Inventory, intent: &Intent) -> Outcome {
+    let mut outcome = Outcome::default();
+    for nic in inventory.nics.iter().filter(|nic| nic.physical) {
+        let rt: Vec<&Napi> =
+            nic.napis.iter().filter(|napi| intent.napi_class(inventory, nic, napi) != Class::Bulk).collect();
+        if rt.is_empty() {
+            continue;
+        }
+        if inventory.kernel.version < POLLING_SINCE || rt.iter().all(|napi| napi.threaded.is_none()) {
+            outcome.findings.push(finding(
+                nic,
+                Severity::Warning,
+                format!("kernel {} has no polling NAPI threads: it waits for interrupts", inventory.kernel.release),
+                "a kernel of 6.19 or later (Debian: from backports)".to_owned(),
+                Some(Refusal::Kernel),
+            ));
+            continue;
+        }
+        let own = own_cpu(inventory, intent, nic, &mut outcome);
+        for napi in rt.into_iter().filter(|napi| may_poll(inventory, intent, nic, napi)) {
+            let now = polls(inventory, intent, nic, napi);
+            if now {
+                let knob = napi_knob(nic, napi);
+                outcome.settings.push(Setting::new(RuleId::BusyPoll, Stage::Thread, knob, Value::Threaded(POLLING)));
+            }
+            let Some(thread) = thread_of(inventory, napi) else { continue };
+            // At its own CPU it stays, polling or not.
+            if let Some(cpu) = own {
+                let knob = Knob::ThreadAffinity { thread: thread.id, comm: thread.comm.clone() };
+                let cpus = Value::Cpus(CpuSet::from_iter([cpu]));
+                outcome.settings.push(Setting::new(RuleId::BusyPoll, Stage::Affinity, knob, cpus));
+            }
+            if now {
+                outcome.settings.push(place(RuleId::BusyPoll, thread, PriorityTable::POLLER));
+            }
+        }
+    }
+    outcome
+}
+
+/// The CPU for a NIC's polling threads, where one is named and can be spared; what is to be said of it.
+fn own_cpu(inventory: &Inventory, intent: &Intent, nic: &Nic, outcome: &mut Outcome) -> Option<u32> {
+    let cpus = &inventory.cpus;
+    let named = named_cpu(intent, nic);
+    let set = format!("set poll_cpu of [nic.{}] in /etc/ontime/host.toml to an online CPU kept for it", nic.id.name);
+    if cpus.online.len() < 2 {
+        let found = if named.is_some() {
+            "polls on the only CPU: bulk work and housekeeping get what the runtime cap leaves, 5 % while it polls"
+        } else {
+            "does not poll: on the only CPU that would leave bulk work and housekeeping 5 % of it"
+        };
+        let remedy = format!(
+            "more CPUs; or, knowing this, poll_cpu in [nic.{}], best with [busypoll] adaptive = true and a bound",
+            nic.id.name
+        );
+        outcome.findings.push(finding(nic, Severity::Warning, found.to_owned(), remedy, None));
+        return None;
+    }
+    match named {
+        Some(cpu) if cpus.online.contains(cpu) => {
+            if !cpus.isolated.contains(cpu) {
+                let found = format!("other threads may run on CPU {cpu}, where only its runtime cap lets them");
+                let remedy = format!(
+                    "boot with isolcpus={cpu} nohz_full={cpu} rcu_nocbs={cpu}, or leave it to this NIC otherwise"
+                );
+                outcome.findings.push(finding(nic, Severity::Info, found, remedy, None));
+            }
+            Some(cpu)
+        }
+        Some(cpu) => {
+            let found = format!("poll_cpu {cpu} is not online (online: {})", cpus.online);
+            outcome.findings.push(finding(nic, Severity::Warning, found, set, None));
+            None
+        }
+        None => {
+            let found =
+                "its polling thread has no CPU of its own: it runs below every vCPU, above bulk work".to_owned();
+            outcome.findings.push(finding(nic, Severity::Info, found, set, None));
+            None
+        }
+    }
+}
+
+fn finding(nic: &Nic, severity: Severity, found: String, remedy: String, refusal: Option<Refusal>) -> Finding {
+    Finding { rule: RuleId::BusyPoll, severity, object: nic.id.name.clone(), found, remedy, refusal }
+}

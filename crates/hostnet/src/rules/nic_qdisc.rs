@@ -1,0 +1,66 @@
+//! What VATC (sections II and IV) compares itself with: Linux' own traffic control on the NIC and on the taps of VMs, with vhost
+//! threads as found.
+
+use std::collections::BTreeSet;
+
+use ontime_tenants::Tenant;
+
+use super::tx_queue::sources;
+use crate::intent::Intent;
+use crate::inventory::{Inventory, Nic};
+use crate::knob::{Knob, Value};
+use crate::method::Method;
+use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
+
+/// See [`RuleId::NicQdisc`].
+pub fn nic_qdisc(inventory: &Inventory, intent: &Intent) -> Outcome {
+    let mut outcome = Outcome::default();
+    let kind = match intent.method {
+        Method::Prio => "prio",
+        Method::FqCodel => "fq_codel",
+        _ => return outcome,
+    };
+    let taps: BTreeSet<&str> =
+        intent.tenants.iter().flat_map(|tenant| &tenant.vnics).map(|vnic| vnic.ifname.as_str()).collect();
+    for nic in &inventory.nics {
+        let users: Vec<&Tenant> = intent.users(inventory, nic).collect();
+        let is_tap = nic.kind.as_deref() == Some("tun") && taps.contains(nic.id.name.as_str());
+        if users.is_empty() || !(nic.physical || is_tap) {
+            continue;
+        }
+        if let Some(theirs) = &nic.qdisc_by_others {
+            outcome.findings.push(kept(nic, theirs));
+            continue;
+        }
+        let root = Knob::RootQdisc { nic: nic.id.clone() };
+        outcome.settings.push(Setting::new(RuleId::NicQdisc, Stage::Steer, root, Value::Text(kind.to_owned())));
+        if nic.physical && intent.method == Method::Prio {
+            first_band(inventory, nic, &users, &mut outcome);
+        }
+    }
+    outcome
+}
+
+/// RT tenants' packets to the first band, as the paper has high-priority domains' packets classified.
+fn first_band(inventory: &Inventory, nic: &Nic, users: &[&Tenant], outcome: &mut Outcome) {
+    let filters: Vec<Knob> =
+        sources(inventory, users).map(|from| Knob::TxPriority { nic: nic.id.clone(), from }).collect();
+    if filters.is_empty() {
+        return;
+    }
+    let clsact = Knob::Clsact { nic: nic.id.clone() };
+    for knob in std::iter::once(clsact).chain(filters) {
+        outcome.settings.push(Setting::new(RuleId::NicQdisc, Stage::Steer, knob, Value::Present(true)));
+    }
+}
+
+fn kept(nic: &Nic, theirs: &str) -> Finding {
+    Finding {
+        rule: RuleId::NicQdisc,
+        severity: Severity::Warning,
+        object: nic.id.name.clone(),
+        found: format!("its root qdisc {theirs} was chosen by somebody, and could not be given back as it is"),
+        remedy: format!("to compare: tc qdisc del dev {} root, which drops what waits in it", nic.id.name),
+        refusal: Some(Refusal::NotLiveSafe),
+    }
+}

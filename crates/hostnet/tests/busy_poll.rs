@@ -1,0 +1,136 @@
+//! Method busypoll, planned on made-up hosts.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)] // a test that cannot go on fails
+
+#[path = "support/fleet.rs"]
+mod fleet;
+
+use std::collections::BTreeMap;
+
+use fleet::{policies, refusals, rt, two_vms};
+use ontime_hostnet::{
+    CpuSet, Intent, Inventory, Journal, Knob, Method, NicConfig, Original, Plan, Refusal, RuleId, Value, as_found,
+    plan, replan, rules,
+};
+use ontime_tenants::{Policy, Role};
+
+/// `two_vms` under method busypoll on a kernel that can.
+fn polling() -> (Inventory, Intent) {
+    let (mut inventory, intent) = two_vms();
+    inventory.kernel.version = (7, 2);
+    (inventory, Intent { method: Method::Busypoll, ..intent })
+}
+
+/// What is wanted of NAPI instances one by one, and of the CPUs of NAPI threads.
+fn napi_settings(plan: &Plan) -> Vec<(String, String)> {
+    let of = plan.settings.iter().filter(|setting| {
+        matches!(&setting.knob, Knob::NapiThreaded { .. })
+            || matches!(&setting.knob, Knob::ThreadAffinity { comm, .. } if comm.starts_with("napi/"))
+    });
+    of.map(|setting| (setting.knob.to_string(), setting.value.to_string())).collect()
+}
+
+fn wanted(settings: &[(&str, &str)]) -> Vec<(String, String)> {
+    settings.iter().map(|(knob, value)| ((*knob).to_owned(), (*value).to_owned())).collect()
+}
+
+#[test]
+fn busypoll_polls_rt_queues_below_every_vcpu_and_nothing_else() {
+    let (inventory, intent) = polling();
+    let found = plan(&inventory, &intent);
+    assert_eq!(
+        napi_settings(&found),
+        wanted(&[
+            ("eth1 threading of NAPI 9193", "1"),
+            ("eth1 threading of NAPI 9194", "1"),
+            ("eth0 threading of NAPI 8193", "2"),
+            ("eth0 threading of NAPI 8194", "2"),
+        ])
+    );
+    let threads = policies(&found);
+    assert_eq!(threads["napi/eth0-8193"], Policy::Fifo(1));
+    assert_eq!(threads["napi/eth1-9193"], Policy::BULK_DRIVER);
+    let Policy::Fifo(lowest) = intent.table.policy(rt(8), Role::VcpuEntitled) else { panic!() };
+    assert!(lowest > 4, "a polling thread would run before ktimers or a vCPU");
+    assert!(!found.findings.iter().any(|finding| finding.remedy.contains("claimed twice")), "{:?}", found.findings);
+    // Every other rule is as under `partitioned`.
+    let partitioned = plan(&inventory, &Intent { method: Method::Partitioned, ..intent });
+    let others = |plan: &Plan| {
+        let of = plan
+            .settings
+            .iter()
+            .filter(|of| !matches!(of.rule, RuleId::BusyPoll | RuleId::NapiThread | RuleId::NapiThreaded));
+        of.map(|of| (of.knob.key(), of.value.clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(others(&found), others(&partitioned));
+}
+
+#[test]
+fn a_polling_thread_has_the_cpu_that_is_named_for_it() {
+    let (mut inventory, mut intent) = polling();
+    let on = |cpu| BTreeMap::from([("eth0".to_owned(), NicConfig { poll_cpu: Some(cpu), ..NicConfig::default() })]);
+    intent.nics = on(5);
+    let found = plan(&inventory, &intent);
+    assert!(napi_settings(&found).contains(&("CPUs of thread 60000 (napi/eth0-8193)".to_owned(), "CPUs 5".to_owned())));
+    assert_eq!(policies(&found)["napi/eth0-8193"], Policy::Fifo(1), "rcuc and ktimers of its CPU go before it");
+    let words = |plan: &Plan, word: &str| {
+        plan.findings.iter().any(|of| of.rule == RuleId::BusyPoll && of.object == "eth0" && of.found.contains(word))
+    };
+    assert!(words(&found, "other threads may run on CPU 5"));
+    inventory.cpus.isolated = CpuSet::from_iter([5]);
+    assert!(!words(&plan(&inventory, &intent), "other threads"));
+    intent.nics = on(64);
+    let found = plan(&inventory, &intent);
+    assert!(words(&found, "not online"));
+    assert_eq!(policies(&found)["napi/eth0-8193"], Policy::Fifo(1));
+    // The only CPU cannot be its own, and is not polled on unasked.
+    inventory.cpus.online = CpuSet::from_iter([0]);
+    intent.nics = on(0);
+    let found = plan(&inventory, &intent);
+    assert!(words(&found, "polls on the only CPU"));
+    assert_eq!(policies(&found)["napi/eth0-8193"], Policy::Fifo(1));
+    intent.nics.clear();
+    let found = plan(&inventory, &intent);
+    assert!(words(&found, "does not poll"));
+    assert!(napi_settings(&found).iter().all(|(_, value)| value == "1"));
+    assert_eq!(policies(&found)["napi/eth0-8193"], Policy::Fifo(44));
+}
+
+#[test]
+fn a_resting_nic_waits_for_interrupts_at_its_place() {
+    let (inventory, mut intent) = polling();
+    intent.resting = std::collections::BTreeSet::from([inventory.nic("eth0").unwrap().id.ifindex]);
+    let found = plan(&inventory, &intent);
+    assert!(napi_settings(&found).iter().all(|(_, value)| value == "1"), "{:?}", napi_settings(&found));
+    assert_eq!(policies(&found)["napi/eth0-8193"], Policy::Fifo(44));
+    let names: Vec<_> = rules::polling_nics(&inventory, &intent).map(|nic| nic.id.name.clone()).collect();
+    assert_eq!(names, ["eth0"], "it is looked at still");
+}
+
+#[test]
+fn a_kernel_that_cannot_poll_is_a_finding_and_a_method_without_it_takes_polling_back() {
+    let (mut inventory, intent) = polling();
+    // Ours polls; the original tells that it is ours.
+    inventory.nics[0].napis[0].threaded = Some(2);
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
+    let knob = Knob::NapiThreaded { nic: inventory.nics[0].id.clone(), napi: 8193 };
+    let value_of = |plan: &Plan| plan.settings.iter().find(|of| of.knob == knob).map(|of| of.value.clone());
+    let partitioned = Intent { method: Method::Partitioned, ..intent.clone() };
+    assert_eq!(value_of(&replan(inventory.clone(), partitioned.clone(), &journal)), None, "somebody else's choice");
+    journal.keep(vec![Original { knob: knob.clone(), value: Value::Threaded(0) }]).unwrap();
+    assert_eq!(value_of(&replan(inventory.clone(), partitioned, &journal)), Some(Value::Threaded(1)));
+    assert_eq!(value_of(&replan(inventory.clone(), intent.clone(), &journal)), Some(Value::Threaded(2)));
+
+    // Adaptive polling goes on looking at a NIC whose queues poll this moment by our doing.
+    let (before, wanted) = as_found(inventory.clone(), intent.clone(), &journal);
+    assert!(rules::polling_nics(&before, &wanted).any(|nic| nic.napis.iter().any(|napi| napi.id == 8193)));
+    for napi in &mut inventory.nics[0].napis {
+        napi.threaded = Some(2);
+    }
+    assert_eq!(rules::polling_nics(&inventory, &intent).count(), 0, "without the journal it is somebody's choice");
+
+    inventory.kernel.version = (6, 18);
+    let found = plan(&inventory, &intent);
+    assert_eq!(refusals(&found, RuleId::BusyPoll), [Refusal::Kernel]);
+    assert!(!napi_settings(&found).iter().any(|(_, value)| value == "2"));
+}

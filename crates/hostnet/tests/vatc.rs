@@ -1,0 +1,72 @@
+//! Method vatc and what it is compared with, planned on made-up hosts.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
+
+#[path = "support/fleet.rs"]
+mod fleet;
+
+use fleet::{host, mixed, of_rule, policies, refusals, rt, two_vms, vm};
+use ontime_hostnet::{Intent, Method, NicUse, Refusal, RuleId, Severity, plan};
+use ontime_tenants::{Class, Policy};
+
+#[test]
+fn vatc_has_a_thread_for_each_level_and_receives_before_them_all() {
+    let mut inventory = host(1, 2, true);
+    let tenants = vec![
+        vm(&mut inventory, 1, rt(0), 1, "eth0"),
+        vm(&mut inventory, 2, rt(1), 1, "eth0"),
+        vm(&mut inventory, 3, Class::Bulk, 1, "eth0"),
+    ];
+    let intent = Intent { tenants, method: Method::Vatc, ..Intent::default() };
+    let nic = inventory.nic("eth0").unwrap();
+    assert_eq!(intent.nic_use(&inventory, nic), NicUse::Mixed(rt(0)));
+    let found = plan(&inventory, &intent);
+    let threads = policies(&found);
+    for (comm, policy) in [
+        ("irq/100-eth0-TxRx-0", Policy::Fifo(50)),
+        ("napi/eth0-8193", Policy::Fifo(49)),
+        ("vhost-1000100", Policy::Fifo(48)),
+        ("vhost-1000200", Policy::Fifo(43)),
+    ] {
+        assert_eq!(threads.get(comm), Some(&policy), "{comm}");
+    }
+    assert!(!threads.contains_key("vhost-1000300"), "a bulk VM's thread stays as it was found");
+    assert!(!of_rule(&found, RuleId::RtTxQueue).is_empty(), "lower levels' packets do not hold up the RT queue");
+    // Reception is settled by that; under `partitioned` it would be a critical finding.
+    assert!(found.findings.iter().all(|of| of.severity < Severity::Critical), "{:?}", found.findings);
+    let partitioned = plan(&inventory, &Intent { method: Method::Partitioned, ..intent });
+    assert_eq!(policies(&partitioned)["napi/eth0-8193"], Policy::BULK_DRIVER);
+    assert!(partitioned.findings.iter().any(|of| of.severity == Severity::Critical));
+}
+
+#[test]
+fn prio_and_fq_codel_set_qdiscs_and_leave_vhost_as_found() {
+    let (inventory, intent) = mixed(4);
+    let by = |method| plan(&inventory, &Intent { method, ..intent.clone() });
+    let prio = by(Method::Prio);
+    let wanted = [
+        ("eth0 root qdisc", "prio"),
+        ("eth0 clsact qdisc", "present"),
+        ("eth0 filter: from tap1 to the first band", "present"),
+        ("tap1 root qdisc", "prio"),
+        ("tap2 root qdisc", "prio"),
+    ];
+    let wanted = wanted.map(|(knob, value)| (knob.to_owned(), value.to_owned()));
+    assert_eq!(of_rule(&prio, RuleId::NicQdisc), wanted);
+    assert_eq!(policies(&prio).into_keys().collect::<Vec<_>>(), ["CPU 0/KVM"]);
+    let codel = by(Method::FqCodel);
+    let kinds: Vec<String> = of_rule(&codel, RuleId::NicQdisc).into_iter().map(|(_, value)| value).collect();
+    assert_eq!(kinds, ["fq_codel"; 3]);
+    for method in [Method::Partitioned, Method::Vatc, Method::Vanilla, Method::Busypoll] {
+        assert!(of_rule(&by(method), RuleId::NicQdisc).is_empty(), "{method} replaces a root qdisc");
+    }
+}
+
+#[test]
+fn a_root_qdisc_that_somebody_chose_is_never_replaced() {
+    let (mut inventory, intent) = two_vms();
+    inventory.nics[0].qdisc_by_others = Some("htb 1:".to_owned());
+    let found = plan(&inventory, &Intent { method: Method::Prio, ..intent });
+    assert_eq!(refusals(&found, RuleId::NicQdisc), [Refusal::NotLiveSafe]);
+    assert!(!of_rule(&found, RuleId::NicQdisc).iter().any(|(knob, _)| knob.starts_with("eth0")), "{found:?}");
+    assert!(of_rule(&found, RuleId::NicQdisc).iter().any(|(knob, _)| knob == "eth1 root qdisc"));
+}
