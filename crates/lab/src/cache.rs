@@ -1,8 +1,15 @@
 //! Where the lab keeps what it built, by content: `/var/cache/ontime/lab/KEY`, or below `$ONTIME_LAB_CACHE`.
 
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
+use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
+
+use crate::error::{LabError, file};
 
 /// The cache's directory: `$ONTIME_LAB_CACHE`, else `/var/cache/ontime/lab`.
 pub fn root() -> PathBuf {
@@ -23,6 +30,75 @@ pub fn entry(root: &Path, files: &[(&str, &str)]) -> PathBuf {
     root.join(key)
 }
 
+/// Has `build` fill a directory of the cache, once: the same directory is given to all who ask, complete. A second caller
+/// waits for the first. A directory that was left half-built is removed before.
+///
+/// # Errors
+/// What `build` says; the directory or its lock cannot be made.
+pub fn once(
+    dir: &Path,
+    progress: &mut dyn FnMut(&str),
+    build: impl FnOnce(&Path, &mut dyn FnMut(&str)) -> Result<(), LabError>,
+) -> Result<(), LabError> {
+    let (lock_path, complete) = (dir.with_extension("lock"), dir.join("complete"));
+    if let Some(root) = dir.parent() {
+        fs::create_dir_all(root).map_err(file("make", root))?;
+    }
+    let lock = File::create(&lock_path).map_err(file("make", &lock_path))?;
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        progress("the lab: waiting for another build");
+        flock(&lock, FlockOperation::LockExclusive).map_err(|error| file("lock", &lock_path)(error.into()))?;
+    }
+    if complete.exists() {
+        return Ok(());
+    }
+    if dir.exists() {
+        fs::remove_dir_all(dir).map_err(file("remove half-built", dir))?;
+    }
+    fs::create_dir_all(dir).map_err(file("make", dir))?;
+    build(dir, progress)?;
+    File::create(&complete).map_err(file("write", &complete)).map(drop)
+}
+
+/// Writes files (path below `dir`, and text); scripts may be executed.
+///
+/// # Errors
+/// [`LabError::File`].
+pub fn write(dir: &Path, files: &[(&str, &str)]) -> Result<(), LabError> {
+    for (name, text) in files {
+        let path = dir.join(name);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(file("make", parent))?;
+        }
+        let mut out = File::create(&path).map_err(file("write", &path))?;
+        out.write_all(text.as_bytes()).map_err(file("write", &path))?;
+        let mode = if name.ends_with(".sh") { 0o755 } else { 0o644 };
+        out.set_permissions(fs::Permissions::from_mode(mode)).map_err(file("write", &path))?;
+    }
+    Ok(())
+}
+
+/// Runs a build script; each line it prints is progress. Whether it succeeded.
+///
+/// # Errors
+/// There is no shell.
+pub fn script(path: &Path, arguments: &[&str], progress: &mut dyn FnMut(&str)) -> Result<bool, LabError> {
+    let mut child = Command::new("sh")
+        .arg(path)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .map_err(|source| LabError::Program { program: "sh".into(), source, remedy: "install a POSIX shell" })?;
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            progress(&line);
+        }
+    }
+    Ok(child.wait().map_err(file("wait for", path))?.success())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,5 +111,25 @@ mod tests {
         assert_ne!(one, entry(root, &[("ab", "c")]));
         assert_ne!(one, entry(root, &[("a", "bd")]));
         assert!(one.starts_with("/c"));
+    }
+
+    #[test]
+    fn what_is_complete_is_built_once_and_what_is_not_anew() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("entry");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("half"), "").unwrap();
+        let mut builds = 0;
+        for _ in 0..2 {
+            let build = |dir: &Path, _: &mut dyn FnMut(&str)| {
+                builds += 1;
+                write(dir, &[("below/run.sh", "echo line; echo $1")])
+            };
+            once(&dir, &mut |_| (), build).unwrap();
+        }
+        assert_eq!((builds, dir.join("half").exists()), (1, false));
+        let mut lines = Vec::new();
+        assert!(script(&dir.join("below/run.sh"), &["word"], &mut |line| lines.push(line.to_owned())).unwrap());
+        assert_eq!(lines, ["line", "word"]);
     }
 }

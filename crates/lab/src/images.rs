@@ -1,10 +1,7 @@
 //! The lab's images: built once by `recipe/build.sh` from Debian's packages, then kept.
 
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use crate::cache;
 use crate::error::{LabError, file};
@@ -24,8 +21,12 @@ const RECIPE: &[(&str, &str)] = &[
 ];
 
 /// Scripts that go into `/usr/local/bin` of the host at each boot, so that a change of theirs needs no new images.
-pub(crate) const OVERLAY: &[(&str, &str)] =
-    &[("lab-init", include_str!("overlay/lab-init.sh")), ("lab-vm", include_str!("overlay/lab-vm.sh"))];
+pub(crate) const OVERLAY: &[(&str, &str)] = &[
+    ("lab-init", include_str!("overlay/lab-init.sh")),
+    ("lab-libvirt", include_str!("overlay/lab-libvirt.sh")),
+    ("lab-netns", include_str!("overlay/lab-netns.sh")),
+    ("lab-vm", include_str!("overlay/lab-vm.sh")),
+];
 
 /// The images, ready to boot.
 #[derive(Debug, Clone)]
@@ -40,19 +41,8 @@ impl Images {
     /// # Errors
     /// [`LabError::Images`] with the log's end where a step fails; the half-built directory is not used later.
     pub fn ready(progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
-        let root = cache::root();
-        let dir = cache::entry(&root, RECIPE);
-        fs::create_dir_all(&root).map_err(file("make", &root))?;
-        let lock_path = dir.with_extension("lock");
-        let lock = File::create(&lock_path).map_err(file("make", &lock_path))?;
-        if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
-            progress("lab images: waiting for another build");
-            rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)
-                .map_err(|error| file("lock", &lock_path)(error.into()))?;
-        }
-        if !dir.join("complete").exists() {
-            build(&dir, progress)?;
-        }
+        let dir = cache::entry(&cache::root(), RECIPE);
+        cache::once(&dir, progress, build)?;
         Ok(Self { dir })
     }
 
@@ -95,7 +85,19 @@ impl Images {
     /// # Errors
     /// The images are damaged.
     pub fn kernel_version(&self, kernel: Kernel) -> Result<String, LabError> {
-        let path = self.dir.join(format!("version-{kernel}"));
+        self.version(&kernel.to_string())
+    }
+
+    /// The guests' kernel's full version.
+    ///
+    /// # Errors
+    /// As [`Self::kernel_version`].
+    pub fn guest_version(&self) -> Result<String, LabError> {
+        self.version("guest")
+    }
+
+    fn version(&self, label: &str) -> Result<String, LabError> {
+        let path = self.dir.join(format!("version-{label}"));
         Ok(fs::read_to_string(&path).map_err(file("read", &path))?.trim().to_owned())
     }
 
@@ -115,40 +117,14 @@ impl Images {
 }
 
 fn build(dir: &Path, progress: &mut dyn FnMut(&str)) -> Result<(), LabError> {
-    if dir.exists() {
-        fs::remove_dir_all(dir).map_err(file("remove half-built", dir))?;
-    }
     let recipe = dir.join("recipe");
-    fs::create_dir_all(&recipe).map_err(file("make", &recipe))?;
-    for (name, text) in RECIPE {
-        let path = recipe.join(name);
-        let mut out = File::create(&path).map_err(file("write", &path))?;
-        out.write_all(text.as_bytes()).map_err(file("write", &path))?;
-        let mode = if name.ends_with(".sh") { 0o755 } else { 0o644 };
-        out.set_permissions(fs::Permissions::from_mode(mode)).map_err(file("write", &path))?;
+    cache::write(&recipe, RECIPE)?;
+    if cache::script(&recipe.join("build.sh"), &[&dir.to_string_lossy()], progress)? {
+        return Ok(());
     }
     let log = dir.join("build.log");
-    let mut child = Command::new("sh")
-        .arg(recipe.join("build.sh"))
-        .arg(dir)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .map_err(|source| LabError::Program { program: "sh".into(), source, remedy: "install a POSIX shell" })?;
-    if let Some(stdout) = child.stdout.take() {
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            progress(&line);
-        }
-    }
-    let status = child.wait().map_err(file("wait for", recipe.join("build.sh")))?;
-    if !status.success() {
-        let text = fs::read_to_string(&log).unwrap_or_default();
-        return Err(LabError::Images { tail: tail(&text, 15), log });
-    }
-    let complete = dir.join("complete");
-    File::create(&complete).map_err(file("write", &complete))?;
-    Ok(())
+    let text = fs::read_to_string(&log).unwrap_or_default();
+    Err(LabError::Images { tail: tail(&text, 15), log })
 }
 
 /// The last `lines` lines of a log.

@@ -18,8 +18,6 @@ use crate::images::{Images, OVERLAY, tail};
 use crate::network;
 use crate::qemu::{Clock, Console, Machine, RELEASE, capture};
 
-/// Real seconds without a sign of life after which the emulated host counts as hung.
-const SILENCE_SECONDS: u64 = 180;
 /// What a console says when the host is beyond help.
 const LAST_WORDS: [&str; 4] = ["Kernel panic", "LAB-FAILED", "double fault:", "Unable to mount root"];
 
@@ -48,6 +46,7 @@ pub struct Lab {
     emulator: Child,
     connection: Option<Connection>,
     clock: Clock,
+    silence: Duration,
     next: u64,
 }
 
@@ -82,7 +81,8 @@ impl Lab {
             source,
             remedy: "remove the lab's cache so that its images are built again",
         })?;
-        let mut lab = Self { dir, emulator, connection: None, clock: machine.clock, next: 0 };
+        let (clock, silence) = (machine.clock, Duration::from_secs(machine.silence_seconds));
+        let mut lab = Self { dir, emulator, connection: None, clock, silence, next: 0 };
         if machine.console == Console::Log {
             lab.wait_until_up()?;
         }
@@ -260,8 +260,8 @@ impl Lab {
         }
         let silence = connection.silence();
         self.still_running()?;
-        if silence > Duration::from_secs(SILENCE_SECONDS) {
-            return Err(self.hung(SILENCE_SECONDS));
+        if silence > self.silence {
+            return Err(self.hung(self.silence.as_secs()));
         }
         Ok(None)
     }
@@ -305,12 +305,15 @@ fn with_overlay(initrd: &str, binary: &Path, out: &Path) -> Result<(), LabError>
     for (name, text) in OVERLAY {
         cpio_file(&mut archive, &format!("overlay/{name}"), text.as_bytes());
     }
-    cpio_file(&mut archive, "TRAILER!!!", &[]);
+    cpio_file(&mut archive, TRAILER, &[]);
     fs::write(out, &archive).map_err(file("write", out))
 }
 
+/// The name that ends an archive.
+pub(crate) const TRAILER: &str = "TRAILER!!!";
+
 /// An executable file in the kernel's archive format ("newc", Documentation/driver-api/early-userspace).
-fn cpio_file(archive: &mut Vec<u8>, name: &str, data: &[u8]) {
+pub(crate) fn cpio_file(archive: &mut Vec<u8>, name: &str, data: &[u8]) {
     let [mode, links] = [0o100_755, 1];
     let fields = [0, mode, 0, 0, links, 0, data.len(), 0, 0, 0, 0, name.len() + 1, 0];
     archive.extend_from_slice(b"070701");

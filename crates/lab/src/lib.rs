@@ -6,6 +6,7 @@
 //! log.
 //!
 //! - [`images`] builds the disks and kernels once, from Debian's packages; [`cache`] keeps them by content.
+//! - [`module`] builds the guest's kernel module for the lab's guests, once for each state of its sources.
 //! - [`isolate`] puts the whole lab into namespaces of its own, so that nothing can stay behind.
 //! - [`network`] makes the taps and addresses of the clients' side; [`qemu`] (pure) writes the emulator's command line.
 //! - [`agent`] runs commands inside; [`Lab`] starts, watches and ends the emulated host.
@@ -19,6 +20,7 @@ mod error;
 pub mod images;
 pub mod isolate;
 mod lab;
+pub mod module;
 pub mod network;
 pub mod qemu;
 

@@ -1,44 +1,64 @@
 #!/bin/sh
 # lab-vm start NAME ROLE NET ADDRESS: an ordinary QEMU VM with a vhost-net NIC on the bridge br-NET (rt or bulk).
+# With NET sockets:rt or sockets:bulk it has no NIC: the module of /lab/module.cpio makes its sockets those of `ontime device`,
+# which has the table [vm.NAME] of sockets.toml and a network namespace on that network's NIC (lab-netns).
 # ROLE: rt, bulk, spin, idle, or paused (its threads are there, its vCPU does not run).
-# lab-vm wait NAME: until its server is up; fails where the VM ends before. lab-vm stop NAME. lab-vm log NAME.
+# lab-vm wait NAME: until its server is up; fails where the VM ends before, or is not up in LAB_VM_SECONDS (90) of this host. lab-vm stop NAME. lab-vm log NAME.
 set -eu
 dir=/run/lab-vm
 verb=${1:?lab-vm start|wait|stop|log NAME}
 name=${2:?lab-vm: a NAME}
 
-boot() { # ROLE NET ADDRESS
-    number=${3##*.}
+boot() { # ROLE ADDRESS INITRD WORD OPTIONS...: WORD is one more for the guest's kernel
+    role=$1 address=$2 initrd=$3 word=$4
+    shift 4
     rm -f "$dir/$name.log"
-    qemu-system-x86_64 -name "guest=$name,debug-threads=on" -m "${LAB_VM_MB:-192}" -machine q35,accel=kvm,memory-backend=ram \
+    qemu-system-x86_64 -name "guest=$name,debug-threads=on" -m "${LAB_VM_MB:-192}" -machine q35,accel=kvm,memory-backend=ram,hpet=off \
         -object "memory-backend-memfd,id=ram,size=${LAB_VM_MB:-192}M,hugetlb=on,share=on,prealloc=on" -smp "${LAB_VM_CPUS:-1}" \
-        -cpu qemu64,+x2apic -no-reboot -no-user-config -nodefaults -display none \
-        -kernel /boot/vmlinux-guest -initrd /boot/initrd-guest \
-        -append "console=ttyS0 quiet panic=-1 ontime.root=/dev/vda ontime.ro init=/sbin/lab-guest-init ontime.ip=$3 ontime.role=$1" \
+        -cpu qemu64,+x2apic,-cx16 -no-reboot -no-user-config -nodefaults -display none \
+        -kernel /boot/vmlinux-guest -initrd "$initrd" \
+        -append "console=ttyS0 quiet panic=-1 ontime.root=/dev/vda ontime.ro init=/sbin/lab-guest-init ontime.ip=$address ontime.role=$role $word" \
         -drive file=/dev/vdb,if=virtio,format=raw,readonly=on,file.locking=off \
-        -netdev "tap,id=net0,ifname=t-$name,script=no,downscript=no,vhost=on" \
-        -device "virtio-net-pci,netdev=net0,mac=52:54:00:01:$(printf %02x "$number"):$(printf %02x ${#2}),romfile=" \
-        -qmp "unix:$dir/$name.qmp,server=on,wait=off" -serial "file:$dir/$name.log" -pidfile "$dir/$name.pid" -daemonize $([ "$1" != paused ] || echo -S)
+        "$@" \
+        -qmp "unix:$dir/$name.qmp,server=on,wait=off" -serial "file:$dir/$name.log" -pidfile "$dir/$name.pid" -D "$dir/$name.err" -d guest_errors \
+        -daemonize $([ "$role" != paused ] || echo -S)
+}
+
+on_bridge() { # ROLE NET ADDRESS
+    [ ! -e "/sys/class/net/t-$name" ] || ip link del "t-$name"
+    ip tuntap add "t-$name" mode tap vnet_hdr
+    ip link set "t-$name" master "br-$2" up
+    boot "$1" "$3" /boot/initrd-guest "" -netdev "tap,id=net0,ifname=t-$name,script=no,downscript=no,vhost=on" \
+        -device "virtio-net-pci,netdev=net0,mac=52:54:00:01:$(printf %02x "${3##*.}"):$(printf %02x ${#2}),romfile="
+}
+
+outsourced() { # ROLE NET ADDRESS
+    lab-netns up "$name" "$2" "$3"
+    rm -rf "/run/ontime/device/$name"
+    setsid ontime device --vm "$name" --netns "$name" > "$dir/$name.device" 2>&1 < /dev/null &
+    for _ in $(seq 100); do [ -S "/run/ontime/device/$name/status.sock" ] && break; sleep 0.1; done
+    cat /boot/initrd-guest /lab/module.cpio > "$dir/$name.initrd"
+    # All but the memory, which is shared as it is.
+    boot "$1" "$3" "$dir/$name.initrd" rdinit=/with-module $(ontime attach "$name" | grep -E '^-(chardev|device)' | tr -d '\\\n')
 }
 
 case $verb in
 start)
     mkdir -p "$dir"
-    [ ! -e "/sys/class/net/t-$name" ] || ip link del "t-$name"
-    ip tuntap add "t-$name" mode tap vnet_hdr
-    ip link set "t-$name" master "br-$4" up
-    boot "$3" "$4" "$5"
+    case $4 in
+    sockets:*) outsourced "$3" "${4#sockets:}" "$5" ;;
+    *) on_bridge "$3" "$4" "$5" ;;
+    esac
     ;;
 wait)
-    # Seldom: each look preempts the guest, and the emulated SVM fails guests that are preempted often.
-    until grep -q LAB-GUEST-UP "$dir/$name.log"; do
-        kill -0 "$(cat "$dir/$name.pid")" 2> /dev/null || {
-            echo "lab-vm: $name ended while it booted; its console:" >&2
-            tail -n 20 "$dir/$name.log" >&2
-            exit 1
-        }
+    for _ in $(seq "${LAB_VM_SECONDS:-90}"); do
+        ! grep -q LAB-GUEST-UP "$dir/$name.log" || exit 0
+        kill -0 "$(cat "$dir/$name.pid")" 2> /dev/null || break
         sleep 1
     done
+    echo "lab-vm: $name ended or hung while it booted; what QEMU and its console said:" >&2
+    for said in err log device; do [ ! -e "$dir/$name.$said" ] || tail -n 20 "$dir/$name.$said" >&2; done
+    exit 1
     ;;
 stop)
     # A QEMU that has ended takes its pid file along.
@@ -46,7 +66,7 @@ stop)
         while kill -9 "$pid" 2> /dev/null; do sleep 0.05; done
         rm -f "$dir/$name.pid"
     fi
-    ip link del "t-$name"
+    if [ -e "/run/netns/$name" ]; then lab-netns down "$name"; else ip link del "t-$name"; fi
     ;;
 log) cat "$dir/$name.log" ;;
 *)

@@ -1,17 +1,25 @@
 /*
- * Preloaded into the lab's emulator: mends one fault of QEMU's emulated SVM.
+ * Preloaded into the lab's emulator: mends two faults of QEMU's emulated SVM (target/i386/tcg, seg_helper.c and
+ * sysemu/svm_helper.c).
  *
- * helper_vmrun (target/i386/tcg/sysemu/svm_helper.c) delivers an injected interrupt at once and leaves its vector in
- * cpu->exception_index. If the emulated CPU is asked to stop before the guest's next exit (with -icount: at every
- * timer of the virtual clock), the main loop takes that for an exception still to be delivered and interrupts the
- * guest a second time, also where it has interrupts off. Guests then hang on a lock that they hold themselves.
+ * 1. helper_vmrun delivers an injected interrupt at once and leaves its vector in cpu->exception_index. If the emulated
+ * CPU is asked to stop before the guest's next exit (with -icount: at every timer of the virtual clock), the main loop
+ * takes that for an exception still to be delivered and interrupts the guest a second time, also where it has interrupts
+ * off. Guests then hang on a lock that they hold themselves. do_interrupt_x86_hardirq is the function that does the
+ * delivery. Its replacement does the same and then, where it was called by helper_vmrun (the big lock is not held there),
+ * ends the block with no exception pending, which is what the main loop does itself after every other interrupt.
  *
- * do_interrupt_x86_hardirq is the function that does the delivery. Its replacement does the same and then, where it
- * was called by helper_vmrun (the big lock is not held there), ends the block with no exception pending, which is what
- * the main loop does itself after every other interrupt.
+ * 2. do_interrupt_all, having delivered an exception in a guest, clears the valid bit of EVENTINJ and leaves vector and
+ * type, which the next exit copies to EXITINTINFO. Hardware leaves nothing, and KVM (svm_check_emulate_instruction) looks
+ * at the type alone: where that next exit is the guest's first access to a device page, it takes the access for one that
+ * cannot be emulated ("KVM internal error. Suberror: 3") and the VM stops. The mask that keeps vector and type becomes 0.
+ *
+ * A third fault, of CMPXCHG16B's flags, is avoided by not offering the instruction (lab/src/qemu.rs).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -38,23 +46,56 @@ static void deliver(void *env, int vector, int is_hw)
 		end_block(*current_cpu);
 }
 
+static void not_ours(const char *what)
+{
+	fprintf(stderr, "svm-fix: this emulator has no %s: it is not the QEMU 7.2 that the lab installs\n", what);
+	exit(3);
+}
+
 static void *need(const char *name)
 {
 	void *symbol = dlsym(executable, name);
 
-	if (!symbol) {
-		fprintf(stderr, "svm-fix: this emulator has no %s: it is not the QEMU 7.2 that the lab installs\n", name);
+	if (!symbol)
+		not_ours(name);
+	return symbol;
+}
+
+static void patch(unsigned char *at, const void *bytes, size_t count)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)at & ~(page - 1);
+
+	if (mprotect((void *)start, 2 * page, PROT_READ | PROT_WRITE | PROT_EXEC)) {
+		perror("svm-fix: mprotect");
 		exit(3);
 	}
-	return symbol;
+	memcpy(at, bytes, count);
+	mprotect((void *)start, 2 * page, PROT_READ | PROT_EXEC);
+}
+
+/* The one place in a function that holds these bytes. */
+static unsigned char *only(void *function, const char *name, const void *bytes, size_t count)
+{
+	unsigned char *code = function, *end, *found;
+	const ElfW(Sym) *symbol;
+	Dl_info info;
+
+	if (!dladdr1(function, &info, (void **)&symbol, RTLD_DL_SYMENT) || !symbol)
+		not_ours(name);
+	end = code + symbol->st_size;
+	found = memmem(code, (size_t)(end - code), bytes, count);
+	if (!found || memmem(found + 1, (size_t)(end - found - 1), bytes, count))
+		not_ours(name);
+	return found;
 }
 
 __attribute__((constructor)) static void mend(void)
 {
 	/* movabs $deliver, %r11; jmp *%r11 */
 	unsigned char jump[] = { 0x49, 0xbb, 0, 0, 0, 0, 0, 0, 0, 0, 0x41, 0xff, 0xe3 };
-	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start, to = (uintptr_t)deliver;
-	unsigned char *entry;
+	/* and $~SVM_EVTINJ_VALID, %edx; and $0, %edx */
+	static const unsigned char keep[] = { 0x81, 0xe2, 0xff, 0xff, 0xff, 0x7f }, none[] = { 0x81, 0xe2, 0, 0, 0, 0 };
+	uintptr_t to = (uintptr_t)deliver;
 
 	executable = dlopen(NULL, RTLD_NOW);
 	if (!executable || !dlsym(executable, "qemu_init"))
@@ -63,13 +104,7 @@ __attribute__((constructor)) static void mend(void)
 	big_lock_held = need("qemu_mutex_iothread_locked");
 	end_block = need("cpu_loop_exit_noexc");
 	need("current_cpu");
-	entry = need("do_interrupt_x86_hardirq");
 	memcpy(jump + 2, &to, sizeof(to));
-	start = (uintptr_t)entry & ~(page - 1);
-	if (mprotect((void *)start, 2 * page, PROT_READ | PROT_WRITE | PROT_EXEC)) {
-		perror("svm-fix: mprotect");
-		exit(3);
-	}
-	memcpy(entry, jump, sizeof(jump));
-	mprotect((void *)start, 2 * page, PROT_READ | PROT_EXEC);
+	patch(need("do_interrupt_x86_hardirq"), jump, sizeof(jump));
+	patch(only(do_interrupt_all, "mask of EVENTINJ in do_interrupt_all", keep, sizeof(keep)), none, sizeof(none));
 }
