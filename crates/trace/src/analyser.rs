@@ -1,0 +1,312 @@
+//! From events to findings: requests with their segments, inversions, and the worst requests in full.
+//!
+//! In: a [`Watch`], events in time order. Out: a [`Findings`] that grows; each completed request as it comes. Memory is bounded:
+//! figures of the last [`SAMPLES`] requests a path, [`Analyser::keep`] worst requests, [`CULPRITS`] inversions by name.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use ontime_hostnet::RuleId;
+use serde::Serialize;
+
+use crate::event::{Event, Name, What, policy};
+use crate::format::Probe;
+use crate::inversion::{Inversion, Judge, Kind};
+use crate::path::{PathRole, Watch};
+use crate::request::{Assembler, Counts, Request, Segment};
+use crate::timeline::{Slice, Timeline};
+use crate::waits::{Wait, Waits};
+
+/// Requests a path whose figures are kept: percentiles are of these.
+pub const SAMPLES: usize = 1 << 20;
+/// Inversions told apart; the rest is counted as one.
+pub const CULPRITS: usize = 256;
+/// Slices kept of a CPU for one of the worst requests.
+const PICTURED: usize = 400;
+
+/// Figures of the last requests of a path, ns.
+#[derive(Debug, Clone, Default)]
+pub struct Samples {
+    /// From begin to done.
+    pub total: VecDeque<u64>,
+    /// Each segment.
+    pub segments: [VecDeque<u64>; 3],
+    /// Time in which a vCPU, or a container's thread, was runnable and did not run: what a guest sees as stolen.
+    /// Not known where only segments are looked at.
+    pub stolen: VecDeque<u64>,
+}
+
+impl Samples {
+    fn add(&mut self, request: &Request, stolen: Option<u64>) {
+        let push = |queue: &mut VecDeque<u64>, value| {
+            if queue.len() == SAMPLES {
+                queue.pop_front();
+            }
+            queue.push_back(value);
+        };
+        push(&mut self.total, request.total());
+        for (queue, segment) in self.segments.iter_mut().zip(Segment::ALL) {
+            push(queue, request.segment(segment));
+        }
+        stolen.into_iter().for_each(|stolen| push(&mut self.stolen, stolen));
+    }
+}
+
+/// Names an inversion: the same again is the same finding.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Culprit {
+    /// The path, by its place in the watch.
+    pub path: usize,
+    /// How.
+    pub kind: Kind,
+    /// In which segment.
+    pub segment: Segment,
+    /// Whose way: role, name and policy of the thread; none for the packet.
+    pub waiter: Option<(PathRole, Name, String)>,
+    /// Who: name and policy.
+    pub blocker: (Name, String),
+    /// Doing what.
+    pub place: String,
+}
+
+/// How often and how long.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Tally {
+    /// Requests it was in the way of.
+    pub requests: u64,
+    /// In all, ns.
+    pub total_ns: u64,
+    /// The longest, ns.
+    pub max_ns: u64,
+    /// The longest, in words.
+    pub example: String,
+    /// The doctor's rule.
+    pub rule: Option<RuleId>,
+    /// The cure.
+    pub cure: &'static str,
+}
+
+/// One of the worst requests, in full.
+#[derive(Debug, Clone)]
+pub struct Detail {
+    /// Which.
+    pub request: Request,
+    /// What was in its way, the longest first.
+    pub inversions: Vec<Inversion>,
+    /// When its threads waited.
+    pub waits: Vec<Wait>,
+    /// What the CPUs concerned did meanwhile; at most [`PICTURED`] slices each.
+    pub cpus: Vec<(u32, Vec<Slice>)>,
+    /// Slices that were too many for the picture.
+    pub left_out: usize,
+    /// Stolen time or SMIs of that moment.
+    pub hint: Option<String>,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// By path.
+    pub samples: Vec<Samples>,
+    /// The slowest ever, by path, ns.
+    pub max_ns: Vec<u64>,
+    /// By name.
+    pub culprits: BTreeMap<Culprit, Tally>,
+    /// Inversions beyond [`CULPRITS`] names.
+    pub unnamed: u64,
+    /// Requests that met one inversion or more.
+    pub hindered: u64,
+    /// The worst, the slowest first.
+    pub worst: Vec<Detail>,
+    /// Events by probe.
+    pub events: BTreeMap<&'static str, u64>,
+    /// Events lost, by CPU: at least so many.
+    pub lost: BTreeMap<u32, u64>,
+    /// The first event's and the last one's time, ns.
+    pub span: Option<(u64, u64)>,
+}
+
+/// The analysis.
+#[derive(Debug)]
+pub struct Analyser {
+    watch: Watch,
+    timeline: Timeline,
+    waits: Waits,
+    assemblers: Vec<Assembler>,
+    floor: u64,
+    keep: usize,
+    findings: Findings,
+}
+
+impl Analyser {
+    /// Analyses the paths of a watch. What delays less than `floor` ns is no inversion; the `keep` worst requests are kept.
+    pub fn new(watch: Watch, floor: u64, keep: usize) -> Self {
+        let paths = watch.paths.len();
+        let mut analyser = Self {
+            watch: Watch::default(),
+            timeline: Timeline::default(),
+            waits: Waits::default(),
+            assemblers: (0..paths).map(|_| Assembler::default()).collect(),
+            floor,
+            keep,
+            findings: Findings {
+                samples: vec![Samples::default(); paths],
+                max_ns: vec![0; paths],
+                ..Findings::default()
+            },
+        };
+        analyser.rewatch(watch);
+        analyser
+    }
+
+    /// Goes on with other threads on the same paths: a tenant was restarted.
+    pub fn rewatch(&mut self, watch: Watch) {
+        let threads: BTreeSet<i32> = watch.paths.iter().flat_map(|path| path.threads.keys().copied()).collect();
+        self.waits.watch(threads);
+        self.watch = watch;
+    }
+
+    /// What is watched.
+    pub fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// What was found so far.
+    pub fn findings(&self) -> &Findings {
+        &self.findings
+    }
+
+    /// What could not be told, by path.
+    pub fn counts(&self) -> Vec<Counts> {
+        self.assemblers.iter().map(Assembler::counts).collect()
+    }
+
+    /// How many worst requests are kept.
+    pub fn keep(&self) -> usize {
+        self.keep
+    }
+
+    /// Takes an event into account; the requests that it completes.
+    pub fn step(&mut self, event: &Event) -> Vec<Request> {
+        self.count(event);
+        self.timeline.step(event);
+        self.waits.step(event);
+        let done: Vec<Request> = (self.assemblers.iter_mut().zip(&self.watch.paths).enumerate())
+            .filter_map(|(index, (assembler, path))| assembler.step(index, path, event))
+            .collect();
+        done.iter().for_each(|request| self.complete(request));
+        done
+    }
+
+    /// Says what may have delayed the worst requests that ended in this time, ns.
+    pub fn hint(&mut self, from: u64, to: u64, words: &str) {
+        let inside = |detail: &&mut Detail| detail.request.done >= from && detail.request.begin <= to;
+        self.findings.worst.iter_mut().filter(inside).for_each(|detail| detail.hint = Some(words.to_owned()));
+    }
+
+    fn count(&mut self, event: &Event) {
+        let findings = &mut self.findings;
+        let from = findings.span.map_or(event.time, |(from, _)| from);
+        findings.span = Some((from, event.time));
+        match probe(&event.what) {
+            Some(probe) => *findings.events.entry(probe.path()).or_default() += 1,
+            None => {
+                if let What::Lost { count } = event.what {
+                    *findings.lost.entry(event.cpu).or_default() += count;
+                }
+            }
+        }
+    }
+
+    fn complete(&mut self, request: &Request) {
+        let judge = Judge { watch: &self.watch, timeline: &self.timeline, waits: &self.waits, floor: self.floor };
+        let inversions = judge.inversions(request);
+        let Some(path) = self.watch.paths.get(request.path) else { return };
+        let waits = judge.waits_of(path, request);
+        let guest = |wait: &&Wait| matches!(path.threads.get(&wait.task.pid), Some(PathRole::Vcpu | PathRole::App));
+        let stolen = waits.iter().filter(guest).map(|wait| wait.end - wait.start).sum();
+        if let Some(samples) = self.findings.samples.get_mut(request.path) {
+            samples.add(request, (!path.segments_only).then_some(stolen));
+        }
+        if let Some(max) = self.findings.max_ns.get_mut(request.path) {
+            *max = request.total().max(*max);
+        }
+        self.findings.hindered += u64::from(!inversions.is_empty());
+        inversions.iter().for_each(|inversion| self.findings.tally(request, inversion));
+        let worst = &mut self.findings.worst;
+        let place = worst.partition_point(|detail| detail.request.total() >= request.total());
+        if place < self.keep {
+            worst.insert(place, detail(request, inversions, waits, &self.timeline));
+            worst.truncate(self.keep);
+        }
+    }
+}
+
+impl Findings {
+    fn tally(&mut self, request: &Request, inversion: &Inversion) {
+        let culprit = Culprit {
+            path: request.path,
+            kind: inversion.kind,
+            segment: inversion.segment,
+            waiter: inversion.waiter.map(|waiter| (waiter.role, waiter.task.comm, waiter.task.policy())),
+            blocker: (inversion.blocker.comm, policy(inversion.blocker.prio)),
+            place: inversion.place.text(),
+        };
+        if self.culprits.len() >= CULPRITS && !self.culprits.contains_key(&culprit) {
+            self.unnamed += 1;
+            return;
+        }
+        let tally = self.culprits.entry(culprit).or_insert_with(|| Tally {
+            requests: 0,
+            total_ns: 0,
+            max_ns: 0,
+            example: String::new(),
+            rule: None,
+            cure: "",
+        });
+        tally.requests += 1;
+        tally.total_ns += inversion.ns;
+        if inversion.ns > tally.max_ns {
+            tally.max_ns = inversion.ns;
+            tally.example = inversion.text();
+            (tally.rule, tally.cure) = (inversion.cure.rule, inversion.cure.text());
+        }
+    }
+}
+
+fn detail(request: &Request, inversions: Vec<Inversion>, waits: Vec<Wait>, timeline: &Timeline) -> Detail {
+    let mut left_out = 0;
+    let cpus = timeline.cpus().into_iter().map(|cpu| {
+        let mut slices: Vec<Slice> = timeline.slices(cpu, request.begin, request.done).collect();
+        let now = timeline.current(cpu, request.done);
+        slices.extend(now.map(|slice| Slice { start: slice.start.max(request.begin), ..slice }));
+        left_out += slices.len().saturating_sub(PICTURED);
+        // The shortest are the least seen.
+        if slices.len() > PICTURED {
+            slices.sort_by_key(|slice| slice.start.wrapping_sub(slice.end));
+            slices.truncate(PICTURED);
+            slices.sort_by_key(|slice| slice.start);
+        }
+        (cpu, slices)
+    });
+    let cpus = cpus.filter(|(_, slices)| !slices.is_empty()).collect();
+    Detail { request: *request, inversions, waits, cpus, left_out, hint: None }
+}
+
+fn probe(what: &What) -> Option<Probe> {
+    Some(match what {
+        What::IrqEntry { .. } => Probe::IrqEntry,
+        What::IrqExit { .. } => Probe::IrqExit,
+        What::SoftirqEntry { .. } => Probe::SoftirqEntry,
+        What::SoftirqExit { .. } => Probe::SoftirqExit,
+        What::NapiPoll { .. } => Probe::NapiPoll,
+        What::Receive { .. } => Probe::Receive,
+        What::Queue { .. } => Probe::Queue,
+        What::StartXmit { .. } => Probe::StartXmit,
+        What::Xmit { .. } => Probe::Xmit,
+        What::Switch { .. } => Probe::Switch,
+        What::Waking { .. } => Probe::Waking,
+        What::KvmEntry => Probe::KvmEntry,
+        What::KvmExit { .. } => Probe::KvmExit,
+        What::Lost { .. } => return None,
+    })
+}

@@ -1,0 +1,126 @@
+//! What takes time from the whole machine, where no probe sees it: stolen time, and system management interrupts.
+//!
+//! In: `/proc/stat`, `/dev/cpu/N/msr`. Out: what went by since the last look.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+
+use serde::Serialize;
+
+/// MSR_SMI_COUNT: System management interrupts since boot (Intel SDM, volume 4).
+const SMI_COUNT: u64 = 0x34;
+
+/// What went by.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Hints {
+    /// CPU time that a hypervisor below this host took from it, s, all CPUs.
+    pub stolen_s: f64,
+    /// System management interrupts, all watched CPUs; none where they cannot be counted.
+    pub smis: Option<u64>,
+    /// Why they cannot.
+    pub smis_unknown: Option<String>,
+}
+
+/// Reads the counters.
+#[derive(Debug)]
+pub struct Counters {
+    msrs: Vec<File>,
+    why: Option<String>,
+    stolen: u64,
+    smis: u64,
+}
+
+impl Counters {
+    /// Counts from now, on these CPUs.
+    pub fn new(cpus: &[u32]) -> Self {
+        let mut why = None;
+        let mut msrs = Vec::new();
+        for cpu in cpus {
+            let path = format!("/dev/cpu/{cpu}/msr");
+            match File::open(&path).and_then(|file| read(&file).map(|_| file)) {
+                Ok(file) => msrs.push(file),
+                Err(error) => {
+                    why = Some(format!("{path}: {error} (Intel only; modprobe msr)"));
+                    msrs.clear();
+                    break;
+                }
+            }
+        }
+        let mut counters = Self { msrs, why, stolen: 0, smis: 0 };
+        counters.look();
+        counters
+    }
+
+    /// What went by since the last look.
+    pub fn look(&mut self) -> Hints {
+        let stolen = fs::read_to_string("/proc/stat").ok().and_then(|text| stolen_ticks(&text)).unwrap_or(self.stolen);
+        let smis: u64 = self.msrs.iter().filter_map(|file| read(file).ok()).sum();
+        let hints = Hints {
+            // USER_HZ is 100 on every architecture that this runs on.
+            stolen_s: stolen.saturating_sub(self.stolen) as f64 / 100.0,
+            smis: self.why.is_none().then(|| smis.saturating_sub(self.smis)),
+            smis_unknown: self.why.clone(),
+        };
+        (self.stolen, self.smis) = (stolen, smis);
+        hints
+    }
+}
+
+impl Hints {
+    /// Adds a later look.
+    pub fn add(&mut self, later: Hints) {
+        self.stolen_s += later.stolen_s;
+        self.smis = later.smis.map(|smis| smis + self.smis.unwrap_or(0));
+        self.smis_unknown = later.smis_unknown;
+    }
+
+    /// What may have delayed requests of this time, in words.
+    pub fn words(&self) -> Option<String> {
+        let mut words = Vec::new();
+        if let Some(smis) = self.smis.filter(|smis| *smis > 0) {
+            words.push(format!(
+                "{smis} system management interrupts in this tenth of a second (firmware: BIOS settings, rtla hwnoise)"
+            ));
+        }
+        if self.stolen_s > 0.0 {
+            words.push(format!(
+                "{:.0} ms stolen by the hypervisor below in this tenth of a second",
+                self.stolen_s * 1e3
+            ));
+        }
+        (!words.is_empty()).then(|| words.join("; "))
+    }
+}
+
+fn read(file: &File) -> std::io::Result<u64> {
+    let mut bytes = [0; 8];
+    file.read_exact_at(&mut bytes, SMI_COUNT)?;
+    // Writing is not done, and the upper half is reserved.
+    Ok(u64::from_le_bytes(bytes) & 0xffff_ffff)
+}
+
+/// The eighth figure of the first line: ticks stolen, all CPUs.
+fn stolen_ticks(stat: &str) -> Option<u64> {
+    stat.lines().next()?.split_whitespace().nth(8)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stolen_time_is_the_eighth_figure() {
+        assert_eq!(stolen_ticks("cpu  1 2 3 4 5 6 7 88 9 10\ncpu0 1"), Some(88));
+        assert_eq!(stolen_ticks("cpu  1 2"), None);
+        assert_eq!(stolen_ticks(""), None);
+    }
+
+    #[test]
+    fn looks_add_up_and_only_say_what_was() {
+        let mut sum = Hints { smis: Some(0), ..Hints::default() };
+        assert_eq!(sum.words(), None);
+        sum.add(Hints { stolen_s: 0.02, smis: Some(2), smis_unknown: None });
+        assert!(sum.words().unwrap().contains("2 system management interrupts"));
+        assert!(sum.words().unwrap().contains("20 ms stolen"));
+    }
+}

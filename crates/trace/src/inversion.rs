@@ -1,0 +1,344 @@
+//! Who was in the way of a request, and what cures it.
+//!
+//! In: a request, the CPUs' timeline, the threads' waits, the classes of threads and NICs. Out: [`Inversion`]s.
+//!
+//! Not in the way are: the path's own threads, threads of tenants of its level or a more urgent one, and an idle CPU. The
+//! same time is never counted twice: what a waiting thread explains is not held against the packet as well.
+
+use ontime_hostnet::{RULES, RuleId};
+use ontime_tenants::Class;
+use serde::Serialize;
+
+use crate::event::{BACKLOG, NET_RX, NET_TX, Name, Task, policy};
+use crate::path::{Path, PathRole, Watch};
+use crate::request::{Request, Segment};
+use crate::timeline::{Place, Slice, Timeline};
+use crate::waits::{Wait, Waits};
+
+/// The daemon's thread that enforces runtime caps (`crates/ontime/src/daemon/cap`).
+const WATCHER: &str = "ontime-cap";
+
+// Cures that are no rule's.
+const WATCHED: &str = "Ontime's own cap watcher: above every RT thread, so that it can stop one that spins; by right, and not \
+    for nothing. A longer cap.period-ms makes it rarer (daemon.toml)";
+const DEVICE: &str = "the interrupt thread of a device that is no NIC, where the kernel puts all of them (FIFO 50): lower it (chrt), or \
+    keep its interrupt from this CPU (/proc/irq/N/smp_affinity_list)";
+const OUTSIDE: &str = "a real-time thread outside Ontime's table: lower its priority, or give its tenant a class (ontime ps, \
+    ontime doctor)";
+const SECTION: &str = "a thread of lower priority held the CPU in a kernel section that cannot be preempted: a PREEMPT_RT kernel, or \
+    a CPU of its own (exclusive-cpu)";
+const NOBODY_WOKEN: &str =
+    "the NIC's NAPI has a thread, and nobody had woken it: the NIC said late that there was a packet (ethtool -c)";
+
+/// How something was in the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A thread of the path was runnable, and something else ran on its CPU.
+    Waited,
+    /// A thread of the path ran work that is not the path's: another NIC's poll, a foreign softirq, an interrupt.
+    Foreign,
+    /// The packet lay on the CPU between interrupt and hand-over, and no thread of the path was there to take it.
+    Held,
+    /// The reply was kept between the NIC's qdisc and its driver.
+    Queued,
+}
+
+/// Something that was in the way of one request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Inversion {
+    /// How.
+    pub kind: Kind,
+    /// In which segment it began.
+    pub segment: Segment,
+    /// From here, CLOCK_MONOTONIC, ns.
+    pub start: u64,
+    /// So long in all, ns.
+    pub ns: u64,
+    /// On this CPU.
+    pub cpu: u32,
+    /// Whose way: a thread of the path; none for the packet itself.
+    pub waiter: Option<Waiter>,
+    /// Who was in it.
+    pub blocker: Task,
+    /// What it did.
+    pub place: Place,
+    /// What cures it.
+    pub cure: Cure,
+}
+
+/// A thread of the path that was kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Waiter {
+    /// What it does there.
+    pub role: PathRole,
+    /// Who.
+    #[serde(flatten)]
+    pub task: Task,
+}
+
+/// The cure: the doctor's rule, where one is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub struct Cure {
+    /// The rule of `ontime doctor` and docs/hostnet.md.
+    pub rule: Option<RuleId>,
+    /// Said where no rule cures it.
+    text: &'static str,
+}
+
+impl Cure {
+    const fn rule(rule: RuleId) -> Self {
+        Self { rule: Some(rule), text: "" }
+    }
+
+    const fn other(text: &'static str) -> Self {
+        Self { rule: None, text }
+    }
+
+    /// In words.
+    pub fn text(&self) -> &'static str {
+        let rule = RULES.iter().find(|rule| Some(rule.id) == self.rule);
+        rule.map_or(self.text, |rule| rule.cure)
+    }
+}
+
+impl Inversion {
+    /// In a line: who waited, how long, behind whom, where.
+    pub fn text(&self) -> String {
+        let us = self.ns as f64 / 1e3;
+        let Task { comm, pid, prio } = self.blocker;
+        let behind = format!("{comm} ({pid}, {}) in {}", policy(prio), self.place.text());
+        let who = |waiter: &Waiter| {
+            format!("{} {} ({}, {})", waiter.role.text(), waiter.task.comm, waiter.task.pid, waiter.task.policy())
+        };
+        let (cpu, segment) = (self.cpu, self.segment.name());
+        match (self.kind, &self.waiter) {
+            (Kind::Foreign, Some(waiter)) => {
+                format!("{} did {} for {us:.0} us on CPU {cpu}, {segment}", who(waiter), self.place.text())
+            }
+            (Kind::Queued, _) => {
+                format!("the reply took {us:.0} us from the NIC's qdisc to its driver on CPU {cpu}, {segment}")
+            }
+            (_, Some(waiter)) => format!("{} waited {us:.0} us behind {behind} on CPU {cpu}, {segment}", who(waiter)),
+            (_, None) => format!("the packet waited {us:.0} us behind {behind} on CPU {cpu}, {segment}"),
+        }
+    }
+}
+
+/// What the judgement needs to know.
+#[derive(Debug, Clone, Copy)]
+pub struct Judge<'a> {
+    /// Paths and classes.
+    pub watch: &'a Watch,
+    /// The CPUs' past.
+    pub timeline: &'a Timeline,
+    /// The threads' waits.
+    pub waits: &'a Waits,
+    /// Less than this is the ordinary cost of switching, ns.
+    pub floor: u64,
+}
+
+impl Judge<'_> {
+    /// What was in a request's way, the longest first.
+    pub fn inversions(&self, request: &Request) -> Vec<Inversion> {
+        // Where only stations are looked at, there is nobody to blame, and nobody is to be found innocent either.
+        let Some(path) = self.watch.paths.get(request.path).filter(|path| !path.segments_only) else {
+            return Vec::new();
+        };
+        let waits: Vec<Wait> = self.waits_of(path, request);
+        let mut found = Vec::new();
+        for wait in &waits {
+            self.waited(path, request, wait, &mut found);
+        }
+        self.held(path, request, &waits, &mut found);
+        for cpu in self.timeline.cpus() {
+            self.foreign(path, request, cpu, &waits, &mut found);
+        }
+        self.queued(request, &waits, &mut found);
+        found.retain(|inversion| inversion.ns >= self.floor);
+        found.iter_mut().for_each(|inversion| inversion.cure = self.cure(path, inversion));
+        found.sort_by_key(|inversion| std::cmp::Reverse(inversion.ns));
+        found
+    }
+
+    /// Waits of the path's threads while the request was under way.
+    pub fn waits_of(&self, path: &Path, request: &Request) -> Vec<Wait> {
+        let own = |wait: &Wait| path.threads.contains_key(&wait.task.pid);
+        self.waits.within(request.begin, request.done).filter(own).collect()
+    }
+
+    fn waited(&self, path: &Path, request: &Request, wait: &Wait, found: &mut Vec<Inversion>) {
+        let Some(role) = path.threads.get(&wait.task.pid) else { return };
+        let waiter = Waiter { role: *role, task: wait.task };
+        for slice in self.timeline.slices(wait.cpu, wait.start, wait.end) {
+            if self.in_the_way(path, &slice) {
+                add(found, Kind::Waited, request, wait.cpu, Some(waiter), &slice, slice.end - slice.start);
+            }
+        }
+    }
+
+    fn held(&self, path: &Path, request: &Request, waits: &[Wait], found: &mut Vec<Inversion>) {
+        let cpu = request.receive_cpu;
+        for slice in self.timeline.slices(cpu, request.begin, request.handed) {
+            let own = path.threads.contains_key(&slice.task.pid);
+            // The path's own packets may well be moved by somebody else's softirq.
+            let moves_ours = matches!(slice.place, Place::Napi(dev) if !self.is_bulk(dev));
+            if !own && !moves_ours && self.in_the_way(path, &slice) {
+                add(found, Kind::Held, request, cpu, None, &slice, unexplained(&slice, cpu, waits));
+            }
+        }
+    }
+
+    fn foreign(&self, path: &Path, request: &Request, cpu: u32, waits: &[Wait], found: &mut Vec<Inversion>) {
+        for slice in self.timeline.slices(cpu, request.begin, request.done) {
+            let Some(role) = path.threads.get(&slice.task.pid) else { continue };
+            if self.is_foreign(path, slice.place) {
+                let waiter = Waiter { role: *role, task: slice.task };
+                add(found, Kind::Foreign, request, cpu, Some(waiter), &slice, unexplained(&slice, cpu, waits));
+            }
+        }
+    }
+
+    fn queued(&self, request: &Request, waits: &[Wait], found: &mut Vec<Inversion>) {
+        let cpu = request.send_cpu;
+        let nobody = Task { pid: 0, prio: 120, comm: Name::from("qdisc") };
+        let slice = Slice { start: request.queued, end: request.driver, task: nobody, place: Place::Thread };
+        let ns = unexplained(&slice, cpu, waits);
+        add(found, Kind::Queued, request, cpu, None, &slice, ns);
+    }
+
+    /// What cures it: the rule that puts the blocker, or the waiter, where the table has it.
+    fn cure(&self, path: &Path, inversion: &Inversion) -> Cure {
+        let Inversion { kind, place, blocker, waiter, .. } = inversion;
+        if *kind == Kind::Queued {
+            return Cure::rule(RuleId::RtTxQueue);
+        }
+        let named = |prefix: &str| blocker.comm.starts_with(prefix);
+        match place {
+            _ if named(WATCHER) => return Cure::other(WATCHED),
+            _ if named("backlog_napi/") => return Cure::rule(RuleId::Backlog),
+            Place::Napi(dev) if *dev == Name::from(BACKLOG) => return Cure::rule(RuleId::Backlog),
+            Place::Napi(_) | Place::Softirq(NET_RX | NET_TX) if !named("napi/") => {
+                return Cure::rule(RuleId::NapiThreaded);
+            }
+            Place::Irq { .. } => return Cure::rule(RuleId::ExclusiveCpu),
+            Place::Softirq(_) => return Cure::rule(RuleId::SoftirqThreads),
+            _ => {}
+        }
+        // Who is below the waiter already is where the table has it.
+        let above = waiter.is_none_or(|waiter| blocker.prio <= waiter.task.prio);
+        let of_a_nic = self.watch.classes.contains_key(&blocker.pid);
+        match () {
+            () if named("napi/") && above => return Cure::rule(RuleId::NapiThread),
+            () if named("irq/") && above && of_a_nic => return Cure::rule(RuleId::IrqThread),
+            () if named("irq/") && above => return Cure::other(DEVICE),
+            () if ["ksoftirqd/", "ktimers/", "rcuc/"].into_iter().any(named) => {
+                return Cure::rule(RuleId::SoftirqThreads);
+            }
+            () => {}
+        }
+        match waiter {
+            // The waiter is not where the table has it.
+            Some(waiter) if !waiter.task.is_rt() => Cure::rule(match waiter.role {
+                PathRole::Irq => RuleId::IrqThread,
+                PathRole::Napi => RuleId::NapiThread,
+                PathRole::Vhost => RuleId::VnicPlace,
+                PathRole::Vcpu | PathRole::App => RuleId::VcpuPlace,
+            }),
+            _ if blocker.is_rt() => Cure::other(OUTSIDE),
+            // Longer than a kernel section that cannot be preempted: the fair server, or RT throttling.
+            Some(_) if inversion.ns > 1_000_000 => Cure::rule(RuleId::RtProtections),
+            Some(_) => Cure::other(SECTION),
+            None if path.has(PathRole::Napi) => Cure::other(NOBODY_WOKEN),
+            // In softirq, by whoever gets to it.
+            None => Cure::rule(RuleId::NapiThreaded),
+        }
+    }
+
+    /// Whether what a CPU did delays the path without right.
+    fn in_the_way(&self, path: &Path, slice: &Slice) -> bool {
+        let Task { pid, .. } = slice.task;
+        if pid == 0 && slice.place == Place::Thread {
+            return false;
+        }
+        let entitled = match (self.watch.classes.get(&pid), path.class) {
+            (Some(Class::Rt(other)), Class::Rt(own)) => *other <= own,
+            (Some(Class::Rt(_)), Class::Bulk) => true,
+            _ => false,
+        };
+        if path.threads.contains_key(&pid) || entitled { self.is_foreign(path, slice.place) } else { true }
+    }
+
+    /// Whether a context of an entitled thread serves somebody else.
+    fn is_foreign(&self, path: &Path, place: Place) -> bool {
+        match place {
+            Place::Thread | Place::Softirq(NET_RX | NET_TX) => false,
+            Place::Softirq(_) => true,
+            Place::Irq { irq, .. } => !path.irqs.contains(&irq),
+            Place::Napi(dev) => self.is_bulk(dev),
+        }
+    }
+
+    fn is_bulk(&self, dev: Name) -> bool {
+        dev != Name::from(BACKLOG) && !self.watch.rt_nics.contains(&dev)
+    }
+}
+
+/// The part of a slice that no wait explains, ns.
+fn unexplained(slice: &Slice, cpu: u32, waits: &[Wait]) -> u64 {
+    let mut spans: Vec<(u64, u64)> =
+        waits.iter().filter(|wait| wait.cpu == cpu).map(|wait| (wait.start, wait.end)).collect();
+    spans.sort_unstable();
+    let (mut left, mut from) = (0, slice.start);
+    for (start, end) in spans {
+        left += start.min(slice.end).saturating_sub(from);
+        from = from.max(end);
+    }
+    left + slice.end.saturating_sub(from)
+}
+
+/// Adds a slice; slices of the same culprit in the same work are one inversion.
+fn add(
+    found: &mut Vec<Inversion>,
+    kind: Kind,
+    request: &Request,
+    cpu: u32,
+    waiter: Option<Waiter>,
+    slice: &Slice,
+    ns: u64,
+) {
+    if ns == 0 {
+        return;
+    }
+    let same = |other: &&mut Inversion| {
+        other.kind == kind
+            && other.cpu == cpu
+            && other.waiter.map(|waiter| waiter.task.pid) == waiter.map(|waiter| waiter.task.pid)
+            && other.blocker.pid == slice.task.pid
+            && same_work(other.place, slice.place)
+    };
+    if let Some(other) = found.iter_mut().find(same) {
+        other.ns += ns;
+        // A poll tells more than the softirq around it.
+        if matches!(slice.place, Place::Napi(_)) {
+            other.place = slice.place;
+        }
+        return;
+    }
+    found.push(Inversion {
+        kind,
+        segment: request.at(slice.start),
+        start: slice.start,
+        ns,
+        cpu,
+        waiter,
+        blocker: slice.task,
+        place: slice.place,
+        cure: Cure::other(""),
+    });
+}
+
+/// Pieces of a softirq and the polls in it are the same work.
+fn same_work(a: Place, b: Place) -> bool {
+    a == b || matches!((a, b), (Place::Napi(_), Place::Softirq(NET_RX)) | (Place::Softirq(NET_RX), Place::Napi(_)))
+}

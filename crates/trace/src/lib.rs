@@ -1,0 +1,38 @@
+//! Where the requests of RT tenants spend their time on this host, and who was in their way.
+//!
+//! In: the kernel's stock tracepoints. Out: segments, named priority inversions with their cures, the worst requests in full.
+//!
+//! ```text
+//! tenants, inventory, intent --> path::Watch --filters--> tracefs::Session (rings in the kernel)
+//!                                                             |  page, format, merge: bytes to events in order
+//!                                                             v
+//!                analyser::Analyser { timeline, waits, request, inversion }
+//!                                                             |
+//!                               report::Document --> JSON, html, perfetto, text
+//! ```
+//!
+//! Only [`tracefs`], [`cost`] and [`hints`] do I/O; everything else is a function of recorded events and is tested on
+//! streams recorded from real hosts (`tests/`). Definitions are in docs/trace.md.
+
+pub mod analyser;
+pub mod cost;
+pub mod event;
+pub mod format;
+pub mod hints;
+pub mod html;
+pub mod inversion;
+pub mod merge;
+pub mod page;
+pub mod path;
+pub mod perfetto;
+pub mod report;
+pub mod request;
+pub mod text;
+pub mod timeline;
+pub mod tracefs;
+pub mod waits;
+
+pub use analyser::Analyser;
+pub use path::{Choice, PathError, Watch};
+pub use report::{Document, Run};
+pub use tracefs::{Session, TraceError};

@@ -1,0 +1,305 @@
+//! The report as a document: what `--json` writes, and what the terminal and the page show.
+//!
+//! In: an [`Analyser`], how it was run ([`Run`]). Out: [`Document`]. Times are microseconds unless a name ends in `_ns`
+//! (CLOCK_MONOTONIC stamps) or `_s`. Percentiles are nearest rank, as in every report of Ontime (docs/bench.md).
+
+use std::collections::{BTreeMap, VecDeque};
+
+use ontime_bench::stats::Summary;
+use ontime_hostnet::RuleId;
+use serde::Serialize;
+
+use crate::analyser::{Analyser, Detail, SAMPLES};
+use crate::hints::Hints;
+use crate::request::{Counts, Segment};
+
+/// The document's version; a field that goes or changes its meaning raises it.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// How a trace was run.
+#[derive(Debug, Clone, Default)]
+pub struct Run {
+    /// `uname -r`.
+    pub kernel: String,
+    /// Seconds since 1970 at the start.
+    pub started_unix_s: u64,
+    /// What a probe costs here, ns; none where it was not measured.
+    pub probe_ns: Option<f64>,
+    /// What took time from the whole machine.
+    pub hints: Hints,
+    /// Records read, and how many of them could not be.
+    pub records: (u64, u64),
+    /// What could not be had.
+    pub notes: Vec<String>,
+    /// The request that ended the trace (`--break`), in us.
+    pub broke_at_us: Option<f64>,
+}
+
+/// A distribution, us.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Figures {
+    /// Samples.
+    pub count: u64,
+    /// The smallest.
+    pub min: f64,
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: f64,
+    /// 95 %.
+    pub p95: f64,
+    /// 99 %.
+    pub p99: f64,
+    /// 99.9 %.
+    pub p99_9: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Figures {
+    /// Of samples in ns; none without samples.
+    pub fn of<'a>(samples: impl IntoIterator<Item = &'a u64>) -> Option<Self> {
+        let samples: Vec<u64> = samples.into_iter().copied().collect();
+        let summary = Summary::of(&samples)?;
+        let us = |ns: u64| ns as f64 / 1e3;
+        Some(Self {
+            count: summary.count,
+            min: us(summary.min),
+            mean: summary.mean / 1e3,
+            p50: us(summary.p50),
+            p95: us(summary.p95),
+            p99: us(summary.p99),
+            p99_9: us(summary.p99_9),
+            max: us(summary.max),
+        })
+    }
+}
+
+/// One tenant's path.
+#[derive(Debug, Clone, Serialize)]
+pub struct PathReport {
+    /// The tenant.
+    pub tenant: String,
+    /// Its class.
+    pub class: String,
+    /// Its physical NICs.
+    pub nics: Vec<String>,
+    /// Whether it is a VM (entry and exit seen) or a container.
+    pub vm: bool,
+    /// What was counted.
+    pub counts: Counts,
+    /// From interrupt to NIC.
+    pub total: Option<Figures>,
+    /// Each segment, by its name in Access'18.
+    pub segments: BTreeMap<&'static str, Figures>,
+    /// Time in which a vCPU (a container's thread) was runnable and did not run, a request: what the guest sees as stolen.
+    pub stolen: Option<Figures>,
+    /// The slowest of all, also of those that are in no percentile any more.
+    pub max_us: f64,
+}
+
+/// A named inversion.
+#[derive(Debug, Clone, Serialize)]
+pub struct InversionReport {
+    /// The tenant it hindered.
+    pub tenant: String,
+    /// `waited`, `foreign`, `held` or `queued`.
+    pub kind: crate::inversion::Kind,
+    /// In which segment.
+    pub segment: Segment,
+    /// The thread that was kept: role, name, policy; none for the packet itself.
+    pub waiter: Option<String>,
+    /// The thread in its way: name, policy.
+    pub behind: String,
+    /// What that did.
+    pub place: String,
+    /// Requests hindered.
+    pub requests: u64,
+    /// In all.
+    pub total_us: f64,
+    /// The longest.
+    pub max_us: f64,
+    /// The longest, in words.
+    pub example: String,
+    /// The rule of `ontime doctor`.
+    pub rule: Option<RuleId>,
+    /// The cure.
+    pub cure: String,
+}
+
+/// A slow request.
+#[derive(Debug, Clone, Serialize)]
+pub struct WorstReport {
+    /// The tenant.
+    pub tenant: String,
+    /// In all.
+    pub total_us: f64,
+    /// Each segment.
+    pub segments_us: BTreeMap<&'static str, f64>,
+    /// Its stations, CLOCK_MONOTONIC.
+    pub stations_ns: crate::request::Request,
+    /// What was in its way, the longest first.
+    pub inversions: Vec<crate::inversion::Inversion>,
+    /// The same in words.
+    pub words: Vec<String>,
+    /// Stolen time or SMIs of that moment.
+    pub hint: Option<String>,
+}
+
+/// What the trace itself cost and missed.
+#[derive(Debug, Clone, Serialize)]
+pub struct Tracing {
+    /// Events analysed, by tracepoint.
+    pub events: BTreeMap<&'static str, u64>,
+    /// Records read that were damaged or of no kind of ours.
+    pub undecoded: u64,
+    /// Events lost, by CPU, at least: rings that were full before they were read.
+    pub lost: BTreeMap<u32, u64>,
+    /// What one probe costs on this machine, measured at the start.
+    pub probe_ns: Option<f64>,
+    /// Four of them, as Access'18, IV-D, counts (there under 0.5 us).
+    pub four_probes_us: Option<f64>,
+    /// Share of the watched CPUs' time that all probes took: events times cost.
+    pub cpu_share: Option<f64>,
+}
+
+/// A trace's report.
+#[derive(Debug, Clone, Serialize)]
+pub struct Document {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// `uname -r`.
+    pub kernel: String,
+    /// Seconds since 1970.
+    pub started_unix_s: u64,
+    /// From the first event to the last.
+    pub duration_s: f64,
+    /// The paths.
+    pub paths: Vec<PathReport>,
+    /// Whether inversions were looked for (not with `--segments-only`).
+    pub inversions_looked_for: bool,
+    /// Requests that met one inversion or more.
+    pub hindered: u64,
+    /// The inversions, by the time they took in all.
+    pub inversions: Vec<InversionReport>,
+    /// Inversions that were too many to be named.
+    pub inversions_unnamed: u64,
+    /// The worst requests, the slowest first.
+    pub worst: Vec<WorstReport>,
+    /// What took time from the whole machine.
+    pub hints: Hints,
+    /// What the trace cost and missed.
+    pub tracing: Tracing,
+    /// What could not be had.
+    pub notes: Vec<String>,
+    /// The request that ended the trace (`--break`), us.
+    pub broke_at_us: Option<f64>,
+}
+
+impl Document {
+    /// The document of what was found.
+    pub fn new(analyser: &Analyser, run: &Run) -> Self {
+        let findings = analyser.findings();
+        let tenant =
+            |path: usize| analyser.watch().paths.get(path).map_or_else(String::new, |path| path.tenant.clone());
+        let (from, to) = findings.span.unwrap_or_default();
+        let duration_s = (to - from) as f64 / 1e9;
+        let mut inversions: Vec<InversionReport> = findings
+            .culprits
+            .iter()
+            .map(|(culprit, tally)| InversionReport {
+                tenant: tenant(culprit.path),
+                kind: culprit.kind,
+                segment: culprit.segment,
+                waiter: culprit
+                    .waiter
+                    .as_ref()
+                    .map(|(role, comm, policy)| format!("{} {comm} ({policy})", role.text())),
+                behind: format!("{} ({})", culprit.blocker.0, culprit.blocker.1),
+                place: culprit.place.clone(),
+                requests: tally.requests,
+                total_us: tally.total_ns as f64 / 1e3,
+                max_us: tally.max_ns as f64 / 1e3,
+                example: tally.example.clone(),
+                rule: tally.rule,
+                cure: tally.cure.to_owned(),
+            })
+            .collect();
+        inversions.sort_by(|a, b| b.total_us.total_cmp(&a.total_us));
+        let mut notes = run.notes.clone();
+        if findings.samples.iter().any(|samples| samples.total.len() == SAMPLES) {
+            notes.push(format!("percentiles are of the last {SAMPLES} requests"));
+        }
+        Self {
+            schema_version: SCHEMA_VERSION,
+            kernel: run.kernel.clone(),
+            started_unix_s: run.started_unix_s,
+            duration_s,
+            paths: paths(analyser),
+            inversions_looked_for: analyser.watch().paths.iter().any(|path| !path.segments_only),
+            hindered: findings.hindered,
+            inversions,
+            inversions_unnamed: findings.unnamed,
+            worst: findings.worst.iter().map(|detail| worst(tenant(detail.request.path), detail)).collect(),
+            hints: run.hints.clone(),
+            tracing: tracing(analyser, run, duration_s),
+            notes,
+            broke_at_us: run.broke_at_us,
+        }
+    }
+
+    /// Events lost on all CPUs, at least.
+    pub fn lost(&self) -> u64 {
+        self.tracing.lost.values().sum()
+    }
+}
+
+fn paths(analyser: &Analyser) -> Vec<PathReport> {
+    let findings = analyser.findings();
+    let counts = analyser.counts();
+    (analyser.watch().paths.iter().zip(&findings.samples).zip(counts).zip(&findings.max_ns))
+        .map(|(((path, samples), counts), max_ns)| {
+            let of = |samples: &VecDeque<u64>| Figures::of(samples);
+            let segments = Segment::ALL.into_iter().zip(&samples.segments);
+            PathReport {
+                tenant: path.tenant.clone(),
+                class: path.class.to_string(),
+                nics: path.nics.iter().map(ToString::to_string).collect(),
+                vm: path.has(crate::path::PathRole::Vcpu),
+                counts,
+                total: of(&samples.total),
+                segments: segments.filter_map(|(segment, samples)| Some((segment.name(), of(samples)?))).collect(),
+                stolen: of(&samples.stolen),
+                max_us: *max_ns as f64 / 1e3,
+            }
+        })
+        .collect()
+}
+
+fn worst(tenant: String, detail: &Detail) -> WorstReport {
+    let request = detail.request;
+    let us = |ns: u64| ns as f64 / 1e3;
+    WorstReport {
+        tenant,
+        total_us: us(request.total()),
+        segments_us: Segment::ALL.map(|segment| (segment.name(), us(request.segment(segment)))).into(),
+        stations_ns: request,
+        inversions: detail.inversions.clone(),
+        words: detail.inversions.iter().map(crate::inversion::Inversion::text).collect(),
+        hint: detail.hint.clone(),
+    }
+}
+
+fn tracing(analyser: &Analyser, run: &Run, duration_s: f64) -> Tracing {
+    let findings = analyser.findings();
+    let all: u64 = findings.events.values().sum();
+    let time = duration_s * 1e9 * analyser.watch().cpus.len().max(1) as f64;
+    Tracing {
+        events: findings.events.clone(),
+        undecoded: run.records.1,
+        lost: findings.lost.clone(),
+        probe_ns: run.probe_ns,
+        four_probes_us: run.probe_ns.map(|ns| ns * 4.0 / 1e3),
+        cpu_share: run.probe_ns.filter(|_| time > 0.0).map(|ns| ns * all as f64 / time),
+    }
+}

@@ -1,0 +1,369 @@
+//! From events to requests: what belongs to one request of a path, and when it passed each station.
+//!
+//! In: events in time order. Out: [`Request`]s and what could not be told ([`Counts`]).
+//!
+//! The segments are those of Access'18, IV-D (Fig. 10): **host receive** from the interrupt to the VM entry, **guest** from there
+//! to the VM exit that sends, **host send** from there to the NIC. For a container, in place of entry and exit: its thread is
+//! switched to, and it gives a packet to an interface.
+//!
+//! A packet is the same while its `sk_buff` is; a reply belongs to the oldest request that is open. So a path whose requests
+//! overlap is told apart by order alone, and packets that are no answer (ARP aside, which is known by its ethertype) would shift it:
+//! they are counted where they show.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::event::{Event, Name, What};
+use crate::path::{Path, PathRole};
+
+/// Packets remembered a path, in each direction.
+const REMEMBERED: usize = 1_024;
+/// A request without a reply is given up after so long, ns.
+const GIVE_UP: u64 = 1_000_000_000;
+/// Ethertype of ARP, which is no request.
+const ARP: u16 = 0x0806;
+
+/// The stations of a request; all CLOCK_MONOTONIC, ns, none before the one above it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Which path, by its place in the watch.
+    pub path: usize,
+    /// The interrupt, or the reception where the NIC was being polled already.
+    pub begin: u64,
+    /// The stack took it from the NIC.
+    pub received: u64,
+    /// Where.
+    pub receive_cpu: u32,
+    /// It was given to the virtual NIC, or its receiver was woken.
+    pub handed: u64,
+    /// VM entry, or the container's thread ran.
+    pub entered: u64,
+    /// VM exit that sends, or the container's thread gave the packet away.
+    pub left: u64,
+    /// The reply was given to the NIC's qdisc.
+    pub queued: u64,
+    /// The driver got it.
+    pub driver: u64,
+    /// The driver has had it.
+    pub done: u64,
+    /// Where.
+    pub send_cpu: u32,
+    /// Whether VM entry and exit were seen; else the guest ran all the time and the host's stations stand for them.
+    pub exact: bool,
+}
+
+/// A part of the path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Segment {
+    /// From the interrupt to the VM entry.
+    HostReceive,
+    /// From there to the VM exit that sends.
+    Guest,
+    /// From there to the NIC.
+    HostSend,
+}
+
+impl Segment {
+    /// All, in order.
+    pub const ALL: [Segment; 3] = [Segment::HostReceive, Segment::Guest, Segment::HostSend];
+
+    /// As the paper names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Segment::HostReceive => "host receive",
+            Segment::Guest => "guest",
+            Segment::HostSend => "host send",
+        }
+    }
+}
+
+impl Request {
+    /// From begin to done, ns.
+    pub fn total(&self) -> u64 {
+        self.done - self.begin
+    }
+
+    /// A segment's time, ns.
+    pub fn segment(&self, segment: Segment) -> u64 {
+        match segment {
+            Segment::HostReceive => self.entered - self.begin,
+            Segment::Guest => self.left - self.entered,
+            Segment::HostSend => self.done - self.left,
+        }
+    }
+
+    /// The segment in which a moment is.
+    pub fn at(&self, time: u64) -> Segment {
+        match time {
+            time if time < self.entered => Segment::HostReceive,
+            time if time < self.left => Segment::Guest,
+            _ => Segment::HostSend,
+        }
+    }
+}
+
+/// What could not be told, and how often.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Requests with all stations.
+    pub requests: u64,
+    /// Requests whose VM entry or exit was not seen, because the guest ran all the time.
+    pub inexact: u64,
+    /// Requests given up after a second without a reply.
+    pub unanswered: u64,
+    /// Packets that left and belong to no request.
+    pub unasked: u64,
+    /// Open requests dropped because events were lost.
+    pub dropped: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Arrival {
+    skb: u64,
+    begin: u64,
+    received: u64,
+    cpu: u32,
+    pid: i32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    arrival: Arrival,
+    handed: u64,
+    /// The vhost thread ran since: an entry from now on carries the request.
+    told: bool,
+    entered: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Reply {
+    skb: u64,
+    /// Where it was seen first: the same buffer there again is another packet.
+    first: Name,
+    /// The tenant's packet was first seen.
+    seen: u64,
+    /// VM exits that may be the one that sent it: before the vhost thread ran, and the last.
+    exits: [Option<u64>; 2],
+    queued: Option<u64>,
+    driver: Option<u64>,
+}
+
+/// Assembles one path's requests.
+#[derive(Debug, Default)]
+pub struct Assembler {
+    interrupt: Option<u64>,
+    arrivals: VecDeque<Arrival>,
+    open: VecDeque<Open>,
+    /// Came while a receiver was awake: requests if it answers them before it sleeps, else somebody else's packets.
+    perhaps: VecDeque<Open>,
+    replies: VecDeque<Reply>,
+    /// vhost threads that run now.
+    moving: BTreeSet<i32>,
+    /// Receivers that are not asleep: a packet for them wakes nobody.
+    awake: BTreeSet<i32>,
+    last_exit: Option<u64>,
+    exit_before_vhost: Option<u64>,
+    counts: Counts,
+}
+
+fn push<T>(queue: &mut VecDeque<T>, value: T) {
+    if queue.len() == REMEMBERED {
+        queue.pop_front();
+    }
+    queue.push_back(value);
+}
+
+impl Assembler {
+    /// What could not be told so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Takes an event into account; the request that it completes.
+    pub fn step(&mut self, index: usize, path: &Path, event: &Event) -> Option<Request> {
+        let now = event.time;
+        match event.what {
+            What::IrqEntry { irq, .. } if path.irqs.contains(&irq) => {
+                self.interrupt.get_or_insert(now);
+            }
+            // What an interrupt announced has been taken.
+            What::NapiPoll { dev, .. } if path.nics.contains(&dev) => self.interrupt = None,
+            What::Receive { dev, skb, .. } if path.nics.contains(&dev) => self.arrive(path, event, skb),
+            What::Receive { dev, skb, .. } if path.vnics.contains(&dev) => self.answer(dev, skb, now),
+            What::StartXmit { dev, skb, protocol } if path.vnics.contains(&dev) && protocol != ARP => {
+                self.hand_over(path, skb, now)
+            }
+            What::Waking { pid, .. } => self.waking(path, event, pid),
+            What::Switch { prev, preempted, next } => {
+                if !preempted && self.awake.remove(&prev.pid) && self.awake.is_empty() {
+                    self.perhaps.clear();
+                }
+                self.switch(path, now, prev.pid, next.pid);
+            }
+            // A thread that took a packet in a softirq of its own gets to it when that ends.
+            What::SoftirqExit { .. } if path.threads.get(&event.pid) == Some(&PathRole::App) => self.enter(now),
+            What::KvmEntry if path.threads.contains_key(&event.pid) => {
+                self.waiting().filter(|open| open.told).for_each(|open| open.entered = Some(now));
+            }
+            What::KvmExit { .. } if path.threads.contains_key(&event.pid) => self.last_exit = Some(now),
+            What::Queue { dev, skb } => self.queue(path, event, dev, skb),
+            What::StartXmit { dev, skb, protocol } if path.nics.contains(&dev) => self.driver(skb, now, protocol),
+            What::Xmit { dev, skb, rc } if path.nics.contains(&dev) => return self.finish(index, event, skb, rc),
+            What::Lost { .. } => self.lost(),
+            _ => {}
+        }
+        None
+    }
+
+    fn arrive(&mut self, path: &Path, event: &Event, skb: u64) {
+        let now = event.time;
+        let begin = self.interrupt.take().unwrap_or(now);
+        let arrival = Arrival { skb, begin, received: now, cpu: event.cpu, pid: event.pid };
+        push(&mut self.arrivals, arrival);
+        while self.open.front().is_some_and(|open| open.arrival.received + GIVE_UP < now) {
+            self.open.pop_front();
+            self.counts.unanswered += 1;
+        }
+        // Somebody else has the buffer of what nobody took.
+        self.perhaps.retain(|open| open.arrival.skb != skb);
+        if !path.seen_at_vnic && !self.awake.is_empty() {
+            push(&mut self.perhaps, Open { arrival, handed: now, told: !self.moving.is_empty(), entered: None });
+        }
+        // A NIC of which nobody is known: all that comes is a request.
+        if !path.seen_at_vnic && !path.has(PathRole::App) && !path.has(PathRole::Vhost) {
+            push(&mut self.open, Open { arrival, handed: now, told: true, entered: Some(now) });
+        }
+    }
+
+    fn hand_over(&mut self, path: &Path, skb: u64, now: u64) {
+        let Some(at) = self.arrivals.iter().rposition(|arrival| arrival.skb == skb) else { return };
+        // What came before it and was not for this tenant will not be asked for again.
+        let Some(arrival) = self.arrivals.drain(..=at).next_back() else { return };
+        // Where the vhost thread's switches are not seen, the next entry carries it.
+        let told = path.segments_only || !self.moving.is_empty();
+        push(&mut self.open, Open { arrival, handed: now, told, entered: None });
+    }
+
+    /// Where a packet cannot be seen at the virtual NIC: the context that received it wakes the tenant.
+    fn waking(&mut self, path: &Path, event: &Event, pid: i32) {
+        if path.seen_at_vnic || !path.receives(pid) {
+            return;
+        }
+        self.awake.insert(pid);
+        let here = |arrival: &&Arrival| arrival.cpu == event.cpu && arrival.pid == event.pid;
+        let Some(arrival) = self.arrivals.back().filter(here).copied() else { return };
+        self.arrivals.clear();
+        self.perhaps.retain(|open| open.arrival.skb != arrival.skb);
+        push(&mut self.open, Open { arrival, handed: event.time, told: false, entered: None });
+    }
+
+    /// Requests, and what may be some, that wait for their receiver.
+    fn waiting(&mut self) -> impl Iterator<Item = &mut Open> {
+        self.open.iter_mut().chain(&mut self.perhaps).filter(|open| open.entered.is_none())
+    }
+
+    fn switch(&mut self, path: &Path, now: u64, prev: i32, next: i32) {
+        self.moving.remove(&prev);
+        match path.threads.get(&next) {
+            Some(PathRole::Vhost) => {
+                self.moving.insert(next);
+                self.exit_before_vhost = self.last_exit;
+                self.waiting().for_each(|open| open.told = true);
+            }
+            Some(PathRole::App) => self.enter(now),
+            _ => return,
+        }
+        self.awake.insert(next);
+    }
+
+    /// A container's thread runs.
+    fn enter(&mut self, now: u64) {
+        self.waiting().for_each(|open| open.entered = Some(now));
+    }
+
+    /// The tenant's packet is seen on the host.
+    fn answer(&mut self, dev: Name, skb: u64, now: u64) {
+        if let Some(at) = self.replies.iter().position(|reply| reply.skb == skb) {
+            // Further on; or what was seen before never left, and its buffer is used again.
+            if self.replies.get(at).is_some_and(|reply| reply.first != dev) {
+                return;
+            }
+            self.replies.remove(at);
+        }
+        let exits = [self.exit_before_vhost, self.last_exit];
+        push(&mut self.replies, Reply { skb, first: dev, seen: now, exits, queued: None, driver: None });
+    }
+
+    fn queue(&mut self, path: &Path, event: &Event, dev: Name, skb: u64) {
+        let at_nic = path.nics.contains(&dev);
+        let by_tenant = path.threads.get(&event.pid) == Some(&PathRole::App);
+        let bare = !path.seen_at_vnic && !path.has(PathRole::App) && !path.has(PathRole::Vhost);
+        // macvtap and macvlan give the packet to the lower device from the vhost thread or the container's own.
+        let direct = !path.seen_at_vnic && path.threads.get(&event.pid) == Some(&PathRole::Vhost);
+        if by_tenant || (at_nic && (bare || direct)) {
+            self.answer(dev, skb, event.time);
+        }
+        if let Some(reply) = self.replies.iter_mut().rev().find(|reply| at_nic && reply.skb == skb) {
+            reply.queued.get_or_insert(event.time);
+        }
+    }
+
+    fn driver(&mut self, skb: u64, now: u64, protocol: u16) {
+        if protocol == ARP {
+            self.replies.retain(|reply| reply.skb != skb);
+        } else if let Some(reply) = self.replies.iter_mut().rev().find(|reply| reply.skb == skb) {
+            reply.driver.get_or_insert(now);
+        }
+    }
+
+    fn finish(&mut self, index: usize, event: &Event, skb: u64, rc: i32) -> Option<Request> {
+        let at = self.replies.iter().rposition(|reply| reply.skb == skb && reply.driver.is_some())?;
+        if rc != 0 {
+            // The driver was busy; the packet comes again.
+            return None;
+        }
+        let reply = self.replies.remove(at)?;
+        let asked = |open: &&Open| open.handed <= reply.seen;
+        let sure = self.open.front().is_some_and(|open| asked(&open));
+        let known = if sure { &mut self.open } else { &mut self.perhaps };
+        let Some(open) = known.front().filter(asked).copied() else {
+            self.counts.unasked += 1;
+            return None;
+        };
+        known.pop_front();
+        let request = request(index, event, &open, &reply);
+        self.counts.requests += 1;
+        self.counts.inexact += u64::from(!request.exact);
+        Some(request)
+    }
+
+    fn lost(&mut self) {
+        self.counts.dropped += self.open.len() as u64;
+        *self = Self { counts: self.counts, ..Self::default() };
+    }
+}
+
+fn request(path: usize, event: &Event, open: &Open, reply: &Reply) -> Request {
+    let seen = reply.seen.max(open.handed);
+    let entered = open.entered.filter(|entered| *entered <= seen);
+    let start = entered.unwrap_or(open.handed);
+    let exit = reply.exits.into_iter().flatten().find(|exit| (start..=seen).contains(exit));
+    let left = exit.unwrap_or(seen);
+    let driver = reply.driver.unwrap_or(event.time).clamp(left, event.time);
+    Request {
+        path,
+        begin: open.arrival.begin,
+        received: open.arrival.received,
+        receive_cpu: open.arrival.cpu,
+        handed: open.handed,
+        entered: start,
+        left,
+        queued: reply.queued.unwrap_or(driver).clamp(left, driver),
+        driver,
+        done: event.time,
+        send_cpu: event.cpu,
+        exact: entered.is_some(),
+    }
+}

@@ -1,0 +1,119 @@
+//! The report in a terminal: what the live view redraws, and what stands there at the end.
+//!
+//! In: a [`Document`]. Out: lines.
+
+use std::fmt::Write as _;
+
+use ontime_bench::number;
+
+use crate::report::{Document, Figures, PathReport};
+use crate::request::Segment;
+
+/// Inversions shown; the rest is in the JSON.
+const SHOWN: usize = 12;
+
+/// The report as text.
+pub fn text(document: &Document) -> String {
+    let mut out = String::new();
+    for path in &document.paths {
+        of_path(&mut out, path);
+    }
+    inversions(&mut out, document);
+    footer(&mut out, document);
+    out
+}
+
+fn of_path(out: &mut String, path: &PathReport) {
+    let counts = path.counts;
+    let nics = path.nics.join(", ");
+    let _ = writeln!(out, "{} ({}) by {nics}: {} requests", path.tenant, path.class, number::count(counts.requests));
+    let mut not_told = Vec::new();
+    for (count, words) in [
+        (counts.unanswered, "without reply"),
+        (counts.unasked, "packets that answered nothing"),
+        (counts.dropped, "dropped with lost events"),
+        (counts.inexact, "while the guest ran already"),
+    ] {
+        if count > 0 {
+            not_told.push(format!("{} {words}", number::count(count)));
+        }
+    }
+    if !not_told.is_empty() {
+        let _ = writeln!(out, "  {}", not_told.join(", "));
+    }
+    if let Some(total) = &path.total {
+        let head = ["min", "mean", "p50", "p95", "p99", "p99.9", "max"];
+        let _ = writeln!(out, "  {:22}{}  us", "", head.map(|name| format!("{name:>9}")).concat());
+        for segment in Segment::ALL {
+            if let Some(figures) = path.segments.get(segment.name()) {
+                row(out, segment.name(), figures);
+            }
+        }
+        row(out, "in all", total);
+        if let Some(stolen) = &path.stolen {
+            row(out, "runnable, not running", stolen);
+        }
+    }
+}
+
+fn row(out: &mut String, name: &str, figures: &Figures) {
+    let Figures { min, mean, p50, p95, p99, p99_9, max, .. } = *figures;
+    let cells = [min, mean, p50, p95, p99, p99_9, max].map(|value| format!("{:>9}", number::us(value))).concat();
+    let _ = writeln!(out, "  {name:22}{cells}");
+}
+
+fn inversions(out: &mut String, document: &Document) {
+    if document.inversions.is_empty() {
+        let none =
+            if document.inversions_looked_for { "no priority inversion" } else { "inversions were not looked for" };
+        let _ = writeln!(out, "\n{none}");
+        return;
+    }
+    let _ = writeln!(out, "\npriority inversions ({} requests hindered)", number::count(document.hindered));
+    for inversion in document.inversions.iter().take(SHOWN) {
+        let times = format!("{} x, max {} us", number::count(inversion.requests), number::us(inversion.max_us));
+        let _ = writeln!(out, "  {times:24}  {}", inversion.example);
+        let rule = inversion.rule.map_or_else(|| "no rule".to_owned(), |rule| rule.to_string());
+        let _ = writeln!(out, "  {:24}  cure [{rule}]: {}", "", inversion.cure);
+    }
+    let more = document.inversions.len().saturating_sub(SHOWN) as u64 + document.inversions_unnamed;
+    if more > 0 {
+        let _ = writeln!(out, "  and {more} more (--json has them)");
+    }
+}
+
+fn footer(out: &mut String, document: &Document) {
+    let tracing = &document.tracing;
+    let events: u64 = tracing.events.values().sum();
+    let _ = write!(out, "\n{} events in {:.1} s", number::count(events), document.duration_s);
+    if let (Some(probe), Some(four)) = (tracing.probe_ns, tracing.four_probes_us) {
+        let _ = write!(out, "; a probe costs {probe:.0} ns, four {four:.2} us");
+    }
+    if let Some(share) = tracing.cpu_share {
+        let _ = write!(out, "; all together {} of the watched CPUs", number::percent(share));
+    }
+    out.push('\n');
+    if document.lost() > 0 {
+        let of_cpus: Vec<String> =
+            tracing.lost.iter().map(|(cpu, count)| format!("CPU {cpu}: {}", number::count(*count))).collect();
+        let _ = writeln!(
+            out,
+            "LOST at least {} events ({}): use a larger --ring",
+            number::count(document.lost()),
+            of_cpus.join(", ")
+        );
+    }
+    if tracing.undecoded > 0 {
+        let _ = writeln!(out, "{} records could not be read", number::count(tracing.undecoded));
+    }
+    let hints = &document.hints;
+    if hints.stolen_s > 0.0 {
+        let _ = writeln!(out, "hint: a hypervisor below this host took {:.2} s from its CPUs", hints.stolen_s);
+    }
+    if let Some(smis) = hints.smis.filter(|smis| *smis > 0) {
+        let _ = writeln!(out, "hint: {smis} system management interrupts (firmware)");
+    }
+    for note in &document.notes {
+        let _ = writeln!(out, "note: {note}");
+    }
+}

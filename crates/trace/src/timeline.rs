@@ -1,0 +1,269 @@
+//! What each CPU did, as slices: which thread, and in which of its contexts.
+//!
+//! In: events in time order. Out: [`Slice`]s of the recent past, a bounded number a CPU.
+//!
+//! `napi_poll` is written when a poll ends, so the time back to the poll before it, to the softirq's entry or to the thread's
+//! last switch is that poll's. On PREEMPT_RT a softirq belongs to the thread that runs it and goes with it when it is
+//! preempted (`kernel/softirq.c`, `__local_bh_enable_ip`).
+
+use std::collections::{HashMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::event::{BACKLOG, Event, NET_RX, NET_TX, Name, Task, What, softirq_name};
+
+/// Slices kept a CPU: a few hundred milliseconds under a flood.
+const KEPT: usize = 16_384;
+/// Softirq vectors that can be nested in one thread, more than the kernel ever does.
+const NESTED: usize = 8;
+
+/// The context of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// Its own code.
+    Thread,
+    /// A hard interrupt's handler that interrupted it.
+    Irq {
+        /// The interrupt.
+        irq: u32,
+        /// The handler.
+        name: Name,
+    },
+    /// A softirq that it runs.
+    Softirq(u32),
+    /// A poll of this interface's NAPI that it runs.
+    Napi(Name),
+}
+
+impl Place {
+    /// In words.
+    pub fn text(&self) -> String {
+        match self {
+            Place::Thread => "its own code".to_owned(),
+            Place::Irq { irq, name } => format!("interrupt {irq} ({name})"),
+            Place::Softirq(vec) => format!("softirq {}", softirq_name(*vec)),
+            Place::Napi(dev) if *dev == Name::from(BACKLOG) => "the per-CPU backlog".to_owned(),
+            Place::Napi(dev) => format!("NAPI of {dev}"),
+        }
+    }
+
+    /// Whether packets are moved here in a softirq or poll.
+    pub fn moves_packets(&self) -> bool {
+        matches!(self, Place::Napi(_) | Place::Softirq(NET_RX | NET_TX))
+    }
+}
+
+/// A time in which one CPU was in one context of one thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slice {
+    /// CLOCK_MONOTONIC, ns.
+    pub start: u64,
+    /// After it, ns.
+    pub end: u64,
+    /// Who.
+    pub task: Task,
+    /// In which context.
+    pub place: Place,
+}
+
+#[derive(Debug, Default)]
+struct Cpu {
+    /// Who runs, once a switch has told.
+    task: Option<Task>,
+    since: u64,
+    irq: Option<(u32, Name)>,
+    softirqs: Vec<u32>,
+    past: VecDeque<Slice>,
+}
+
+impl Cpu {
+    fn place(&self) -> Place {
+        match (self.irq, self.softirqs.last()) {
+            (Some((irq, name)), _) => Place::Irq { irq, name },
+            (None, Some(vec)) => Place::Softirq(*vec),
+            (None, None) => Place::Thread,
+        }
+    }
+
+    fn close(&mut self, now: u64, place: Place) {
+        if let Some(task) = self.task.filter(|_| now > self.since) {
+            if self.past.len() == KEPT {
+                self.past.pop_front();
+            }
+            self.past.push_back(Slice { start: self.since, end: now, task, place });
+        }
+        self.since = self.since.max(now);
+    }
+}
+
+/// The CPUs' recent past.
+#[derive(Debug, Default)]
+pub struct Timeline {
+    cpus: HashMap<u32, Cpu>,
+    /// Softirqs of threads that do not run this moment (PREEMPT_RT).
+    preempted: HashMap<i32, Vec<u32>>,
+}
+
+impl Timeline {
+    /// Takes an event into account.
+    pub fn step(&mut self, event: &Event) {
+        let cpu = self.cpus.entry(event.cpu).or_default();
+        let place = cpu.place();
+        match event.what {
+            What::Switch { prev, next, .. } => {
+                cpu.close(event.time, place);
+                let own = std::mem::take(&mut cpu.softirqs);
+                // The idle threads share number 0, and run no softirq across a switch.
+                if prev.pid != 0 && !own.is_empty() {
+                    self.preempted.insert(prev.pid, own);
+                }
+                cpu.softirqs = self.preempted.remove(&next.pid).unwrap_or_default();
+                cpu.irq = None;
+                cpu.task = Some(next);
+            }
+            What::IrqEntry { irq, name } => {
+                cpu.close(event.time, place);
+                cpu.irq = Some((irq, name));
+            }
+            What::IrqExit { .. } => {
+                cpu.close(event.time, place);
+                cpu.irq = None;
+            }
+            What::SoftirqEntry { vec } => {
+                cpu.close(event.time, place);
+                if cpu.softirqs.len() < NESTED {
+                    cpu.softirqs.push(vec);
+                }
+            }
+            What::SoftirqExit { vec } => {
+                cpu.close(event.time, place);
+                if let Some(at) = cpu.softirqs.iter().rposition(|known| *known == vec) {
+                    cpu.softirqs.truncate(at);
+                }
+            }
+            What::NapiPoll { dev, .. } if cpu.irq.is_none() => cpu.close(event.time, Place::Napi(dev)),
+            What::Lost { .. } => {
+                // What was open may have ended: begin anew with the next switch.
+                *cpu = Cpu { past: std::mem::take(&mut cpu.past), since: event.time, ..Cpu::default() };
+                self.preempted.clear();
+            }
+            _ => {}
+        }
+    }
+
+    /// Slices of a CPU that overlap a time, cut to it, in order. What lies before the oldest slice kept is not there.
+    pub fn slices(&self, cpu: u32, start: u64, end: u64) -> impl Iterator<Item = Slice> + '_ {
+        let past = self.cpus.get(&cpu).map(|cpu| &cpu.past);
+        let from = past.map_or(0, |past| past.partition_point(|slice| slice.end <= start));
+        past.into_iter()
+            .flat_map(move |past| past.range(from..))
+            .take_while(move |slice| slice.start < end)
+            .map(move |slice| Slice { start: slice.start.max(start), end: slice.end.min(end), ..*slice })
+            .filter(|slice| slice.start < slice.end)
+    }
+
+    /// What a CPU does at `now`, since when. A poll is not known as such before it ends, so nobody is to be judged by this.
+    pub fn current(&self, cpu: u32, now: u64) -> Option<Slice> {
+        let cpu = self.cpus.get(&cpu)?;
+        let task = cpu.task.filter(|_| now > cpu.since)?;
+        Some(Slice { start: cpu.since, end: now, task, place: cpu.place() })
+    }
+
+    /// The CPUs seen, in order.
+    pub fn cpus(&self) -> Vec<u32> {
+        let mut cpus: Vec<u32> = self.cpus.keys().copied().collect();
+        cpus.sort_unstable();
+        cpus
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn task(pid: i32) -> Task {
+        Task { pid, prio: 120, comm: Name::from(format!("t{pid}").as_str()) }
+    }
+
+    fn at(time: u64, what: What) -> Event {
+        Event { time, cpu: 0, pid: 0, what }
+    }
+
+    fn switch(prev: i32, next: i32) -> What {
+        What::Switch { prev: task(prev), preempted: true, next: task(next) }
+    }
+
+    #[test]
+    fn a_poll_has_the_time_back_to_the_one_before() {
+        let mut timeline = Timeline::default();
+        for event in [
+            at(0, switch(0, 1)),
+            at(10, What::SoftirqEntry { vec: NET_RX }),
+            at(30, What::NapiPoll { dev: "bulk0".into(), work: 64 }),
+            at(35, What::NapiPoll { dev: "rt0".into(), work: 1 }),
+            at(36, What::SoftirqExit { vec: NET_RX }),
+            at(40, switch(1, 0)),
+        ] {
+            timeline.step(&event);
+        }
+        let found: Vec<_> = timeline.slices(0, 0, 100).map(|slice| (slice.start, slice.end, slice.place)).collect();
+        let bulk = Place::Napi("bulk0".into());
+        let wanted = [
+            (0, 10, Place::Thread),
+            (10, 30, bulk),
+            (30, 35, Place::Napi("rt0".into())),
+            (35, 36, Place::Softirq(NET_RX)),
+            (36, 40, Place::Thread),
+        ];
+        assert_eq!(found, wanted);
+        let cut: Vec<_> = timeline.slices(0, 20, 32).map(|slice| (slice.start, slice.end)).collect();
+        assert_eq!(cut, [(20, 30), (30, 32)]);
+    }
+
+    #[test]
+    fn a_softirq_goes_with_its_thread() {
+        let mut timeline = Timeline::default();
+        for event in [
+            at(0, switch(0, 1)),
+            at(10, What::SoftirqEntry { vec: NET_RX }),
+            at(20, switch(1, 2)),
+            at(30, switch(2, 1)),
+            at(40, What::SoftirqExit { vec: NET_RX }),
+        ] {
+            timeline.step(&event);
+        }
+        let found: Vec<_> = timeline.slices(0, 0, 100).map(|slice| (slice.task.pid, slice.place)).collect();
+        let softirq = Place::Softirq(NET_RX);
+        assert_eq!(found, [(1, Place::Thread), (1, softirq), (2, Place::Thread), (1, softirq)]);
+    }
+
+    fn any_what() -> impl Strategy<Value = What> {
+        prop_oneof![
+            (0..4, 0..4).prop_map(|(prev, next)| switch(prev, next)),
+            (0_u32..10).prop_map(|vec| What::SoftirqEntry { vec }),
+            (0_u32..10).prop_map(|vec| What::SoftirqExit { vec }),
+            Just(What::IrqEntry { irq: 1, name: "x".into() }),
+            Just(What::IrqExit { irq: 1 }),
+            Just(What::NapiPoll { dev: "x".into(), work: 1 }),
+            Just(What::Lost { count: 3 }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn slices_never_overlap_and_stay_inside(whats in prop::collection::vec((any_what(), 0_u64..20), 0..200),
+                                                start in 0_u64..500, length in 0_u64..500) {
+            let (mut timeline, mut now) = (Timeline::default(), 0);
+            for (what, after) in whats {
+                now += after;
+                timeline.step(&at(now, what));
+            }
+            let slices: Vec<Slice> = timeline.slices(0, start, start + length).collect();
+            prop_assert!(slices.windows(2).all(|pair| pair[0].end <= pair[1].start));
+            prop_assert!(slices.iter().all(|slice| slice.start < slice.end && slice.start >= start && slice.end <= start + length));
+        }
+    }
+}

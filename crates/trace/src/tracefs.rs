@@ -1,0 +1,373 @@
+//! The kernel's trace rings: a private instance, its probes, and reading them.
+//!
+//! In: a [`Watch`]. Out: its events. The instance has rings, filters, clock and CPUs of its own
+//! (`Documentation/trace/ftrace.rst`, "Instances"), so nobody else's tracing is touched. It does not end with its process:
+//! [`Instance`] removes it when dropped, a guardian when we are killed ([`remove`]), and the next start what both left.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ontime_hostnet::CpuSet;
+use rustix::time::ClockId;
+
+use crate::event::{Event, What};
+use crate::format::{Decoder, Format, FormatError, Probe};
+use crate::merge::Merger;
+use crate::page::Page;
+use crate::path::Watch;
+
+/// Where tracefs belongs.
+pub const TRACEFS: &str = "/sys/kernel/tracing";
+/// Pages taken of one CPU at a time, so that a flood on one does not keep the others waiting.
+const PAGES: usize = 4_096;
+
+/// Tracing that cannot be done here.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// Not mounted, and cannot be.
+    #[error(
+        "{root}: no tracefs there ({source}); mount it: mount -t tracefs none {root}. Where the kernel has none (CONFIG_FTRACE), ontime trace cannot work"
+    )]
+    NoTracefs {
+        /// The directory.
+        root: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// No right to.
+    #[error(
+        "{path}: {source}. ontime trace needs root; under kernel lockdown \"confidentiality\" the kernel allows no tracing at all (cat /sys/kernel/security/lockdown), \"integrity\" does"
+    )]
+    Denied {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A tracepoint is missing.
+    #[error("this kernel has no tracepoint {0}, which ontime trace needs")]
+    NoProbe(&'static str),
+    /// A record's form is unknown.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Another failure.
+    #[error("{what} {path}: {source}")]
+    Io {
+        /// What was done.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TraceError {
+    let path = path.to_owned();
+    move |source| match source.kind() {
+        ErrorKind::PermissionDenied => TraceError::Denied { path, source },
+        _ => TraceError::Io { what, path, source },
+    }
+}
+
+/// Now, on the rings' clock: CLOCK_MONOTONIC, ns.
+pub fn now() -> u64 {
+    let time = rustix::time::clock_gettime(ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// A tracing instance of our own; gone when dropped.
+#[derive(Debug)]
+pub struct Instance {
+    dir: PathBuf,
+}
+
+impl Instance {
+    /// Where this process's instance for a purpose is to be. Instances of dead processes of ours are removed.
+    ///
+    /// # Errors
+    /// tracefs is not to be had.
+    pub fn place(root: &Path, purpose: &str) -> Result<PathBuf, TraceError> {
+        let instances = instances(root)?;
+        sweep(&instances);
+        Ok(instances.join(format!("ontime-{purpose}-{}", std::process::id())))
+    }
+
+    /// Makes one there, on the monotonic clock, with nothing enabled.
+    ///
+    /// # Errors
+    /// tracefs is not to be had.
+    pub fn create(dir: PathBuf) -> Result<Self, TraceError> {
+        match fs::create_dir(&dir) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed("making", &dir)(error)),
+            _ => {}
+        }
+        let instance = Self { dir };
+        instance.write("trace_clock", "mono")?;
+        // Names are in the records we read; remembering them at each switch as well is cost without use.
+        let _ = instance.write("options/record-cmd", "0");
+        Ok(instance)
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Writes one of its files.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn write(&self, file: &str, text: &str) -> Result<(), TraceError> {
+        let path = self.dir.join(file);
+        fs::write(&path, text).map_err(failed("writing", &path))
+    }
+
+    /// Writes a filter (none passes everything).
+    fn filter(&self, probe: &str, filter: Option<&str>) -> Result<(), TraceError> {
+        self.write(&format!("events/{probe}/filter"), filter.unwrap_or("0"))
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        remove(&self.dir);
+    }
+}
+
+/// Switches an instance off and removes it. Its rings must not be open, but for a process that was killed and closes them just now:
+/// they are waited for, 5 s at most. What is not there is no error.
+pub fn remove(dir: &Path) {
+    let _ = fs::write(dir.join("events/enable"), "0");
+    for _ in 0..250 {
+        match fs::remove_dir(dir) {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy => std::thread::sleep(Duration::from_millis(20)),
+            _ => return,
+        }
+    }
+}
+
+fn sweep(instances: &Path) {
+    for entry in fs::read_dir(instances).into_iter().flatten().filter_map(Result::ok) {
+        let name = entry.file_name();
+        let Some(pid) =
+            name.to_str().and_then(|name| name.strip_prefix("ontime-")?.rsplit_once('-')).map(|(_, pid)| pid)
+        else {
+            continue;
+        };
+        if pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists() {
+            remove(&entry.path());
+        }
+    }
+}
+
+/// The directory of instances; tracefs is mounted where it is not.
+fn instances(root: &Path) -> Result<PathBuf, TraceError> {
+    let dir = root.join("instances");
+    let found = fs::metadata(&dir);
+    if let Err(error) = &found {
+        if error.kind() == ErrorKind::PermissionDenied {
+            return Err(failed("opening", &dir)(io::Error::from(ErrorKind::PermissionDenied)));
+        }
+        let no_options: Option<&std::ffi::CStr> = None;
+        rustix::mount::mount("none", root, "tracefs", rustix::mount::MountFlags::empty(), no_options)
+            .map_err(|error| TraceError::NoTracefs { root: root.to_owned(), source: error.into() })?;
+    }
+    Ok(dir)
+}
+
+/// Bytes of a read of a ring: its page with header.
+fn page_size(root: &Path) -> usize {
+    let text = fs::read_to_string(root.join("events/header_page")).unwrap_or_default();
+    let data = text.lines().find(|line| line.contains(" data;"));
+    let size = data.and_then(|line| line.split("size:").nth(1)?.split(';').next()?.parse::<usize>().ok());
+    size.map_or(4_096, |size| size + 16)
+}
+
+/// Most memory that all rings together may take, KiB.
+const RINGS: u32 = 512 * 1_024;
+
+/// One CPU's ring.
+#[derive(Debug)]
+struct Ring {
+    cpu: u32,
+    file: File,
+}
+
+/// A running trace.
+#[derive(Debug)]
+pub struct Session {
+    // Closed before the instance is removed.
+    rings: Vec<Ring>,
+    instance: Instance,
+    decoder: Decoder,
+    merger: Merger,
+    page: Vec<u8>,
+    /// What could not be had, for the report.
+    notes: Vec<String>,
+    seen: u64,
+    undecoded: u64,
+}
+
+impl Session {
+    /// Starts tracing what is watched, in an instance at this [`Instance::place`], with rings of so many KiB a CPU.
+    ///
+    /// # Errors
+    /// tracefs is not to be had, or a tracepoint is missing.
+    pub fn start(root: &Path, place: PathBuf, watch: &Watch, ring_kib: u32) -> Result<Self, TraceError> {
+        let instance = Instance::create(place)?;
+        let cpus: CpuSet = watch.cpus.iter().copied().collect();
+        let share = RINGS / (watch.cpus.len().max(1) as u32);
+        let notes = if ring_kib > share {
+            vec![format!("rings of {share} KiB, not {ring_kib}: all together take at most {} MiB", RINGS / 1_024)]
+        } else {
+            Vec::new()
+        };
+        let ring_kib = ring_kib.min(share);
+        // All probes begin together: an interrupt whose poll was not seen would be the next request's.
+        instance.write("tracing_on", "0")?;
+        instance.write("tracing_cpumask", &cpus.to_mask())?;
+        let mut rings = Vec::new();
+        for cpu in &watch.cpus {
+            instance.write(&format!("per_cpu/cpu{cpu}/buffer_size_kb"), &ring_kib.to_string())?;
+            let path = instance.dir().join(format!("per_cpu/cpu{cpu}/trace_pipe_raw"));
+            let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+            let file = OpenOptions::new()
+                .read(true)
+                .custom_flags(nonblocking)
+                .open(&path)
+                .map_err(failed("opening", &path))?;
+            rings.push(Ring { cpu: *cpu, file });
+        }
+        let mut session = Self {
+            rings,
+            decoder: Decoder::default(),
+            merger: Merger::default(),
+            page: vec![0; page_size(root)],
+            notes,
+            seen: 0,
+            undecoded: 0,
+            instance,
+        };
+        session.probes(watch)?;
+        Ok(session)
+    }
+
+    fn probes(&mut self, watch: &Watch) -> Result<(), TraceError> {
+        let wanted = watch.filters();
+        let mut formats = Vec::new();
+        for (probe, _) in &wanted {
+            let path = self.instance.dir().join("events").join(probe.path()).join("format");
+            let text = match fs::read_to_string(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => return Err(TraceError::NoProbe(probe.path())),
+                read => read.map_err(failed("reading", &path))?,
+            };
+            formats.push(Format::parse(*probe, &text)?);
+        }
+        self.decoder = Decoder::new(formats);
+        self.apply(&wanted)?;
+        for (probe, _) in &wanted {
+            self.instance.write(&format!("events/{}/enable", probe.path()), "1")?;
+        }
+        self.instance.write("tracing_on", "1")
+    }
+
+    /// Sets the filters, also while tracing: the kernel exchanges them under RCU.
+    fn apply(&mut self, wanted: &[(Probe, Option<String>)]) -> Result<(), TraceError> {
+        for (probe, filter) in wanted {
+            if let Err(error) = self.instance.filter(probe.path(), filter.as_deref()) {
+                self.notes.push(format!("no filter in the kernel for {}: {error}", probe.path()));
+                self.instance.filter(probe.path(), None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Watches something else from now on, on the same CPUs.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn rewatch(&mut self, watch: &Watch) -> Result<(), TraceError> {
+        let new = watch.cpus.iter().filter(|cpu| !self.rings.iter().any(|ring| ring.cpu == **cpu));
+        let new: Vec<String> = new.map(ToString::to_string).collect();
+        let note = format!("the path now uses CPUs that are not traced ({}): start again to see them", new.join(", "));
+        if !new.is_empty() && !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+        self.apply(&watch.filters())
+    }
+
+    /// What could not be had.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Records read so far, and how many of them were damaged or of an unknown kind.
+    pub fn read_counts(&self) -> (u64, u64) {
+        (self.seen, self.undecoded)
+    }
+
+    /// The events since the last time, in order. Losses are among them ([`What::Lost`]).
+    ///
+    /// # Errors
+    /// A ring cannot be read.
+    pub fn poll(&mut self) -> Result<Vec<Event>, TraceError> {
+        let read_at = now();
+        let all_read = self.drain()?;
+        // A CPU whose ring was not emptied may have older events than the others.
+        Ok(if all_read { self.merger.take(read_at) } else { Vec::new() })
+    }
+
+    /// Stops the probes and gives what was left.
+    ///
+    /// # Errors
+    /// A ring cannot be read.
+    pub fn finish(mut self) -> Result<Vec<Event>, TraceError> {
+        self.instance.write("events/enable", "0")?;
+        while !self.drain()? {}
+        Ok(self.merger.rest())
+    }
+
+    /// Reads every ring; whether all of them were emptied.
+    fn drain(&mut self) -> Result<bool, TraceError> {
+        let mut all = true;
+        for ring in &mut self.rings {
+            let mut pages = 0;
+            loop {
+                let length = match ring.file.read(&mut self.page) {
+                    Ok(0) => break,
+                    Ok(length) => length,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                    Err(error) => return Err(failed("reading the ring of", self.instance.dir())(error)),
+                };
+                let Some(page) = self.page.get(..length).and_then(Page::new) else {
+                    self.undecoded += 1;
+                    continue;
+                };
+                let lost = page.lost();
+                let mut events = Vec::new();
+                for (time, record) in page {
+                    self.seen += 1;
+                    if lost > 0 && events.is_empty() {
+                        events.push(Event { time, cpu: ring.cpu, pid: 0, what: What::Lost { count: lost } });
+                    }
+                    match self.decoder.decode(time, ring.cpu, record) {
+                        Some(event) => events.push(event),
+                        None => self.undecoded += 1,
+                    }
+                }
+                self.merger.add(events);
+                pages += 1;
+                if pages == PAGES {
+                    all = false;
+                    break;
+                }
+            }
+        }
+        Ok(all)
+    }
+}

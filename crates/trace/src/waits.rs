@@ -1,0 +1,122 @@
+//! When a thread of a path was runnable and did not run.
+//!
+//! In: `sched_waking` and `sched_switch`, in time order. Out: [`Wait`]s of the recent past. The CPU is the one where the thread
+//! ran at last; what it waited behind is in that CPU's timeline.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::event::{Event, Task, What};
+
+/// Waits kept: more than a request can have.
+const KEPT: usize = 4_096;
+
+/// A thread's wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wait {
+    /// Who waited, as it was when it ran at last.
+    pub task: Task,
+    /// Where.
+    pub cpu: u32,
+    /// From here, ns.
+    pub start: u64,
+    /// To here, ns.
+    pub end: u64,
+    /// It ran before and was put off; else it was asleep and woken.
+    pub preempted: bool,
+}
+
+/// The watched threads' waits.
+#[derive(Debug, Default)]
+pub struct Waits {
+    watched: BTreeSet<i32>,
+    waiting: HashMap<i32, (u64, bool)>,
+    past: VecDeque<Wait>,
+}
+
+impl Waits {
+    /// Watches these threads; those known already go on.
+    pub fn watch(&mut self, threads: BTreeSet<i32>) {
+        self.waiting.retain(|pid, _| threads.contains(pid));
+        self.watched = threads;
+    }
+
+    /// Takes an event into account.
+    pub fn step(&mut self, event: &Event) {
+        match event.what {
+            // The first waking counts: the kernel may say it again before the thread runs.
+            What::Waking { pid, .. } if self.watched.contains(&pid) => {
+                self.waiting.entry(pid).or_insert((event.time, false));
+            }
+            What::Switch { prev, preempted, next } => {
+                if self.watched.contains(&prev.pid) {
+                    if preempted {
+                        self.waiting.insert(prev.pid, (event.time, true));
+                    } else {
+                        self.waiting.remove(&prev.pid);
+                    }
+                }
+                if let Some((start, preempted)) = self.waiting.remove(&next.pid) {
+                    self.push(Wait { task: next, cpu: event.cpu, start, end: event.time.max(start), preempted });
+                }
+            }
+            // A switch may be among what was lost.
+            What::Lost { .. } => self.waiting.clear(),
+            _ => {}
+        }
+    }
+
+    fn push(&mut self, wait: Wait) {
+        if self.past.len() == KEPT {
+            self.past.pop_front();
+        }
+        self.past.push_back(wait);
+    }
+
+    /// Waits that overlap a time, cut to it.
+    pub fn within(&self, start: u64, end: u64) -> impl Iterator<Item = Wait> + '_ {
+        // They are in order of their ends.
+        let from = self.past.partition_point(|wait| wait.end <= start);
+        self.past.range(from..).filter(move |wait| wait.start < end).map(move |wait| Wait {
+            start: wait.start.max(start),
+            end: wait.end.min(end),
+            ..*wait
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(pid: i32) -> Task {
+        Task { pid, prio: 50, comm: "x".into() }
+    }
+
+    fn at(time: u64, what: What) -> Event {
+        Event { time, cpu: 1, pid: 0, what }
+    }
+
+    #[test]
+    fn woken_and_preempted_threads_wait_until_they_run() {
+        let mut waits = Waits::default();
+        waits.watch(BTreeSet::from([7]));
+        let switch = |prev, preempted, next| What::Switch { prev: task(prev), preempted, next: task(next) };
+        for event in [
+            at(10, What::Waking { pid: 7, prio: 50 }),
+            at(12, What::Waking { pid: 7, prio: 50 }),
+            at(15, switch(1, true, 7)),
+            at(20, switch(7, true, 1)),
+            at(26, switch(1, true, 7)),
+            at(30, switch(7, false, 1)),
+            at(40, switch(1, true, 9)),
+        ] {
+            waits.step(&event);
+        }
+        let found: Vec<_> = waits.within(0, 100).map(|wait| (wait.start, wait.end, wait.preempted)).collect();
+        assert_eq!(found, [(10, 15, false), (20, 26, true)]);
+        let cut: Vec<_> = waits.within(14, 22).map(|wait| (wait.start, wait.end)).collect();
+        assert_eq!(cut, [(14, 15), (20, 22)]);
+    }
+}
