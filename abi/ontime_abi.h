@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: (GPL-2.0-or-later WITH Linux-syscall-note) OR BSD-3-Clause */
+/*
+ * The contract between a guest and its `ontime device` process: outsourced sockets, and room for deadlines.
+ *
+ * This is its one definition. The guest module includes it; the Rust side is generated from it (crates/sockets/build.rs).
+ * What the words mean, who writes what and when: docs/device.md.
+ *
+ *   guest                                        device process (host)
+ *   -----                                        ---------------------
+ *   call queue   : ontime_call [control] [data] ------> checks, runs it on the host socket
+ *                <------ ontime_done [control] [data]   now, or later if ONTIME_CALL_WAIT
+ *   event queue  : empty buffers                ------>
+ *                <------ ontime_event                   a socket's readiness changed
+ *   control queue: ontime_call                  ------> channels, later deadlines
+ *   ontime_vcpu  : {HALTING | RUN(priority)}    ------> notify by waking, by interrupt, or not at all
+ *
+ * All integers are little endian but where a sockaddr says otherwise. Reserved fields are written 0; the device refuses
+ * a call in which one is not. Every struct has its natural alignment and no hidden padding.
+ */
+#ifndef ONTIME_ABI_H
+#define ONTIME_ABI_H
+
+#include <linux/types.h>
+
+/* ---- Identity: docs/device.md, "Device identity" ---- */
+#define ONTIME_VIRTIO_ID 38
+#define ONTIME_MAGIC 0x4d544e4f /* "ONTM" */
+#define ONTIME_VERSION 1
+
+/* Feature bits (virtio's device-specific range). VIRTIO_F_VERSION_1 is required. */
+#define ONTIME_F_SOCKETS 0  /* calls on sockets are served */
+#define ONTIME_F_CHANNELS 1 /* there are channel devices beside this one; ontime_vcpu is honoured */
+#define ONTIME_F_DEADLINE 2 /* reserved: ONTIME_CTL_*_BW are served */
+
+/* Virtqueues. Every device has the first two; role MAIN the third as well. */
+#define ONTIME_VQ_CALL 0
+#define ONTIME_VQ_EVENT 1
+#define ONTIME_VQ_CONTROL 2
+#define ONTIME_VQS_MAIN 3
+#define ONTIME_VQS_CHANNEL 2
+
+#define ONTIME_ROLE_MAIN 0
+#define ONTIME_ROLE_CHANNEL 1
+
+#define ONTIME_WAKE_INTERRUPT 0 /* the notification is an ordinary interrupt */
+#define ONTIME_WAKE_IDLE 1      /* the guest may make it an MSI of delivery mode 3, which ends a halt and interrupts nothing */
+
+struct ontime_config {
+	__le32 magic;         /* ONTIME_MAGIC */
+	__le32 version;       /* ONTIME_VERSION */
+	__le64 generation;    /* differs after a restart of the device process; the same in all devices of one VM */
+	__le32 role;          /* ONTIME_ROLE_* */
+	__le32 channel;       /* this device's channel: 0 is MAIN's */
+	__le32 channels;      /* how many channels the VM has, MAIN's included: 1 to ONTIME_CHANNELS_MAX */
+	__le32 wake;          /* ONTIME_WAKE_*: what the host's administrator asks for */
+	__le32 sockets_max;   /* sockets open at once; ids have an index below it */
+	__le32 calls_max;     /* calls of this device in flight at once */
+	__le32 segments_max;  /* descriptors of one call, control and headers included */
+	__le32 data_max;      /* bytes of data of one call, in each direction */
+	__le32 reserved[4];
+};
+
+/* ---- Limits ---- */
+#define ONTIME_CHANNELS_MAX 64
+#define ONTIME_SOCKETS_MAX 0x100000 /* a socket id is index (20 bits) | generation << 20 */
+#define ONTIME_SOCK_INDEX_BITS 20
+#define ONTIME_SOCK_NONE 0xffffffff
+#define ONTIME_CONTROL_MAX 1024 /* bytes of control messages of one call, in each direction */
+#define ONTIME_OPTION_MAX 4096  /* bytes of a socket option's value */
+#define ONTIME_ADDR_MAX 28      /* bytes: sizeof(struct sockaddr_in6) */
+
+/*
+ * ---- Calls ----
+ * Readable part:  ontime_call | control (control_len bytes) | data (the rest)
+ * Writable part:  ontime_done | control (control_len bytes of room) | data (the rest)
+ * Neither depends on where descriptors begin or end.
+ */
+struct ontime_call {
+	__le16 op;          /* ONTIME_OP_* or ONTIME_CTL_* */
+	__le16 flags;       /* ONTIME_CALL_* */
+	__le32 sock;        /* the socket; SOCKET names the new one */
+	__le64 id;          /* the guest's choice, unique among this queue's calls in flight */
+	__le32 arg[4];      /* by op, below */
+	__le16 prio;        /* who waits for it: 0 a normal thread, 1 to 99 a real-time priority */
+	__le16 addr_len;    /* bytes of addr that are used: 0 to ONTIME_ADDR_MAX */
+	__le16 control_len; /* bytes of control messages in the readable part: 0 to ONTIME_CONTROL_MAX */
+	__le16 control_room;/* bytes of room for control messages in the writable part: 0 to ONTIME_CONTROL_MAX */
+	__u8 addr[28];      /* struct sockaddr_in or sockaddr_in6, as Linux lays them out */
+	__le32 reserved;
+};
+
+struct ontime_done {
+	__le64 id;          /* of the call */
+	__le32 result;      /* 0 or more: what the call gives; else -errno (Linux' numbers, x86-64) */
+	__le32 ready;       /* ONTIME_READY_* of the socket just after the call */
+	__le32 seq;         /* counts the socket's readiness reports, from 1: apply ready only if newer; 0: no report */
+	__le32 msg_flags;   /* RECV: Linux' msg_flags */
+	__le16 addr_len;    /* bytes of addr that are used */
+	__le16 control_len; /* bytes of control messages written */
+	__u8 addr[28];
+};
+
+#define ONTIME_CALL_WAIT 0x1 /* RECV, SEND, ACCEPT: complete once there is a result; CANCEL ends it before */
+
+/* Which calls a channel's call queue takes: those marked c. MAIN's takes all. */
+#define ONTIME_OP_SOCKET 1   /*   arg: family, type (SOCK_STREAM or SOCK_DGRAM), protocol, channel */
+#define ONTIME_OP_BIND 2     /*   addr; done.addr: the name it got */
+#define ONTIME_OP_LISTEN 3   /*   arg: backlog; done.addr: the name it has */
+#define ONTIME_OP_CONNECT 4  /*   addr (family AF_UNSPEC dissolves); 0 or -EINPROGRESS; done.addr: the local name */
+#define ONTIME_OP_ACCEPT 5   /* c arg: the new socket's id; done.addr: the peer. The new socket has the old one's channel */
+#define ONTIME_OP_SEND 6     /* c arg: msg flags; addr, control, data; gives the bytes sent */
+#define ONTIME_OP_RECV 7     /* c arg: msg flags; gives the bytes received; done.addr, control, data, msg_flags */
+#define ONTIME_OP_SHUTDOWN 8 /* c arg: how (0 read, 1 write, 2 both) */
+#define ONTIME_OP_SETOPT 9   /*   arg: level, name; readable data: the value */
+#define ONTIME_OP_GETOPT 10  /*   arg: level, name; readable data: the value passed in; writable: out; gives its length */
+#define ONTIME_OP_NAME 11    /* c arg: ONTIME_NAME_*; done.addr */
+#define ONTIME_OP_QUERY 12   /* c arg: ONTIME_QUERY_*; gives the number */
+#define ONTIME_OP_CLOSE 13   /*   arg: ONTIME_CLOSE_*; ends the socket's waiting calls first, on every channel */
+#define ONTIME_OP_CANCEL 14  /* c arg: low, high half of the id of a waiting call of this queue */
+#define ONTIME_OP_CHANNEL 15 /*   arg: channel; moves the socket there; -EBUSY while calls wait on it */
+#define ONTIME_OP_POLL 16    /* c reports ready and seq, nothing else */
+
+#define ONTIME_NAME_LOCAL 0
+#define ONTIME_NAME_PEER 1
+
+#define ONTIME_QUERY_INQ 0    /* FIONREAD: bytes to read (STREAM), bytes of the next datagram (DGRAM) */
+#define ONTIME_QUERY_OUTQ 1   /* SIOCOUTQ: bytes not yet acknowledged or sent */
+#define ONTIME_QUERY_ATMARK 2 /* SIOCATMARK */
+#define ONTIME_QUERY_OUTQNSD 3 /* SIOCOUTQNSD: bytes not yet sent (STREAM) */
+
+#define ONTIME_CLOSE_GRACEFUL 0 /* what was sent is still delivered */
+#define ONTIME_CLOSE_ABORT 1    /* STREAM: reset (close with SO_LINGER of 0 seconds) */
+
+/* A control message: Linux' struct cmsghdr of 64-bit machines. The next begins at the next multiple of 8. */
+struct ontime_control {
+	__le64 len;   /* bytes, this header included */
+	__le32 level;
+	__le32 type;
+	/* data */
+};
+
+/* ---- Events ---- */
+struct ontime_event {
+	__le16 type;   /* ONTIME_EVENT_* */
+	__le16 error;  /* READY: an errno the host's socket had pending (SO_ERROR) and no longer has, or 0 */
+	__le32 sock;   /* READY: which socket */
+	__le32 ready;  /* READY: ONTIME_READY_* */
+	__le32 seq;    /* READY: as in ontime_done */
+	__le64 generation; /* START: ontime_config.generation */
+};
+
+#define ONTIME_EVENT_READY 1 /* a socket's readiness changed */
+#define ONTIME_EVENT_START 2 /* first event after the queue was started: sockets of another generation are gone */
+
+/* Linux' EPOLL* values */
+#define ONTIME_READY_IN 0x1
+#define ONTIME_READY_PRI 0x2
+#define ONTIME_READY_OUT 0x4
+#define ONTIME_READY_ERR 0x8 /* the socket's error queue is not empty */
+#define ONTIME_READY_HUP 0x10
+#define ONTIME_READY_RDHUP 0x2000
+
+/*
+ * ---- Shared page: one ontime_vcpu a channel, in guest memory, 64 bytes aligned, named by ONTIME_CTL_VCPU ----
+ * `state` is written by the guest, and by the host only as the exchange HALTING -> WOKEN.
+ */
+struct ontime_vcpu {
+	__le32 state;     /* ONTIME_VCPU_*, and the priority in RUN */
+	__le32 attention; /* the host sets it to 1 before it interrupts through MAIN for this channel; the guest clears it */
+	__le32 wakes;     /* host: wake-ups sent (the notification was used) */
+	__le32 attentions;/* host: interrupts sent through MAIN */
+	__le64 deadline;  /* reserved for ONTIME_F_DEADLINE: guest: next earliest deadline, guest TSC */
+	__le64 reserved[5];
+};
+
+#define ONTIME_VCPU_RUN 0x0     /* | priority << 8: 0 a normal thread, 1 to 99 a real-time one */
+#define ONTIME_VCPU_HALTING 0x1 /* about to halt, or halted */
+#define ONTIME_VCPU_WOKEN 0x2   /* the host has sent the wake-up; the guest has not gone on yet */
+#define ONTIME_VCPU_LOOKING 0x3 /* will look at its queues before it halts or runs a thread: needs no notification */
+#define ONTIME_VCPU_STATE_MASK 0xff
+#define ONTIME_VCPU_PRIO_SHIFT 8
+
+/* ---- Control queue: ontime_call and ontime_done with these ops ---- */
+#define ONTIME_CTL_VCPU 0x100 /* arg: channel, vCPU number; readable data: le64 guest-physical address of ontime_vcpu, 0 takes it back */
+#define ONTIME_CTL_PING 0x101 /* nothing: an answer is a sign of life */
+/* 0x110 to 0x11f are reserved for ONTIME_F_DEADLINE (RTVirt's hypercall) */
+#define ONTIME_CTL_INC_BW 0x110
+#define ONTIME_CTL_DEC_BW 0x111
+#define ONTIME_CTL_INC_DEC_BW 0x112
+
+#endif

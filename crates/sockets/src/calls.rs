@@ -1,0 +1,262 @@
+//! Calls of an engine's queue: taken, checked, run, kept while they wait, answered.
+
+use vhost_user_backend::VringT;
+use virtio_queue::QueueT;
+
+use crate::abi::*;
+use crate::call::{Call, Reply};
+use crate::engine::{Engine, Local, Outcome, running};
+use crate::host;
+use crate::memory::Memory;
+use crate::request::{self, Protocol, Request};
+use crate::shared::{QUEUE_MAX, Shared, count};
+use crate::table::Socket;
+use crate::vring::Vring;
+
+impl Engine {
+    /// The next call, until the queue is empty or `left` calls were taken; then the rest wait for their turn.
+    ///
+    /// Calls are looked for on each event: one that came meanwhile saves its own wake-up.
+    pub(crate) fn next(&mut self, memory: &Memory, calls: &Vring, left: &mut usize) -> Option<Box<Call>> {
+        // A ring whose index is nonsense always seems to hold more: it is tried a second time, not for ever.
+        for _ in 0..2 {
+            if !running(calls) {
+                return None;
+            }
+            if *left == 0 {
+                self.ring_again();
+                return None;
+            }
+            if let Some(call) = self.next_call(memory, calls) {
+                *left -= 1;
+                return Some(call);
+            }
+            if !matches!(calls.enable_notification(), Ok(true)) {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// The next call of the queue, read and checked as far as every call is the same. What is not even a call is used up.
+    fn next_call(&mut self, memory: &Memory, vring: &Vring) -> Option<Box<Call>> {
+        if !running(vring) {
+            return None;
+        }
+        let segments = Shared::segments(self.channel) as usize;
+        for _ in 0..QUEUE_MAX {
+            let chain = vring.get_mut().get_queue_mut().pop_descriptor_chain(memory)?;
+            let mut call = self.pool.take()?;
+            call.head = chain.head_index();
+            call.moved = 0;
+            call.buffers.fill(
+                chain.map(|descriptor| (descriptor.addr().0, descriptor.len(), descriptor.is_write_only())),
+                segments,
+            );
+            let words = vm_memory::ByteValued::as_mut_slice(&mut call.words);
+            if call.buffers.writable.len >= DONE_LEN && call.buffers.readable.read(memory, 0, words).is_ok() {
+                count(&self.shared.counters.calls);
+                return Some(call);
+            }
+            count(&self.shared.counters.malformed);
+            self.give_back(vring, call, 0);
+        }
+        None
+    }
+
+    /// Checks the call's fields and reads its request.
+    pub(crate) fn parse(&self, call: &mut Call) -> Result<Request, Errno> {
+        let (readable, writable) = (call.buffers.readable.len, call.buffers.writable.len);
+        if let Some(error) = call.buffers.malformed {
+            return Err(error);
+        }
+        call.parts = request::parts(&call.words, readable, writable, crate::shared::DATA_MAX as usize)?;
+        call.request = request::request(&call.words, self.shared.channels())?;
+        Ok(call.request)
+    }
+
+    /// Runs a call that cannot block; refuses others.
+    pub(crate) fn fast(&mut self, memory: &Memory, vring: &Vring, mut call: Box<Call>) {
+        match self.parse(&mut call) {
+            Ok(request) => self.parsed(memory, vring, call, request),
+            Err(error) => self.malformed(memory, vring, call, error),
+        }
+    }
+
+    /// Runs a checked call that cannot block; refuses others.
+    pub(crate) fn parsed(&mut self, memory: &Memory, vring: &Vring, mut call: Box<Call>, request: Request) {
+        if let Request::Cancel { id } = request {
+            let reply = self.cancel(memory, vring, id);
+            return self.complete(memory, vring, call, &reply, None);
+        }
+        let socket = match self.shared.table.find(call.words.sock) {
+            Ok(socket) => socket,
+            Err(error) => return self.complete(memory, vring, call, &error.into(), None),
+        };
+        let mut owned = self.owns(&socket);
+        if !owned && socket.owner == self.channel {
+            // Given to this channel since its messages were looked at; the guest was told already.
+            self.messages(memory, vring);
+            owned = self.owns(&socket);
+        }
+        // Only the worker may ask about another's socket: it cannot be closed meanwhile.
+        let anywhere = self.channel == 0 && matches!(request, Request::Name { .. } | Request::Query(_));
+        if !owned && !anywhere {
+            let error = if request.is_fast() { libc::EXDEV } else { libc::EOPNOTSUPP };
+            return self.complete(memory, vring, call, &Errno(error).into(), None);
+        }
+        let prio = call.words.prio;
+        if let Some(local) = self.local(socket.index).filter(|_| owned) {
+            local.prio = prio;
+        }
+        let place = owned.then_some(socket.index);
+        if owned && self.others_wait(&call, socket.index) {
+            // Bytes of two sends never mix, and who came first is served first.
+            return if u32::from(call.words.flags) & ONTIME_CALL_WAIT != 0 {
+                self.wait(memory, vring, call, socket.index)
+            } else {
+                self.complete(memory, vring, call, &Errno(libc::EAGAIN).into(), place)
+            };
+        }
+        match self.attempt(memory, &mut call, &socket) {
+            Outcome::Done(reply) => self.complete(memory, vring, call, &reply, place),
+            Outcome::Wait | Outcome::Again => self.wait(memory, vring, call, socket.index),
+        }
+    }
+
+    fn owns(&self, socket: &Socket) -> bool {
+        socket.owner == self.channel && self.locals.get(socket.index as usize).is_some_and(|local| local.owned)
+    }
+
+    /// Whether the call has to queue up: a send, or a receive that would wait, behind others of its kind.
+    fn others_wait(&self, call: &Call, index: u32) -> bool {
+        let waits = u32::from(call.words.flags) & ONTIME_CALL_WAIT != 0;
+        let queues = match call.request {
+            Request::Send { .. } => true,
+            Request::Recv { flags } => waits && flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0,
+            Request::Accept { .. } => waits,
+            _ => false,
+        };
+        let side = usize::from(matches!(call.request, Request::Send { .. }));
+        let list = self.locals.get(index as usize).and_then(|local| local.waiting.get(side));
+        queues && list.is_some_and(|list| !list.is_empty())
+    }
+
+    pub(crate) fn malformed(&mut self, memory: &Memory, vring: &Vring, call: Box<Call>, error: Errno) {
+        count(&self.shared.counters.malformed);
+        self.complete(memory, vring, call, &error.into(), None);
+    }
+
+    fn wait(&mut self, memory: &Memory, vring: &Vring, call: Box<Call>, index: u32) {
+        let side = usize::from(matches!(call.request, Request::Send { .. }));
+        let Some(list) = self.locals.get_mut(index as usize).and_then(|local| local.waiting.get_mut(side)) else {
+            return;
+        };
+        if let Some(refused) = self.pool.wait(list, index, call) {
+            count(&self.shared.counters.refused_limit);
+            self.complete(memory, vring, refused, &Errno(libc::EBUSY).into(), Some(index));
+        }
+    }
+
+    fn cancel(&mut self, memory: &Memory, vring: &Vring, id: u64) -> Reply {
+        let found = self.pool.find(id).and_then(|(index, send)| {
+            let list = self.locals.get_mut(index as usize)?.waiting.get_mut(usize::from(send))?;
+            Some((index, self.pool.remove(list, id)?))
+        });
+        let Some((index, call)) = found else { return Errno(libc::ENOENT).into() };
+        self.end(memory, vring, call, index);
+        Reply::done()
+    }
+
+    /// Completes a waiting call that will not go on.
+    fn end(&mut self, memory: &Memory, vring: &Vring, call: Box<Call>, index: u32) {
+        let reply = match call.moved {
+            0 => Errno(libc::ECANCELED).into(),
+            moved => Reply {
+                data: if matches!(call.request, Request::Recv { .. }) { moved } else { 0 },
+                ..Reply::number(Ok(moved as u32))
+            },
+        };
+        self.complete(memory, vring, call, &reply, Some(index));
+    }
+
+    /// Ends every call that waits on a socket.
+    pub(crate) fn end_waiting(&mut self, memory: &Memory, vring: &Vring, index: u32) {
+        for side in 0..2 {
+            while let Some(call) = self.take_waiting(index, side) {
+                self.end(memory, vring, call, index);
+            }
+        }
+    }
+
+    fn take_waiting(&mut self, index: u32, side: usize) -> Option<Box<Call>> {
+        self.pool.first(self.locals.get_mut(index as usize)?.waiting.get_mut(side)?)
+    }
+
+    /// Answers a call. `place` is the socket whose readiness the answer reports, if this engine owns it.
+    pub(crate) fn complete(
+        &mut self,
+        memory: &Memory,
+        vring: &Vring,
+        call: Box<Call>,
+        reply: &Reply,
+        place: Option<u32>,
+    ) {
+        // While an error is to be told the socket is ready for nothing: who sees that it failed is to know why.
+        let shown = |local: &mut Local| (if local.error == 0 { local.ready } else { 0 }, local.report());
+        let (ready, seq) = place.and_then(|index| self.local(index)).map_or((0, 0), shown);
+        let len = reply.write(memory, &call, ready, seq).unwrap_or(0);
+        self.waiter = self.waiter.max(call.words.prio);
+        self.give_back(vring, call, len);
+    }
+
+    fn give_back(&mut self, vring: &Vring, call: Box<Call>, len: u32) {
+        // A head beyond the table cannot be popped; a ring out of memory has nobody to tell.
+        let _ = vring.add_used(call.head, len);
+        self.used[0] = true;
+        self.pool.put(call);
+    }
+
+    /// Tries the calls that wait on a socket, in order. By side: whether one was completed.
+    pub(crate) fn serve(&mut self, memory: &Memory, vring: &Vring, socket: &Socket) -> [bool; 2] {
+        let mut served = [false; 2];
+        for (side, served) in served.iter_mut().enumerate() {
+            while let Some(mut call) = self.take_waiting(socket.index, side) {
+                match self.attempt(memory, &mut call, socket) {
+                    Outcome::Done(reply) => {
+                        self.complete(memory, vring, call, &reply, Some(socket.index));
+                        *served = true;
+                    }
+                    Outcome::Wait | Outcome::Again => {
+                        if let Some(list) =
+                            self.locals.get_mut(socket.index as usize).and_then(|local| local.waiting.get_mut(side))
+                        {
+                            self.pool.put_first(list, call);
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+        served
+    }
+
+    /// The socket has an error: a waiting call gets it, or else the guest by an event. A stream's data come before its error.
+    pub(crate) fn failed(&mut self, memory: &Memory, vring: &Vring, socket: &Socket, error: i32) {
+        let index = socket.index;
+        let data = socket.protocol == Protocol::Tcp
+            && host::query(socket.fd, libc::FIONREAD as libc::Ioctl).is_ok_and(|bytes| bytes > 0);
+        let first = (usize::from(data)..2).find_map(|side| self.take_waiting(index, side));
+        match first {
+            Some(call) if call.moved == 0 => self.complete(memory, vring, call, &Errno(error).into(), Some(index)),
+            other => {
+                if let Some(call) = other {
+                    self.end(memory, vring, call, index);
+                }
+                if let Some(local) = self.local(index) {
+                    local.error = error as u16;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! `/etc/ontime/sockets.toml` and `sockets.conf.d/*.toml`: one table a VM. docs/sockets.md describes the keys.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use ontime_tenants::ConfigError;
+use ontime_tenants::config::{self, Text};
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::abi::ONTIME_CHANNELS_MAX;
+use crate::policy::{Limits, Mapped, Network, Policy, Ports, SOCKETS_MAX};
+use crate::request::Protocol;
+
+/// How a VM's channels wake their vCPU (`ontime_config.wake`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wake {
+    /// The end of a halt, without an interrupt.
+    #[default]
+    Idle,
+    /// An ordinary interrupt, for comparison.
+    Interrupt,
+}
+
+/// What the files say about one VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vm {
+    /// What it may do.
+    pub policy: Policy,
+    /// Real-time channels beside the main one.
+    pub channels: u32,
+    /// How they wake.
+    pub wake: Wake,
+    /// SCHED_FIFO priority of the channels' threads: 1 to 98.
+    pub priority: i32,
+}
+
+impl Default for Vm {
+    /// Of a VM no file names: everything is denied.
+    fn default() -> Self {
+        let policy = Policy { bind: vec![], reach: vec![], map: vec![], limits: Limits::default() };
+        Self { policy, channels: 0, wake: Wake::Idle, priority: 48 }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    vm: BTreeMap<Spanned<String>, Entry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Entry {
+    #[serde(default)]
+    bind: Vec<Spanned<String>>,
+    #[serde(default)]
+    reach: Vec<Spanned<String>>,
+    #[serde(default)]
+    map: BTreeMap<Spanned<String>, u16>,
+    sockets: Option<Spanned<i64>>,
+    backlog: Option<Spanned<i64>>,
+    buffer: Option<Spanned<i64>>,
+    channels: Option<Spanned<i64>>,
+    #[serde(default)]
+    wake: Wake,
+    priority: Option<Spanned<i64>>,
+}
+
+/// Reads what the files in `directory` say about the VM `name`. None where no file names it.
+///
+/// # Errors
+/// [`ConfigError`] for a file that cannot be read, says what is not allowed, or names a VM a second time.
+pub fn load(directory: &Path, name: &str) -> Result<Option<Vm>, ConfigError> {
+    let mut found = None;
+    let mut named = std::collections::BTreeSet::new();
+    for path in config::files(directory, "sockets")? {
+        let text = Text::read(&path)?;
+        let file: File = text.parse()?;
+        for (vm, entry) in file.vm {
+            let span = vm.span();
+            let vm = vm.into_inner();
+            let entry = check(&text, entry)?;
+            if !named.insert(vm.clone()) {
+                return Err(text.error(&span, format!("a second table for VM {vm}; keep one of them")));
+            }
+            if vm == name {
+                found = Some(entry);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn check(text: &Text, entry: Entry) -> Result<Vm, ConfigError> {
+    let default = Vm::default();
+    let limits = default.policy.limits;
+    let bind = entry.bind.iter().map(|item| of(text, item, ports, PORTS)).collect::<Result<_, _>>()?;
+    let reach = entry.reach.iter().map(|item| of(text, item, network, NETWORK)).collect::<Result<_, _>>()?;
+    let map = entry.map.iter().map(|(item, host)| {
+        let guest =
+            of(text, item, |text| ports(text).filter(|ports| ports.first == ports.last && ports.first > 0), PORT)?;
+        Ok(Mapped { protocol: guest.protocol, guest: guest.first, host: *host })
+    });
+    let map: Vec<Mapped> = map.collect::<Result<_, ConfigError>>()?;
+    let limits = Limits {
+        sockets: number(text, entry.sockets, "sockets", 1..=i64::from(SOCKETS_MAX), i64::from(limits.sockets))? as u32,
+        backlog: number(text, entry.backlog, "backlog", 0..=65_535, i64::from(limits.backlog))? as i32,
+        buffer: number(text, entry.buffer, "buffer", 4_096..=1 << 30, i64::from(limits.buffer))? as i32,
+    };
+    Ok(Vm {
+        policy: Policy { bind, reach, map, limits },
+        channels: number(text, entry.channels, "channels", 0..=i64::from(ONTIME_CHANNELS_MAX) - 1, 0)? as u32,
+        wake: entry.wake,
+        priority: number(text, entry.priority, "priority", 1..=98, i64::from(default.priority))? as i32,
+    })
+}
+
+const PORTS: &str = "ports are written tcp/80, udp/5060-5070, or tcp/0 for any free port";
+const PORT: &str = "a port is written tcp/80 or udp/53";
+const NETWORK: &str = "a network is written 192.0.2.0/24 or 2001:db8::/32, with no bits set after the prefix";
+
+fn of<T>(
+    text: &Text,
+    item: &Spanned<String>,
+    parse: impl Fn(&str) -> Option<T>,
+    allowed: &str,
+) -> Result<T, ConfigError> {
+    parse(item.get_ref()).ok_or_else(|| text.error(&item.span(), format!("{:?}: {allowed}", item.get_ref())))
+}
+
+fn number(
+    text: &Text,
+    given: Option<Spanned<i64>>,
+    name: &str,
+    allowed: RangeInclusive<i64>,
+    default: i64,
+) -> Result<i64, ConfigError> {
+    match given {
+        None => Ok(default),
+        Some(number) if allowed.contains(number.get_ref()) => Ok(number.into_inner()),
+        Some(number) => {
+            let what = format!("{name} is {}, allowed are {} to {}", number.get_ref(), allowed.start(), allowed.end());
+            Err(text.error(&number.span(), what))
+        }
+    }
+}
+
+fn ports(text: &str) -> Option<Ports> {
+    let (protocol, range) = text.split_once('/')?;
+    let protocol = match protocol {
+        "tcp" => Protocol::Tcp,
+        "udp" => Protocol::Udp,
+        _ => return None,
+    };
+    let (first, last) = range.split_once('-').unwrap_or((range, range));
+    let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+    (first <= last).then_some(Ports { protocol, first, last })
+}
+
+fn network(text: &str) -> Option<Network> {
+    let (address, prefix) = text.split_once('/')?;
+    Network::new(address.parse().ok()?, prefix.parse().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, vm: &str) -> Result<Option<Vm>, String> {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("sockets.toml"), text).unwrap();
+        load(directory.path(), vm).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_vm_has_what_its_table_says() {
+        let text = "[vm.web]\nbind = [\"tcp/80\", \"udp/5060-5070\"]\nreach = [\"192.0.2.0/24\"]\nmap = { \"tcp/80\" = 8080 }\n\
+                    sockets = 7\nchannels = 2\nwake = \"interrupt\"\n";
+        let vm = read(text, "web").unwrap().unwrap();
+        assert_eq!(vm.policy.bind.len(), 2);
+        assert_eq!(vm.policy.bind[1], Ports { protocol: Protocol::Udp, first: 5060, last: 5070 });
+        assert_eq!(vm.policy.map, [Mapped { protocol: Protocol::Tcp, guest: 80, host: 8080 }]);
+        assert_eq!((vm.policy.limits.sockets, vm.policy.limits.backlog), (7, 128));
+        assert_eq!((vm.channels, vm.wake, vm.priority), (2, Wake::Interrupt, 48));
+        assert_eq!(read(text, "other").unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_place() {
+        for (text, at, word) in [
+            ("[vm.a]\nbind = [\"tcp/80\", \"sctp/1\"]", ":2:19:", "tcp/80, udp/5060-5070"),
+            ("[vm.a]\nreach = [\"192.0.2.1/24\"]", ":2:10:", "no bits set"),
+            ("[vm.a]\nsockets = 60001", ":2:11:", "1 to 60000"),
+            ("[vm.a]\npriority = 99", ":2:12:", "1 to 98"),
+            ("[vm.a]\nblind = []", ":2:1:", "did you mean `bind`"),
+            ("[vm.a]\nmap = { \"tcp/80-81\" = 1 }", ":2:9:", "tcp/80 or udp/53"),
+            ("[vm.a]\nwake = \"never\"", ":2:8:", "`idle`"),
+        ] {
+            let error = read(text, "a").unwrap_err();
+            assert!(error.contains(at) && error.contains(word), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn two_tables_for_a_vm_are_one_too_many() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("sockets.toml"), "[vm.a]\n").unwrap();
+        std::fs::create_dir(directory.path().join("sockets.conf.d")).unwrap();
+        std::fs::write(directory.path().join("sockets.conf.d/a.toml"), "[vm.a]\n").unwrap();
+        let error = load(directory.path(), "b").unwrap_err().to_string();
+        assert!(error.contains("a.toml:1:") && error.contains("second table"), "{error}");
+    }
+}

@@ -1,0 +1,92 @@
+//! Control messages of a SEND: which are passed to the host's socket (pure).
+//!
+//! The layout is the host's own, so what passes needs no translation; what is not listed is refused.
+
+use crate::abi::{Errno, ONTIME_CONTROL_MAX};
+
+const HEADER: usize = size_of::<libc::cmsghdr>();
+
+/// Level, type, the longest value in bytes, and why it is passed.
+const PASSED: &[(i32, i32, usize, &str)] = &[
+    (libc::SOL_SOCKET, libc::SCM_TIMESTAMPING, 4, "SO_TIMESTAMPING: stamps asked for one message"),
+    (libc::IPPROTO_IP, libc::IP_PKTINFO, 12, "source address of one datagram"),
+    (libc::IPPROTO_IP, libc::IP_TTL, 4, "TTL of one datagram"),
+    (libc::IPPROTO_IP, libc::IP_TOS, 4, "DSCP of one datagram"),
+    (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, 20, "source address of one datagram"),
+    (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, 4, "hop limit of one datagram"),
+    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 4, "DSCP of one datagram"),
+    (libc::IPPROTO_UDP, libc::UDP_SEGMENT, 2, "segment size of one send (GSO)"),
+];
+
+/// Checks the control messages of a SEND.
+///
+/// # Errors
+/// EINVAL where a length leads outside the bytes, or a message is not one of those that are passed.
+pub fn check(bytes: &[u8]) -> Result<(), Errno> {
+    let invalid = Errno(libc::EINVAL);
+    if bytes.len() > ONTIME_CONTROL_MAX as usize {
+        return Err(invalid);
+    }
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let len = usize::try_from(u64::from_le_bytes(*rest.first_chunk().ok_or(invalid)?)).map_err(|_| invalid)?;
+        let field =
+            |at: usize| rest.get(at..).and_then(|part| part.first_chunk()).map(|part| i32::from_le_bytes(*part));
+        let (level, kind) = (field(8).ok_or(invalid)?, field(12).ok_or(invalid)?);
+        let data = len.checked_sub(HEADER).ok_or(invalid)?;
+        if len > rest.len() || !PASSED.iter().any(|(l, k, max, _)| (*l, *k) == (level, kind) && data <= *max) {
+            return Err(invalid);
+        }
+        // The last message need not be padded.
+        rest = rest.get(len.next_multiple_of(8)..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn message(level: i32, kind: i32, data: &[u8]) -> Vec<u8> {
+        let mut bytes = ((HEADER + data.len()) as u64).to_le_bytes().to_vec();
+        bytes.extend(level.to_le_bytes());
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(data);
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        bytes
+    }
+
+    #[test]
+    fn listed_messages_pass() {
+        let mut two = message(libc::IPPROTO_IP, libc::IP_TTL, &9i32.to_le_bytes());
+        two.extend(message(libc::IPPROTO_IP, libc::IP_PKTINFO, &[0; 12]));
+        assert_eq!(check(&two), Ok(()));
+        two.truncate(two.len() - 4);
+        assert_eq!(check(&two), Ok(()), "the last one's padding may be missing");
+        assert_eq!(check(&[]), Ok(()));
+    }
+
+    #[test]
+    fn descriptors_and_lies_do_not() {
+        let invalid = Err(Errno(libc::EINVAL));
+        assert_eq!(check(&message(libc::SOL_SOCKET, libc::SCM_RIGHTS, &[0; 4])), invalid);
+        assert_eq!(check(&message(libc::IPPROTO_IP, libc::IP_TTL, &[0; 64])), invalid);
+        let mut long = message(libc::IPPROTO_IP, libc::IP_TTL, &[0; 4]);
+        long[0] = 200;
+        assert_eq!(check(&long), invalid);
+        let mut none = long.clone();
+        none[0] = 0;
+        assert_eq!(check(&none), invalid);
+        long[0..8].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert_eq!(check(&long), invalid);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic_or_loop(bytes in proptest::collection::vec(any::<u8>(), 0..1100)) {
+            let _ = check(&bytes);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Main's control queue: calls about the VM. Its thread has nothing else to do, so that later deadline messages are not
+//! behind bulk data.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use vhost_user_backend::VringT;
+use virtio_queue::QueueT;
+use vm_memory::{ByteValued, GuestAddressSpace, GuestMemoryAtomic};
+
+use crate::abi::*;
+use crate::call::Reply;
+use crate::engine::running;
+use crate::memory::{Buffers, Memory};
+use crate::notify;
+use crate::request;
+use crate::shared::{QUEUE_MAX, Shared, count};
+use crate::vring::Vring;
+
+/// Segments of a control call: headers and 8 bytes of data, however they are cut.
+const SEGMENTS: usize = 8;
+
+/// See above.
+pub struct ControlQueue {
+    shared: Arc<Shared>,
+    memory: GuestMemoryAtomic<Memory>,
+    buffers: Buffers,
+}
+
+impl ControlQueue {
+    /// Of a VM.
+    pub fn new(shared: Arc<Shared>, memory: GuestMemoryAtomic<Memory>) -> Self {
+        Self { shared, memory, buffers: Buffers::with_capacity(SEGMENTS) }
+    }
+
+    /// Answers what is in the queue.
+    pub fn handle(&mut self, vring: &Vring) {
+        let guard = self.memory.memory();
+        let memory = &*guard;
+        let mut used = false;
+        // A ring whose index is nonsense always seems to hold more: it is tried a second time, not for ever.
+        for _ in 0..2 {
+            if !running(vring) {
+                break;
+            }
+            for _ in 0..QUEUE_MAX {
+                let Some(chain) = vring.get_mut().get_queue_mut().pop_descriptor_chain(memory) else { break };
+                let head = chain.head_index();
+                self.buffers.fill(chain.map(|d| (d.addr().0, d.len(), d.is_write_only())), SEGMENTS);
+                let _ = vring.add_used(head, self.answer(memory, vring));
+                used = true;
+            }
+            if !matches!(vring.enable_notification(), Ok(true)) {
+                break;
+            }
+        }
+        if used && vring.needs_notification().unwrap_or(true) {
+            let _ = vring.signal_used_queue();
+        }
+    }
+
+    /// The used length.
+    fn answer(&mut self, memory: &Memory, vring: &Vring) -> u32 {
+        let mut words = ontime_call::default();
+        let (readable, writable) = (&self.buffers.readable, &self.buffers.writable);
+        if writable.len < DONE_LEN || readable.read(memory, 0, words.as_mut_slice()).is_err() {
+            count(&self.shared.counters.malformed);
+            return 0;
+        }
+        let result = self.run(memory, vring, &words);
+        if result.is_err() {
+            count(&self.shared.counters.malformed);
+        }
+        let reply = Reply::number(result.map(|()| 0));
+        reply.write_to(memory, &self.buffers.writable, words.id, 0, 0).unwrap_or(0)
+    }
+
+    fn run(&self, memory: &Memory, vring: &Vring, words: &ontime_call) -> Result<(), Errno> {
+        let invalid = Errno(libc::EINVAL);
+        if let Some(error) = self.buffers.malformed {
+            return Err(error);
+        }
+        let parts = request::parts(words, self.buffers.readable.len, self.buffers.writable.len, 8)?;
+        match u32::from(words.op) {
+            ONTIME_CTL_VCPU => self.vcpu(memory, vring, words, parts.data),
+            ONTIME_CTL_PING if parts.data == 0 && words.arg == [0; 4] => Ok(()),
+            ONTIME_CTL_PING => Err(invalid),
+            _ => Err(Errno(libc::EOPNOTSUPP)),
+        }
+    }
+
+    fn vcpu(&self, memory: &Memory, vring: &Vring, words: &ontime_call, data: usize) -> Result<(), Errno> {
+        let invalid = Errno(libc::EINVAL);
+        let [channel, _vcpu, a2, a3] = words.arg;
+        let place = self.shared.vcpus.get(channel as usize).filter(|_| channel > 0).ok_or(invalid)?;
+        let unused = words.sock == ONTIME_SOCK_NONE && words.flags == 0 && words.control_len == 0 && a2 == 0 && a3 == 0;
+        if !unused || data != 8 {
+            return Err(invalid);
+        }
+        let mut address = [0; 8];
+        self.buffers.readable.read(memory, CALL_LEN, &mut address)?;
+        let address = u64::from_le_bytes(address);
+        if address % size_of::<ontime_vcpu>() as u64 != 0 {
+            return Err(invalid);
+        }
+        if address != 0 && !notify::word_fits(memory, address) {
+            return Err(Errno(libc::EFAULT));
+        }
+        self.shared.attention.get_or_init(|| vring.clone());
+        place.store(address, Ordering::Release);
+        Ok(())
+    }
+}

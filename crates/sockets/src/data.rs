@@ -1,0 +1,241 @@
+//! The calls that cannot block, on a socket the engine owns: send, receive, accept, and questions.
+
+use std::net::SocketAddr;
+
+use crate::abi::*;
+use crate::call::{Call, Reply};
+use crate::engine::{Engine, Outcome};
+use crate::host;
+use crate::memory::Memory;
+use crate::name::Name;
+use crate::request::{self, Protocol, Request};
+use crate::shared::count;
+use crate::table::Socket;
+
+/// ioctl: bytes not yet sent of a TCP socket (linux/sockios.h).
+const SIOCOUTQNSD: libc::Ioctl = 0x894b;
+/// ioctl: whether the next byte is the urgent one.
+const SIOCATMARK: libc::Ioctl = 0x8905;
+
+/// How often a call is tried in a row while it moves bytes.
+const TRIES: usize = 16;
+
+/// What one try of a call gave.
+type Tried = Result<Outcome, Errno>;
+
+impl Engine {
+    /// Tries a call on its socket: a new one, or one that waits.
+    ///
+    /// What was moved only in part is tried again until the kernel says EAGAIN: only then is it sure that there will be
+    /// an edge. (The peer may have closed behind the bytes that were received; that edge is over.)
+    pub(crate) fn attempt(&mut self, memory: &Memory, call: &mut Call, socket: &Socket) -> Outcome {
+        for _ in 0..TRIES {
+            let outcome = self.try_once(memory, call, socket);
+            if !matches!(outcome, Outcome::Again) {
+                return outcome;
+            }
+        }
+        // Others have their turn first.
+        self.come_back(socket.index);
+        Outcome::Wait
+    }
+
+    fn try_once(&mut self, memory: &Memory, call: &mut Call, socket: &Socket) -> Outcome {
+        let tried = match call.request {
+            Request::Send { flags, to } => self.send(memory, call, socket, flags, to),
+            Request::Recv { flags } => self.recv(memory, call, socket, flags),
+            Request::Accept { new } => self.accept(call, socket, new),
+            Request::Shutdown { how } => host::shutdown(socket.fd, how).map(|()| {
+                self.look(socket);
+                Outcome::Done(Reply::done())
+            }),
+            Request::Name { peer } => host::name(socket.fd, peer).map(|name| {
+                let seen = name.get().map(|name| if peer { name } else { self.seen(socket.protocol, name) });
+                Outcome::Done(Reply::done().named(seen))
+            }),
+            Request::Query(which) => query(socket, which).map(|number| Outcome::Done(Reply::number(Ok(number)))),
+            Request::Poll => {
+                self.look(socket);
+                Ok(Outcome::Done(Reply::done()))
+            }
+            _ => Err(Errno(libc::EOPNOTSUPP)),
+        };
+        tried.unwrap_or_else(|error| Outcome::Done(error.into()))
+    }
+
+    /// The socket's local name as the guest is to see it.
+    pub(crate) fn seen(&self, protocol: Protocol, name: SocketAddr) -> SocketAddr {
+        self.shared.vm.policy.seen(protocol, name)
+    }
+
+    /// Looks how ready the socket is now, and why it failed: a guest that sees the one asks for the other. Calls that wait
+    /// have a right to the error; the event that is on its way gives it to them.
+    pub(crate) fn look(&mut self, socket: &Socket) {
+        let mut ready = host::ready(socket.fd);
+        let Some(local) = self.local(socket.index).filter(|local| local.owned) else { return };
+        if ready & ONTIME_READY_ERR != 0 && local.waiting.iter().all(crate::call::List::is_empty) {
+            let error = host::take_error(socket.fd);
+            if error != 0 {
+                local.error = error as u16;
+                ready = host::ready(socket.fd);
+            }
+        }
+        local.ready = ready;
+        if local.error != 0 {
+            self.mark_dirty(socket.index);
+        }
+    }
+
+    /// Takes bits off the socket's readiness: the kernel has said EAGAIN, and will say when they come back.
+    fn unready(&mut self, socket: &Socket, bits: u32) {
+        if let Some(local) = self.local(socket.index) {
+            local.ready &= !bits;
+        }
+    }
+
+    fn send(&mut self, memory: &Memory, call: &mut Call, socket: &Socket, flags: i32, to: Name) -> Tried {
+        let policy = &self.shared.vm.policy;
+        let to = match to {
+            Name::None => None,
+            Name::Unspec => return Err(Errno(libc::EAFNOSUPPORT)),
+            Name::Inet(address) => Some(
+                policy.reach(socket.protocol, address).inspect_err(|_| count(&self.shared.counters.refused_reach))?,
+            ),
+        };
+        let to = to.as_ref().map(host::Address::from);
+        let control_len = usize::from(call.words.control_len);
+        let control = self.control.get_mut(..control_len).ok_or(Errno(libc::EINVAL))?;
+        call.buffers.readable.read(memory, CALL_LEN, control)?;
+        request::send_control(control)?;
+        let left = call.parts.data - call.moved;
+        call.buffers.readable.iovecs(memory, call.data_at() + call.moved, left, &mut self.iov)?;
+        // SAFETY: the iovecs name guest memory, which stays mapped while `memory` is borrowed.
+        let sent = unsafe { host::send(socket.fd, &mut self.iov, to.as_ref(), control, flags) };
+        let wait = u32::from(call.words.flags) & ONTIME_CALL_WAIT != 0;
+        let result = match sent {
+            Ok(bytes) => {
+                call.moved += bytes;
+                let short = call.moved < call.parts.data && socket.protocol == Protocol::Tcp;
+                if short && wait {
+                    return Ok(Outcome::Again);
+                }
+                if short {
+                    self.unready(socket, ONTIME_READY_OUT);
+                }
+                Ok(call.moved as u32)
+            }
+            Err(Errno(libc::EAGAIN)) => {
+                self.unready(socket, ONTIME_READY_OUT);
+                if wait {
+                    return Ok(Outcome::Wait);
+                }
+                moved_or(call, Errno(libc::EAGAIN))
+            }
+            Err(error) => {
+                self.look(socket);
+                self.later(call, socket, error)
+            }
+        };
+        Ok(Outcome::Done(Reply::number(result)))
+    }
+
+    /// An error after bytes were moved: the bytes are the result, the error is for the next call.
+    fn later(&mut self, call: &Call, socket: &Socket, error: Errno) -> Result<u32, Errno> {
+        if call.moved > 0 {
+            if let Some(local) = self.local(socket.index) {
+                local.error = error.0 as u16;
+            }
+            self.mark_dirty(socket.index);
+        }
+        moved_or(call, error)
+    }
+
+    fn recv(&mut self, memory: &Memory, call: &mut Call, socket: &Socket, flags: i32) -> Tried {
+        let now = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0;
+        let wait = u32::from(call.words.flags) & ONTIME_CALL_WAIT != 0 && !now;
+        let nothing = self.local(socket.index).is_some_and(|local| local.ready & !ONTIME_READY_OUT == 0);
+        if nothing && wait && call.moved == 0 && call.parts.room > 0 {
+            // Known without asking: nothing has come since the socket was last looked at.
+            return Ok(Outcome::Wait);
+        }
+        let all =
+            wait && flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && socket.protocol == Protocol::Tcp;
+        let left = call.parts.room - call.moved;
+        call.buffers.writable.iovecs(memory, call.room_at() + call.moved, left, &mut self.iov)?;
+        let room = self.control.get_mut(..usize::from(call.words.control_room)).ok_or(Errno(libc::EINVAL))?;
+        // SAFETY: the iovecs name guest memory, which stays mapped while `memory` is borrowed.
+        let received = match unsafe { host::recv(socket.fd, &mut self.iov, room, flags) } {
+            Ok(received) => received,
+            Err(Errno(libc::EAGAIN)) => {
+                self.unready(socket, ONTIME_READY_IN);
+                return if wait {
+                    Ok(Outcome::Wait)
+                } else {
+                    moved_or(call, Errno(libc::EAGAIN)).map(|bytes| answer(call, bytes))
+                };
+            }
+            Err(error) => {
+                self.look(socket);
+                return self.later(call, socket, error).map(|bytes| answer(call, bytes));
+            }
+        };
+        call.buffers.writable.write(memory, DONE_LEN, self.control.get(..received.control).unwrap_or_default())?;
+        call.moved += received.len;
+        if all && received.len > 0 && call.moved < call.parts.room {
+            return Ok(Outcome::Again);
+        }
+        self.look(socket);
+        let reply = Reply {
+            data: call.moved.min(call.parts.room),
+            control: received.control,
+            flags: received.flags as u32,
+            ..Reply::number(Ok(call.moved as u32)).named(received.from.get())
+        };
+        Ok(Outcome::Done(reply))
+    }
+
+    fn accept(&mut self, call: &Call, socket: &Socket, new: u32) -> Tried {
+        let table = &self.shared.table;
+        let index = table.claim(new).inspect_err(|_| count(&self.shared.counters.refused_limit))?;
+        match host::accept(socket.fd) {
+            Ok((fd, peer)) => {
+                table.set(index, fd, socket.family, socket.protocol, true, self.channel);
+                self.look(socket);
+                // Only out of kernel memory or watches: the guest has the socket and sees that it does nothing.
+                if self.adopt(index).is_err() {
+                    count(&self.shared.counters.refused_limit);
+                }
+                if let Some(local) = self.local(index) {
+                    local.prio = call.words.prio;
+                }
+                Ok(Outcome::Done(Reply::done().named(peer.get())))
+            }
+            Err(error) => {
+                table.unclaim(index);
+                if error.0 != libc::EAGAIN {
+                    return Err(error);
+                }
+                self.unready(socket, ONTIME_READY_IN);
+                if u32::from(call.words.flags) & ONTIME_CALL_WAIT == 0 { Err(error) } else { Ok(Outcome::Wait) }
+            }
+        }
+    }
+}
+
+fn moved_or(call: &Call, error: Errno) -> Result<u32, Errno> {
+    if call.moved > 0 { Ok(call.moved as u32) } else { Err(error) }
+}
+
+fn answer(call: &Call, bytes: u32) -> Outcome {
+    Outcome::Done(Reply { data: call.moved, ..Reply::number(Ok(bytes)) })
+}
+
+fn query(socket: &Socket, which: u32) -> Result<u32, Errno> {
+    let request = match which {
+        ONTIME_QUERY_INQ => libc::FIONREAD as libc::Ioctl,
+        ONTIME_QUERY_OUTQ => libc::TIOCOUTQ as libc::Ioctl,
+        ONTIME_QUERY_ATMARK => SIOCATMARK,
+        _ => SIOCOUTQNSD,
+    };
+    host::query(socket.fd, request).map(|number| number as u32)
+}

@@ -1,0 +1,338 @@
+//! What a thread does that owns sockets: takes calls from its queue, runs those that cannot block, keeps those that wait,
+//! reports readiness. The real-time thread of a channel is an engine; the worker is one with more calls (`worker`).
+//!
+//! After it is made, an engine allocates nothing, takes no lock another thread holds for long, and bounds each loop by
+//! the queue's size, the number of sockets or the call's segments.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use vhost_user_backend::VringT;
+use virtio_queue::QueueT;
+use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
+
+use crate::abi::*;
+use crate::call::{List, Pool, Reply};
+use crate::host;
+use crate::memory::{Iovecs, Memory};
+use crate::notify::Notifier;
+use crate::shared::{Message, QUEUE_MAX, Shared, count};
+use crate::table::NOBODY;
+use crate::vring::Vring;
+
+/// Events of the thread's epoll: below are the queues and the backend's own.
+pub const INBOX_EVENT: u16 = 8;
+/// The notifier's guard.
+pub const GUARD_EVENT: u16 = 9;
+/// The socket at place 0.
+pub const SOCKET_EVENTS: u16 = 16;
+
+/// What the engine keeps about a socket it owns.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Local {
+    pub owned: bool,
+    pub dirty: bool,
+    pub again: bool,
+    pub prio: u16,
+    pub error: u16,
+    pub ready: u32,
+    pub seq: u32,
+    /// Calls that wait: for something to receive or accept, and to send.
+    pub waiting: [List; 2],
+}
+
+/// What came of a call.
+pub(crate) enum Outcome {
+    /// It is finished.
+    Done(Reply),
+    /// It can go on when the socket is ready.
+    Wait,
+    /// It moved bytes and may move more.
+    Again,
+}
+
+/// Where a ring stood when we last left it: another place means it was set up anew.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Mark {
+    table: u64,
+    next: u16,
+}
+
+/// See above.
+pub struct Engine {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) channel: u32,
+    memory: GuestMemoryAtomic<Memory>,
+    epoll: RawFd,
+    pub(crate) locals: Box<[Local]>,
+    pub(crate) pool: Pool,
+    pub(crate) dirty: VecDeque<u32>,
+    again: VecDeque<u32>,
+    pub(crate) iov: Iovecs,
+    pub(crate) control: Vec<u8>,
+    pub(crate) inbox: Option<Receiver<Message>>,
+    notifier: Notifier,
+    marks: [Mark; 2],
+    pub(crate) start_due: bool,
+    pub(crate) missed: bool,
+    pub(crate) used: [bool; 2],
+    pub(crate) waiter: u16,
+}
+
+impl Engine {
+    /// Of a channel. `epoll` is set once the thread's own is there.
+    ///
+    /// # Errors
+    /// Where no timer can be made.
+    pub fn new(shared: Arc<Shared>, channel: u32, memory: GuestMemoryAtomic<Memory>) -> std::io::Result<Self> {
+        let segments = Shared::segments(channel) as usize;
+        Ok(Self {
+            channel,
+            memory,
+            epoll: -1,
+            locals: vec![Local::default(); shared.table.len()].into(),
+            pool: Pool::new(QUEUE_MAX, segments),
+            dirty: VecDeque::with_capacity(shared.table.len()),
+            again: VecDeque::with_capacity(shared.table.len()),
+            iov: Iovecs::with_capacity(segments.min(1024)),
+            control: vec![0; ONTIME_CONTROL_MAX as usize],
+            inbox: shared.inboxes.get(channel as usize).and_then(crate::shared::Inbox::take),
+            notifier: Notifier::new(channel)?,
+            marks: [Mark::default(); 2],
+            start_due: false,
+            missed: false,
+            used: [false; 2],
+            waiter: 0,
+            shared,
+        })
+    }
+
+    /// Waits by this epoll from now on.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn attach(&mut self, epoll: RawFd) -> Result<(), Errno> {
+        self.epoll = epoll;
+        let bell = self.shared.inboxes.get(self.channel as usize).map_or(-1, crate::shared::Inbox::bell);
+        host::watch(epoll, bell, u64::from(INBOX_EVENT))?;
+        host::watch(epoll, self.notifier.timer(), u64::from(GUARD_EVENT))
+    }
+
+    /// The guest's memory as it is now.
+    pub(crate) fn memory(&self) -> impl std::ops::Deref<Target = Memory> + use<> {
+        self.memory.memory()
+    }
+
+    /// The real-time thread's reaction to an event; of a socket's, `ready` are its EPOLL* bits.
+    pub fn handle(&mut self, event: u16, ready: u32, vrings: &[Vring]) {
+        let Some([calls, events]) = vrings.first_chunk() else { return };
+        let guard = self.memory();
+        let memory = &*guard;
+        self.restarted(calls, events);
+        self.messages(memory, calls);
+        self.catch_up(memory, calls);
+        self.event(memory, vrings, event, ready);
+        let mut left = QUEUE_MAX;
+        while let Some(call) = self.next(memory, calls, &mut left) {
+            self.fast(memory, calls, call);
+        }
+        self.finish(memory, vrings);
+    }
+
+    /// Looks at the sockets whose turn was over, and at every one if events were missed while the ring stood still.
+    pub(crate) fn catch_up(&mut self, memory: &Memory, calls: &Vring) {
+        // Those that come back once more have their turn next time.
+        for _ in 0..self.again.len() {
+            let Some(index) = self.again.pop_front() else { break };
+            if let Some(local) = self.local(index) {
+                local.again = false;
+            }
+            self.socket_event(memory, calls, index, None);
+        }
+        if self.missed && running(calls) {
+            self.missed = false;
+            for index in 0..self.locals.len() as u32 {
+                self.socket_event(memory, calls, index, None);
+            }
+        }
+    }
+
+    /// What an event asks for, besides a look at the queue.
+    pub(crate) fn event(&mut self, memory: &Memory, vrings: &[Vring], event: u16, ready: u32) {
+        match (event, vrings) {
+            (GUARD_EVENT, _) => self.notifier.expired(&self.shared, memory, vrings),
+            (SOCKET_EVENTS.., [calls, ..]) => {
+                self.socket_event(memory, calls, u32::from(event - SOCKET_EVENTS), Some(ready));
+            }
+            _ => {
+                if let Some(vring) = vrings.get(usize::from(event)) {
+                    vring.wait_by_edge(self.epoll, event);
+                }
+            }
+        }
+    }
+
+    /// Looks at a socket again, after what else is waiting.
+    pub(crate) fn come_back(&mut self, index: u32) {
+        // As with `dirty`: each socket once.
+        if let Some(local) = self.locals.get_mut(index as usize).filter(|local| !local.again) {
+            local.again = true;
+            self.again.push_back(index);
+        }
+        self.ring_again();
+    }
+
+    /// Comes back after what else is waiting.
+    pub(crate) fn ring_again(&self) {
+        if let Some(inbox) = self.shared.inboxes.get(self.channel as usize) {
+            inbox.ring();
+        }
+    }
+
+    /// Notices that the guest set its rings up anew. True for the call queue, if it had been used before.
+    pub(crate) fn restarted(&mut self, calls: &Vring, events: &Vring) -> bool {
+        let now = [mark(calls), mark(events)];
+        let [calls_same, events_same] = [now[0] == self.marks[0], now[1] == self.marks[1]];
+        let before = self.marks[0] != Mark::default();
+        if !calls_same {
+            // What waited belongs to the old ring, whose memory may be anything by now.
+            self.pool.forget();
+            for local in &mut self.locals {
+                local.waiting = Default::default();
+            }
+        }
+        if !events_same {
+            self.start_due = true;
+            for index in 0..self.locals.len() as u32 {
+                self.mark_dirty(index);
+            }
+        }
+        self.marks = now;
+        !calls_same && before
+    }
+
+    /// What a channel's inbox holds. (The worker reads its own: it takes other messages.)
+    pub(crate) fn messages(&mut self, memory: &Memory, calls: &Vring) {
+        let most = if self.channel > 0 { 2 * QUEUE_MAX } else { 0 };
+        for _ in 0..most {
+            let Some(message) = self.next_message() else { break };
+            self.message(memory, calls, message);
+        }
+    }
+
+    pub(crate) fn next_message(&self) -> Option<Message> {
+        self.inbox.as_ref()?.try_recv().ok()
+    }
+
+    fn message(&mut self, memory: &Memory, calls: &Vring, message: Message) {
+        let answer = match message {
+            Message::Adopt { index } => {
+                if self.adopt(index).is_err() {
+                    count(&self.shared.counters.refused_limit);
+                }
+                return;
+            }
+            Message::Look { index } => {
+                self.look_again(index);
+                return;
+            }
+            Message::Release { index, ticket, force } => {
+                Message::Released { ticket, result: self.release(memory, calls, index, force) }
+            }
+            Message::Forget { ticket } => {
+                self.forget();
+                Message::Released { ticket, result: Ok(()) }
+            }
+            Message::Released { .. } | Message::Status(_) => return,
+        };
+        // There is room: the worker has no more tickets than its inbox has places.
+        let _ = self.shared.inboxes.first().map(|worker| worker.send(answer));
+    }
+
+    /// Makes a socket this engine's. Its readiness is reported.
+    pub(crate) fn adopt(&mut self, index: u32) -> Result<(), Errno> {
+        let socket = self.shared.table.at(index).ok_or(Errno(libc::EBADF))?;
+        host::watch(self.epoll, socket.fd, u64::from(SOCKET_EVENTS) + u64::from(index))?;
+        // The count goes on: the last owner's reports may still be on their way, in another queue.
+        let seq = self.shared.table.reports(index);
+        if let Some(local) = self.local(index) {
+            let Local { dirty, again, .. } = *local;
+            *local = Local { owned: true, dirty, again, seq, ready: host::ready(socket.fd), ..Local::default() };
+        }
+        self.shared.table.set_owner(index, self.channel);
+        self.mark_dirty(index);
+        Ok(())
+    }
+
+    /// Lets go of a socket.
+    ///
+    /// # Errors
+    /// EBUSY where calls wait on it, unless they are to be ended.
+    pub(crate) fn release(&mut self, memory: &Memory, vring: &Vring, index: u32, force: bool) -> Result<(), Errno> {
+        let waiting = self.local(index).is_some_and(|local| local.waiting.iter().any(|list| !list.is_empty()));
+        if waiting && !force {
+            return Err(Errno(libc::EBUSY));
+        }
+        self.end_waiting(memory, vring, index);
+        if let Some(socket) = self.shared.table.at(index) {
+            host::unwatch(self.epoll, socket.fd);
+        }
+        if let Some(local) = self.local(index) {
+            local.owned = false;
+            local.ready = 0;
+            local.error = 0;
+            let seq = local.seq;
+            self.shared.table.set_reports(index, seq);
+        }
+        self.shared.table.set_owner(index, NOBODY);
+        Ok(())
+    }
+
+    /// Lets go of every socket, answering nothing: the driver that could read it is gone.
+    pub(crate) fn forget(&mut self) {
+        self.pool.forget();
+        for index in 0..self.locals.len() as u32 {
+            let Some(local) = self.local(index) else { continue };
+            let owned = std::mem::take(&mut local.owned);
+            local.waiting = Default::default();
+            if !owned {
+                continue;
+            }
+            if let Some(socket) = self.shared.table.at(index).filter(|socket| socket.owner == self.channel) {
+                host::unwatch(self.epoll, socket.fd);
+                self.shared.table.set_owner(index, NOBODY);
+            }
+        }
+    }
+
+    pub(crate) fn local(&mut self, index: u32) -> Option<&mut Local> {
+        self.locals.get_mut(index as usize)
+    }
+
+    /// Reports readiness while there are event buffers, and notifies the guest if anything was used.
+    pub(crate) fn finish(&mut self, memory: &Memory, vrings: &[Vring]) {
+        let Some([calls, events]) = vrings.first_chunk() else { return };
+        if running(events) {
+            self.report(memory, events);
+        }
+        let used = std::mem::take(&mut self.used);
+        let waiter = std::mem::take(&mut self.waiter);
+        if used != [false; 2] {
+            self.notifier.used(&self.shared, memory, vrings, used, waiter);
+        }
+        self.marks = [mark(calls), mark(events)];
+    }
+}
+
+/// Whether the ring may be touched.
+pub(crate) fn running(vring: &Vring) -> bool {
+    let state = vring.get_ref();
+    state.is_enabled() && state.get_queue().ready()
+}
+
+fn mark(vring: &Vring) -> Mark {
+    let state = vring.get_ref();
+    Mark { table: state.get_queue().desc_table(), next: state.get_queue().next_avail() }
+}

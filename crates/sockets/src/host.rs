@@ -1,0 +1,292 @@
+//! System calls on host sockets: one thin function each, errors as [`Errno`], none of them blocks for long.
+//!
+//! Descriptors are plain numbers here: the socket table owns them (`table`).
+
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+
+use crate::abi::Errno;
+use crate::name;
+use crate::request::{Family, Protocol};
+
+/// A kernel address with room for every family.
+#[derive(Clone, Copy)]
+pub struct Address {
+    storage: libc::sockaddr_storage,
+    len: libc::socklen_t,
+}
+
+impl Default for Address {
+    fn default() -> Self {
+        // SAFETY: a sockaddr_storage is plain bytes; zeros are AF_UNSPEC.
+        let storage = unsafe { std::mem::zeroed() };
+        Self { storage, len: 0 }
+    }
+}
+
+impl Address {
+    /// AF_UNSPEC, as connect takes it.
+    pub fn unspec() -> Self {
+        Self { len: size_of::<libc::sockaddr_in6>() as libc::socklen_t, ..Self::default() }
+    }
+
+    /// As text and numbers; None for no address or a family that is none of ours.
+    pub fn get(&self) -> Option<SocketAddr> {
+        let mut bytes = [0; name::ROOM];
+        // SAFETY: a sockaddr_storage is larger than ROOM, and any byte of it may be read: it was zeroed at first.
+        let raw = unsafe { std::slice::from_raw_parts((&raw const self.storage).cast::<u8>(), name::ROOM) };
+        bytes.copy_from_slice(raw);
+        match name::parse(&bytes, (self.len as usize).min(name::ROOM)) {
+            Ok(name::Name::Inet(address)) => Some(address),
+            _ => None,
+        }
+    }
+}
+
+impl From<&SocketAddr> for Address {
+    fn from(address: &SocketAddr) -> Self {
+        let (bytes, len) = name::write(address);
+        let mut result = Self { len: libc::socklen_t::from(len), ..Self::default() };
+        // SAFETY: both are valid for ROOM bytes, which a sockaddr_storage exceeds, and do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut result.storage).cast::<u8>(), name::ROOM) };
+        result
+    }
+}
+
+fn check(result: libc::c_int) -> Result<i32, Errno> {
+    if result < 0 { Err(Errno::last()) } else { Ok(result) }
+}
+
+fn check_size(result: isize) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| Errno::last())
+}
+
+/// A new non-blocking socket.
+///
+/// # Errors
+/// The kernel's.
+pub fn socket(family: Family, protocol: Protocol) -> Result<RawFd, Errno> {
+    let family = match family {
+        Family::V4 => libc::AF_INET,
+        Family::V6 => libc::AF_INET6,
+    };
+    let kind = match protocol {
+        Protocol::Tcp => libc::SOCK_STREAM,
+        Protocol::Udp => libc::SOCK_DGRAM,
+    };
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::socket(family, kind | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0) })
+}
+
+/// bind(2).
+///
+/// # Errors
+/// The kernel's.
+pub fn bind(fd: RawFd, address: &Address) -> Result<(), Errno> {
+    // SAFETY: the storage is valid for `len` bytes.
+    check(unsafe { libc::bind(fd, (&raw const address.storage).cast(), address.len) }).map(drop)
+}
+
+/// connect(2).
+///
+/// # Errors
+/// The kernel's; EINPROGRESS too.
+pub fn connect(fd: RawFd, address: &Address) -> Result<(), Errno> {
+    // SAFETY: the storage is valid for `len` bytes.
+    check(unsafe { libc::connect(fd, (&raw const address.storage).cast(), address.len) }).map(drop)
+}
+
+/// listen(2).
+///
+/// # Errors
+/// The kernel's.
+pub fn listen(fd: RawFd, backlog: i32) -> Result<(), Errno> {
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::listen(fd, backlog) }).map(drop)
+}
+
+/// accept4(2), the new socket non-blocking.
+///
+/// # Errors
+/// The kernel's.
+pub fn accept(fd: RawFd) -> Result<(RawFd, Address), Errno> {
+    let mut peer = Address { len: size_of::<libc::sockaddr_storage>() as libc::socklen_t, ..Address::default() };
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: the storage is valid for `len` bytes, which the kernel updates.
+    let new = check(unsafe { libc::accept4(fd, (&raw mut peer.storage).cast(), &raw mut peer.len, flags) })?;
+    Ok((new, peer))
+}
+
+/// shutdown(2).
+///
+/// # Errors
+/// The kernel's.
+pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::shutdown(fd, how) }).map(drop)
+}
+
+/// close(2). The number must not be used any more.
+pub fn close(fd: RawFd) {
+    // SAFETY: the caller gives the descriptor up; an error leaves it closed too.
+    let _ = unsafe { libc::close(fd) };
+}
+
+/// getsockname(2) or getpeername(2).
+///
+/// # Errors
+/// The kernel's.
+pub fn name(fd: RawFd, peer: bool) -> Result<Address, Errno> {
+    let mut name = Address { len: size_of::<libc::sockaddr_storage>() as libc::socklen_t, ..Address::default() };
+    let (at, len) = ((&raw mut name.storage).cast(), &raw mut name.len);
+    // SAFETY: the storage is valid for `len` bytes, which the kernel updates.
+    check(if peer { unsafe { libc::getpeername(fd, at, len) } } else { unsafe { libc::getsockname(fd, at, len) } })?;
+    Ok(name)
+}
+
+/// getsockopt(2) into `value`, which also holds what is passed in; gives the length.
+///
+/// # Errors
+/// The kernel's.
+pub fn get_option(fd: RawFd, level: i32, option: i32, value: &mut [u8]) -> Result<usize, Errno> {
+    let mut len = value.len() as libc::socklen_t;
+    // SAFETY: the value is valid for `len` bytes, which the kernel updates.
+    check(unsafe { libc::getsockopt(fd, level, option, value.as_mut_ptr().cast(), &raw mut len) })?;
+    Ok((len as usize).min(value.len()))
+}
+
+/// setsockopt(2).
+///
+/// # Errors
+/// The kernel's.
+pub fn set_option(fd: RawFd, level: i32, option: i32, value: &[u8]) -> Result<(), Errno> {
+    // SAFETY: the value is valid for its length; only options with flat values come here (`options`).
+    check(unsafe { libc::setsockopt(fd, level, option, value.as_ptr().cast(), value.len() as libc::socklen_t) })
+        .map(drop)
+}
+
+/// Takes the socket's pending error (SO_ERROR): 0 for none. Reading clears it.
+pub fn take_error(fd: RawFd) -> i32 {
+    let mut error = [0; 4];
+    match get_option(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error) {
+        Ok(_) => i32::from_ne_bytes(error),
+        Err(_) => 0,
+    }
+}
+
+/// An ioctl that answers with a number.
+///
+/// # Errors
+/// The kernel's.
+pub fn query(fd: RawFd, request: libc::Ioctl) -> Result<i32, Errno> {
+    let mut number: libc::c_int = 0;
+    // SAFETY: the queries this is called with (SIOCINQ and its like) write one int.
+    check(unsafe { libc::ioctl(fd, request, &raw mut number) })?;
+    Ok(number)
+}
+
+/// The events that are ready now, as EPOLL* bits: never waits.
+pub fn ready(fd: RawFd) -> u32 {
+    let events = libc::POLLIN | libc::POLLPRI | libc::POLLOUT | libc::POLLRDHUP;
+    let mut poll = libc::pollfd { fd, events, revents: 0 };
+    // SAFETY: one valid pollfd.
+    if unsafe { libc::poll(&raw mut poll, 1, 0) } < 0 {
+        return 0;
+    }
+    // The five bits that can come have the same values in poll and epoll on Linux.
+    u32::from(poll.revents as u16)
+}
+
+/// Adds a socket to an epoll, edge-triggered, for everything.
+///
+/// # Errors
+/// The kernel's.
+pub fn watch(epoll: RawFd, fd: RawFd, data: u64) -> Result<(), Errno> {
+    let events = libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+    let mut event = libc::epoll_event { events: events as u32, u64: data };
+    // SAFETY: one valid epoll_event.
+    check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) }).map(drop)
+}
+
+/// Has an epoll, which waits for reading already, tell of each event once.
+///
+/// # Errors
+/// The kernel's: ENOENT where it does not wait for it.
+pub fn edge(epoll: RawFd, fd: RawFd, data: u64) -> Result<(), Errno> {
+    let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: data };
+    // SAFETY: one valid epoll_event.
+    check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &raw mut event) }).map(drop)
+}
+
+/// Takes a socket out of an epoll. Not being in it is no error.
+pub fn unwatch(epoll: RawFd, fd: RawFd) {
+    // SAFETY: the event may be null for DEL.
+    let _ = unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+}
+
+/// What recvmsg gave.
+pub struct Received {
+    /// Bytes.
+    pub len: usize,
+    /// Its msg_flags.
+    pub flags: i32,
+    /// From where, if it said.
+    pub from: Address,
+    /// Bytes of control messages written.
+    pub control: usize,
+}
+
+/// recvmsg(2).
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// Each iovec must name memory that may be written while this runs, or none.
+pub unsafe fn recv(fd: RawFd, iov: &mut [libc::iovec], control: &mut [u8], flags: i32) -> Result<Received, Errno> {
+    let mut from = Address::default();
+    // SAFETY: zeros are an empty message header.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_name = (&raw mut from.storage).cast();
+    message.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    message.msg_iov = iov.as_mut_ptr();
+    message.msg_iovlen = iov.len();
+    if !control.is_empty() {
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = control.len();
+    }
+    // SAFETY: every pointer of the header is valid for its length: the caller's promise for the iovecs, borrows for the rest.
+    let len = check_size(unsafe { libc::recvmsg(fd, &raw mut message, flags) })?;
+    from.len = message.msg_namelen;
+    Ok(Received { len, flags: message.msg_flags, from, control: message.msg_controllen })
+}
+
+/// sendmsg(2).
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// Each iovec must name memory that may be read while this runs, or none.
+pub unsafe fn send(
+    fd: RawFd,
+    iov: &mut [libc::iovec],
+    to: Option<&Address>,
+    control: &mut [u8],
+    flags: i32,
+) -> Result<usize, Errno> {
+    // SAFETY: zeros are an empty message header.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    if let Some(to) = to {
+        message.msg_name = (&raw const to.storage).cast_mut().cast();
+        message.msg_namelen = to.len;
+    }
+    message.msg_iov = iov.as_mut_ptr();
+    message.msg_iovlen = iov.len();
+    if !control.is_empty() {
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = control.len();
+    }
+    // SAFETY: every pointer of the header is valid for its length: the caller's promise for the iovecs, borrows for the rest.
+    check_size(unsafe { libc::sendmsg(fd, &raw const message, flags) })
+}

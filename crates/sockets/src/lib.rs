@@ -1,0 +1,43 @@
+//! The host side of outsourced sockets: one device process for one VM.
+//!
+//! In: calls of the guest's module through virtqueues (docs/device.md), the administrator's policy (docs/sockets.md).
+//! Out: system calls on host sockets in the VM's network namespace; answers and readiness into guest memory.
+//! Everything from the guest is checked in the pure files; what runs on a real-time thread allocates nothing.
+//!
+//! | file | |
+//! |---|---|
+//! | `abi`, `name`, `request`, `control`, `options` | pure: the contract, addresses, calls, control messages, socket options |
+//! | `policy`, `config` | pure: what a VM may do; its TOML |
+//! | `memory`, `call`, `table` | guest memory as buffers; calls in flight; which id is which host socket |
+//! | `host` | system calls |
+//! | `engine`, `calls`, `data`, `readiness`, `notify` | a thread that owns sockets; its queue; its calls on sockets; their readiness; waking and interrupting the vCPU |
+//! | `vring` | a queue whose doorbell is not read |
+//! | `worker`, `control_queue` | calls that may block; calls about the VM |
+//! | `device`, `process`, `sandbox`, `status` | vhost-user; the process; what it gives up; what it tells |
+
+pub mod abi;
+mod call;
+mod calls;
+pub mod config;
+mod control;
+mod control_queue;
+mod data;
+mod device;
+mod engine;
+mod host;
+mod memory;
+pub mod name;
+mod notify;
+mod options;
+pub mod policy;
+pub mod process;
+mod readiness;
+pub mod request;
+pub mod sandbox;
+mod shared;
+pub mod status;
+mod table;
+mod vring;
+mod worker;
+
+pub use process::{Options, Paths, run};

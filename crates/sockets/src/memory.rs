@@ -1,0 +1,252 @@
+//! Guest memory as a call's buffers: segments read once from the ring, bytes in and out, iovecs for the kernel.
+//!
+//! Segments keep guest addresses, not pointers: a waiting call is translated anew each time it is tried, so that a change
+//! of the guest's memory in between leads to EFAULT and not elsewhere.
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+use crate::abi::Errno;
+
+/// The guest's memory as QEMU shares it.
+pub type Memory = GuestMemoryMmap<()>;
+
+/// A piece of a buffer, in guest-physical addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// Where.
+    pub address: u64,
+    /// How many bytes.
+    pub len: u32,
+}
+
+/// Room for a system call's iovecs, made once.
+#[derive(Debug)]
+pub struct Iovecs(Vec<libc::iovec>);
+
+// SAFETY: the pointers are filled in by `Segments::iovecs` just before each system call and mean nothing in between.
+unsafe impl Send for Iovecs {}
+
+impl Iovecs {
+    /// For at most this many.
+    pub fn with_capacity(max: usize) -> Self {
+        Self(Vec::with_capacity(max))
+    }
+}
+
+impl std::ops::Deref for Iovecs {
+    type Target = [libc::iovec];
+
+    fn deref(&self) -> &[libc::iovec] {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Iovecs {
+    fn deref_mut(&mut self) -> &mut [libc::iovec] {
+        &mut self.0
+    }
+}
+
+/// One descriptor chain: a snapshot, so that later changes of the descriptors have no effect.
+#[derive(Debug, Default)]
+pub struct Buffers {
+    /// Read by the device.
+    pub readable: Segments,
+    /// Written by the device.
+    pub writable: Segments,
+    /// There were more segments than allowed, or a readable one after a writable one.
+    pub malformed: Option<Errno>,
+}
+
+/// A part of a chain.
+#[derive(Debug, Default)]
+pub struct Segments {
+    list: Vec<Segment>,
+    /// Bytes in all.
+    pub len: usize,
+}
+
+impl Segments {
+    fn push(&mut self, segment: Segment, max: usize) -> Result<(), Errno> {
+        if self.list.len() >= max {
+            return Err(Errno(libc::E2BIG));
+        }
+        self.len = self.len.saturating_add(segment.len as usize);
+        self.list.push(segment);
+        Ok(())
+    }
+
+    /// The pieces of `len` bytes from `offset` on.
+    fn pieces(&self, offset: usize, len: usize) -> impl Iterator<Item = Segment> {
+        let (mut skip, mut left) = (offset as u64, len as u64);
+        self.list.iter().filter_map(move |segment| {
+            let skipped = skip.min(u64::from(segment.len));
+            skip -= skipped;
+            let taken = left.min(u64::from(segment.len) - skipped);
+            left -= taken;
+            (taken > 0).then_some(Segment { address: segment.address.wrapping_add(skipped), len: taken as u32 })
+        })
+    }
+
+    /// Copies bytes out of the guest. All of `out` is filled, or nothing is said about it.
+    ///
+    /// # Errors
+    /// EFAULT for addresses that are not the guest's memory, EINVAL for fewer bytes than wanted.
+    pub fn read(&self, memory: &Memory, offset: usize, out: &mut [u8]) -> Result<(), Errno> {
+        let mut rest = out;
+        let wanted = rest.len();
+        for piece in self.pieces(offset, wanted) {
+            let (now, later) =
+                std::mem::take(&mut rest).split_at_mut_checked(piece.len as usize).ok_or(Errno(libc::EINVAL))?;
+            memory.read_slice(now, GuestAddress(piece.address)).map_err(|_| Errno(libc::EFAULT))?;
+            rest = later;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(Errno(libc::EINVAL)) }
+    }
+
+    /// Copies bytes into the guest.
+    ///
+    /// # Errors
+    /// As for `read`.
+    pub fn write(&self, memory: &Memory, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
+        let mut rest = bytes;
+        for piece in self.pieces(offset, bytes.len()) {
+            let (now, later) = rest.split_at_checked(piece.len as usize).ok_or(Errno(libc::EINVAL))?;
+            memory.write_slice(now, GuestAddress(piece.address)).map_err(|_| Errno(libc::EFAULT))?;
+            rest = later;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(Errno(libc::EINVAL)) }
+    }
+
+    /// Fills `out` with iovecs of `len` bytes from `offset` on. They are valid as long as `memory` is; the guest may change
+    /// what they name at any time. Never allocates: `out`'s capacity is the limit.
+    ///
+    /// # Errors
+    /// EFAULT as for `read`, E2BIG where `out`'s capacity is not enough.
+    pub fn iovecs(&self, memory: &Memory, offset: usize, len: usize, Iovecs(out): &mut Iovecs) -> Result<(), Errno> {
+        out.clear();
+        for piece in self.pieces(offset, len) {
+            let (mut address, mut left) = (GuestAddress(piece.address), u64::from(piece.len));
+            // A piece may cross from one region of memory to the next.
+            while left > 0 {
+                let (region, start) = memory.to_region_addr(address).ok_or(Errno(libc::EFAULT))?;
+                let here = left.min(region.len() - start.0);
+                let slice = region.get_slice(start, here as usize).map_err(|_| Errno(libc::EFAULT))?;
+                if out.len() == out.capacity() {
+                    return Err(Errno(libc::E2BIG));
+                }
+                out.push(libc::iovec { iov_base: slice.ptr_guard_mut().as_ptr().cast(), iov_len: slice.len() });
+                address = GuestAddress(address.0.checked_add(here).ok_or(Errno(libc::EFAULT))?);
+                left -= here;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Buffers {
+    /// With room for `max` segments in each direction, so that reading a chain does not allocate.
+    pub fn with_capacity(max: usize) -> Self {
+        let part = || Segments { list: Vec::with_capacity(max), len: 0 };
+        Self { readable: part(), writable: part(), malformed: None }
+    }
+
+    /// Takes a chain's descriptors: (address, bytes, writable). At most `max` are taken in each direction.
+    pub fn fill(&mut self, chain: impl Iterator<Item = (u64, u32, bool)>, max: usize) {
+        self.malformed = None;
+        for part in [&mut self.readable, &mut self.writable] {
+            part.list.clear();
+            part.len = 0;
+        }
+        for (address, len, writable) in chain.take(2 * max + 1) {
+            let part = if writable { &mut self.writable } else { &mut self.readable };
+            let pushed = part.push(Segment { address, len }, max);
+            let ordered = if writable || self.writable.list.is_empty() { Ok(()) } else { Err(Errno(libc::EINVAL)) };
+            if let (Err(error), _) | (_, Err(error)) = (pushed, ordered) {
+                self.malformed.get_or_insert(error);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn memory() -> Memory {
+        Memory::from_ranges(&[
+            (GuestAddress(0x1000), 0x1000),
+            (GuestAddress(0x2000), 0x1000),
+            (GuestAddress(0x8000), 0x1000),
+        ])
+        .unwrap()
+    }
+
+    fn buffers(descriptors: &[(u64, u32, bool)], max: usize) -> Buffers {
+        let mut buffers = Buffers::with_capacity(max);
+        buffers.fill(descriptors.iter().copied(), max);
+        buffers
+    }
+
+    #[test]
+    fn bytes_cross_segments_and_regions() {
+        let memory = memory();
+        let chain = buffers(&[(0x1ffe, 4, true), (0x8000, 3, true)], 4);
+        assert_eq!(chain.writable.len, 7);
+        chain.writable.write(&memory, 1, b"abcdef").unwrap();
+        let mut back = [0; 6];
+        chain.writable.read(&memory, 1, &mut back).unwrap();
+        assert_eq!(&back, b"abcdef");
+        let mut iov = Iovecs::with_capacity(4);
+        chain.writable.iovecs(&memory, 1, 6, &mut iov).unwrap();
+        assert_eq!(iov.iter().map(|v| v.iov_len).collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn foreign_addresses_and_short_buffers_are_refused() {
+        let memory = memory();
+        let foreign = buffers(&[(0x8ff0, 0x20, true)], 4);
+        assert_eq!(foreign.writable.write(&memory, 0, &[0; 0x20]), Err(Errno(libc::EFAULT)));
+        assert_eq!(foreign.writable.iovecs(&memory, 0, 0x20, &mut Iovecs::with_capacity(4)), Err(Errno(libc::EFAULT)));
+        assert_eq!(foreign.writable.iovecs(&memory, 0, 0x10, &mut Iovecs::with_capacity(0)), Err(Errno(libc::E2BIG)));
+        let wraps = buffers(&[(u64::MAX - 1, 16, false)], 4);
+        assert_eq!(wraps.readable.read(&memory, 0, &mut [0; 16]), Err(Errno(libc::EFAULT)));
+        assert_eq!(wraps.readable.iovecs(&memory, 8, 8, &mut Iovecs::with_capacity(4)), Err(Errno(libc::EFAULT)));
+        let short = buffers(&[(0x1000, 8, false)], 4);
+        assert_eq!(short.readable.read(&memory, 0, &mut [0; 9]), Err(Errno(libc::EINVAL)));
+    }
+
+    #[test]
+    fn disorder_and_excess_are_seen() {
+        assert_eq!(buffers(&[(0, 1, true), (0, 1, false)], 4).malformed, Some(Errno(libc::EINVAL)));
+        assert_eq!(buffers(&[(0, 1, false); 5], 4).malformed, Some(Errno(libc::E2BIG)));
+        let endless = std::iter::repeat((0, 1, false));
+        let mut chain = Buffers::with_capacity(4);
+        chain.fill(endless, 4);
+        assert_eq!(chain.malformed, Some(Errno(libc::E2BIG)));
+        chain.fill([(0x1000, 1, false)].into_iter(), 4);
+        assert_eq!((chain.malformed, chain.readable.len, chain.writable.len), (None, 1, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn iovecs_stay_in_memory(descriptors in proptest::collection::vec((0u64..0xa000, 0u32..0x3000, any::<bool>()), 0..8), offset in 0usize..0x4000, len in 0usize..0x4000) {
+            let memory = memory();
+            let chain = buffers(&descriptors, 8);
+            let mut iov = Iovecs::with_capacity(16);
+            if chain.writable.iovecs(&memory, offset, len, &mut iov).is_ok() {
+                let total: usize = iov.iter().map(|v| v.iov_len).sum();
+                prop_assert_eq!(total, chain.writable.len.saturating_sub(offset).min(len));
+                for v in iov.iter() {
+                    let inside = memory.iter().any(|region| {
+                        let base = region.as_ptr() as usize;
+                        (base..=base + region.len() as usize).contains(&(v.iov_base as usize + v.iov_len)) && v.iov_base as usize >= base
+                    });
+                    prop_assert!(inside);
+                }
+            }
+        }
+    }
+}

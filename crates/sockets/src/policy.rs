@@ -1,0 +1,230 @@
+//! What a VM may do with the host's network: default deny (pure).
+//!
+//! In: the rules of one VM and what a call asks for. Out: yes with the host's port, or the errno the guest gets.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::abi::Errno;
+use crate::name;
+use crate::request::Protocol;
+
+/// The rules of one VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// Local ports it may bind; port 0 stands for "any free one".
+    pub bind: Vec<Ports>,
+    /// Networks it may send to, connect to, or join groups of.
+    pub reach: Vec<Network>,
+    /// The guest's port and the host's, where they differ.
+    pub map: Vec<Mapped>,
+    /// Limits.
+    pub limits: Limits,
+}
+
+/// How much a VM may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Sockets open at once: 1 to [`SOCKETS_MAX`].
+    pub sockets: u32,
+    /// Largest listen backlog, connections.
+    pub backlog: i32,
+    /// Largest SO_SNDBUF or SO_RCVBUF, bytes as given to setsockopt.
+    pub buffer: i32,
+}
+
+/// The most sockets a VM can have: a socket's number must fit beside the queues' in vhost-user-backend's 16-bit events.
+pub const SOCKETS_MAX: u32 = 60_000;
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { sockets: 1024, backlog: 128, buffer: 4 << 20 }
+    }
+}
+
+/// A range of ports of a protocol, both ends included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ports {
+    /// Which protocol.
+    pub protocol: Protocol,
+    /// The lowest.
+    pub first: u16,
+    /// The highest.
+    pub last: u16,
+}
+
+/// A guest's port that is another one on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mapped {
+    /// Which protocol.
+    pub protocol: Protocol,
+    /// As the guest says it.
+    pub guest: u16,
+    /// As the host has it.
+    pub host: u16,
+}
+
+/// An IP network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    prefix: u8,
+}
+
+impl Network {
+    /// The network of `prefix` leading bits of `address`. None where the prefix is too long or other bits are set.
+    pub fn new(address: IpAddr, prefix: u8) -> Option<Self> {
+        let (bits, width) = bits(address);
+        let host_bits = width.checked_sub(u32::from(prefix))?;
+        let clear = host_bits == 128 && bits == 0 || host_bits < 128 && bits & ((1 << host_bits) - 1) == 0;
+        clear.then_some(Self { address, prefix })
+    }
+
+    /// Whether the address is in it. An IPv4 network holds no IPv6 address, mapped ones excepted.
+    pub fn holds(&self, address: IpAddr) -> bool {
+        let ((own, width), (other, other_width)) = (bits(self.address), bits(address.to_canonical()));
+        let host_bits = width - u32::from(self.prefix);
+        width == other_width && (host_bits == 128 || own >> host_bits == other >> host_bits)
+    }
+}
+
+/// An address as a number, and how many bits it has.
+fn bits(address: IpAddr) -> (u128, u32) {
+    match address {
+        IpAddr::V4(v4) => (u128::from(v4.to_bits()), 32),
+        IpAddr::V6(v6) => (v6.to_bits(), 128),
+    }
+}
+
+impl Policy {
+    /// The host's address for a bind.
+    ///
+    /// # Errors
+    /// EACCES.
+    pub fn bind(&self, protocol: Protocol, address: SocketAddr) -> Result<SocketAddr, Errno> {
+        let port = address.port();
+        let allowed =
+            self.bind.iter().any(|ports| ports.protocol == protocol && (ports.first..=ports.last).contains(&port));
+        if allowed { Ok(self.mapped(protocol, address)) } else { Err(Errno(libc::EACCES)) }
+    }
+
+    /// The host's address for a connect or a send. On the host itself the guest's own servers are at mapped ports.
+    ///
+    /// # Errors
+    /// EPERM.
+    pub fn reach(&self, protocol: Protocol, address: SocketAddr) -> Result<SocketAddr, Errno> {
+        let destination = name::destination(address.ip());
+        if !self.holds(destination) {
+            return Err(Errno(libc::EPERM));
+        }
+        Ok(if destination.is_loopback() { self.mapped(protocol, address) } else { address })
+    }
+
+    /// Whether a multicast group may be joined.
+    ///
+    /// # Errors
+    /// EPERM.
+    pub fn join(&self, group: IpAddr) -> Result<(), Errno> {
+        if self.holds(group) { Ok(()) } else { Err(Errno(libc::EPERM)) }
+    }
+
+    /// A local name of the host as the guest is to see it.
+    pub fn seen(&self, protocol: Protocol, mut local: SocketAddr) -> SocketAddr {
+        let port = local.port();
+        if let Some(mapped) = self.map.iter().find(|mapped| mapped.protocol == protocol && mapped.host == port) {
+            local.set_port(mapped.guest);
+        }
+        local
+    }
+
+    fn holds(&self, address: IpAddr) -> bool {
+        self.reach.iter().any(|network| network.holds(address))
+    }
+
+    fn mapped(&self, protocol: Protocol, mut address: SocketAddr) -> SocketAddr {
+        let port = address.port();
+        if let Some(mapped) = self.map.iter().find(|mapped| mapped.protocol == protocol && mapped.guest == port) {
+            address.set_port(mapped.host);
+        }
+        address
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn network(text: &str) -> Option<Network> {
+        let (address, prefix) = text.split_once('/').unwrap();
+        Network::new(address.parse().unwrap(), prefix.parse().unwrap())
+    }
+
+    fn policy() -> Policy {
+        Policy {
+            bind: vec![Ports { protocol: Protocol::Tcp, first: 80, last: 89 }],
+            reach: ["192.0.2.0/24", "2001:db8::/32", "127.0.0.0/8", "239.1.0.0/16"]
+                .map(|text| network(text).unwrap())
+                .into(),
+            map: vec![Mapped { protocol: Protocol::Tcp, guest: 80, host: 8080 }],
+            limits: Limits::default(),
+        }
+    }
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn only_listed_ports_are_bound_and_mapped_both_ways() {
+        let policy = policy();
+        assert_eq!(policy.bind(Protocol::Tcp, at("0.0.0.0:80")), Ok(at("0.0.0.0:8080")));
+        assert_eq!(policy.bind(Protocol::Tcp, at("[::]:81")), Ok(at("[::]:81")));
+        for (protocol, address) in [
+            (Protocol::Udp, "0.0.0.0:80"),
+            (Protocol::Tcp, "0.0.0.0:90"),
+            (Protocol::Tcp, "0.0.0.0:0"),
+            (Protocol::Tcp, "0.0.0.0:8080"),
+        ] {
+            assert_eq!(policy.bind(protocol, at(address)), Err(Errno(libc::EACCES)), "{protocol:?} {address}");
+        }
+        assert_eq!(policy.seen(Protocol::Tcp, at("192.0.2.1:8080")), at("192.0.2.1:80"));
+        assert_eq!(policy.seen(Protocol::Udp, at("192.0.2.1:8080")), at("192.0.2.1:8080"));
+    }
+
+    #[test]
+    fn only_listed_networks_are_reached() {
+        let policy = policy();
+        assert_eq!(policy.reach(Protocol::Tcp, at("192.0.2.255:80")), Ok(at("192.0.2.255:80")));
+        assert_eq!(policy.reach(Protocol::Tcp, at("[::ffff:192.0.2.3]:80")), Ok(at("[::ffff:192.0.2.3]:80")));
+        assert_eq!(policy.reach(Protocol::Tcp, at("127.0.0.1:80")), Ok(at("127.0.0.1:8080")), "its own server");
+        for address in ["192.0.3.0:80", "[2001:db9::1]:80", "[::ffff:192.0.3.1]:80", "[::1]:80", "[::]:80"] {
+            assert_eq!(policy.reach(Protocol::Tcp, at(address)), Err(Errno(libc::EPERM)), "{address}");
+        }
+        assert_eq!(policy.join("239.1.2.3".parse().unwrap()), Ok(()));
+        assert_eq!(policy.join("239.2.2.3".parse().unwrap()), Err(Errno(libc::EPERM)));
+    }
+
+    #[test]
+    fn an_unspecified_address_is_this_host() {
+        let nothing_local = Policy { reach: vec![network("192.0.2.0/24").unwrap()], ..policy() };
+        assert_eq!(nothing_local.reach(Protocol::Tcp, at("0.0.0.0:22")), Err(Errno(libc::EPERM)));
+        assert_eq!(nothing_local.reach(Protocol::Tcp, at("[::ffff:0.0.0.0]:22")), Err(Errno(libc::EPERM)));
+    }
+
+    #[test]
+    fn without_rules_everything_is_denied() {
+        let none = Policy { bind: vec![], reach: vec![], map: vec![], limits: Limits::default() };
+        assert!(none.bind(Protocol::Udp, at("0.0.0.0:0")).is_err());
+        assert!(none.reach(Protocol::Udp, at("127.0.0.1:1")).is_err());
+    }
+
+    #[test]
+    fn networks_have_no_host_bits() {
+        for text in ["192.0.2.1/24", "::1/0", "10.0.0.0/33", "0.0.0.1/0"] {
+            assert_eq!(network(text), None, "{text}");
+        }
+        let all = network("::/0").unwrap();
+        assert!(all.holds("2001:db8::1".parse().unwrap()) && !all.holds("192.0.2.1".parse().unwrap()));
+        assert!(network("0.0.0.0/0").unwrap().holds("192.0.2.1".parse().unwrap()));
+        assert!(network("192.0.2.1/32").unwrap().holds("192.0.2.1".parse().unwrap()));
+    }
+}

@@ -1,0 +1,214 @@
+//! The device process: sockets for QEMU, threads, and the end.
+//!
+//! It serves one run of one VM: when QEMU closes a connection the process ends, and with it every socket of the VM; the
+//! service manager starts the next.
+
+use std::fs::Permissions;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{channel, sync_channel};
+use std::time::Duration;
+
+use thiserror::Error;
+use vhost::vhost_user::Listener;
+use vhost_user_backend::VhostUserDaemon;
+use vm_memory::GuestMemoryAtomic;
+
+use crate::config::Vm;
+use crate::device::Device;
+use crate::memory::Memory;
+use crate::sandbox::{self, SandboxError};
+use crate::shared::{Message, Shared};
+use crate::status::{self, Status};
+
+/// How long the worker may take to tell about its sockets.
+const STATUS_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Why the process could not serve.
+#[derive(Debug, Error)]
+pub enum ProcessError {
+    /// A directory or socket could not be made.
+    #[error("{}: {what}: {source}; check that the directory exists and belongs to this user", .path.display())]
+    Path {
+        /// Which.
+        path: PathBuf,
+        /// Doing what.
+        what: &'static str,
+        /// The kernel's word.
+        source: std::io::Error,
+    },
+    /// A descriptor or thread could not be made.
+    #[error("{what}: {source}")]
+    System {
+        /// Doing what.
+        what: &'static str,
+        /// The kernel's word.
+        source: std::io::Error,
+    },
+    /// vhost-user.
+    #[error("channel {channel}: {reason}")]
+    Vhost {
+        /// Which device.
+        channel: u32,
+        /// What it says.
+        reason: String,
+    },
+    /// Giving up rights failed.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+}
+
+/// Where a VM's sockets are.
+#[derive(Debug, Clone)]
+pub struct Paths {
+    directory: PathBuf,
+}
+
+impl Paths {
+    /// Below the run directory.
+    pub fn new(run: &Path, vm: &str) -> Self {
+        Self { directory: run.join("device").join(vm) }
+    }
+
+    /// The VM's own directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// For QEMU's connection of a channel: 0 is main.
+    pub fn device(&self, channel: u32) -> PathBuf {
+        self.directory.join(if channel == 0 { "main.sock".to_owned() } else { format!("channel{channel}.sock") })
+    }
+
+    /// Answers with [`Status`].
+    pub fn status(&self) -> PathBuf {
+        self.directory.join("status.sock")
+    }
+}
+
+/// What to serve, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The VM's name.
+    pub name: String,
+    /// What it may do.
+    pub vm: Vm,
+    /// Where its sockets are.
+    pub paths: Paths,
+    /// What to give up.
+    pub sandbox: sandbox::Options,
+}
+
+/// Serves a VM until QEMU goes.
+///
+/// # Errors
+/// [`ProcessError`]
+pub fn run(options: &Options) -> Result<(), ProcessError> {
+    let system = |what| move |source| ProcessError::System { what, source };
+    sandbox::enter_network(&options.sandbox)?;
+    let channels = options.vm.channels + 1;
+    let listeners = listeners(options, channels)?;
+    sandbox::restrict(&options.sandbox, options.vm.policy.limits.sockets)?;
+
+    let shared =
+        Shared::new(&options.name, options.vm.clone(), generation()).map_err(system("making event descriptors"))?;
+    let shared = Arc::new(shared);
+    // Another process that switches time stamps on and off would interrupt every CPU; with one stamped socket open, never.
+    let _stamped = stamped_socket();
+    let (ended, ends) = channel();
+    for (channel, listener) in listeners.devices.into_iter().enumerate() {
+        let (shared, ended) = (shared.clone(), ended.clone());
+        let serve = move || drop(ended.send(serve(&shared, channel as u32, listener)));
+        std::thread::Builder::new()
+            .name(format!("vhost-user/{channel}"))
+            .spawn(serve)
+            .map_err(system("starting a thread"))?;
+    }
+    let (telling, status) = (shared.clone(), listeners.status);
+    let tell = move || tell(&telling, &status);
+    std::thread::Builder::new().name("status".to_owned()).spawn(tell).map_err(system("starting a thread"))?;
+    tracing::info!(vm = options.name, channels, "waiting for the VM at {}", options.paths.directory().display());
+    // The first device whose connection ends, ends all.
+    ends.recv().unwrap_or(Ok(()))
+}
+
+struct Listeners {
+    devices: Vec<Listener>,
+    status: UnixListener,
+}
+
+fn listeners(options: &Options, channels: u32) -> Result<Listeners, ProcessError> {
+    let directory = options.paths.directory();
+    let failed = |what, path: &Path| {
+        let path = path.to_owned();
+        move |source| ProcessError::Path { path, what, source }
+    };
+    std::fs::create_dir_all(directory).map_err(failed("making it", directory))?;
+    let listen = |path: &Path| {
+        // Left over from a process that ended.
+        let _ = std::fs::remove_file(path);
+        let listener = UnixListener::bind(path).map_err(failed("listening", path))?;
+        std::fs::set_permissions(path, Permissions::from_mode(0o660)).map_err(failed("setting its mode", path))?;
+        if let Some(group) = options.sandbox.group {
+            std::os::unix::fs::chown(path, None, Some(group)).map_err(failed("giving it to the group", path))?;
+        }
+        Ok::<_, ProcessError>(listener)
+    };
+    let devices = (0..channels)
+        .map(|channel| listen(&options.paths.device(channel)).map(Listener::from))
+        .collect::<Result<_, _>>()?;
+    Ok(Listeners { devices, status: listen(&options.paths.status())? })
+}
+
+/// A number no other start of the process has.
+fn generation() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    now.as_nanos() as u64 ^ u64::from(std::process::id()) << 48
+}
+
+fn stamped_socket() -> Option<std::net::UdpSocket> {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").ok()?;
+    // Without it, only the first stamp costs more.
+    let _ = crate::host::set_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMP, &1i32.to_ne_bytes());
+    Some(socket)
+}
+
+fn serve(shared: &Arc<Shared>, channel: u32, mut listener: Listener) -> Result<(), ProcessError> {
+    let vhost = |error: vhost_user_backend::Error| ProcessError::Vhost { channel, reason: error.to_string() };
+    let system = |what| move |source| ProcessError::System { what, source };
+    let memory = GuestMemoryAtomic::new(Memory::new());
+    let device = Arc::new(Device::new(shared.clone(), channel, memory.clone()).map_err(system("making a device"))?);
+    let mut daemon = VhostUserDaemon::new(format!("ontime-vhost/{channel}"), device.clone(), memory).map_err(vhost)?;
+    if let Some(handler) = daemon.get_epoll_handlers().first() {
+        device.attach(handler.as_raw_fd()).map_err(system("waiting for sockets"))?;
+    }
+    daemon.start(&mut listener).map_err(vhost)?;
+    tracing::info!(vm = shared.name, channel, "connected");
+    let ended = daemon.wait();
+    tracing::info!(vm = shared.name, channel, "QEMU is gone");
+    use vhost::vhost_user::Error::{Disconnected, PartialMessage};
+    match ended {
+        Ok(()) | Err(vhost_user_backend::Error::HandleRequest(Disconnected | PartialMessage)) => Ok(()),
+        Err(error) => Err(vhost(error)),
+    }
+}
+
+fn tell(shared: &Shared, listener: &UnixListener) {
+    for stream in listener.incoming().flatten() {
+        // One who does not read its answer is no reason to stop.
+        let _ = answer(shared, stream);
+    }
+}
+
+fn answer(shared: &Shared, mut stream: UnixStream) -> std::io::Result<()> {
+    stream.set_write_timeout(Some(STATUS_PATIENCE))?;
+    let (sender, receiver) = sync_channel(1);
+    let asked = shared.inboxes.first().map(|worker| worker.send(Message::Status(sender)));
+    let sockets = asked.and_then(|_| receiver.recv_timeout(STATUS_PATIENCE).ok()).unwrap_or_default();
+    let status = Status { vm: shared.name.clone(), sockets, counters: status::counters(shared) };
+    stream.write_all(&serde_json::to_vec(&status)?)
+}

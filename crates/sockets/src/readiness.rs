@@ -1,0 +1,130 @@
+//! How ready an engine's sockets are: what the kernel says about them, and what the guest is told of it.
+
+use vhost_user_backend::VringT;
+use virtio_queue::QueueT;
+
+use crate::abi::*;
+use crate::engine::{Engine, Local, running};
+use crate::host;
+use crate::memory::Memory;
+use crate::shared::count;
+use crate::vring::Vring;
+
+impl Engine {
+    /// Something happened to a socket: `said` are the EPOLL* bits it came with.
+    pub(crate) fn socket_event(&mut self, memory: &Memory, vring: &Vring, index: u32, said: Option<u32>) {
+        if !running(vring) {
+            // The VM is paused, or its driver is being set up. Edges do not come twice: all are looked at when it goes on.
+            self.missed = true;
+            return;
+        }
+        let Some(socket) = self.shared.table.at(index).filter(|socket| socket.owner == self.channel) else { return };
+        let (before, receiver) = match self.local(index) {
+            Some(local) if local.owned => (local.ready, !local.waiting[0].is_empty()),
+            _ => return,
+        };
+        // A call of the same batch of events may have taken what had come: only a receiver, who finds out, takes their word for it.
+        let told = said.filter(|bits| receiver && bits & (ONTIME_READY_IN | ONTIME_READY_ERR) == ONTIME_READY_IN);
+        let mut ready = told.unwrap_or_else(|| host::ready(socket.fd));
+        if ready & ONTIME_READY_ERR != 0 {
+            let error = host::take_error(socket.fd);
+            if error != 0 {
+                self.failed(memory, vring, &socket, error);
+                ready = host::ready(socket.fd);
+            }
+        }
+        if let Some(local) = self.local(index) {
+            local.ready = ready;
+        }
+        let [received, sent] = self.serve(memory, vring, &socket);
+        let Some(local) = self.local(index) else { return };
+        let changed = local.ready != before && !received && !sent;
+        // IN that nobody waited for is a new arrival even if it was reported before: edge-triggered pollers want to know.
+        let arrived = local.ready & ONTIME_READY_IN != 0 && !received;
+        if local.error != 0 || changed || arrived {
+            self.mark_dirty(index);
+        }
+    }
+
+    pub(crate) fn look_again(&mut self, index: u32) {
+        let Some(socket) = self.shared.table.at(index).filter(|socket| socket.owner == self.channel) else { return };
+        let Some(before) = self.local(index).filter(|local| local.owned).map(|local| local.ready) else { return };
+        self.look(&socket);
+        if self.local(index).is_some_and(|local| local.ready != before) {
+            self.mark_dirty(index);
+        }
+    }
+
+    pub(crate) fn mark_dirty(&mut self, index: u32) {
+        let Some(local) = self.locals.get_mut(index as usize) else { return };
+        // Each socket is in the queue at most once: it never outgrows its capacity.
+        if local.owned && !local.dirty {
+            local.dirty = true;
+            self.dirty.push_back(index);
+        }
+    }
+
+    pub(crate) fn report(&mut self, memory: &Memory, events: &Vring) {
+        let mut again = false;
+        while self.due() {
+            let Some(chain) = events.get_mut().get_queue_mut().pop_descriptor_chain(memory) else {
+                // None left: the guest is asked to say when there are. Some that came just now are tried once.
+                if matches!(events.enable_notification(), Ok(true)) && !std::mem::replace(&mut again, true) {
+                    continue;
+                }
+                return;
+            };
+            let head = chain.head_index();
+            let place = chain.into_iter().next().filter(|d| d.is_write_only() && d.len() as usize >= EVENT_LEN);
+            let Some(event) = place.as_ref().and_then(|_| self.next_event()) else {
+                // No room for an event in it.
+                let _ = events.add_used(head, 0);
+                count(&self.shared.counters.malformed);
+                continue;
+            };
+            let written = place.is_some_and(|d| vm_memory::Bytes::write_obj(memory, event, d.addr()).is_ok());
+            let _ = events.add_used(head, if written { EVENT_LEN as u32 } else { 0 });
+            self.used[1] = true;
+        }
+    }
+
+    /// Whether there is something to report. Sockets that are gone since they were noted are left out.
+    fn due(&mut self) -> bool {
+        while let Some(index) = self.dirty.front().copied().filter(|_| !self.start_due) {
+            let Some(local) = self.locals.get_mut(index as usize) else { return false };
+            if local.owned && self.shared.table.at(index).is_some() {
+                return true;
+            }
+            local.dirty = false;
+            self.dirty.pop_front();
+        }
+        self.start_due
+    }
+
+    fn next_event(&mut self) -> Option<ontime_event> {
+        let generation = self.shared.generation();
+        if std::mem::take(&mut self.start_due) {
+            return Some(ontime_event {
+                type_: ONTIME_EVENT_START as u16,
+                sock: ONTIME_SOCK_NONE,
+                generation,
+                ..Default::default()
+            });
+        }
+        let index = self.dirty.pop_front()?;
+        let sock = self.shared.table.at(index)?.id;
+        let local = self.locals.get_mut(index as usize)?;
+        local.dirty = false;
+        let (ready, error, seq) = (local.ready, std::mem::take(&mut local.error), local.report());
+        self.waiter = self.waiter.max(local.prio);
+        Some(ontime_event { type_: ONTIME_EVENT_READY as u16, error, sock, ready, seq, generation })
+    }
+}
+
+impl Local {
+    /// Counts a report; 0 stands for "no report" and is left out.
+    pub(crate) fn report(&mut self) -> u32 {
+        self.seq = self.seq.wrapping_add(1).max(1);
+        self.seq
+    }
+}

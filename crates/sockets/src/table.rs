@@ -1,0 +1,221 @@
+//! The VM's sockets: which id is which host socket, and which channel's thread owns it.
+//!
+//! Shared by all threads, lock-free. Rules: whoever claims a slot opens it; only the channel in `owner` does data calls on
+//! the descriptor; only the worker closes descriptors, and only when the owner has let go. So no thread ever uses a
+//! number that was closed and given to another file.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
+
+use crate::abi::{Errno, ONTIME_SOCK_INDEX_BITS, ONTIME_SOCK_NONE};
+use crate::host;
+use crate::request::{Family, Protocol};
+
+/// The owner of a socket that is being handed over.
+pub const NOBODY: u32 = u32::MAX;
+
+const UDP: u8 = 1;
+const V6: u8 = 2;
+const BOUND: u8 = 4;
+
+struct Slot {
+    id: AtomicU32,
+    fd: AtomicI32,
+    owner: AtomicU32,
+    facts: AtomicU8,
+    /// Reports of its readiness so far, while nobody owns it.
+    reports: AtomicU32,
+}
+
+/// A socket as the table has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Socket {
+    /// Its place.
+    pub index: u32,
+    /// The guest's name for it.
+    pub id: u32,
+    /// The host's descriptor.
+    pub fd: RawFd,
+    /// The channel that owns it, or [`NOBODY`].
+    pub owner: u32,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Its family.
+    pub family: Family,
+    /// Whether the guest gave it a local port.
+    pub bound: bool,
+}
+
+/// The table.
+pub struct Table {
+    slots: Box<[Slot]>,
+    open: AtomicU32,
+}
+
+impl Table {
+    /// For at most `sockets` of them.
+    pub fn new(sockets: u32) -> Self {
+        let slot = || Slot {
+            id: AtomicU32::new(ONTIME_SOCK_NONE),
+            fd: AtomicI32::new(-1),
+            owner: AtomicU32::new(NOBODY),
+            facts: AtomicU8::new(0),
+            reports: AtomicU32::new(0),
+        };
+        Self { slots: (0..sockets).map(|_| slot()).collect(), open: AtomicU32::new(0) }
+    }
+
+    /// How many slots there are.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether no socket is open.
+    pub fn is_empty(&self) -> bool {
+        self.open() == 0
+    }
+
+    /// How many are taken.
+    pub fn open(&self) -> u32 {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// Takes the place an id names. It cannot be looked up before [`Table::set`].
+    ///
+    /// # Errors
+    /// EMFILE for an index beyond the limit, EBUSY for one in use, EINVAL for [`ONTIME_SOCK_NONE`].
+    pub fn claim(&self, id: u32) -> Result<u32, Errno> {
+        let index = id & ((1 << ONTIME_SOCK_INDEX_BITS) - 1);
+        if id == ONTIME_SOCK_NONE {
+            return Err(Errno(libc::EINVAL));
+        }
+        let slot = self.slots.get(index as usize).ok_or(Errno(libc::EMFILE))?;
+        slot.id
+            .compare_exchange(ONTIME_SOCK_NONE, id, Ordering::AcqRel, Ordering::Relaxed)
+            .map_err(|_| Errno(libc::EBUSY))?;
+        self.open.fetch_add(1, Ordering::Relaxed);
+        Ok(index)
+    }
+
+    /// Fills a claimed place.
+    pub fn set(&self, index: u32, fd: RawFd, family: Family, protocol: Protocol, bound: bool, owner: u32) {
+        let Some(slot) = self.slots.get(index as usize) else { return };
+        let udp = if protocol == Protocol::Udp { UDP } else { 0 };
+        let v6 = if family == Family::V6 { V6 } else { 0 };
+        slot.facts.store(udp | v6 | if bound { BOUND } else { 0 }, Ordering::Relaxed);
+        slot.owner.store(owner, Ordering::Relaxed);
+        slot.fd.store(fd, Ordering::Release);
+    }
+
+    /// Gives a place back without closing.
+    pub fn unclaim(&self, index: u32) {
+        let Some(slot) = self.slots.get(index as usize) else { return };
+        slot.owner.store(NOBODY, Ordering::Relaxed);
+        slot.fd.store(-1, Ordering::Relaxed);
+        slot.id.store(ONTIME_SOCK_NONE, Ordering::Release);
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Closes a socket and gives its place back. For the worker only, once nobody owns it.
+    pub fn close(&self, index: u32) {
+        let Some(slot) = self.slots.get(index as usize) else { return };
+        let fd = slot.fd.swap(-1, Ordering::AcqRel);
+        if fd >= 0 {
+            host::close(fd);
+        }
+        self.unclaim(index);
+    }
+
+    /// The socket an id names.
+    ///
+    /// # Errors
+    /// EBADF.
+    pub fn find(&self, id: u32) -> Result<Socket, Errno> {
+        self.at(id & ((1 << ONTIME_SOCK_INDEX_BITS) - 1)).filter(|socket| socket.id == id).ok_or(Errno(libc::EBADF))
+    }
+
+    /// The socket at a place.
+    pub fn at(&self, index: u32) -> Option<Socket> {
+        let slot = self.slots.get(index as usize)?;
+        let id = slot.id.load(Ordering::Acquire);
+        let fd = slot.fd.load(Ordering::Acquire);
+        if id == ONTIME_SOCK_NONE || fd < 0 {
+            return None;
+        }
+        let facts = slot.facts.load(Ordering::Relaxed);
+        Some(Socket {
+            index,
+            id,
+            fd,
+            owner: slot.owner.load(Ordering::Acquire),
+            protocol: if facts & UDP == 0 { Protocol::Tcp } else { Protocol::Udp },
+            family: if facts & V6 == 0 { Family::V4 } else { Family::V6 },
+            bound: facts & BOUND != 0,
+        })
+    }
+
+    /// Notes that the guest gave the socket a local port.
+    pub fn set_bound(&self, index: u32) {
+        if let Some(slot) = self.slots.get(index as usize) {
+            slot.facts.fetch_or(BOUND, Ordering::Relaxed);
+        }
+    }
+
+    /// Says who owns the socket from now on.
+    pub fn set_owner(&self, index: u32, owner: u32) {
+        if let Some(slot) = self.slots.get(index as usize) {
+            slot.owner.store(owner, Ordering::Release);
+        }
+    }
+
+    /// Leaves the number of a socket's reports for its next owner.
+    pub fn set_reports(&self, index: u32, reports: u32) {
+        if let Some(slot) = self.slots.get(index as usize) {
+            slot.reports.store(reports, Ordering::Relaxed);
+        }
+    }
+
+    /// What the last owner left.
+    pub fn reports(&self, index: u32) -> u32 {
+        self.slots.get(index as usize).map_or(0, |slot| slot.reports.load(Ordering::Relaxed))
+    }
+
+    /// All sockets.
+    pub fn iter(&self) -> impl Iterator<Item = Socket> {
+        (0..self.slots.len() as u32).filter_map(|index| self.at(index))
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        for slot in &self.slots {
+            let fd = slot.fd.load(Ordering::Relaxed);
+            if fd >= 0 {
+                host::close(fd);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_index_and_generation() {
+        let table = Table::new(4);
+        let id = 7 << ONTIME_SOCK_INDEX_BITS | 2;
+        let index = table.claim(id).unwrap();
+        assert_eq!(table.find(id), Err(Errno(libc::EBADF)), "not before it is set");
+        let fd = host::socket(Family::V6, Protocol::Udp).unwrap();
+        table.set(index, fd, Family::V6, Protocol::Udp, false, 1);
+        assert_eq!(table.find(id).map(|socket| (socket.fd, socket.owner)), Ok((fd, 1)));
+        assert_eq!(table.find(2), Err(Errno(libc::EBADF)), "another generation");
+        assert_eq!(table.claim(2), Err(Errno(libc::EBUSY)));
+        assert_eq!(table.claim(4), Err(Errno(libc::EMFILE)));
+        assert_eq!(table.claim(ONTIME_SOCK_NONE), Err(Errno(libc::EINVAL)));
+        assert_eq!(table.open(), 1);
+        table.close(index);
+        assert!(table.is_empty() && table.claim(2).is_ok());
+    }
+}

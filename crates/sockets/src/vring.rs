@@ -1,0 +1,151 @@
+//! A virtqueue whose doorbell need not be read: vhost-user-backend's, with an edge-triggered eventfd.
+//!
+//! vhost-user-backend reads a ring's eventfd at each doorbell, because it waits for it level-triggered. On a PREEMPT_RT host
+//! that read is dear: the doorbell's wake-up preempts the vCPU thread inside `eventfd_signal` (`fs/eventfd.c`), with the
+//! eventfd's lock held, so that the reader waits for the lock, lends its priority, and is switched to a second time. Waited for
+//! by edge, the count may grow as it likes.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use vhost_user_backend::{VringRwLock, VringStateGuard, VringStateMutGuard, VringT};
+use virtio_queue::Error;
+use vm_memory::GuestMemoryAtomic;
+
+use crate::host;
+use crate::memory::Memory;
+
+type Inner = VringRwLock<GuestMemoryAtomic<Memory>>;
+
+/// See above. Clones are the same ring.
+#[derive(Clone)]
+pub struct Vring {
+    inner: Inner,
+    /// The eventfd is waited for by edge, and not read.
+    edge: Arc<AtomicBool>,
+}
+
+impl Vring {
+    /// Waits for the doorbell by edge from now on, in this epoll, where it has this number. The thread that waits calls this
+    /// after each event; it does something once.
+    pub fn wait_by_edge(&self, epoll: RawFd, number: u16) {
+        if self.edge.load(Ordering::Acquire) {
+            return;
+        }
+        let state = self.inner.get_ref();
+        // Set before it is true: who registers the eventfd anew meanwhile clears it after this.
+        self.edge.store(true, Ordering::Release);
+        let changed = state.get_kick().as_ref().map(|kick| host::edge(epoll, kick.as_raw_fd(), u64::from(number)));
+        if !matches!(changed, Some(Ok(()))) {
+            self.edge.store(false, Ordering::Release);
+        }
+    }
+
+    /// vhost-user-backend registers the eventfd, by level, after one of the calls that come here.
+    fn level(&self) {
+        self.edge.store(false, Ordering::Release);
+    }
+}
+
+impl<'a> VringStateGuard<'a, GuestMemoryAtomic<Memory>> for Vring {
+    type G = <Inner as VringStateGuard<'a, GuestMemoryAtomic<Memory>>>::G;
+}
+
+impl<'a> VringStateMutGuard<'a, GuestMemoryAtomic<Memory>> for Vring {
+    type G = <Inner as VringStateMutGuard<'a, GuestMemoryAtomic<Memory>>>::G;
+}
+
+impl VringT<GuestMemoryAtomic<Memory>> for Vring {
+    fn new(memory: GuestMemoryAtomic<Memory>, max_queue_size: u16) -> Result<Self, Error> {
+        Ok(Self { inner: Inner::new(memory, max_queue_size)?, edge: Arc::default() })
+    }
+
+    fn get_ref(&self) -> <Self as VringStateGuard<'_, GuestMemoryAtomic<Memory>>>::G {
+        self.inner.get_ref()
+    }
+
+    fn get_mut(&self) -> <Self as VringStateMutGuard<'_, GuestMemoryAtomic<Memory>>>::G {
+        self.inner.get_mut()
+    }
+
+    fn add_used(&self, index: u16, len: u32) -> Result<(), Error> {
+        self.inner.add_used(index, len)
+    }
+
+    fn signal_used_queue(&self) -> io::Result<()> {
+        self.inner.signal_used_queue()
+    }
+
+    fn enable_notification(&self) -> Result<bool, Error> {
+        self.inner.enable_notification()
+    }
+
+    fn disable_notification(&self) -> Result<(), Error> {
+        self.inner.disable_notification()
+    }
+
+    fn needs_notification(&self) -> Result<bool, Error> {
+        self.inner.needs_notification()
+    }
+
+    fn set_enabled(&self, enabled: bool) {
+        self.inner.set_enabled(enabled);
+        self.level();
+    }
+
+    fn set_queue_info(&self, descriptors: u64, available: u64, used: u64) -> Result<(), Error> {
+        self.inner.set_queue_info(descriptors, available, used)
+    }
+
+    fn queue_next_avail(&self) -> u16 {
+        self.inner.queue_next_avail()
+    }
+
+    fn set_queue_next_avail(&self, base: u16) {
+        self.inner.set_queue_next_avail(base);
+    }
+
+    fn set_queue_next_used(&self, index: u16) {
+        self.inner.set_queue_next_used(index);
+    }
+
+    fn queue_used_idx(&self) -> Result<u16, Error> {
+        self.inner.queue_used_idx()
+    }
+
+    fn set_queue_size(&self, size: u16) {
+        self.inner.set_queue_size(size);
+    }
+
+    fn set_queue_event_idx(&self, enabled: bool) {
+        self.inner.set_queue_event_idx(enabled);
+    }
+
+    fn set_queue_ready(&self, ready: bool) {
+        self.inner.set_queue_ready(ready);
+        self.level();
+    }
+
+    fn set_kick(&self, file: Option<File>) {
+        self.inner.set_kick(file);
+        self.level();
+    }
+
+    fn read_kick(&self) -> io::Result<bool> {
+        if self.edge.load(Ordering::Acquire) {
+            return Ok(self.inner.get_ref().is_enabled());
+        }
+        self.inner.read_kick()
+    }
+
+    fn set_call(&self, file: Option<File>) {
+        self.inner.set_call(file);
+    }
+
+    fn set_err(&self, file: Option<File>) {
+        self.inner.set_err(file);
+    }
+}

@@ -1,0 +1,424 @@
+//! The worker: everything that can block. It owns the sockets of channel 0, opens and closes all, and runs on main's
+//! queues at normal priority.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vm_memory::GuestMemoryAtomic;
+
+use crate::abi::*;
+use crate::call::{Call, Reply};
+use crate::engine::Engine;
+use crate::host;
+use crate::memory::Memory;
+use crate::name::Name;
+use crate::options::{self, Access, Group};
+use crate::request::{Protocol, Request};
+use crate::shared::{Message, QUEUE_MAX, Shared, count};
+use crate::status::{self, SocketStatus};
+use crate::table::{NOBODY, Socket};
+use crate::vring::Vring;
+
+/// What to do once a channel has let go of a socket.
+enum After {
+    Close {
+        abort: bool,
+    },
+    Move {
+        channel: u32,
+    },
+    /// The channel has forgotten all: its sockets are closed.
+    Forget {
+        channel: u32,
+    },
+}
+
+struct Ticket {
+    after: After,
+    index: u32,
+    /// To be answered; none if the guest's driver was reset meanwhile.
+    call: Option<Box<Call>>,
+}
+
+/// See above.
+pub struct Worker {
+    engine: Engine,
+    tickets: Vec<Option<Ticket>>,
+    value: Vec<u8>,
+    refused: u64,
+    said: Option<Instant>,
+}
+
+/// Refusals are logged at most this often.
+const SAY_EVERY: Duration = Duration::from_secs(10);
+
+impl Worker {
+    /// Of a VM.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn new(shared: Arc<Shared>, memory: GuestMemoryAtomic<Memory>) -> std::io::Result<Self> {
+        Ok(Self {
+            engine: Engine::new(shared, 0, memory)?,
+            tickets: Vec::new(),
+            value: vec![0; ONTIME_OPTION_MAX as usize],
+            refused: 0,
+            said: None,
+        })
+    }
+
+    /// Its engine.
+    pub fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.engine.shared
+    }
+
+    /// The thread's reaction to an event, as [`Engine::handle`].
+    pub fn handle(&mut self, event: u16, ready: u32, vrings: &[Vring]) {
+        let Some([calls, events]) = vrings.first_chunk() else { return };
+        let guard = self.engine.memory();
+        let memory = &*guard;
+        if self.engine.restarted(calls, events) {
+            self.reset();
+        }
+        while let Some(message) = self.engine.next_message() {
+            self.message(memory, calls, message);
+        }
+        self.engine.catch_up(memory, calls);
+        self.engine.event(memory, vrings, event, ready);
+        let mut left = QUEUE_MAX;
+        while let Some(mut call) = self.engine.next(memory, calls, &mut left) {
+            match self.engine.parse(&mut call) {
+                Ok(request) => self.run(memory, calls, call, request),
+                Err(error) => self.engine.malformed(memory, calls, call, error),
+            }
+        }
+        self.engine.finish(memory, vrings);
+        self.say_refusals();
+    }
+
+    /// Logs what was refused, the channels' refusals too: here, because this thread may take its time.
+    fn say_refusals(&mut self) {
+        let shared = &self.engine.shared;
+        let refused = status::refusals(shared);
+        if refused == self.refused || self.said.is_some_and(|said| said.elapsed() < SAY_EVERY) {
+            return;
+        }
+        self.refused = refused;
+        self.said = Some(Instant::now());
+        tracing::warn!(vm = shared.name, counts = ?status::counters(shared), "calls were refused");
+    }
+
+    /// The guest's driver was reset: nothing of it is left.
+    fn reset(&mut self) {
+        self.engine.forget();
+        for ticket in self.tickets.iter_mut().flatten() {
+            if let Some(call) = ticket.call.take() {
+                self.engine.pool.put(call);
+            }
+        }
+        for word in &self.shared().vcpus {
+            word.store(0, std::sync::atomic::Ordering::Release);
+        }
+        for channel in 1..self.shared().channels() {
+            let _ = self.ticket(After::Forget { channel }, 0, None, |ticket| (channel, Message::Forget { ticket }));
+        }
+        self.close_ownerless();
+        tracing::info!(vm = self.shared().name, "the guest's driver was set up anew: its sockets are closed");
+    }
+
+    /// Closes what belongs to nobody and is not being handed over.
+    fn close_ownerless(&self) {
+        for socket in self.shared().table.iter().filter(|socket| socket.owner == NOBODY) {
+            if !self.in_transit(socket.index) {
+                self.shared().table.close(socket.index);
+            }
+        }
+    }
+
+    fn in_transit(&self, index: u32) -> bool {
+        let moves = |ticket: &Ticket| !matches!(ticket.after, After::Forget { .. }) && ticket.index == index;
+        self.tickets.iter().flatten().any(moves)
+    }
+
+    /// Sends a message that will be answered by ticket. Gives the call back where it cannot be.
+    fn ticket(
+        &mut self,
+        after: After,
+        index: u32,
+        call: Option<Box<Call>>,
+        message: impl FnOnce(u32) -> (u32, Message),
+    ) -> Result<(), Option<Box<Call>>> {
+        let free = self.tickets.iter().position(Option::is_none);
+        if free.is_none() && self.tickets.len() >= QUEUE_MAX {
+            return Err(call);
+        }
+        let number = free.unwrap_or(self.tickets.len());
+        let (channel, message) = message(number as u32);
+        let sent = self.shared().inboxes.get(channel as usize).is_some_and(|inbox| inbox.send(message).is_ok());
+        if !sent {
+            return Err(call);
+        }
+        let ticket = Some(Ticket { after, index, call });
+        match self.tickets.get_mut(number) {
+            Some(place) => *place = ticket,
+            None => self.tickets.push(ticket),
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, memory: &Memory, calls: &Vring, message: Message) {
+        match message {
+            Message::Released { ticket, result } => {
+                let Some(ticket) = self.tickets.get_mut(ticket as usize).and_then(Option::take) else { return };
+                let result = result.and_then(|()| self.released(&ticket));
+                if let Some(call) = ticket.call {
+                    self.engine.complete(memory, calls, call, &Reply::number(result.map(|()| 0)), None);
+                }
+            }
+            // The one who asked may be gone.
+            Message::Status(answer) => drop(answer.try_send(self.sockets())),
+            Message::Adopt { .. } | Message::Look { .. } | Message::Release { .. } | Message::Forget { .. } => {}
+        }
+    }
+
+    fn released(&mut self, ticket: &Ticket) -> Result<(), Errno> {
+        match ticket.after {
+            After::Close { abort } => {
+                self.close(ticket.index, abort);
+                Ok(())
+            }
+            // The driver that asked was reset: nobody wants the socket any more.
+            After::Move { .. } if ticket.call.is_none() => {
+                self.close(ticket.index, false);
+                Ok(())
+            }
+            After::Move { channel } => self.give(ticket.index, channel),
+            After::Forget { channel } => {
+                self.close_ownerless();
+                tracing::debug!(channel, "forgotten");
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives a socket nobody owns to a channel.
+    fn give(&mut self, index: u32, channel: u32) -> Result<(), Errno> {
+        if channel == 0 {
+            return self.engine.adopt(index);
+        }
+        self.shared().table.set_owner(index, channel);
+        let inbox = self.shared().inboxes.get(channel as usize).ok_or(Errno(libc::EINVAL))?;
+        inbox.send(Message::Adopt { index }).inspect_err(|_| self.shared().table.set_owner(index, NOBODY))
+    }
+
+    fn close(&self, index: u32, abort: bool) {
+        if let Some(socket) = self.shared().table.at(index).filter(|_| abort) {
+            let linger = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()].concat();
+            // A socket that cannot be reset is closed all the same.
+            let _ = host::set_option(socket.fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+        }
+        self.shared().table.close(index);
+    }
+
+    fn run(&mut self, memory: &Memory, calls: &Vring, call: Box<Call>, request: Request) {
+        if request.is_fast() {
+            return self.engine.parsed(memory, calls, call, request);
+        }
+        if let Request::Socket { family, protocol, channel } = request {
+            let made = self.shared().table.claim(call.words.sock).and_then(|index| {
+                let made = host::socket(family, protocol).inspect_err(|_| self.shared().table.unclaim(index))?;
+                self.shared().table.set(index, made, family, protocol, false, NOBODY);
+                self.give(index, channel).inspect_err(|_| self.shared().table.close(index)).map(|()| index)
+            });
+            if made.is_err() {
+                count(&self.shared().counters.refused_limit);
+            }
+            let place = made.ok().filter(|_| channel == 0);
+            return self.engine.complete(memory, calls, call, &Reply::number(made.map(|_| 0)), place);
+        }
+        let socket = match self.shared().table.find(call.words.sock) {
+            Ok(socket) => socket,
+            Err(error) => return self.engine.complete(memory, calls, call, &error.into(), None),
+        };
+        let ours = socket.owner == 0;
+        let reply = match request {
+            Request::Close { abort } => return self.let_go(memory, calls, call, &socket, After::Close { abort }),
+            Request::Channel { channel } if channel == socket.owner => Ok(Reply::done()),
+            Request::Channel { channel } => return self.let_go(memory, calls, call, &socket, After::Move { channel }),
+            Request::Bind(name) => self.bind(&socket, name),
+            Request::Listen { backlog } => self.listen(&socket, backlog),
+            Request::Connect(name) => self.connect(&socket, name),
+            Request::SetOpt { level, name } => self.set_option(memory, &call, &socket, level, name),
+            Request::GetOpt { level, name } => self.get_option(memory, &call, &socket, level, name),
+            _ => Err(Errno(libc::EOPNOTSUPP)),
+        };
+        if ours {
+            self.engine.look(&socket);
+        } else if matches!(request, Request::Listen { .. } | Request::Connect(_) | Request::Bind(_)) {
+            // A full inbox: the channel has plenty to look at, and its next call on the socket looks too.
+            let _ = self
+                .shared()
+                .inboxes
+                .get(socket.owner as usize)
+                .map(|inbox| inbox.send(Message::Look { index: socket.index }));
+        }
+        let reply = reply.unwrap_or_else(Reply::from);
+        self.engine.complete(memory, calls, call, &reply, ours.then_some(socket.index));
+    }
+
+    /// CLOSE and CHANNEL: the owner lets go first.
+    fn let_go(&mut self, memory: &Memory, calls: &Vring, call: Box<Call>, socket: &Socket, after: After) {
+        let force = matches!(after, After::Close { .. });
+        let index = socket.index;
+        if socket.owner == NOBODY && (self.in_transit(index) || !force) {
+            return self.engine.complete(memory, calls, call, &Errno(libc::EBUSY).into(), None);
+        }
+        if socket.owner == 0 || socket.owner == NOBODY {
+            let ticket = Ticket { after, index, call: Some(call) };
+            let result = self.engine.release(memory, calls, index, force).and_then(|()| self.released(&ticket));
+            if let Some(call) = ticket.call {
+                self.engine.complete(memory, calls, call, &Reply::number(result.map(|()| 0)), None);
+            }
+            return;
+        }
+        let owner = socket.owner;
+        let sent = self.ticket(after, index, Some(call), |ticket| (owner, Message::Release { index, ticket, force }));
+        if let Err(Some(call)) = sent {
+            self.engine.complete(memory, calls, call, &Errno(libc::EBUSY).into(), None);
+        }
+    }
+
+    fn bind(&self, socket: &Socket, name: Name) -> Result<Reply, Errno> {
+        let Name::Inet(address) = name else { return Err(Errno(libc::EINVAL)) };
+        let address = self.may_bind(socket, address)?;
+        host::bind(socket.fd, &host::Address::from(&address))?;
+        self.shared().table.set_bound(socket.index);
+        Ok(Reply::done().named(self.local_name(socket)))
+    }
+
+    fn may_bind(&self, socket: &Socket, address: SocketAddr) -> Result<SocketAddr, Errno> {
+        self.shared()
+            .vm
+            .policy
+            .bind(socket.protocol, address)
+            .inspect_err(|_| count(&self.shared().counters.refused_bind))
+    }
+
+    fn local_name(&self, socket: &Socket) -> Option<SocketAddr> {
+        let name = host::name(socket.fd, false).ok()?.get()?;
+        Some(self.engine.seen(socket.protocol, name))
+    }
+
+    fn listen(&self, socket: &Socket, backlog: i32) -> Result<Reply, Errno> {
+        if !socket.bound && socket.protocol == Protocol::Tcp {
+            // The kernel would choose a port by itself.
+            self.may_bind(socket, (Ipv4Addr::UNSPECIFIED, 0).into())?;
+        }
+        host::listen(socket.fd, backlog.min(self.shared().vm.policy.limits.backlog))?;
+        self.shared().table.set_bound(socket.index);
+        Ok(Reply::done().named(self.local_name(socket)))
+    }
+
+    fn connect(&self, socket: &Socket, name: Name) -> Result<Reply, Errno> {
+        let address = match name {
+            Name::None => return Err(Errno(libc::EINVAL)),
+            Name::Unspec => host::Address::unspec(),
+            Name::Inet(address) => {
+                let policy = &self.shared().vm.policy;
+                let allowed = policy
+                    .reach(socket.protocol, address)
+                    .inspect_err(|_| count(&self.shared().counters.refused_reach))?;
+                host::Address::from(&allowed)
+            }
+        };
+        let result = match host::connect(socket.fd, &address) {
+            Ok(()) => Ok(0),
+            Err(Errno(libc::EINPROGRESS)) => Err(Errno(libc::EINPROGRESS)),
+            Err(error) => return Err(error),
+        };
+        Ok(Reply::number(result).named(self.local_name(socket)))
+    }
+
+    fn set_option(
+        &mut self,
+        memory: &Memory,
+        call: &Call,
+        socket: &Socket,
+        level: i32,
+        name: i32,
+    ) -> Result<Reply, Errno> {
+        let access = self.access(level, name)?;
+        let value = self.value.get_mut(..call.parts.data).ok_or(Errno(libc::EINVAL))?;
+        call.buffers.readable.read(memory, call.data_at(), value)?;
+        let shared = &self.engine.shared;
+        match access {
+            Access::Get => return Err(Errno(libc::ENOPROTOOPT)),
+            Access::Both => {}
+            Access::Buffer => {
+                let wanted = value.first_chunk_mut::<4>().ok_or(Errno(libc::EINVAL))?;
+                // The kernel takes a negative size for a huge one.
+                *wanted = u32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.buffer as u32).to_ne_bytes();
+            }
+            Access::Group(group) => {
+                let group = group_address(group, value).ok_or(Errno(libc::EINVAL))?;
+                shared.vm.policy.join(group).inspect_err(|_| count(&shared.counters.refused_reach))?;
+            }
+        }
+        host::set_option(socket.fd, level, name, value)?;
+        Ok(Reply::done())
+    }
+
+    fn get_option(
+        &mut self,
+        memory: &Memory,
+        call: &Call,
+        socket: &Socket,
+        level: i32,
+        name: i32,
+    ) -> Result<Reply, Errno> {
+        if let Access::Group(_) = self.access(level, name)? {
+            return Err(Errno(libc::ENOPROTOOPT));
+        }
+        let room = call.parts.room.min(self.value.len());
+        let value = self.value.get_mut(..room).ok_or(Errno(libc::EINVAL))?;
+        value.fill(0);
+        let given = value.get_mut(..call.parts.data).ok_or(Errno(libc::EINVAL))?;
+        call.buffers.readable.read(memory, call.data_at(), given)?;
+        let len = host::get_option(socket.fd, level, name, value)?;
+        call.buffers.writable.write(memory, call.room_at(), value.get(..len).unwrap_or_default())?;
+        Ok(Reply { data: len, ..Reply::number(Ok(len as u32)) })
+    }
+
+    fn access(&self, level: i32, name: i32) -> Result<Access, Errno> {
+        options::access(level, name)
+            .ok_or(Errno(libc::ENOPROTOOPT))
+            .inspect_err(|_| count(&self.shared().counters.refused_option))
+    }
+
+    fn sockets(&self) -> Vec<SocketStatus> {
+        self.shared().table.iter().map(|socket| SocketStatus::of(&socket, &self.shared().vm.policy)).collect()
+    }
+}
+
+/// The multicast group an option's value names.
+fn group_address(group: Group, value: &[u8]) -> Option<IpAddr> {
+    match group {
+        Group::V4First => Some(IpAddr::V4(Ipv4Addr::from(*value.first_chunk::<4>()?))),
+        Group::V6First => Some(IpAddr::V6(Ipv6Addr::from(*value.first_chunk::<16>()?))),
+        Group::Storage => {
+            let mut bytes = [0; crate::name::ROOM];
+            let storage = value.get(8..)?;
+            let len = storage.len().min(bytes.len());
+            bytes.get_mut(..len)?.copy_from_slice(storage.get(..len)?);
+            match crate::name::parse(&bytes, len) {
+                Ok(Name::Inet(address)) => Some(address.ip()),
+                _ => None,
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! What a guest can do that means harm, and what QEMU does in between. The process answers or ignores, and goes on.
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use libc::{AF_INET, SOCK_DGRAM};
+use ontime_sockets::abi::*;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use vm_memory::ByteValued;
+
+use super::driver::{Call, FREE, MEMORY, Vm};
+use super::{bind, local};
+
+const EVERYTHING: &str = super::FREE;
+
+/// Still serving?
+fn alive(vm: &mut Vm) {
+    assert_eq!(vm.process.try_wait().unwrap(), None, "the process is gone");
+    for channel in 0..2 {
+        let unknown = Call::new(ONTIME_OP_POLL, 0xfffff);
+        assert_eq!(vm.channels[channel].result(unknown), Err(libc::EBADF), "channel {channel}");
+    }
+}
+
+#[test]
+fn half_written_and_disordered_chains_are_used_up() {
+    let mut vm = Vm::start(EVERYTHING);
+    for channel in 0..2 {
+        let ring = &mut vm.channels[channel].calls;
+        // Too short to read, too short to write, outside of memory, a loop, an index beyond the table, nothing at all.
+        ring.descriptor(200, FREE, 10, 1, 201);
+        ring.descriptor(201, FREE, 4096, 2, 0);
+        ring.descriptor(202, FREE, 4096, 1, 203);
+        ring.descriptor(203, FREE, 10, 2, 0);
+        ring.descriptor(204, MEMORY - 8, 4096, 1, 205);
+        ring.descriptor(205, u64::MAX - 8, 4096, 2, 0);
+        ring.descriptor(206, FREE, 72, 1, 206);
+        ring.descriptor(207, FREE, 72, 1, 999);
+        ring.descriptor(208, 0, 0, 0, 0);
+        // Writable first; an indirect table that is none, and one that points to itself.
+        ring.descriptor(209, FREE, 4096, 3, 210);
+        ring.descriptor(210, FREE, 4096, 0, 0);
+        ring.descriptor(211, FREE, 15, 4, 0);
+        ring.descriptor(212, MEMORY, 4096, 4, 0);
+        for head in [200, 202, 204, 206, 207, 208, 209, 211, 212] {
+            ring.offer(head);
+        }
+        ring.notify();
+        std::thread::sleep(Duration::from_millis(50));
+        vm.channels[channel].drain();
+    }
+    alive(&mut vm);
+    assert!(vm.counter("malformed") >= 12);
+}
+
+#[test]
+fn a_ring_whose_index_is_nonsense_stops_nobody_else() {
+    let mut vm = Vm::start(EVERYTHING);
+    vm.channels[1].calls.jump(5000);
+    vm.channels[1].events.jump(5000);
+    vm.channels[1].calls.notify();
+    vm.channels[1].events.notify();
+    std::thread::sleep(Duration::from_millis(50));
+    let used = |vm: &Vm| {
+        // Fields 14 and 15, in hundredths of a second; the name in field 2 may hold spaces.
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", vm.process.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    };
+    let before = used(&vm);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(used(&vm) - before < 20, "it spins");
+    assert_eq!(vm.main().result(Call::new(ONTIME_OP_POLL, 1)), Err(libc::EBADF));
+}
+
+#[test]
+fn the_same_chain_offered_again_while_it_waits_is_limited() {
+    let mut vm = Vm::start(EVERYTHING);
+    vm.main().socket(1, AF_INET, SOCK_DGRAM, 1);
+    bind(&mut vm, 1);
+    let driver = &mut vm.channels[1];
+    let words = Call::new(ONTIME_OP_RECV, 1).wait().words;
+    driver.write(FREE, words.as_slice());
+    driver.calls.descriptor(254, FREE, CALL_LEN as u32, 1, 255);
+    driver.calls.descriptor(255, FREE + 4096, 256, 2, 0);
+    for _ in 0..3 {
+        for _ in 0..200 {
+            driver.calls.offer(254);
+        }
+        driver.calls.notify();
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    driver.drain();
+    assert!(vm.counter("refused_limit") >= 600 - 256);
+    assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, 1)), Ok(0));
+    vm.channels[1].drain();
+    alive(&mut vm);
+}
+
+#[test]
+fn a_guest_that_boots_anew_has_no_sockets_and_its_memory_is_left_alone() {
+    let mut vm = Vm::start(EVERYTHING);
+    for channel in 0..2 {
+        vm.main().socket(channel, AF_INET, SOCK_DGRAM, channel);
+    }
+    let addresses = [bind(&mut vm, 0), bind(&mut vm, 1)];
+    for channel in 0..2u32 {
+        vm.channels[channel as usize].post(Call::new(ONTIME_OP_RECV, channel).wait().room(100));
+        vm.channels[channel as usize].result(Call::new(ONTIME_OP_POLL, channel)).unwrap();
+    }
+    for channel in (0..2).rev() {
+        vm.channels[channel].reset();
+    }
+    let client = UdpSocket::bind(local(0)).unwrap();
+    for address in addresses {
+        let _ = client.send_to(&[0xaa; 100], address);
+    }
+    alive(&mut vm);
+    let start = std::time::Instant::now();
+    while !vm.status().sockets.is_empty() {
+        assert!(start.elapsed() < super::driver::PATIENCE, "{:?}", vm.status().sockets);
+    }
+    vm.main().socket(0, AF_INET, SOCK_DGRAM, 1);
+}
+
+#[test]
+fn a_paused_vm_goes_on_where_it_was() {
+    let mut vm = Vm::start(EVERYTHING);
+    vm.main().socket(1, AF_INET, SOCK_DGRAM, 1);
+    let address = bind(&mut vm, 1);
+    let waiting = vm.channels[1].post(Call::new(ONTIME_OP_RECV, 1).wait().room(100));
+    vm.channels[1].result(Call::new(ONTIME_OP_POLL, 1)).unwrap();
+    let stood = vm.channels[1].stop();
+    UdpSocket::bind(local(0)).unwrap().send_to(b"meanwhile", address).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(vm.channels[1].poll(waiting).is_none(), "a stopped ring is left alone");
+    vm.channels[1].start_at(&stood);
+    assert_eq!(vm.channels[1].wait(waiting).result(), Ok(9));
+}
+
+#[test]
+fn the_vcpu_word_decides_who_is_woken() {
+    let mut vm = Vm::start(EVERYTHING);
+    vm.main().socket(1, AF_INET, SOCK_DGRAM, 1);
+    let address = bind(&mut vm, 1);
+    let word = FREE + 0x1000;
+    let run = |prio: u32| ONTIME_VCPU_RUN | prio << ONTIME_VCPU_PRIO_SHIFT;
+    assert_eq!(vm.main().name_vcpu(1, word + 8), -libc::EINVAL);
+    assert_eq!(vm.main().name_vcpu(1, MEMORY), -libc::EFAULT);
+    assert_eq!(vm.main().name_vcpu(0, word), -libc::EINVAL);
+    assert_eq!(vm.main().name_vcpu(2, word), -libc::EINVAL);
+    assert_eq!(vm.main().name_vcpu(1, word), 0);
+    let client = UdpSocket::bind(local(0)).unwrap();
+    let mut answered = |state: u32, prio: u16| {
+        vm.channels[1].write(word, &ONTIME_VCPU_LOOKING.to_le_bytes());
+        let waiting = vm.channels[1].post(Call::new(ONTIME_OP_RECV, 1).wait().prio(prio).room(10));
+        vm.channels[1].result(Call::new(ONTIME_OP_POLL, 1).prio(prio)).unwrap();
+        let control = vm.channels[0].control.as_ref().unwrap();
+        let _ = (vm.channels[1].calls.call.read(), control.call.read());
+        vm.channels[1].write(word, &state.to_le_bytes());
+        client.send_to(b"x", address).unwrap();
+        vm.channels[1].wait(waiting);
+        // The notification follows the answer.
+        std::thread::sleep(Duration::from_millis(3));
+        let control = vm.channels[0].control.as_ref().unwrap();
+        let signs = (vm.channels[1].calls.call.read().is_ok(), control.call.read().is_ok());
+        (signs, u32::from_le_bytes(vm.channels[1].read(word)))
+    };
+    assert_eq!(answered(ONTIME_VCPU_HALTING, 0), ((true, false), ONTIME_VCPU_WOKEN), "woken");
+    assert_eq!(answered(ONTIME_VCPU_LOOKING, 99), ((false, false), ONTIME_VCPU_LOOKING), "it looks by itself");
+    assert_eq!(answered(run(50), 50), ((false, false), run(50)), "first in, first out");
+    assert_eq!(answered(run(50), 51), ((false, true), run(50)), "more urgent");
+    assert_eq!(answered(run(0), 0), ((false, true), run(0)), "normal threads");
+    assert_eq!(vm.counter("wakes"), 1);
+    assert_eq!(u32::from_le_bytes(vm.channels[1].read(word + 4)), 1, "attention is set");
+    assert_eq!(vm.main().name_vcpu(1, 0), 0, "taken back");
+}
+
+#[test]
+fn a_wake_up_that_shows_no_effect_is_sent_again() {
+    let mut vm = Vm::start(EVERYTHING);
+    vm.main().socket(1, AF_INET, SOCK_DGRAM, 1);
+    let address = bind(&mut vm, 1);
+    let word = FREE + 0x1000;
+    assert_eq!(vm.main().name_vcpu(1, word), 0);
+    let waiting = vm.channels[1].post(Call::new(ONTIME_OP_RECV, 1).wait().room(10));
+    vm.channels[1].result(Call::new(ONTIME_OP_POLL, 1)).unwrap();
+    vm.channels[1].write(word, &ONTIME_VCPU_HALTING.to_le_bytes());
+    UdpSocket::bind(local(0)).unwrap().send_to(b"x", address).unwrap();
+    vm.channels[1].wait(waiting);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(vm.counter("rewakes") >= 2, "the guest has not gone on");
+    vm.channels[1].write(word, &ONTIME_VCPU_LOOKING.to_le_bytes());
+    std::thread::sleep(Duration::from_millis(50));
+    let before = vm.counter("rewakes");
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(vm.counter("rewakes"), before, "and then it is not");
+}
+
+#[test]
+fn no_garbage_ends_the_process() {
+    let vm = std::cell::RefCell::new(Vm::start(EVERYTHING));
+    for sock in 0..4 {
+        vm.borrow_mut().main().socket(sock, AF_INET, if sock < 2 { SOCK_DGRAM } else { libc::SOCK_STREAM }, sock % 2);
+    }
+    let cases = std::env::var("ONTIME_HOSTILE_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(300);
+    let call = (
+        0u16..20,
+        0u16..3,
+        0u32..6,
+        proptest::array::uniform4(prop_oneof![0u32..12, any::<u32>()]),
+        0u16..120,
+        any::<[u8; 28]>(),
+    );
+    let lengths =
+        (0u16..30, prop_oneof![0u16..64, any::<u16>()], prop_oneof![0u16..64, any::<u16>()], 60u32..400, 40u32..400);
+    let garbage =
+        (any::<prop::sample::Index>(), call, lengths, proptest::collection::vec(any::<u8>(), 0..300), any::<bool>());
+    let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+    let run = runner.run(
+        &garbage,
+        |(
+            channel,
+            (op, flags, sock, arg, prio, addr),
+            (addr_len, control_len, control_room, readable, writable),
+            data,
+            inet,
+        )| {
+            let mut vm = vm.borrow_mut();
+            let driver = &mut vm.channels[channel.index(2)];
+            let mut words = ontime_call {
+                op,
+                flags,
+                sock,
+                id: u64::from(sock),
+                arg,
+                prio,
+                addr_len,
+                control_len,
+                control_room,
+                addr,
+                reserved: 0,
+            };
+            if inet {
+                words.addr[..2].copy_from_slice(&(AF_INET as u16).to_le_bytes());
+                words.addr[4..8].copy_from_slice(&[127, 0, 0, 1]);
+            }
+            driver.write(FREE, words.as_slice());
+            driver.write(FREE + CALL_LEN as u64, &data);
+            driver.calls.descriptor(250, FREE, readable, 1, 251);
+            driver.calls.descriptor(251, FREE + 8192, writable, 2, 0);
+            driver.calls.offer(250);
+            driver.calls.notify();
+            // The guest may change what it has asked while it is read.
+            driver.write(FREE, &data);
+            driver.drain();
+            prop_assert!(vm.process.try_wait().unwrap().is_none(), "the process is gone");
+            Ok(())
+        },
+    );
+    run.unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    let mut vm = vm.into_inner();
+    vm.channels.iter_mut().for_each(super::driver::Driver::drain);
+    alive(&mut vm);
+}
+
+#[test]
+fn when_qemu_goes_the_process_goes_too() {
+    let mut vm = Vm::start(EVERYTHING);
+    vm.channels.clear();
+    let start = std::time::Instant::now();
+    while vm.process.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < super::driver::PATIENCE, "it stays");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(vm.process.wait().unwrap().success());
+}
+
+#[test]
+fn another_process_has_another_generation() {
+    let generation = |vm: &Vm| vm.channels[0].config.generation;
+    assert_ne!(generation(&Vm::start("")), generation(&Vm::start("")));
+}

@@ -1,0 +1,361 @@
+//! The device process with a driver in place of a guest, over real host sockets: what it serves, what it refuses, what a
+//! hostile guest can do.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::undocumented_unsafe_blocks,
+    reason = "a test ends by panicking"
+)]
+
+mod driver;
+mod hostile;
+mod order;
+mod refusals;
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use driver::{Call, Vm};
+use libc::{AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM};
+use ontime_sockets::abi::*;
+
+/// May do everything on this host.
+const FREE: &str = "bind = [\"tcp/0-65535\", \"udp/0-65535\"]\nreach = [\"127.0.0.0/8\", \"::1/128\"]\nchannels = 1";
+
+fn local(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}
+
+fn bind(vm: &mut Vm, sock: u32) -> SocketAddr {
+    let done = vm.main().call(Call::new(ONTIME_OP_BIND, sock).to(local(0)));
+    assert_eq!(done.result(), Ok(0));
+    done.name()
+}
+
+fn listen(vm: &mut Vm, sock: u32, channel: u32) -> SocketAddr {
+    vm.main().socket(sock, AF_INET, SOCK_STREAM, channel);
+    let address = bind(vm, sock);
+    assert_eq!(vm.main().result(Call::new(ONTIME_OP_LISTEN, sock).arg([16])), Ok(0));
+    address
+}
+
+#[test]
+fn the_configuration_space_says_what_there_is() {
+    let vm = Vm::start(FREE);
+    let [main, channel] = [&vm.channels[0].config, &vm.channels[1].config];
+    assert_eq!(
+        (main.magic, main.version, main.role, main.channels),
+        (ONTIME_MAGIC, ONTIME_VERSION, ONTIME_ROLE_MAIN, 2)
+    );
+    assert_eq!((channel.role, channel.channel, channel.wake), (ONTIME_ROLE_CHANNEL, 1, ONTIME_WAKE_IDLE));
+    assert_eq!(main.generation, channel.generation);
+    assert_eq!(main.sockets_max, 1024);
+}
+
+#[test]
+fn udp_is_answered_on_the_worker_and_on_a_channel() {
+    let mut vm = Vm::start(FREE);
+    for channel in 0..2 {
+        let sock = 10 + channel;
+        vm.main().socket(sock, AF_INET, SOCK_DGRAM, channel);
+        let address = bind(&mut vm, sock);
+        let client = UdpSocket::bind(local(0)).unwrap();
+        let driver = &mut vm.channels[channel as usize];
+        for round in 0..50u8 {
+            let posted = driver.post(Call::new(ONTIME_OP_RECV, sock).wait().room(100));
+            client.send_to(&[round; 40], address).unwrap();
+            let received = driver.wait(posted);
+            assert_eq!((received.result(), received.name()), (Ok(40), client.local_addr().unwrap()));
+            assert_eq!(received.data, [round; 40]);
+            assert_eq!(received.len as usize, DONE_LEN + 40);
+            assert_eq!(driver.result(Call::new(ONTIME_OP_SEND, sock).to(received.name()).data(&[round; 30])), Ok(30));
+            let mut answer = [0; 100];
+            assert_eq!(client.recv(&mut answer).unwrap(), 30);
+        }
+    }
+}
+
+#[test]
+fn tcp_connections_are_taken_and_served() {
+    let mut vm = Vm::start(FREE);
+    for channel in 0..2 {
+        let (sock, new) = (20 + 2 * channel, 21 + 2 * channel);
+        let address = listen(&mut vm, sock, channel);
+        let driver = &mut vm.channels[channel as usize];
+        let accepting = driver.post(Call::new(ONTIME_OP_ACCEPT, sock).arg([new as i32]).wait());
+        let mut client = TcpStream::connect(address).unwrap();
+        let accepted = driver.wait(accepting);
+        assert_eq!((accepted.result(), accepted.name()), (Ok(0), client.local_addr().unwrap()));
+        assert_eq!(driver.call(Call::new(ONTIME_OP_NAME, new).arg([0])).name(), address, "the accepted one's own name");
+        assert_eq!(driver.call(Call::new(ONTIME_OP_NAME, new).arg([1])).name(), client.local_addr().unwrap());
+        client.write_all(b"request").unwrap();
+        let peeked = driver.call(Call::new(ONTIME_OP_RECV, new).arg([libc::MSG_PEEK]).wait().room(3));
+        assert_eq!((peeked.result(), &peeked.data[..]), (Ok(3), &b"req"[..]));
+        assert_eq!(driver.result(Call::new(ONTIME_OP_QUERY, new).arg([ONTIME_QUERY_INQ as i32])), Ok(7));
+        let received = driver.call(Call::new(ONTIME_OP_RECV, new).room(100));
+        assert_eq!((received.result(), &received.data[..]), (Ok(7), &b"request"[..]));
+        assert_eq!(driver.result(Call::new(ONTIME_OP_RECV, new).room(100)), Err(libc::EAGAIN));
+        assert_eq!(driver.result(Call::new(ONTIME_OP_SEND, new).data(b"answer")), Ok(6));
+        let mut answer = [0; 6];
+        client.read_exact(&mut answer).unwrap();
+        // WAITALL over two pieces.
+        let all = driver.post(Call::new(ONTIME_OP_RECV, new).arg([libc::MSG_WAITALL]).wait().room(8));
+        client.write_all(b"half").unwrap();
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(driver.poll(all).is_none());
+        client.write_all(b"half").unwrap();
+        assert_eq!(driver.wait(all).data, b"halfhalf");
+        // Half close in both directions.
+        assert_eq!(driver.result(Call::new(ONTIME_OP_SHUTDOWN, new).arg([1])), Ok(0));
+        assert_eq!(client.read(&mut answer).unwrap(), 0);
+        client.write_all(b"late").unwrap();
+        drop(client);
+        assert_eq!(driver.call(Call::new(ONTIME_OP_RECV, new).arg([libc::MSG_WAITALL]).wait().room(100)).data, b"late");
+        assert_eq!(driver.result(Call::new(ONTIME_OP_RECV, new).wait().room(100)), Ok(0), "the end");
+        for closed in [sock, new] {
+            assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, closed)), Ok(0));
+            assert_eq!(vm.main().result(Call::new(ONTIME_OP_POLL, closed)), Err(libc::EBADF));
+        }
+    }
+    assert!(vm.status().sockets.is_empty());
+}
+
+#[test]
+fn connects_succeed_and_fail_with_their_reason() {
+    let mut vm = Vm::start(FREE);
+    vm.channels[0].event_buffers(64);
+    vm.channels[1].event_buffers(64);
+    let server = TcpListener::bind(local(0)).unwrap();
+    let closed = TcpListener::bind(local(0)).unwrap().local_addr().unwrap();
+    for channel in 0..2u32 {
+        let sock = 1 + 2 * channel;
+        vm.main().socket(sock, AF_INET, SOCK_STREAM, channel);
+        let connecting = vm.main().call(Call::new(ONTIME_OP_CONNECT, sock).to(server.local_addr().unwrap()));
+        assert!(matches!(connecting.result(), Ok(0) | Err(libc::EINPROGRESS)));
+        // The answer itself may report it; else an event does. The unconnected socket was ready with HUP as well.
+        let connected = |ready: u32| ready & ONTIME_READY_OUT != 0 && ready & ONTIME_READY_HUP == 0;
+        let mut ready = connecting.header.ready;
+        while !connected(ready) {
+            let event = vm.channels[channel as usize].ready(sock, ONTIME_READY_OUT);
+            assert_eq!(event.error, 0, "{event:?}");
+            ready = event.ready;
+        }
+        let (_, peer) = server.accept().unwrap();
+        assert_eq!(connecting.name(), peer);
+        let refused = sock + 1;
+        vm.main().socket(refused, AF_INET, SOCK_STREAM, channel);
+        // The unconnected socket's own report (HUP) comes first.
+        let answer = vm.main().result(Call::new(ONTIME_OP_CONNECT, refused).to(closed));
+        if answer != Err(libc::ECONNREFUSED) {
+            assert_eq!(answer, Err(libc::EINPROGRESS));
+            let mut event = vm.channels[channel as usize].ready(refused, ONTIME_READY_HUP);
+            while event.error == 0 {
+                event = vm.channels[channel as usize].ready(refused, ONTIME_READY_HUP);
+            }
+            assert_eq!(i32::from(event.error), libc::ECONNREFUSED);
+        }
+    }
+}
+
+#[test]
+fn readiness_is_reported_once_per_change_and_arrival() {
+    let mut vm = Vm::start(FREE);
+    vm.channels[1].event_buffers(4);
+    vm.main().socket(5, AF_INET, SOCK_DGRAM, 1);
+    let address = bind(&mut vm, 5);
+    let driver = &mut vm.channels[1];
+    let start = driver.event().unwrap();
+    assert_eq!((u32::from(start.type_), start.generation), (ONTIME_EVENT_START, driver.config.generation));
+    let first = driver.ready(5, ONTIME_READY_OUT);
+    assert_eq!(first.ready, ONTIME_READY_OUT);
+    let client = UdpSocket::bind(local(0)).unwrap();
+    client.send_to(b"1", address).unwrap();
+    let second = driver.ready(5, ONTIME_READY_IN);
+    client.send_to(b"2", address).unwrap();
+    let third = driver.ready(5, ONTIME_READY_IN);
+    assert!(
+        (third.seq - second.seq) as i32 > 0,
+        "an arrival while IN stands is told again, for edge-triggered pollers"
+    );
+    let one = driver.call(Call::new(ONTIME_OP_RECV, 5).room(9));
+    assert_eq!(one.header.ready, ONTIME_READY_IN | ONTIME_READY_OUT, "one more is there");
+    let two = driver.call(Call::new(ONTIME_OP_RECV, 5).room(9));
+    assert_eq!(two.header.ready, ONTIME_READY_OUT);
+    assert!((two.header.seq - one.header.seq) as i32 > 0 && (one.header.seq - third.seq) as i32 > 0);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(driver.try_event().is_none(), "nothing else happened");
+}
+
+#[test]
+fn without_event_buffers_nothing_is_lost() {
+    let mut vm = Vm::start(FREE);
+    let clients: Vec<UdpSocket> = (0..40).map(|_| UdpSocket::bind(local(0)).unwrap()).collect();
+    for (sock, client) in clients.iter().enumerate() {
+        vm.main().socket(sock as u32, AF_INET, SOCK_DGRAM, 1);
+        let address = bind(&mut vm, sock as u32);
+        client.send_to(b"x", address).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    let driver = &mut vm.channels[1];
+    driver.event_buffers(3);
+    let mut ready = std::collections::BTreeSet::new();
+    while ready.len() < 40 {
+        let event = driver.event().expect("a report is missing");
+        if event.ready & ONTIME_READY_IN != 0 {
+            ready.insert(event.sock);
+        }
+    }
+}
+
+#[test]
+fn cancelling_ends_a_wait_and_only_that() {
+    let mut vm = Vm::start(FREE);
+    vm.main().socket(1, AF_INET, SOCK_DGRAM, 1);
+    let address = bind(&mut vm, 1);
+    let driver = &mut vm.channels[1];
+    let [first, second] = [0; 2].map(|_| driver.post(Call::new(ONTIME_OP_RECV, 1).wait().room(10)));
+    let cancel = |id: u64| Call::new(ONTIME_OP_CANCEL, ONTIME_SOCK_NONE).arg([id as i32, (id >> 32) as i32]);
+    assert_eq!(driver.result(cancel(first)), Ok(0));
+    assert_eq!(driver.poll(first).expect("answered before CANCEL is").result(), Err(libc::ECANCELED));
+    assert_eq!(driver.result(cancel(first)), Err(libc::ENOENT));
+    assert!(driver.poll(second).is_none());
+    UdpSocket::bind(local(0)).unwrap().send_to(b"data", address).unwrap();
+    assert_eq!(driver.wait(second).result(), Ok(4));
+    let waiting = driver.post(Call::new(ONTIME_OP_RECV, 1).wait().room(10));
+    // A round trip, so that it is known to wait.
+    assert_eq!(driver.result(Call::new(ONTIME_OP_POLL, 1)), Ok(0));
+    assert_eq!(vm.main().result(Call::new(ONTIME_OP_CHANNEL, 1).arg([0])), Err(libc::EBUSY));
+    assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, 1)), Ok(0));
+    assert_eq!(vm.channels[1].wait(waiting).result(), Err(libc::ECANCELED));
+}
+
+#[test]
+fn sockets_move_between_channels() {
+    let mut vm = Vm::start(FREE);
+    vm.main().socket(1, AF_INET, SOCK_DGRAM, 0);
+    let address = bind(&mut vm, 1);
+    let client = UdpSocket::bind(local(0)).unwrap();
+    for channel in [1usize, 0, 1] {
+        assert_eq!(vm.main().result(Call::new(ONTIME_OP_CHANNEL, 1).arg([channel as i32])), Ok(0));
+        client.send_to(b"there", address).unwrap();
+        assert_eq!(vm.channels[channel].result(Call::new(ONTIME_OP_RECV, 1).wait().room(10)), Ok(5));
+        assert_eq!(vm.channels[1 - channel].result(Call::new(ONTIME_OP_RECV, 1).wait().room(10)), Err(libc::EXDEV));
+    }
+    assert_eq!(vm.channels[1].result(Call::new(ONTIME_OP_CLOSE, 1)), Err(libc::EOPNOTSUPP), "the worker's");
+}
+
+#[test]
+fn large_sends_wait_for_a_slow_reader_and_lose_nothing() {
+    let mut vm = Vm::start(FREE);
+    let server = TcpListener::bind(local(0)).unwrap();
+    for channel in 0..2 {
+        let sock = 30 + channel;
+        vm.main().socket(sock, AF_INET, SOCK_STREAM, channel);
+        let _ = vm.main().result(Call::new(ONTIME_OP_CONNECT, sock).to(server.local_addr().unwrap()));
+        let (mut peer, _) = server.accept().unwrap();
+        let data: Vec<u8> = (0..1_000_000u32).map(|n| (n % 251) as u8).collect();
+        let driver = &mut vm.channels[channel as usize];
+        let posted: Vec<u64> =
+            (0..8).map(|_| driver.post(Call::new(ONTIME_OP_SEND, sock).wait().data(&data))).collect();
+        // Others are not held up meanwhile.
+        assert_eq!(driver.result(Call::new(ONTIME_OP_NAME, sock).arg([0])), Ok(0));
+        let mut received = vec![0; 8 * data.len()];
+        peer.read_exact(&mut received).unwrap();
+        for id in posted {
+            assert_eq!(driver.wait(id).result(), Ok(data.len() as u32));
+        }
+        assert!(received.chunks(data.len()).all(|chunk| chunk == data), "the same bytes, in order");
+        peer.write_all(&data).unwrap();
+        let back = driver.call(Call::new(ONTIME_OP_RECV, sock).arg([libc::MSG_WAITALL]).wait().room(data.len()));
+        assert!(back.result() == Ok(data.len() as u32) && back.data == data);
+    }
+}
+
+#[test]
+fn options_reach_the_host_or_are_refused() {
+    let mut vm = Vm::start(&format!("{FREE}\nbuffer = 65536"));
+    vm.main().socket(1, AF_INET6, SOCK_STREAM, 1);
+    let mut set = |level: i32, name: i32, value: i32| {
+        vm.main().result(Call::new(ONTIME_OP_SETOPT, 1).arg([level, name]).data(&value.to_le_bytes()))
+    };
+    assert_eq!(set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1), Ok(0));
+    assert_eq!(set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1), Ok(0));
+    assert_eq!(set(libc::SOL_SOCKET, libc::SO_SNDBUF, 1 << 30), Ok(0));
+    assert_eq!(set(libc::SOL_SOCKET, libc::SO_RCVBUF, -1), Ok(0));
+    assert_eq!(set(libc::SOL_SOCKET, libc::SO_MARK, 1), Err(libc::ENOPROTOOPT));
+    assert_eq!(set(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, 1), Err(libc::ENOPROTOOPT));
+    assert_eq!(set(libc::SOL_SOCKET, libc::SO_TYPE, 1), Err(libc::ENOPROTOOPT));
+    let mut get = |level: i32, name: i32, room: usize| {
+        vm.main().call(Call::new(ONTIME_OP_GETOPT, 1).arg([level, name]).room(room))
+    };
+    let number = |done: driver::Done| i32::from_le_bytes(done.data[..4].try_into().unwrap());
+    assert_eq!(number(get(libc::IPPROTO_TCP, libc::TCP_NODELAY, 4)), 1);
+    assert_eq!(number(get(libc::SOL_SOCKET, libc::SO_SNDBUF, 4)), 2 * 65536, "clamped; the kernel doubles it");
+    assert_eq!(number(get(libc::SOL_SOCKET, libc::SO_RCVBUF, 4)), 2 * 65536, "a negative size is a huge one");
+    assert_eq!(number(get(libc::SOL_SOCKET, libc::SO_TYPE, 4)), SOCK_STREAM);
+    assert!(get(libc::IPPROTO_TCP, libc::TCP_INFO, 232).result().unwrap() > 100);
+    assert_eq!(get(libc::SOL_SOCKET, libc::SO_PEERCRED, 12).result(), Err(libc::ENOPROTOOPT));
+    assert_eq!(vm.counter("refused_option"), 3);
+}
+
+#[test]
+fn control_messages_go_both_ways() {
+    let mut vm = Vm::start(FREE);
+    vm.main().socket(1, AF_INET, SOCK_DGRAM, 1);
+    let address = bind(&mut vm, 1);
+    let on = 1i32.to_le_bytes();
+    assert_eq!(
+        vm.main().result(Call::new(ONTIME_OP_SETOPT, 1).arg([libc::IPPROTO_IP, libc::IP_PKTINFO]).data(&on)),
+        Ok(0)
+    );
+    assert_eq!(
+        vm.main().result(Call::new(ONTIME_OP_SETOPT, 1).arg([libc::SOL_SOCKET, libc::SO_TIMESTAMPNS]).data(&on)),
+        Ok(0)
+    );
+    let client = UdpSocket::bind(local(0)).unwrap();
+    client.send_to(b"123456", address).unwrap();
+    let driver = &mut vm.channels[1];
+    let got = driver.call(Call::new(ONTIME_OP_RECV, 1).wait().room(4).control_room(256));
+    assert_eq!((got.result(), &got.data[..]), (Ok(4), &b"1234"[..]));
+    assert_ne!(got.header.msg_flags & libc::MSG_TRUNC as u32, 0, "the datagram was longer");
+    let types: Vec<(i32, i32)> = messages(&got.control).into_iter().map(|(level, kind, _)| (level, kind)).collect();
+    assert!(
+        types.contains(&(libc::IPPROTO_IP, libc::IP_PKTINFO))
+            && types.contains(&(libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS)),
+        "{types:?}"
+    );
+    let ttl = [
+        20u64.to_le_bytes().to_vec(),
+        0i32.to_le_bytes().to_vec(),
+        libc::IP_TTL.to_le_bytes().to_vec(),
+        7i32.to_le_bytes().to_vec(),
+    ]
+    .concat();
+    assert_eq!(driver.result(Call::new(ONTIME_OP_SEND, 1).to(got.name()).control(&ttl).data(b"x")), Ok(1));
+    let rights = [
+        20u64.to_le_bytes().to_vec(),
+        libc::SOL_SOCKET.to_le_bytes().to_vec(),
+        libc::SCM_RIGHTS.to_le_bytes().to_vec(),
+        0i32.to_le_bytes().to_vec(),
+    ]
+    .concat();
+    assert_eq!(
+        driver.result(Call::new(ONTIME_OP_SEND, 1).to(got.name()).control(&rights).data(b"x")),
+        Err(libc::EINVAL)
+    );
+}
+
+fn messages(mut bytes: &[u8]) -> Vec<(i32, i32, Vec<u8>)> {
+    let mut found = Vec::new();
+    while bytes.len() >= 16 {
+        let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let number = |at: usize| i32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        found.push((number(8), number(12), bytes[16..len].to_vec()));
+        bytes = bytes.get(len.next_multiple_of(8)..).unwrap_or_default();
+    }
+    found
+}

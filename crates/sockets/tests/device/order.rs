@@ -1,0 +1,126 @@
+//! What a guest learns in which order.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+
+use libc::{AF_INET, SOCK_DGRAM, SOCK_STREAM};
+use ontime_sockets::abi::*;
+use vhost::vhost_user::VhostUserFrontend;
+
+use super::driver::{Call, Vm};
+use super::{FREE, bind, local};
+
+/// A reset comes with the data before it in one event: a call that waits gets the data, the one after them the error.
+#[test]
+fn a_stream_gives_its_data_before_its_reset() {
+    let mut vm = Vm::start(FREE);
+    let server = TcpListener::bind(local(0)).unwrap();
+    for channel in 0..2u32 {
+        vm.channels[channel as usize].event_buffers(64);
+        vm.main().socket(channel, AF_INET, SOCK_STREAM, channel);
+        let _ = vm.main().result(Call::new(ONTIME_OP_CONNECT, channel).to(server.local_addr().unwrap()));
+        let (mut peer, _) = server.accept().unwrap();
+        let driver = &mut vm.channels[channel as usize];
+        let waiting = driver.post(Call::new(ONTIME_OP_RECV, channel).wait().room(100));
+        assert_eq!(driver.result(Call::new(ONTIME_OP_POLL, channel)), Ok(0));
+        let stood = driver.stop();
+        peer.write_all(b"last words").unwrap();
+        let reset = libc::linger { l_onoff: 1, l_linger: 0 };
+        let (at, len) = ((&raw const reset).cast(), size_of::<libc::linger>() as libc::socklen_t);
+        assert_eq!(unsafe { libc::setsockopt(peer.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, at, len) }, 0);
+        drop(peer);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        driver.start_at(&stood);
+        let last = driver.wait(waiting);
+        assert_eq!((last.result(), &last.data[..]), (Ok(10), &b"last words"[..]), "channel {channel}");
+        let mut event = driver.ready(channel, ONTIME_READY_HUP);
+        while event.error == 0 {
+            event = driver.ready(channel, ONTIME_READY_HUP);
+        }
+        assert_eq!(i32::from(event.error), libc::ECONNRESET, "channel {channel}");
+    }
+}
+
+/// How a guest finds out that its device process is there: also while its worker has plenty to do.
+#[test]
+fn a_ping_is_answered_at_once() {
+    let mut vm = Vm::start(FREE);
+    assert_eq!(vm.main().control_call(ONTIME_CTL_PING, 0, &[]), 0);
+    assert_eq!(vm.main().control_call(ONTIME_CTL_PING, 1, &[]), -libc::EINVAL);
+    assert_eq!(vm.main().control_call(ONTIME_CTL_PING, 0, &[0; 8]), -libc::EINVAL);
+    assert_eq!(vm.main().control_call(ONTIME_CTL_INC_BW, 0, &[]), -libc::EOPNOTSUPP);
+}
+
+/// A connect that fails after its answer: not before the reason is told does any answer show that it failed.
+#[test]
+fn a_socket_fails_not_before_its_reason_is_told() {
+    let mut vm = Vm::start(FREE);
+    vm.channels[0].event_buffers(64);
+    let closed = TcpListener::bind(local(0)).unwrap().local_addr().unwrap();
+    for sock in 0..50 {
+        vm.main().socket(sock, AF_INET, SOCK_STREAM, 0);
+        let answer = vm.main().call(Call::new(ONTIME_OP_CONNECT, sock).to(closed));
+        if answer.result() == Err(libc::ECONNREFUSED) {
+            continue;
+        }
+        assert_eq!(answer.result(), Err(libc::EINPROGRESS));
+        let mut ready = answer.header.ready;
+        while ready & ONTIME_READY_HUP == 0 {
+            ready = vm.main().call(Call::new(ONTIME_OP_POLL, sock)).header.ready;
+        }
+        let mut event = vm.main().ready(sock, ONTIME_READY_HUP);
+        while event.error == 0 {
+            event = vm.main().try_event().expect("it failed, and no event says why");
+        }
+        assert_eq!(i32::from(event.error), libc::ECONNREFUSED);
+    }
+}
+
+/// A report of the last owner may be taken after the new one's first: the later of them counts, in whatever queue it is.
+#[test]
+fn the_count_of_reports_goes_on_when_a_socket_moves() {
+    let mut vm = Vm::start(FREE);
+    vm.main().socket(1, AF_INET, SOCK_DGRAM, 0);
+    bind(&mut vm, 1);
+    let mut last = 0;
+    for channel in [0usize, 1, 0, 1] {
+        assert_eq!(vm.main().result(Call::new(ONTIME_OP_CHANNEL, 1).arg([channel as i32])), Ok(0));
+        for _ in 0..3 {
+            let seq = vm.channels[channel].call(Call::new(ONTIME_OP_POLL, 1)).header.seq;
+            assert!((seq.wrapping_sub(last)) as i32 > 0, "{seq} after {last}, channel {channel}");
+            last = seq;
+        }
+    }
+}
+
+/// Doorbells are waited for by edge and not read: each ring's is answered all the same, also after pauses, where the eventfd, full
+/// of old rings, is waited for anew; and a thread that has nothing to do sleeps.
+#[test]
+fn doorbells_are_answered_across_pauses_and_nobody_spins() {
+    let mut vm = Vm::start(FREE);
+    for channel in 0..2 {
+        vm.main().socket(channel, AF_INET, SOCK_DGRAM, channel);
+    }
+    let call = |vm: &mut Vm, channel: u32| {
+        let answer = vm.channels[channel as usize].result(Call::new(ONTIME_OP_POLL, channel));
+        assert_eq!(answer, Ok(0), "channel {channel}");
+    };
+    for _ in 0..10 {
+        for channel in 0..2 {
+            call(&mut vm, channel);
+            call(&mut vm, channel);
+            let driver = &mut vm.channels[channel as usize];
+            let stood = driver.stop();
+            driver.start_at(&stood);
+            call(&mut vm, channel);
+            let mut frontend = vm.channels[channel as usize].frontend.clone();
+            frontend.set_vring_enable(0, false).unwrap();
+            frontend.set_vring_enable(0, true).unwrap();
+        }
+    }
+    let before = vm.cpu_time();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let used = vm.cpu_time() - before;
+    assert!(used < std::time::Duration::from_millis(10), "{used:?} of CPU time in 300 ms of nothing");
+}

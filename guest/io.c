@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Sending and receiving. Small messages travel in the call; larger ones go straight between the host's socket and the
+ * application's pages, a chunk a call (one copy). A blocking call waits in the device: its completion is the result.
+ */
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+#include <linux/socket.h>
+#include <linux/uio.h>
+
+#include "ontime.h"
+
+#define SEND_FLAGS (MSG_OOB | MSG_DONTROUTE | MSG_MORE | MSG_EOR | MSG_CONFIRM)
+#define RECV_FLAGS (MSG_OOB | MSG_PEEK | MSG_TRUNC | MSG_WAITALL | MSG_ERRQUEUE)
+/* Calls with these never wait, on the host either. */
+#define RECV_AT_ONCE (MSG_OOB | MSG_ERRQUEUE)
+
+/* A datagram that is too scattered for one call. */
+static int io_gather(struct ontime_rpc *rpc, size_t length)
+{
+	rpc->gathered = kmalloc(length, GFP_KERNEL);
+	rpc->pages.sgl = kmalloc(sizeof(struct scatterlist), GFP_KERNEL);
+	if (!rpc->gathered || !rpc->pages.sgl)
+		return -ENOBUFS;
+	sg_init_one(rpc->pages.sgl, rpc->gathered, length);
+	rpc->pages.nents = 1;
+	return 0;
+}
+
+static bool io_scattered(struct sock *sk, struct ontime_rpc *rpc, struct iov_iter *iter)
+{
+	return sk->sk_type == SOCK_DGRAM && iov_iter_npages(iter, rpc->chan->pages_max + 1) > rpc->chan->pages_max;
+}
+
+/* An error behind bytes that were moved: they are this call's result, it is the next one's. The host has forgotten it. */
+static void io_keep_error(struct sock *sk, int err)
+{
+	if (err == -ECONNRESET || err == -ETIMEDOUT || err == -EHOSTUNREACH || err == -ENETUNREACH)
+		WRITE_ONCE(sk->sk_err, -err);
+}
+
+/* ---- Sending ---- */
+
+static int send_head(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg)
+{
+	struct ontime_call *call = &rpc->out.call;
+
+	call->arg[0] = cpu_to_le32(msg->msg_flags & SEND_FLAGS);
+	if (msg->msg_controllen) {
+		if (msg->msg_controllen > ONTIME_CONTROL_MAX)
+			return -ENOBUFS;
+		memcpy(rpc->out.body, msg->msg_control, msg->msg_controllen);
+		call->control_len = cpu_to_le16(msg->msg_controllen);
+	}
+	/* A stream's peer is fixed: TCP does not look at the address either. */
+	if (!msg->msg_name || sk->sk_type == SOCK_STREAM)
+		return 0;
+	return ontime_addr_in(sk, msg->msg_name, msg->msg_namelen, call);
+}
+
+static int send_data(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg, size_t *chunk)
+{
+	struct iov_iter *iter = &msg->msg_iter;
+	int got;
+
+	*chunk = msg_data_left(msg);
+	if (*chunk <= ONTIME_SMALL) {
+		rpc->out_small = *chunk;
+		return copy_from_iter_full(ontime_rpc_out(rpc), *chunk, iter) ? 0 : -EFAULT;
+	}
+	if (io_scattered(sk, rpc, iter)) {
+		if (*chunk > rpc->chan->bytes_max)
+			return -EMSGSIZE;
+		got = io_gather(rpc, *chunk);
+		if (!got && !copy_from_iter_full(rpc->gathered, *chunk, iter))
+			got = -EFAULT;
+		return got;
+	}
+	got = ontime_rpc_pages(rpc, iter, *chunk);
+	if (got < 0)
+		return got;
+	if (sk->sk_type == SOCK_DGRAM && got < *chunk)
+		return -EMSGSIZE;
+	*chunk = got;
+	return 0;
+}
+
+/* One call's worth; the bytes sent. */
+static int send_chunk(struct sock *sk, struct msghdr *msg, long *timeout)
+{
+	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_SEND);
+	size_t before = msg_data_left(msg);
+	size_t chunk = 0;
+	int result;
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	result = send_head(sk, rpc, msg);
+	if (!result)
+		result = send_data(sk, rpc, msg, &chunk);
+	if (!result)
+		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_OUT);
+	/* What was not sent is the next call's. */
+	iov_iter_revert(&msg->msg_iter, before - msg_data_left(msg) - clamp_t(int, result, 0, chunk));
+	ontime_rpc_put(rpc);
+	return result;
+}
+
+int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length)
+{
+	struct sock *sk = sock->sk;
+	bool stream = sk->sk_type == SOCK_STREAM;
+	long timeout = sock_sndtimeo(sk, msg->msg_flags & MSG_DONTWAIT);
+	size_t sent = 0;
+	int result;
+
+	if (msg->msg_flags & MSG_FASTOPEN)
+		return -EOPNOTSUPP;
+	result = sock_error(sk);
+	if (result)
+		goto out;
+	do {
+		result = send_chunk(sk, msg, &timeout);
+		if (result == -ONTIME_AGAIN)
+			continue;
+		if (result < 0)
+			break;
+		sent += result;
+		/* The control messages of a stream belong to its first byte. */
+		msg->msg_controllen = 0;
+	} while (result == -ONTIME_AGAIN || (stream && msg_data_left(msg) && (result || timeout)));
+out:
+	if (sent)
+		io_keep_error(sk, result);
+	if (sent || result >= 0)
+		return sent;
+	if (result == -ERESTARTSYS)
+		return sock_intr_errno(timeout);
+	if (result == -EPIPE && stream && !(msg->msg_flags & MSG_NOSIGNAL))
+		send_sig(SIGPIPE, current, 0);
+	return result;
+}
+
+/* ---- Receiving ---- */
+
+static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg, size_t *chunk)
+{
+	struct iov_iter *iter = &msg->msg_iter;
+	int got;
+
+	*chunk = msg_data_left(msg);
+	if (*chunk <= ONTIME_SMALL) {
+		rpc->in_small = *chunk;
+		return 0;
+	}
+	if (io_scattered(sk, rpc, iter)) {
+		/* No datagram is longer. */
+		*chunk = min_t(size_t, *chunk, U16_MAX + 1);
+		rpc->dirty = true;
+		return io_gather(rpc, *chunk);
+	}
+	got = ontime_rpc_pages(rpc, iter, *chunk);
+	if (got < 0)
+		return got;
+	*chunk = got;
+	return 0;
+}
+
+/* The data of a completed call to where they belong; the iterator is behind them afterwards. */
+static int recv_data(struct ontime_rpc *rpc, struct msghdr *msg, size_t chunk, size_t length, bool discard)
+{
+	const void *from = rpc->gathered ? rpc->gathered : ontime_rpc_in(rpc);
+
+	if (!rpc->gathered && rpc->pages.nents) {
+		iov_iter_revert(&msg->msg_iter, chunk - length);
+		return 0;
+	}
+	if (discard)
+		return 0;
+	return copy_to_iter(from, length, &msg->msg_iter) == length ? 0 : -EFAULT;
+}
+
+static void recv_control(struct ontime_rpc *rpc, struct msghdr *msg)
+{
+	size_t length = min_t(size_t, le16_to_cpu(rpc->in.done.control_len), le16_to_cpu(rpc->out.call.control_room));
+	size_t at = 0;
+
+	while (at + sizeof(struct ontime_control) <= length) {
+		struct ontime_control *control = (struct ontime_control *)(rpc->in.body + at);
+		u64 size = le64_to_cpu(control->len);
+
+		if (size < sizeof(*control) || size > length - at)
+			break;
+		put_cmsg(msg, le32_to_cpu(control->level), le32_to_cpu(control->type), size - sizeof(*control), control + 1);
+		at += ALIGN(size, 8);
+	}
+}
+
+/* One call's worth; the bytes received, as recvmsg(2) counts them. */
+static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *timeout)
+{
+	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_RECV);
+	size_t chunk = 0;
+	int result, err;
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	rpc->out.call.arg[0] = cpu_to_le32(flags & RECV_FLAGS);
+	if (msg->msg_control && msg->msg_controllen)
+		rpc->out.call.control_room = cpu_to_le16(ONTIME_CONTROL_MAX);
+	result = recv_room(sk, rpc, msg, &chunk);
+	if (!result)
+		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN | ONTIME_READY_RDHUP);
+	err = recv_data(rpc, msg, chunk, clamp_t(int, result, 0, chunk),
+			sk->sk_type == SOCK_STREAM && flags & MSG_TRUNC);
+	if (result >= 0) {
+		msg->msg_flags |= le32_to_cpu(rpc->in.done.msg_flags) & ~(MSG_CMSG_CLOEXEC | MSG_CMSG_COMPAT);
+		if (msg->msg_name)
+			msg->msg_namelen = ontime_addr_out(&rpc->in.done, msg->msg_name);
+		recv_control(rpc, msg);
+		if (err)
+			result = err;
+	}
+	ontime_rpc_put(rpc);
+	return result;
+}
+
+int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int flags)
+{
+	struct sock *sk = sock->sk;
+	bool stream = sk->sk_type == SOCK_STREAM;
+	long timeout = flags & RECV_AT_ONCE ? 0 : sock_rcvtimeo(sk, flags & MSG_DONTWAIT);
+	bool all = stream && (flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL;
+	size_t received = 0;
+	int result;
+
+	ontime_sock_place(sk);
+	/* A datagram socket tells its error first, a stream after its data. */
+	if (!stream && !(flags & MSG_ERRQUEUE)) {
+		result = sock_error(sk);
+		if (result)
+			return result;
+	}
+	do {
+		result = recv_chunk(sk, msg, flags, &timeout);
+		if (result == -ONTIME_AGAIN)
+			continue;
+		if (result <= 0)
+			break;
+		received += result;
+	} while (result == -ONTIME_AGAIN || (all && timeout && msg_data_left(msg)));
+	if (received) {
+		io_keep_error(sk, result);
+		return received;
+	}
+	if (stream && (!result || result == -EAGAIN || result == -ENOTCONN) && READ_ONCE(sk->sk_err) &&
+	    !(flags & MSG_ERRQUEUE))
+		result = sock_error(sk);
+	return result == -ERESTARTSYS ? sock_intr_errno(timeout) : result;
+}

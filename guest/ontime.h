@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * What the module's parts share. The contract with the device process is ../abi/ontime_abi.h.
+ *
+ *   steer.c  which new sockets come here
+ *   proto.c  the protocols of AF_INET and AF_INET6 that they are made of
+ *   sock.c   the life of a socket: names, connections, its end
+ *   ready.c  readiness: reports of the device, poll
+ *   io.c     sending and receiving
+ *   opt.c    options and ioctls
+ *   rpc.c    calls to the device process
+ *   idle.c   the idle loop that looks at the queues, and what the host is told of the vCPU
+ *   wake.c   the interrupt that only ends a halt
+ *   queue.c  what the device has used: completed calls, events
+ *   watch.c  a device that does not answer any more
+ *   dev.c    the virtio devices, their coming and going
+ */
+#ifndef ONTIME_H
+#define ONTIME_H
+
+#include <linux/atomic.h>
+#include <linux/completion.h>
+#include <linux/idr.h>
+#include <linux/in.h>
+#include <linux/irq_work.h>
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/net.h>
+#include <linux/refcount.h>
+#include <linux/scatterlist.h>
+#include <linux/spinlock.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+#include <linux/version.h>
+#include <linux/virtio.h>
+#include <linux/wait.h>
+#include <linux/workqueue.h>
+#include <linux/xarray.h>
+#include <net/sock.h>
+#include <net/ipv6.h>
+
+#include "ontime_abi.h"
+
+#ifdef pr_fmt
+#undef pr_fmt
+#endif
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 19, 0)
+#define sockaddr_unsized sockaddr
+#endif
+
+/* The protocol number of steered sockets: for experiments (RFC 3692), registered beside TCP and UDP. */
+#define ONTIME_PROTOCOL 253
+
+/* Bytes of a message that travel in the call itself; larger ones are read and written in the caller's pages. */
+#define ONTIME_SMALL 1536
+/* Pages and bytes of the caller's memory in one call. */
+#define ONTIME_CHUNK_PAGES 256
+#define ONTIME_CHUNK_BYTES (ONTIME_CHUNK_PAGES << 10)
+
+/* "Make the call again", within the module; no errno that a host gives. */
+#define ONTIME_AGAIN ERESTARTNOINTR
+
+/* ---- dev.c ---- */
+
+/*
+ * One virtio device: a channel. Channel 0 is MAIN's and takes every call; the others each belong to a vCPU and take those
+ * of the sockets that were moved there. It lives until the last call on it has gone.
+ */
+struct ontime_chan {
+	struct kref ref;
+	struct rcu_head rcu;
+	struct virtio_device *vdev;
+	u32 number;
+	u64 generation;
+	u32 calls_max, pages_max, bytes_max;
+	struct virtqueue *callq, *eventq;
+	struct ontime_event *events;
+	atomic_t waiting;		/* calls that wait in the device */
+	wait_queue_head_t room;		/* for callers that found the queue full */
+
+	spinlock_t lock;		/* the rest, and the queues */
+	bool up;
+	bool restarting;		/* the device process was restarted: it is being set up anew */
+	bool silent;			/* it does not answer: watch.c */
+	unsigned int sleepers;		/* callers that need an interrupt */
+	unsigned int in_flight;
+	struct list_head calls;
+	u16 seen[ONTIME_VQS_CHANNEL];	/* how far the queues were taken */
+
+	/* MAIN's. */
+	struct virtqueue *controlq;
+	struct ontime_dev *dev;
+	struct delayed_work watch;
+	struct ontime_rpc *ping;	/* asked, and not known to be answered */
+	unsigned long asked;		/* jiffies */
+
+	/* Waking the idle loop, while bound: idle.c. */
+	bool wake, bound;		/* the host asks for it; it is so */
+	unsigned int cpu;
+	u32 running;			/* the word of the thread that runs there */
+	struct ontime_vcpu *word;
+	struct irq_work look;
+	struct task_struct *thread;	/* PREEMPT_RT */
+};
+
+/* What the VM has of one device process: from MAIN's probe until the last socket has gone. */
+struct ontime_dev {
+	struct kref ref;
+	struct rcu_head rcu;
+	u64 generation;
+	u32 sockets_max;
+	struct ida indices;		/* of sockets, until the device has closed them */
+	struct xarray socks;		/* index -> struct ontime_sock, for events */
+	atomic_t socket_generation;	/* of socket ids */
+	/* The host's default buffer sizes of STREAM and DGRAM sockets; 0: not asked yet. */
+	int sndbuf[2], rcvbuf[2];
+};
+
+int ontime_dev_init(void);
+void ontime_dev_exit(void);
+bool ontime_device_ready(void);
+struct ontime_dev *ontime_dev_get(void);
+void ontime_dev_put(struct ontime_dev *dev);
+struct ontime_dev *ontime_dev_rcu(u64 generation);
+struct ontime_chan *ontime_chan_get(u32 number, u64 generation);
+void ontime_chan_put(struct ontime_chan *chan);
+u32 ontime_chan_wanted(u64 generation);
+void ontime_restart(struct ontime_chan *chan);
+void ontime_dev_silent(struct ontime_chan *main);
+void ontime_dev_answers(struct ontime_chan *main);
+
+/* ---- watch.c ---- */
+
+void ontime_watch_start(struct ontime_chan *main);
+void ontime_watch_stop(struct ontime_chan *main);
+
+/* ---- queue.c ---- */
+
+int ontime_post_events(struct ontime_chan *chan);
+bool ontime_rearm(struct ontime_chan *chan, struct virtqueue *vq, unsigned int index);
+void ontime_reap(struct ontime_chan *chan);
+void ontime_chan_fail(struct ontime_chan *chan);
+void ontime_chan_silence(struct ontime_chan *chan);
+bool ontime_chan_answers(struct ontime_chan *main);
+
+/* ---- idle.c, wake.c ---- */
+
+int ontime_idle_bind(struct ontime_chan *chan, struct ontime_chan *main);
+void ontime_idle_unbind(struct ontime_chan *chan, struct ontime_chan *main);
+void ontime_ring(struct ontime_chan *chan);
+int ontime_wake_aim(struct ontime_chan *chan);
+int ontime_wake_arm(struct ontime_chan *chan);
+void ontime_wake_disarm(struct ontime_chan *chan);
+
+/* ---- rpc.c ---- */
+
+/* One call: it belongs to its caller and, while in flight, to the queue. */
+struct ontime_rpc {
+	refcount_t refs;
+	struct completion completed;
+	struct ontime_chan *chan;
+	struct ontime_dev *dev;
+	struct list_head link;
+	struct work_struct free_work;
+	int closes;			/* the socket index that this call gives back, or -1 */
+	u32 abandoned;			/* ACCEPT: the new socket, if its caller left before there was an answer */
+	s32 result;
+	bool control;			/* for the control queue */
+	bool answered;			/* by the device: in.done holds something */
+	bool lost;			/* its caller was told that no answer will come; the queue keeps it */
+	/* The caller's pages, for large transfers. */
+	struct sg_table pages;
+	bool pinned, dirty;		/* user pages; written by the device */
+	void *gathered;			/* or a datagram in more pieces than a call takes */
+	/* What the device reads, and what it writes; control messages, then small data, in the body. */
+	struct {
+		struct ontime_call call;
+		u8 body[ONTIME_CONTROL_MAX + ONTIME_SMALL];
+	} out __aligned(8);
+	struct {
+		struct ontime_done done;
+		u8 body[ONTIME_CONTROL_MAX + ONTIME_SMALL];
+	} in __aligned(8);
+	u32 out_small, in_small;	/* bytes of small data */
+};
+
+struct ontime_sock;
+
+int ontime_rpc_init(void);
+void ontime_rpc_exit(void);
+struct ontime_rpc *ontime_rpc_new(struct ontime_dev *dev, u32 chan, u16 op, u32 sock);
+void ontime_rpc_put(struct ontime_rpc *rpc);
+int ontime_rpc_pages(struct ontime_rpc *rpc, struct iov_iter *iter, size_t length);
+int ontime_rpc_run(struct ontime_rpc *rpc);
+int ontime_rpc_wait(struct ontime_rpc *rpc, long *timeout);
+void ontime_rpc_close(struct ontime_dev *dev, u32 id, u32 index, u32 how);
+struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main);
+int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address);
+bool ontime_rpc_may_wait(struct ontime_chan *chan);
+void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result);
+bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id);
+
+/* The bytes behind the control messages, where small data begin. */
+static inline u8 *ontime_rpc_out(struct ontime_rpc *rpc)
+{
+	return rpc->out.body + le16_to_cpu(rpc->out.call.control_len);
+}
+
+static inline u8 *ontime_rpc_in(struct ontime_rpc *rpc)
+{
+	return rpc->in.body + le16_to_cpu(rpc->out.call.control_room);
+}
+
+/* ---- proto.c ---- */
+
+/*
+ * The kernel takes a socket that says IPPROTO_TCP for a tcp_sock, and one that says IPPROTO_UDP for a udp_sock: both
+ * are there, zeroed.
+ */
+struct ontime_sock {
+	union {
+		struct tcp_sock tcp;
+		struct udp_sock udp;
+	};
+	struct ontime_dev *dev;
+	u32 id;
+	u32 chan;			/* the channel its calls go to */
+	bool placed;			/* it was offered its thread's channel */
+	atomic64_t ready;		/* sequence number << 32 | ONTIME_READY_* */
+	bool dead;			/* its device has gone */
+	bool abort;			/* close with a reset */
+	bool failed;			/* connect(2)'s error was given to the application, unknown to the host */
+	u16 peer_len;
+	u8 peer[ONTIME_ADDR_MAX];	/* of an accepted socket */
+};
+
+struct ontime6_sock {
+	struct ontime_sock sock;
+	struct ipv6_pinfo inet6;
+};
+
+static inline struct ontime_sock *ontime_sk(const struct sock *sk)
+{
+	return (struct ontime_sock *)sk;
+}
+
+int ontime_proto_init(void);
+void ontime_proto_exit(void);
+struct sock *ontime_sk_child(struct sock *parent);
+
+/* ---- sock.c ---- */
+
+int ontime_sock_init(struct sock *sk);
+void ontime_sock_destroy(struct sock *sk);
+int ontime_release(struct socket *sock);
+int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length);
+int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int length, int flags);
+int ontime_accept(struct socket *sock, struct socket *newsock, struct proto_accept_arg *arg);
+int ontime_getname(struct socket *sock, struct sockaddr *addr, int peer);
+int ontime_listen(struct socket *sock, int backlog);
+int ontime_shutdown(struct socket *sock, int how);
+int ontime_addr_in(struct sock *sk, const void *addr, int length, struct ontime_call *call);
+int ontime_addr_out(const struct ontime_done *done, void *addr);
+int ontime_sock_call(struct sock *sk, struct ontime_rpc *rpc);
+int ontime_sock_run(struct sock *sk, struct ontime_rpc *rpc, long *timeout, u32 ready);
+struct ontime_rpc *ontime_sock_rpc(struct sock *sk, u16 op);
+void ontime_sock_place(struct sock *sk);
+int ontime_simple(struct sock *sk, u16 op, u32 arg0, u32 arg1);
+
+/* ---- ready.c ---- */
+
+__poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_struct *wait);
+int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout);
+void ontime_sock_done(struct sock *sk, struct ontime_rpc *rpc);
+void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *event);
+void ontime_sock_die(struct ontime_sock *os);
+
+static inline u32 ontime_sock_ready(struct ontime_sock *os)
+{
+	return (u32)atomic64_read(&os->ready);
+}
+
+/* ---- io.c ---- */
+
+int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length);
+int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int flags);
+
+/* ---- opt.c ---- */
+
+int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int length);
+int ontime_getsockopt(struct socket *sock, int level, int name, char __user *value, int __user *length);
+int ontime_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg);
+int ontime_compat_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg);
+void ontime_opt_defaults(struct sock *sk);
+
+/* ---- steer.c ---- */
+
+int ontime_steer_init(void);
+void ontime_steer_exit(void);
+void ontime_steer_free(void);
+
+#endif

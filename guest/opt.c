@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Options and ioctls. The host's socket has them; what the kernel answers for itself (all of SOL_SOCKET) is mirrored in
+ * struct sock once the host has agreed.
+ */
+#include <linux/capability.h>
+#include <linux/compat.h>
+#include <linux/slab.h>
+#include <linux/sockios.h>
+#include <linux/uaccess.h>
+#include <asm/ioctls.h>
+#include <net/inet_common.h>
+#include <net/ipv6.h>
+
+#include "ontime.h"
+
+/* Bytes of an option's value. */
+#define OPTION_MAX (ONTIME_CONTROL_MAX + ONTIME_SMALL)
+
+/* What getsockopt(2) gives, into @value; its length. */
+static int host_getsockopt(struct sock *sk, int level, int name, void *value, unsigned int length)
+{
+	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_GETOPT);
+	int result;
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	rpc->out.call.arg[0] = cpu_to_le32(level);
+	rpc->out.call.arg[1] = cpu_to_le32(name);
+	memcpy(rpc->out.body, value, length);
+	rpc->out_small = length;
+	rpc->in_small = length;
+	result = ontime_sock_call(sk, rpc);
+	if (result > 0)
+		memcpy(value, rpc->in.body, min_t(unsigned int, result, length));
+	ontime_rpc_put(rpc);
+	return result;
+}
+
+static int host_setsockopt(struct sock *sk, int level, int name, const void *value, unsigned int length)
+{
+	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_SETOPT);
+	int result;
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	rpc->out.call.arg[0] = cpu_to_le32(level);
+	rpc->out.call.arg[1] = cpu_to_le32(name);
+	memcpy(rpc->out.body, value, length);
+	rpc->out_small = length;
+	result = ontime_sock_call(sk, rpc);
+	ontime_rpc_put(rpc);
+	return result;
+}
+
+static void mirror_buffers(struct sock *sk)
+{
+	int size;
+
+	if (host_getsockopt(sk, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)) == sizeof(size))
+		WRITE_ONCE(sk->sk_sndbuf, size);
+	if (host_getsockopt(sk, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size)) == sizeof(size))
+		WRITE_ONCE(sk->sk_rcvbuf, size);
+}
+
+/* A new socket's buffer sizes are the host's, asked for once. */
+void ontime_opt_defaults(struct sock *sk)
+{
+	struct ontime_dev *dev = ontime_sk(sk)->dev;
+	int kind = sk->sk_type == SOCK_DGRAM;
+
+	if (!READ_ONCE(dev->sndbuf[kind])) {
+		mirror_buffers(sk);
+		WRITE_ONCE(dev->rcvbuf[kind], sk->sk_rcvbuf);
+		WRITE_ONCE(dev->sndbuf[kind], sk->sk_sndbuf);
+	}
+	WRITE_ONCE(sk->sk_sndbuf, READ_ONCE(dev->sndbuf[kind]));
+	WRITE_ONCE(sk->sk_rcvbuf, READ_ONCE(dev->rcvbuf[kind]));
+}
+
+/* What the guest's kernel demands of a caller; the host's knows only the device process. */
+static int opt_permitted(struct sock *sk, int name, int value)
+{
+	struct user_namespace *user = sock_net(sk)->user_ns;
+
+	switch (name) {
+	case SO_PRIORITY:
+		if (value >= 0 && value <= 6)
+			return 0;
+		fallthrough;
+	case SO_MARK:
+		return ns_capable(user, CAP_NET_RAW) || ns_capable(user, CAP_NET_ADMIN) ? 0 : -EPERM;
+	case SO_SNDBUFFORCE:
+	case SO_RCVBUFFORCE:
+		return capable(CAP_NET_ADMIN) ? 0 : -EPERM;
+	case SO_DEBUG:
+		return !value || capable(CAP_NET_ADMIN) ? 0 : -EACCES;
+	default:
+		return 0;
+	}
+}
+
+/* Not by the kernel's own function: it would have the guest stamp packets that it never sees. */
+static void mirror_timestamp(struct sock *sk, int name, int value)
+{
+	bool ns = name == SO_TIMESTAMPNS_OLD || name == SO_TIMESTAMPNS_NEW;
+	bool new = name == SO_TIMESTAMP_NEW || name == SO_TIMESTAMPNS_NEW;
+
+	lock_sock(sk);
+	sock_valbool_flag(sk, SOCK_RCVTSTAMP, value);
+	sock_valbool_flag(sk, SOCK_RCVTSTAMPNS, value && ns);
+	sock_valbool_flag(sk, SOCK_TSTAMP_NEW, value && new);
+	release_sock(sk);
+}
+
+static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int length)
+{
+	struct sock *sk = sock->sk;
+	int number, err;
+
+	if (length < sizeof(number))
+		return -EINVAL;
+	memcpy(&number, value, sizeof(number));
+	switch (name) {
+	case SO_RCVTIMEO_OLD:
+	case SO_RCVTIMEO_NEW:
+	case SO_SNDTIMEO_OLD:
+	case SO_SNDTIMEO_NEW:
+	case SO_LINGER:
+		/* Waiting is done in the guest. */
+		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
+	case SO_TYPE:
+	case SO_PROTOCOL:
+	case SO_DOMAIN:
+	case SO_ERROR:
+		return -ENOPROTOOPT;
+	case SO_PEEK_OFF:
+	case SO_ATTACH_FILTER:
+	case SO_ATTACH_BPF:
+	case SO_ATTACH_REUSEPORT_CBPF:
+	case SO_ATTACH_REUSEPORT_EBPF:
+		/* Their values point into the guest, or need what the host's socket cannot have. */
+		return -EOPNOTSUPP;
+	}
+	err = opt_permitted(sk, name, number);
+	if (!err)
+		err = host_setsockopt(sk, SOL_SOCKET, name, value, length);
+	if (err)
+		return err;
+	switch (name) {
+	case SO_SNDBUF:
+	case SO_SNDBUFFORCE:
+	case SO_RCVBUF:
+	case SO_RCVBUFFORCE:
+		mirror_buffers(sk);
+		return 0;
+	case SO_TIMESTAMP_OLD:
+	case SO_TIMESTAMP_NEW:
+	case SO_TIMESTAMPNS_OLD:
+	case SO_TIMESTAMPNS_NEW:
+		mirror_timestamp(sk, name, number);
+		return 0;
+	case SO_TIMESTAMPING_OLD:
+	case SO_TIMESTAMPING_NEW:
+		WRITE_ONCE(sk->sk_tsflags, number);
+		return 0;
+	default:
+		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
+	}
+}
+
+int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int length)
+{
+	u8 small[64], *copy = small;
+	int err = -EFAULT;
+
+	if (length > OPTION_MAX)
+		return -EINVAL;
+	if (length > sizeof(small)) {
+		copy = kmalloc(length, GFP_KERNEL);
+		if (!copy)
+			return -ENOMEM;
+	}
+	if (!copy_from_sockptr(copy, value, length))
+		err = level == SOL_SOCKET ? set_sol_socket(sock, name, copy, length) :
+					    host_setsockopt(sock->sk, level, name, copy, length);
+	if (copy != small)
+		kfree(copy);
+	return err;
+}
+
+/* All levels but SOL_SOCKET, which the kernel answers from struct sock. */
+int ontime_getsockopt(struct socket *sock, int level, int name, char __user *value, int __user *length)
+{
+	struct sock *sk = sock->sk;
+	int size, result;
+	u8 *copy;
+
+	/* As ip_getsockopt() says it; the host does not know which family's socket is asked. */
+	if (sk->sk_family == AF_INET && level != IPPROTO_IP && level != sk->sk_protocol)
+		return -EOPNOTSUPP;
+	if (get_user(size, length))
+		return -EFAULT;
+	if (size < 0)
+		return -EINVAL;
+	size = min_t(int, size, OPTION_MAX);
+	copy = kzalloc(max(size, 1), GFP_KERNEL);
+	if (!copy)
+		return -ENOMEM;
+	/* Some options ask with what stands there. */
+	result = copy_from_user(copy, value, size) ? -EFAULT : host_getsockopt(sk, level, name, copy, size);
+	if (result >= 0) {
+		size = min(result, size);
+		result = copy_to_user(value, copy, size) || put_user(size, length) ? -EFAULT : 0;
+	}
+	kfree(copy);
+	return result;
+}
+
+static int opt_query(struct socket *sock, u32 which, int __user *number)
+{
+	int result = ontime_simple(sock->sk, ONTIME_OP_QUERY, which, 0);
+
+	return result < 0 ? result : put_user(result, number);
+}
+
+/* Interfaces and routes are the guest's own. */
+int ontime_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg)
+{
+	int __user *number = (int __user *)arg;
+
+	switch (cmd) {
+	case SIOCINQ:
+		return opt_query(sock, ONTIME_QUERY_INQ, number);
+	case SIOCOUTQ:
+		return opt_query(sock, ONTIME_QUERY_OUTQ, number);
+	case SIOCOUTQNSD:
+		return opt_query(sock, ONTIME_QUERY_OUTQNSD, number);
+	case SIOCATMARK:
+		return opt_query(sock, ONTIME_QUERY_ATMARK, number);
+	default:
+		return sock->sk->sk_family == AF_INET6 ? inet6_ioctl(sock, cmd, arg) : inet_ioctl(sock, cmd, arg);
+	}
+}
+
+int ontime_compat_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg)
+{
+	switch (cmd) {
+	case SIOCINQ:
+	case SIOCOUTQ:
+	case SIOCOUTQNSD:
+	case SIOCATMARK:
+		return ontime_ioctl(sock, cmd, (unsigned long)compat_ptr(arg));
+	default:
+		return -ENOIOCTLCMD;
+	}
+}

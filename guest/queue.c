@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * What the device has used: completed calls and events. Whoever looks first takes all of it: a caller after it has rung,
+ * a waiter before it sleeps, the interrupt.
+ */
+#include <linux/slab.h>
+#include <linux/virtio_ring.h>
+
+#include "ontime.h"
+
+static int post_event(struct ontime_chan *chan, struct ontime_event *event)
+{
+	struct scatterlist sg;
+
+	sg_init_one(&sg, event, sizeof(*event));
+	return virtqueue_add_inbuf(chan->eventq, &sg, 1, event, GFP_ATOMIC);
+}
+
+/* Fills the event queue, before the device is started. */
+int ontime_post_events(struct ontime_chan *chan)
+{
+	unsigned int count = virtqueue_get_vring_size(chan->eventq), i;
+	int err = 0;
+
+	chan->events = kcalloc(count, sizeof(*chan->events), GFP_KERNEL);
+	if (!chan->events)
+		return -ENOMEM;
+	for (i = 0; i < count && !err; i++)
+		err = post_event(chan, &chan->events[i]);
+	return err;
+}
+
+/* Asks for an interrupt at the next used buffer, and notes how far the queue was taken; true where there is one already. */
+bool ontime_rearm(struct ontime_chan *chan, struct virtqueue *vq, unsigned int index)
+{
+	unsigned int seen = virtqueue_enable_cb_prepare(vq);
+
+	WRITE_ONCE(chan->seen[index], seen);
+	return virtqueue_poll(vq, seen);
+}
+
+/* Takes one event out of the queue and gives its buffer back. False where there is none, and the next one interrupts. */
+static bool next_event(struct ontime_chan *chan, struct ontime_event *event)
+{
+	struct ontime_event *buffer;
+	unsigned long flags;
+	unsigned int length;
+	bool got = false;
+
+	spin_lock_irqsave(&chan->lock, flags);
+	buffer = chan->up ? virtqueue_get_buf(chan->eventq, &length) : NULL;
+	if (buffer) {
+		got = true;
+		*event = *buffer;
+		if (length < sizeof(*event))
+			event->type = 0;
+		post_event(chan, buffer);
+		virtqueue_kick(chan->eventq);
+	} else if (chan->up && ontime_rearm(chan, chan->eventq, ONTIME_VQ_EVENT)) {
+		/* One came in between: it is looked at next. */
+		got = true;
+		event->type = 0;
+	}
+	spin_unlock_irqrestore(&chan->lock, flags);
+	return got;
+}
+
+static void reap_events(struct ontime_chan *chan)
+{
+	struct ontime_event event;
+
+	rcu_read_lock();
+	while (next_event(chan, &event)) {
+		switch (le16_to_cpu(event.type)) {
+		case ONTIME_EVENT_READY:
+			ontime_sock_event(chan, &event);
+			break;
+		case ONTIME_EVENT_START:
+			if (le64_to_cpu(event.generation) != chan->generation)
+				ontime_restart(chan);
+			break;
+		}
+	}
+	rcu_read_unlock();
+}
+
+/* With chan->lock. */
+static bool reap_calls(struct virtqueue *vq)
+{
+	struct ontime_rpc *rpc;
+	unsigned int length;
+	bool any = false;
+
+	while ((rpc = virtqueue_get_buf(vq, &length))) {
+		any = true;
+		rpc->answered = length >= sizeof(rpc->in.done) && rpc->in.done.id == rpc->out.call.id;
+		ontime_rpc_complete(rpc, rpc->answered ? (s32)le32_to_cpu(rpc->in.done.result) : -EIO);
+	}
+	return any;
+}
+
+/* Takes what the device has used, events first. From any context. */
+void ontime_reap(struct ontime_chan *chan)
+{
+	unsigned long flags;
+	bool freed = false;
+
+	reap_events(chan);
+	spin_lock_irqsave(&chan->lock, flags);
+	while (chan->up) {
+		freed |= reap_calls(chan->callq);
+		if (chan->controlq)
+			reap_calls(chan->controlq);
+		if ((!chan->sleepers && !chan->word) || !ontime_rearm(chan, chan->callq, ONTIME_VQ_CALL))
+			break;
+	}
+	spin_unlock_irqrestore(&chan->lock, flags);
+	if (!freed)
+		return;
+	/* An error that the host told before it completed a call is known before its caller goes on. */
+	reap_events(chan);
+	if (wq_has_sleeper(&chan->room))
+		wake_up(&chan->room);
+}
+
+/*
+ * The device does not answer. It may still have what it was given: callers are told, but calls and their pages stay the
+ * queue's until the device is reset.
+ */
+void ontime_chan_silence(struct ontime_chan *chan)
+{
+	struct ontime_rpc *rpc;
+
+	spin_lock_irq(&chan->lock);
+	chan->up = false;
+	chan->silent = true;
+	list_for_each_entry(rpc, &chan->calls, link) {
+		if (rpc->lost)
+			continue;
+		rpc->lost = true;
+		rpc->result = -ECONNRESET;
+		complete(&rpc->completed);
+	}
+	spin_unlock_irq(&chan->lock);
+	wake_up_all(&chan->room);
+}
+
+/* Whether one that was silent has answered after all. */
+bool ontime_chan_answers(struct ontime_chan *main)
+{
+	bool answers;
+
+	spin_lock_irq(&main->lock);
+	answers = virtqueue_poll(main->controlq, virtqueue_enable_cb_prepare(main->controlq));
+	spin_unlock_irq(&main->lock);
+	return answers;
+}
+
+/* The device is reset and has nothing any more: what was in flight ends with an error. */
+void ontime_chan_fail(struct ontime_chan *chan)
+{
+	struct ontime_rpc *rpc, *next;
+
+	spin_lock_irq(&chan->lock);
+	list_for_each_entry_safe(rpc, next, &chan->calls, link)
+		ontime_rpc_complete(rpc, -ECONNRESET);
+	spin_unlock_irq(&chan->lock);
+	wake_up_all(&chan->room);
+}

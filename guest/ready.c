@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Readiness: what the device last reported of a socket, and who is woken by it.
+ *
+ * Reports come as events and with every completed call, in no order with each other: a sequence number says which is
+ * newer. Each is the whole state.
+ */
+#include <linux/poll.h>
+#include <linux/sched/signal.h>
+
+#include "ontime.h"
+
+static void sock_wake(struct sock *sk, u32 ready)
+{
+	__poll_t mask = 0;
+	struct socket_wq *wq;
+
+	if (ready & (ONTIME_READY_IN | ONTIME_READY_HUP | ONTIME_READY_RDHUP))
+		mask |= EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
+	if (ready & ONTIME_READY_OUT)
+		mask |= EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND;
+	if (ready & ONTIME_READY_PRI)
+		mask |= EPOLLPRI | EPOLLRDBAND;
+	if (ready & (ONTIME_READY_ERR | ONTIME_READY_HUP) || READ_ONCE(sk->sk_err))
+		mask |= EPOLLERR | EPOLLHUP | EPOLLIN | EPOLLOUT;
+
+	rcu_read_lock();
+	wq = rcu_dereference(sk->sk_wq);
+	if (skwq_has_sleeper(wq))
+		wake_up_interruptible_poll(&wq->wait, mask);
+	if (sock_flag(sk, SOCK_FASYNC) && wq) {
+		if (mask & EPOLLIN)
+			sock_wake_async(wq, SOCK_WAKE_WAITD, POLL_IN);
+		if (mask & EPOLLOUT)
+			sock_wake_async(wq, SOCK_WAKE_SPACE, POLL_OUT);
+		if (mask & EPOLLPRI)
+			sock_wake_async(wq, SOCK_WAKE_URG, POLL_PRI);
+	}
+	rcu_read_unlock();
+}
+
+/* Takes a report if it is newer than what is known, or the first of its owner; says which bits are new. */
+static bool sock_report(struct ontime_sock *os, u32 seq, u32 ready, u32 *fresh)
+{
+	s64 old = atomic64_read(&os->ready);
+
+	if (!seq)
+		return false;
+	do {
+		u32 known = (u64)old >> 32;
+
+		if (known && (s32)(seq - known) <= 0)
+			return false;
+		*fresh = ready & ~(u32)old;
+	} while (!atomic64_try_cmpxchg(&os->ready, &old, (s64)((u64)seq << 32 | ready)));
+	return true;
+}
+
+/* An event, in whatever context the queue is looked at, under the RCU read lock. */
+void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *event)
+{
+	struct ontime_dev *dev = ontime_dev_rcu(chan->generation);
+	u32 id = le32_to_cpu(event->sock), fresh;
+	struct ontime_sock *os = dev ? xa_load(&dev->socks, id & (ONTIME_SOCKETS_MAX - 1)) : NULL;
+	u16 error = le16_to_cpu(event->error);
+	struct sock *sk = (struct sock *)os;
+
+	if (!os || os->id != id)
+		return;
+	/* Before readiness: who sees that a connection came to its end sees why. */
+	if (error && error < MAX_ERRNO)
+		WRITE_ONCE(sk->sk_err, error);
+	if (sock_report(os, le32_to_cpu(event->seq), le32_to_cpu(event->ready), &fresh) || error)
+		sock_wake(sk, le32_to_cpu(event->ready));
+}
+
+/* The device has gone: under the RCU read lock. */
+void ontime_sock_die(struct ontime_sock *os)
+{
+	struct sock *sk = (struct sock *)os;
+
+	WRITE_ONCE(sk->sk_err, ECONNRESET);
+	WRITE_ONCE(os->dead, true);
+	sock_wake(sk, ONTIME_READY_IN | ONTIME_READY_OUT | ONTIME_READY_HUP);
+}
+
+/* Events that are there already need no interrupt. */
+static void sock_reap(struct sock *sk)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	struct ontime_chan *chan = ontime_chan_get(READ_ONCE(os->chan), os->dev->generation);
+
+	if (!chan)
+		return;
+	ontime_reap(chan);
+	ontime_chan_put(chan);
+}
+
+__poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_struct *wait)
+{
+	struct sock *sk = sock->sk;
+	struct ontime_sock *os = ontime_sk(sk);
+	__poll_t mask = 0;
+	u32 ready;
+
+	sock_poll_wait(file, sock, wait);
+	/* What has arrived counts, whether or not the interrupt came. Before the first report the host is asked. */
+	sock_reap(sk);
+	if (!(atomic64_read(&os->ready) >> 32) && !READ_ONCE(os->dead))
+		ontime_simple(sk, ONTIME_OP_POLL, 0, 0);
+	ready = ontime_sock_ready(os);
+	if (READ_ONCE(os->dead))
+		ready |= ONTIME_READY_IN | ONTIME_READY_OUT | ONTIME_READY_HUP;
+	if (ready & ONTIME_READY_IN)
+		mask |= EPOLLIN | EPOLLRDNORM;
+	if (ready & ONTIME_READY_OUT)
+		mask |= EPOLLOUT | EPOLLWRNORM | (sk->sk_type == SOCK_DGRAM ? EPOLLWRBAND : 0);
+	if (ready & ONTIME_READY_PRI)
+		mask |= EPOLLPRI;
+	if (ready & ONTIME_READY_RDHUP)
+		mask |= EPOLLRDHUP | EPOLLIN | EPOLLRDNORM;
+	if (ready & ONTIME_READY_HUP)
+		mask |= EPOLLHUP;
+	if (ready & ONTIME_READY_ERR || READ_ONCE(sk->sk_err))
+		mask |= EPOLLERR;
+	return mask;
+}
+
+static bool sock_is_ready(struct sock *sk, u32 mask)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+
+	if (mask && ontime_sock_ready(os) & (mask | ONTIME_READY_HUP))
+		return true;
+	return READ_ONCE(sk->sk_err) || READ_ONCE(os->dead);
+}
+
+/* Waits until one of @mask is reported, or an error (0: only that): 0, -EAGAIN after *timeout (jiffies), -ERESTARTSYS. */
+int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
+{
+	DEFINE_WAIT_FUNC(wait, woken_wake_function);
+	int err = 0;
+
+	add_wait_queue(sk_sleep(sk), &wait);
+	for (;;) {
+		sock_reap(sk);
+		if (sock_is_ready(sk, mask))
+			break;
+		err = -EAGAIN;
+		if (!*timeout)
+			break;
+		err = -ERESTARTSYS;
+		if (signal_pending(current))
+			break;
+		err = 0;
+		*timeout = wait_woken(&wait, TASK_INTERRUPTIBLE, *timeout);
+	}
+	remove_wait_queue(sk_sleep(sk), &wait);
+	return err;
+}
+
+/* After a call: what it says about the socket's readiness. */
+void ontime_sock_done(struct sock *sk, struct ontime_rpc *rpc)
+{
+	u32 fresh;
+
+	if (rpc->answered &&
+	    sock_report(ontime_sk(sk), le32_to_cpu(rpc->in.done.seq), le32_to_cpu(rpc->in.done.ready), &fresh) && fresh)
+		sock_wake(sk, fresh);
+}

@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Calls to the device process (the paper's VMRPC).
+ *
+ * A caller puts its call into the queue, rings, and looks for the result at once: where the device's thread shares
+ * the vCPU's CPU it has run by then, and no interrupt is needed. Otherwise it asks for an interrupt and sleeps. No lock
+ * is held while it sleeps. A call belongs to the queue as well as to its caller, so that a killed caller can go.
+ */
+#include <linux/delay.h>
+#include <linux/mm.h>
+#include <linux/sched/rt.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+#include <linux/uio.h>
+#include <linux/workqueue.h>
+
+#include "ontime.h"
+
+static struct kmem_cache *rpc_cache;
+static struct workqueue_struct *rpc_wq;
+
+int ontime_rpc_init(void)
+{
+	const unsigned int bodies = offsetof(struct ontime_rpc, out);
+
+	/* Messages are copied between user space and the bodies. */
+	rpc_cache = kmem_cache_create_usercopy("ontime_rpc", sizeof(struct ontime_rpc), 0, SLAB_HWCACHE_ALIGN, bodies,
+					       sizeof(struct ontime_rpc) - bodies, NULL);
+	if (!rpc_cache)
+		return -ENOMEM;
+	rpc_wq = alloc_workqueue("ontime", WQ_UNBOUND, 0);
+	if (!rpc_wq) {
+		kmem_cache_destroy(rpc_cache);
+		return -ENOMEM;
+	}
+	return 0;
+}
+
+/* No call is in flight any more. */
+void ontime_rpc_exit(void)
+{
+	destroy_workqueue(rpc_wq);
+	kmem_cache_destroy(rpc_cache);
+}
+
+static void rpc_free_work(struct work_struct *work);
+
+static struct ontime_rpc *rpc_alloc(struct ontime_dev *dev, u32 number, u16 op, u32 sock, gfp_t gfp)
+{
+	struct ontime_chan *chan = ontime_chan_get(number, dev->generation);
+	struct ontime_rpc *rpc;
+
+	if (!chan)
+		return ERR_PTR(-ECONNRESET);
+	rpc = kmem_cache_alloc(rpc_cache, gfp);
+	if (!rpc) {
+		ontime_chan_put(chan);
+		return ERR_PTR(-ENOBUFS);
+	}
+	/* All but the bodies, which are written before they are read. */
+	memset(rpc, 0, offsetof(struct ontime_rpc, out.body));
+	memset(&rpc->in.done, 0, sizeof(rpc->in.done));
+	refcount_set(&rpc->refs, 1);
+	init_completion(&rpc->completed);
+	INIT_LIST_HEAD(&rpc->link);
+	kref_get(&dev->ref);
+	rpc->dev = dev;
+	rpc->chan = chan;
+	rpc->closes = -1;
+	rpc->abandoned = ONTIME_SOCK_NONE;
+	rpc->out_small = 0;
+	rpc->in_small = 0;
+	INIT_WORK(&rpc->free_work, rpc_free_work);
+	rpc->out.call.op = cpu_to_le16(op);
+	rpc->out.call.sock = cpu_to_le32(sock);
+	/* The address is unique among what is in flight. */
+	rpc->out.call.id = cpu_to_le64((uintptr_t)rpc);
+	if (rt_task(current))
+		rpc->out.call.prio = cpu_to_le16(MAX_RT_PRIO - 1 - current->prio);
+	return rpc;
+}
+
+/* A call on channel @number; -ECONNRESET where its device has gone, and the host's socket with it. */
+struct ontime_rpc *ontime_rpc_new(struct ontime_dev *dev, u32 number, u16 op, u32 sock)
+{
+	return rpc_alloc(dev, number, op, sock, GFP_KERNEL);
+}
+
+static void rpc_unpin(struct ontime_rpc *rpc)
+{
+	struct scatterlist *sg;
+	unsigned int i;
+
+	for (i = 0, sg = rpc->pages.sgl; rpc->pinned && i < rpc->pages.nents; i++, sg++) {
+		struct page *page = sg_page(sg);
+
+		unpin_user_pages_dirty_lock(&page, 1, rpc->dirty);
+	}
+	kfree(rpc->pages.sgl);
+	kfree(rpc->gathered);
+}
+
+/* What a caller that left did not wait for: a connection that came all the same is closed. */
+static void rpc_end_abandoned(struct ontime_rpc *rpc)
+{
+	u32 index = rpc->abandoned & (ONTIME_SOCKETS_MAX - 1);
+
+	if (rpc->abandoned == ONTIME_SOCK_NONE)
+		return;
+	if (rpc->answered && !rpc->result)
+		ontime_rpc_close(rpc->dev, rpc->abandoned, index, ONTIME_CLOSE_GRACEFUL);
+	else
+		ida_free(&rpc->dev->indices, index);
+}
+
+static void rpc_free(struct ontime_rpc *rpc)
+{
+	rpc_unpin(rpc);
+	rpc_end_abandoned(rpc);
+	ontime_chan_put(rpc->chan);
+	ontime_dev_put(rpc->dev);
+	kmem_cache_free(rpc_cache, rpc);
+}
+
+static void rpc_free_work(struct work_struct *work)
+{
+	rpc_free(container_of(work, struct ontime_rpc, free_work));
+}
+
+void ontime_rpc_put(struct ontime_rpc *rpc)
+{
+	if (refcount_dec_and_test(&rpc->refs))
+		rpc_free(rpc);
+}
+
+/*
+ * The queue gives the call back: with chan->lock, maybe from an interrupt. Where the caller was killed, what it left
+ * is freed later: pages may not be unpinned here.
+ */
+void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result)
+{
+	list_del_init(&rpc->link);
+	rpc->chan->in_flight--;
+	if (rpc->closes >= 0)
+		ida_free(&rpc->dev->indices, rpc->closes);
+	if (!rpc->lost) {
+		rpc->result = result;
+		complete(&rpc->completed);
+	}
+	if (refcount_dec_and_test(&rpc->refs))
+		queue_work(rpc_wq, &rpc->free_work);
+}
+
+/*
+ * A killed caller leaves an ACCEPT while the device may still answer it with socket @id: that is the call's own from then
+ * on, its index too. False where the call is not in flight.
+ */
+bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id)
+{
+	unsigned long flags;
+	bool in_flight;
+
+	spin_lock_irqsave(&rpc->chan->lock, flags);
+	in_flight = !list_empty(&rpc->link);
+	if (in_flight)
+		rpc->abandoned = id;
+	spin_unlock_irqrestore(&rpc->chan->lock, flags);
+	return in_flight;
+}
+
+/* Gives the call up to @length bytes of the caller's memory; says how many. The iterator moves past them. */
+int ontime_rpc_pages(struct ontime_rpc *rpc, struct iov_iter *iter, size_t length)
+{
+	unsigned int pages = max(iov_iter_npages(iter, rpc->chan->pages_max), 1);
+	ssize_t got;
+
+	rpc->pages.sgl = kmalloc_array(pages, sizeof(struct scatterlist), GFP_KERNEL);
+	if (!rpc->pages.sgl)
+		return -ENOMEM;
+	sg_init_table(rpc->pages.sgl, pages);
+	rpc->dirty = iov_iter_rw(iter) == READ;
+	rpc->pinned = iov_iter_extract_will_pin(iter);
+	got = extract_iter_to_sg(iter, min_t(size_t, length, rpc->chan->bytes_max), &rpc->pages, pages, 0);
+	if (got <= 0) {
+		rpc->pages.nents = 0;
+		return got ? got : -EFAULT;
+	}
+	sg_mark_end(&rpc->pages.sgl[rpc->pages.nents - 1]);
+	return got;
+}
+
+/* With chan->lock. */
+static int rpc_add(struct ontime_rpc *rpc, struct virtqueue *vq)
+{
+	struct scatterlist head, tail, *sgs[4];
+	unsigned int out = 0, in = 0;
+
+	sg_init_one(&head, &rpc->out, sizeof(rpc->out.call) + le16_to_cpu(rpc->out.call.control_len) + rpc->out_small);
+	sg_init_one(&tail, &rpc->in, sizeof(rpc->in.done) + le16_to_cpu(rpc->out.call.control_room) + rpc->in_small);
+	sgs[out++] = &head;
+	if (rpc->pages.nents && !rpc->dirty)
+		sgs[out++] = rpc->pages.sgl;
+	sgs[out + in++] = &tail;
+	if (rpc->pages.nents && rpc->dirty)
+		sgs[out + in++] = rpc->pages.sgl;
+	return virtqueue_add_sgs(vq, sgs, out, in, rpc, GFP_ATOMIC);
+}
+
+static int rpc_try_submit(struct ontime_rpc *rpc)
+{
+	struct ontime_chan *chan = rpc->chan;
+	unsigned long flags;
+	struct virtqueue *vq;
+	bool notify = false;
+	int err = -ECONNRESET;
+
+	/* Until the bell has rung: ontime_remove() waits for it. */
+	rcu_read_lock();
+	spin_lock_irqsave(&chan->lock, flags);
+	if (chan->up) {
+		vq = rpc->control ? chan->controlq : chan->callq;
+		err = chan->in_flight < chan->calls_max ? rpc_add(rpc, vq) : -ENOSPC;
+		if (!err) {
+			refcount_inc(&rpc->refs);
+			list_add_tail(&rpc->link, &chan->calls);
+			chan->in_flight++;
+			notify = virtqueue_kick_prepare(vq);
+		}
+	}
+	spin_unlock_irqrestore(&chan->lock, flags);
+	if (notify && rpc->control)
+		virtqueue_notify(vq);
+	else if (notify)
+		ontime_ring(chan);
+	rcu_read_unlock();
+	return err;
+}
+
+static bool rpc_room(struct ontime_chan *chan)
+{
+	return !READ_ONCE(chan->up) || READ_ONCE(chan->in_flight) < chan->calls_max;
+}
+
+/* A full queue is waited for; @killable: a fatal signal ends that with -EINTR. */
+static int rpc_submit(struct ontime_rpc *rpc, bool killable)
+{
+	struct ontime_chan *chan = rpc->chan;
+	int err;
+
+	while ((err = rpc_try_submit(rpc)) == -ENOSPC) {
+		/* The queue may be smaller than calls_max: what is missing then is a descriptor, and a completion gives one. */
+		wait_event_timeout(chan->room, rpc_room(chan), max(HZ / 100, 1));
+		ontime_reap(chan);
+		if (killable && fatal_signal_pending(current))
+			return -EINTR;
+	}
+	return err;
+}
+
+/* True where the caller may sleep: the device will interrupt. */
+static bool rpc_sleep_begin(struct ontime_chan *chan)
+{
+	unsigned long flags;
+	bool may = true;
+
+	spin_lock_irqsave(&chan->lock, flags);
+	if (chan->up)
+		may = !ontime_rearm(chan, chan->callq, ONTIME_VQ_CALL);
+	if (may)
+		chan->sleepers++;
+	spin_unlock_irqrestore(&chan->lock, flags);
+	return may;
+}
+
+static void rpc_sleep_end(struct ontime_chan *chan)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&chan->lock, flags);
+	if (!--chan->sleepers && chan->up && !chan->word)
+		virtqueue_disable_cb(chan->callq);
+	spin_unlock_irqrestore(&chan->lock, flags);
+}
+
+/* Until the call is completed: what is left of the timeout, 0 where it is over, -ERESTARTSYS where a signal came. */
+static long rpc_sleep(struct ontime_rpc *rpc, unsigned int state, long timeout)
+{
+	long left;
+
+	for (;;) {
+		ontime_reap(rpc->chan);
+		if (try_wait_for_completion(&rpc->completed))
+			return max(timeout, 1L);
+		if (rpc_sleep_begin(rpc->chan))
+			break;
+	}
+	if (state == TASK_UNINTERRUPTIBLE)
+		left = wait_for_completion_timeout(&rpc->completed, timeout);
+	else if (state == TASK_KILLABLE)
+		left = wait_for_completion_killable_timeout(&rpc->completed, timeout);
+	else
+		left = wait_for_completion_interruptible_timeout(&rpc->completed, timeout);
+	rpc_sleep_end(rpc->chan);
+	return left;
+}
+
+/*
+ * Who may not leave before the device is done: the pages of a splice are the caller's only as long as it is in its call,
+ * and what they hold next would be sent.
+ */
+static unsigned int rpc_leave_state(const struct ontime_rpc *rpc)
+{
+	return rpc->pages.nents && !rpc->pinned && !rpc->gathered ? TASK_UNINTERRUPTIBLE : TASK_KILLABLE;
+}
+
+/*
+ * Runs a call that the device completes without waiting for the network; its result, or -errno. Only a fatal signal
+ * ends it before: the queue then keeps the call and its pages until the device is done with them.
+ */
+int ontime_rpc_run(struct ontime_rpc *rpc)
+{
+	int err = rpc_submit(rpc, true);
+
+	if (!err && rpc_sleep(rpc, rpc_leave_state(rpc), MAX_SCHEDULE_TIMEOUT) < 0)
+		err = -EINTR;
+	return err ? err : rpc->result;
+}
+
+/* Closes a host socket; its index is free again once the device has done it, also where the caller is killed. */
+void ontime_rpc_close(struct ontime_dev *dev, u32 id, u32 index, u32 how)
+{
+	struct ontime_rpc *rpc = rpc_alloc(dev, 0, ONTIME_OP_CLOSE, id, GFP_KERNEL | __GFP_NOFAIL);
+
+	if (IS_ERR(rpc)) {
+		/* The device has gone, and its sockets with it. */
+		ida_free(&dev->indices, index);
+		return;
+	}
+	rpc->out.call.arg[0] = cpu_to_le32(how);
+	rpc->closes = index;
+	if (rpc_submit(rpc, false) < 0)
+		ida_free(&dev->indices, index);
+	else
+		rpc_sleep(rpc, TASK_KILLABLE, MAX_SCHEDULE_TIMEOUT);
+	ontime_rpc_put(rpc);
+}
+
+/*
+ * The call's own completion comes before CANCEL's, in the same queue. A killed caller sends it too: what nobody cancels
+ * waits in the device for as long as the socket is there, its pages pinned.
+ */
+static void rpc_cancel(struct ontime_rpc *rpc)
+{
+	struct ontime_rpc *cancel;
+	u64 id = le64_to_cpu(rpc->out.call.id);
+
+	cancel = rpc_alloc(rpc->dev, rpc->chan->number, ONTIME_OP_CANCEL, le32_to_cpu(rpc->out.call.sock),
+			   GFP_KERNEL | __GFP_NOFAIL);
+	if (IS_ERR(cancel))
+		return;
+	cancel->out.call.arg[0] = cpu_to_le32(lower_32_bits(id));
+	cancel->out.call.arg[1] = cpu_to_le32(upper_32_bits(id));
+	if (!rpc_submit(cancel, false))
+		rpc_sleep(cancel, TASK_KILLABLE, MAX_SCHEDULE_TIMEOUT);
+	ontime_rpc_put(cancel);
+}
+
+/*
+ * Runs a call that the device completes when there is a result. The caller leaves only after the device has given the
+ * call up, so that nothing is lost and nothing is written afterwards: what came meanwhile is the result. -EAGAIN where
+ * *timeout (jiffies) was over, -ERESTARTSYS where a signal came.
+ */
+int ontime_rpc_wait(struct ontime_rpc *rpc, long *timeout)
+{
+	int err;
+	long left;
+
+	rpc->out.call.flags |= cpu_to_le16(ONTIME_CALL_WAIT);
+	atomic_inc(&rpc->chan->waiting);
+	err = rpc_submit(rpc, true);
+	if (err)
+		goto out;
+	left = rpc_sleep(rpc, TASK_INTERRUPTIBLE, *timeout);
+	/* After a signal it is as it was: where there is none, the call is restarted. */
+	if (left >= 0)
+		*timeout = left;
+	if (left <= 0) {
+		err = left ? -ERESTARTSYS : -EAGAIN;
+		rpc_cancel(rpc);
+		if (rpc_sleep(rpc, rpc_leave_state(rpc), MAX_SCHEDULE_TIMEOUT) < 0 || rpc->result == -ECANCELED)
+			goto out;
+	}
+	err = rpc->result;
+out:
+	atomic_dec(&rpc->chan->waiting);
+	return err;
+}
+
+static struct ontime_rpc *ctl_new(struct ontime_chan *main, u16 op)
+{
+	struct ontime_rpc *rpc = ontime_rpc_new(main->dev, 0, op, ONTIME_SOCK_NONE);
+
+	if (!IS_ERR(rpc))
+		rpc->control = true;
+	return rpc;
+}
+
+/* Asks for a sign of life; the answer completes the call. NULL where it cannot be asked now. */
+struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main)
+{
+	struct ontime_rpc *rpc = ctl_new(main, ONTIME_CTL_PING);
+
+	if (IS_ERR(rpc))
+		return NULL;
+	if (rpc_try_submit(rpc)) {
+		ontime_rpc_put(rpc);
+		return NULL;
+	}
+	return rpc;
+}
+
+/* Tells the host where channel @number's word lies, and which vCPU writes it. The control queue interrupts nobody. */
+int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address)
+{
+	struct ontime_rpc *rpc = ctl_new(main, ONTIME_CTL_VCPU);
+	__le64 value = cpu_to_le64(address);
+	int err, tries;
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	rpc->out.call.arg[0] = cpu_to_le32(number);
+	rpc->out.call.arg[1] = cpu_to_le32(cpu);
+	memcpy(rpc->out.body, &value, sizeof(value));
+	rpc->out_small = sizeof(value);
+	err = rpc_submit(rpc, true);
+	for (tries = 0; !err && !try_wait_for_completion(&rpc->completed); tries++) {
+		if (tries == 5000)
+			err = -ETIMEDOUT;
+		usleep_range(500, 1000);
+		ontime_reap(main);
+	}
+	if (!err)
+		err = rpc->result;
+	ontime_rpc_put(rpc);
+	return err;
+}
+
+/* Whether one more call may wait in the device: half of the places stay free for calls that do not. */
+bool ontime_rpc_may_wait(struct ontime_chan *chan)
+{
+	return atomic_read(&chan->waiting) < chan->calls_max / 2;
+}

@@ -1,0 +1,499 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * The life of an outsourced socket: its names, its connections, its end.
+ *
+ * The host's socket is the one that counts: what it answers is what the application gets. Kept here is what the kernel
+ * reads without asking a protocol (errors, the mirror of SOL_SOCKET), and the readiness last reported (ready.c).
+ */
+#include <linux/capability.h>
+#include <linux/sched/signal.h>
+#include <net/inet_sock.h>
+#include <net/ip.h>
+
+#include "ontime.h"
+
+/* ---- Calls ---- */
+
+int ontime_sock_call(struct sock *sk, struct ontime_rpc *rpc)
+{
+	int result = ontime_rpc_run(rpc);
+
+	ontime_sock_done(sk, rpc);
+	return result;
+}
+
+/* Which calls a channel takes: the others are MAIN's (docs/device.md, "Virtqueues"). */
+static bool op_of_channel(u16 op)
+{
+	switch (op) {
+	case ONTIME_OP_SEND:
+	case ONTIME_OP_RECV:
+	case ONTIME_OP_ACCEPT:
+	case ONTIME_OP_SHUTDOWN:
+	case ONTIME_OP_POLL:
+		return true;
+	default:
+		return false;
+	}
+}
+
+struct ontime_rpc *ontime_sock_rpc(struct sock *sk, u16 op)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+
+
+	return ontime_rpc_new(os->dev, op_of_channel(op) ? READ_ONCE(os->chan) : 0, op, os->id);
+}
+
+/*
+ * A call that waits for as long as *timeout (jiffies) where that is not 0: in the device, or, where too many do already,
+ * for readiness; then it is to be made again, which -ONTIME_AGAIN says.
+ */
+int ontime_sock_run(struct sock *sk, struct ontime_rpc *rpc, long *timeout, u32 ready)
+{
+	int result;
+
+	if (*timeout && ontime_rpc_may_wait(rpc->chan)) {
+		result = ontime_rpc_wait(rpc, timeout);
+		ontime_sock_done(sk, rpc);
+		if (result != -EBUSY)
+			return result;
+	} else {
+		result = ontime_sock_call(sk, rpc);
+		if (result != -EAGAIN || !*timeout)
+			return result;
+	}
+	result = ontime_sock_wait_ready(sk, ready, timeout);
+	return result ? result : -ONTIME_AGAIN;
+}
+
+/* A call of two numbers. */
+int ontime_simple(struct sock *sk, u16 op, u32 arg0, u32 arg1)
+{
+	struct ontime_rpc *rpc = ontime_sock_rpc(sk, op);
+	int result;
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	rpc->out.call.arg[0] = cpu_to_le32(arg0);
+	rpc->out.call.arg[1] = cpu_to_le32(arg1);
+	result = ontime_sock_call(sk, rpc);
+	ontime_rpc_put(rpc);
+	return result;
+}
+
+/* ---- Coming and going ---- */
+
+static int sock_take_id(struct ontime_sock *os, struct ontime_dev *dev)
+{
+	int index = ida_alloc_max(&dev->indices, dev->sockets_max - 1, GFP_KERNEL);
+	int err;
+
+	if (index < 0)
+		return index == -ENOSPC ? -EMFILE : index;
+	/* Never all ones, so that no id is ONTIME_SOCK_NONE. */
+	os->id = index | ((u32)atomic_inc_return(&dev->socket_generation) % 0xfff) << ONTIME_SOCK_INDEX_BITS;
+	err = xa_err(xa_store(&dev->socks, index, os, GFP_KERNEL));
+	if (err)
+		ida_free(&dev->indices, index);
+	return err;
+}
+
+/* What the device has of a socket that goes. */
+enum sock_rest {
+	REST_NOTHING,
+	REST_SOCKET,	/* until it has closed it, the index is not used again */
+	REST_CALL,	/* one that may still make the host's socket: index and socket are the call's */
+};
+
+static void sock_give_id(struct ontime_sock *os, enum sock_rest rest)
+{
+	u32 index = os->id & (ONTIME_SOCKETS_MAX - 1);
+
+	xa_erase(&os->dev->socks, index);
+	if (rest == REST_SOCKET) {
+		struct sock *sk = (struct sock *)os;
+		bool abort = sk->sk_type == SOCK_STREAM && os->abort;
+
+		ontime_rpc_close(os->dev, os->id, index, abort ? ONTIME_CLOSE_ABORT : ONTIME_CLOSE_GRACEFUL);
+	} else if (rest == REST_NOTHING) {
+		ida_free(&os->dev->indices, index);
+	}
+}
+
+/*
+ * A socket that a real-time thread receives from goes to its vCPU's channel, once; the host moves it unless calls wait on
+ * it.
+ */
+void ontime_sock_place(struct sock *sk)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	u32 wanted = READ_ONCE(os->chan) || READ_ONCE(os->placed) ? 0 : ontime_chan_wanted(os->dev->generation);
+
+	if (!wanted)
+		return;
+	WRITE_ONCE(os->placed, true);
+	if (!ontime_simple(sk, ONTIME_OP_CHANNEL, wanted, 0))
+		WRITE_ONCE(os->chan, wanted);
+}
+
+/* Ties a socket to the device; takes over the reference. */
+static int sock_attach(struct sock *sk, struct ontime_dev *dev)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	int err;
+
+	sock_set_flag(sk, SOCK_RCU_FREE);
+	os->dev = dev;
+	err = sock_take_id(os, dev);
+	if (err) {
+		os->dev = NULL;
+		ontime_dev_put(dev);
+		return err;
+	}
+	sock_prot_inuse_add(sock_net(sk), sk->sk_prot, 1);
+	return 0;
+}
+
+static void sock_detach(struct sock *sk, enum sock_rest rest)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+
+	sock_prot_inuse_add(sock_net(sk), sk->sk_prot, -1);
+	sock_give_id(os, rest);
+	ontime_dev_put(os->dev);
+	os->dev = NULL;
+}
+
+/* socket(2): for any protocol number that leads here. */
+int ontime_sock_init(struct sock *sk)
+{
+	struct ontime_dev *dev = ontime_dev_get();
+	struct ontime_sock *os = ontime_sk(sk);
+	struct ontime_rpc *rpc;
+	int err;
+
+	if (!dev)
+		return -EPROTONOSUPPORT;
+	err = sock_attach(sk, dev);
+	if (err)
+		return err;
+	sk->sk_protocol = sk->sk_type == SOCK_STREAM ? IPPROTO_TCP : IPPROTO_UDP;
+	set_bit(SOCK_CUSTOM_SOCKOPT, &sk->sk_socket->flags);
+	rpc = ontime_sock_rpc(sk, ONTIME_OP_SOCKET);
+	err = PTR_ERR_OR_ZERO(rpc);
+	if (!err) {
+		rpc->out.call.arg[0] = cpu_to_le32(sk->sk_family);
+		rpc->out.call.arg[1] = cpu_to_le32(sk->sk_type);
+		rpc->out.call.arg[2] = cpu_to_le32(sk->sk_protocol);
+		os->chan = ontime_chan_wanted(dev->generation);
+		rpc->out.call.arg[3] = cpu_to_le32(os->chan);
+		err = ontime_sock_call(sk, rpc);
+		ontime_rpc_put(rpc);
+	}
+	if (err) {
+		/* A killed caller does not know whether there is a host socket: closing none is harmless. */
+		sock_detach(sk, err == -EINTR ? REST_SOCKET : REST_NOTHING);
+		return err;
+	}
+	ontime_opt_defaults(sk);
+	return 0;
+}
+
+/* From sk_common_release(). */
+void ontime_sock_destroy(struct sock *sk)
+{
+	if (ontime_sk(sk)->dev)
+		sock_detach(sk, REST_SOCKET);
+}
+
+/*
+ * SO_LINGER with a time: what was sent is to reach the peer before close() returns. The host socket does not linger, so
+ * that no thread of the device waits; its queue is watched from here.
+ */
+static void sock_linger(struct sock *sk)
+{
+	long left = sk->sk_lingertime, nap = 1;
+
+	if (ontime_simple(sk, ONTIME_OP_SHUTDOWN, SHUT_WR, 0) < 0)
+		return;
+	while (left > 0 && !signal_pending(current) && ontime_simple(sk, ONTIME_OP_QUERY, ONTIME_QUERY_OUTQ, 0) > 0) {
+		nap = min(nap, left);
+		left -= nap - schedule_timeout_interruptible(nap);
+		nap = min_t(long, nap * 2, max(HZ / 20, 1));
+	}
+}
+
+int ontime_release(struct socket *sock)
+{
+	struct sock *sk = sock->sk;
+
+	if (!sk)
+		return 0;
+	if (sock_flag(sk, SOCK_LINGER) && sk->sk_type == SOCK_STREAM) {
+		if (!sk->sk_lingertime)
+			ontime_sk(sk)->abort = true;
+		else if (!(current->flags & PF_EXITING) && sk->sk_state != TCP_LISTEN)
+			sock_linger(sk);
+	}
+	/* inet_sock_destruct() wants it. */
+	WRITE_ONCE(sk->sk_state, TCP_CLOSE);
+	sock->sk = NULL;
+	sk_common_release(sk);
+	return 0;
+}
+
+/* ---- Names ---- */
+
+/* Puts an address of the application into a call. */
+int ontime_addr_in(struct sock *sk, const void *addr, int length, struct ontime_call *call)
+{
+	unsigned int need = sk->sk_family == AF_INET ? sizeof(struct sockaddr_in) : SIN6_LEN_RFC2133;
+	unsigned int most = sk->sk_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+	const struct sockaddr *sa = addr;
+
+	if (length < (int)sizeof(sa->sa_family))
+		return -EINVAL;
+	/* An IPv6 datagram socket sends to IPv4 addresses as well; AF_UNSPEC means IPv4 there, or no address at all. */
+	if (sa->sa_family != AF_INET6)
+		need = sa->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(sa->sa_family);
+	if (length < (int)need)
+		return -EINVAL;
+	length = min_t(unsigned int, length, most);
+	memcpy(call->addr, addr, length);
+	call->addr_len = cpu_to_le16(length);
+	return 0;
+}
+
+/* The other way; its length. @addr is a struct sockaddr_storage. */
+int ontime_addr_out(const struct ontime_done *done, void *addr)
+{
+	int length = min_t(int, le16_to_cpu(done->addr_len), ONTIME_ADDR_MAX);
+
+	memset(addr, 0, sizeof(struct sockaddr_in6));
+	memcpy(addr, done->addr, length);
+	return length;
+}
+
+static bool port_needs_privilege(struct sock *sk, const struct sockaddr *addr)
+{
+	/* The port is at the same place in both families. */
+	unsigned short port = ntohs(((const struct sockaddr_in *)addr)->sin_port);
+	struct net *net = sock_net(sk);
+
+	return port && inet_port_requires_bind_service(net, port) && !ns_capable(net->user_ns, CAP_NET_BIND_SERVICE);
+}
+
+int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
+{
+	struct sock *sk = sock->sk;
+	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_BIND);
+	int err;
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	err = length < (int)(sk->sk_family == AF_INET ? sizeof(struct sockaddr_in) : SIN6_LEN_RFC2133) ? -EINVAL : 0;
+	if (!err)
+		err = ontime_addr_in(sk, addr, length, &rpc->out.call);
+	if (!err && port_needs_privilege(sk, (const struct sockaddr *)rpc->out.call.addr))
+		err = -EACCES;
+	if (!err)
+		err = ontime_sock_call(sk, rpc);
+	ontime_rpc_put(rpc);
+	return err;
+}
+
+/* accept4() asks for the peer of the socket it has just got: that one is known. */
+int ontime_getname(struct socket *sock, struct sockaddr *addr, int peer)
+{
+	struct sock *sk = sock->sk;
+	struct ontime_sock *os = ontime_sk(sk);
+	struct ontime_rpc *rpc;
+	int result;
+
+	if (peer == 2 && os->peer_len) {
+		memcpy(addr, os->peer, os->peer_len);
+		return os->peer_len;
+	}
+	rpc = ontime_sock_rpc(sk, ONTIME_OP_NAME);
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	rpc->out.call.arg[0] = cpu_to_le32(peer ? ONTIME_NAME_PEER : ONTIME_NAME_LOCAL);
+	result = ontime_sock_call(sk, rpc);
+	if (!result)
+		result = ontime_addr_out(&rpc->in.done, addr);
+	ontime_rpc_put(rpc);
+	return result;
+}
+
+/* ---- Connections ---- */
+
+static int sock_connect_call(struct sock *sk, struct sockaddr_unsized *addr, int length)
+{
+	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_CONNECT);
+	int err;
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	err = ontime_addr_in(sk, addr, length, &rpc->out.call);
+	if (!err)
+		err = ontime_sock_call(sk, rpc);
+	ontime_rpc_put(rpc);
+	return err;
+}
+
+/*
+ * The host says that this attempt was aborted: its device has taken the reason off the socket, and the event that tells it
+ * may still be on its way. Then the application has not seen it.
+ */
+static int sock_connect_reason(struct sock *sk)
+{
+	long patience = HZ;
+
+	if (ontime_sock_wait_ready(sk, 0, &patience))
+		return -ECONNABORTED;
+	return sock_error(sk) ?: -ECONNABORTED;
+}
+
+/* MAIN's calls say nothing about the readiness of a channel's socket, and not every change of it is an event on the host. */
+static void sock_refresh(struct sock *sk)
+{
+	if (READ_ONCE(ontime_sk(sk)->chan))
+		ontime_simple(sk, ONTIME_OP_POLL, 0, 0);
+}
+
+/* The outcome of an attempt that goes on: by the event that ends it, or by asking where it may have ended already. */
+static int sock_connect_wait(struct sock *sk, struct sockaddr_unsized *addr, int length, long *timeout)
+{
+	int err;
+
+	if (ontime_sock_ready(ontime_sk(sk)) & (ONTIME_READY_OUT | ONTIME_READY_HUP) && !READ_ONCE(sk->sk_err)) {
+		err = sock_connect_call(sk, addr, length);
+		if (err != -EINPROGRESS && err != -EALREADY)
+			return err == -ECONNABORTED ? sock_connect_reason(sk) : err;
+	}
+	err = ontime_sock_wait_ready(sk, ONTIME_READY_OUT, timeout);
+	if (err)
+		return err == -EAGAIN ? -EINPROGRESS : sock_intr_errno(*timeout);
+	err = sock_error(sk);
+	/* The host does not know that its error was seen. */
+	ontime_sk(sk)->failed = err;
+	return err;
+}
+
+/*
+ * The host's socket knows whether it is unconnected, connecting or connected, and answers as connect(2) does for a
+ * non-blocking socket; waiting is done here. Its errors come as events, so that it does not know which one the
+ * application has seen: after a failed attempt it says ECONNABORTED once, where the next attempt begins.
+ */
+int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int length, int flags)
+{
+	struct sock *sk = sock->sk;
+	struct ontime_sock *os = ontime_sk(sk);
+	long timeout = sock_sndtimeo(sk, flags & O_NONBLOCK);
+	bool dissolve = length >= (int)sizeof(sa_family_t) && ((struct sockaddr *)addr)->sa_family == AF_UNSPEC;
+	int err;
+
+	if (sock->state == SS_CONNECTED && !dissolve && sk->sk_type == SOCK_STREAM)
+		return -EISCONN;
+	if (sock->state == SS_CONNECTING && READ_ONCE(sk->sk_err)) {
+		sock->state = SS_UNCONNECTED;
+		os->failed = true;
+		return sock_error(sk);
+	}
+	err = sock_connect_call(sk, addr, length);
+	if (err == -ECONNABORTED)
+		err = os->failed ? sock_connect_call(sk, addr, length) : sock_connect_reason(sk);
+	os->failed = false;
+	if (err == -EINPROGRESS || err == -EALREADY) {
+		sock->state = SS_CONNECTING;
+		if (!timeout)
+			return err;
+		err = sock_connect_wait(sk, addr, length, &timeout);
+		if (err == -EINPROGRESS || err == -EINTR || err == -ERESTARTSYS)
+			return err;
+	}
+	if (!err && dissolve)
+		sock_refresh(sk);
+	if (!err)
+		sock->state = dissolve ? SS_UNCONNECTED : SS_CONNECTED;
+	else if (sock->state == SS_CONNECTING)
+		sock->state = SS_UNCONNECTED;
+	return err;
+}
+
+int ontime_listen(struct socket *sock, int backlog)
+{
+	int err = ontime_simple(sock->sk, ONTIME_OP_LISTEN, backlog, 0);
+
+	/* SO_ACCEPTCONN */
+	if (!err)
+		WRITE_ONCE(sock->sk->sk_state, TCP_LISTEN);
+	sock_refresh(sock->sk);
+	return err;
+}
+
+int ontime_shutdown(struct socket *sock, int how)
+{
+	if (how < SHUT_RD || how > SHUT_RDWR)
+		return -EINVAL;
+	return ontime_simple(sock->sk, ONTIME_OP_SHUTDOWN, how, 0);
+}
+
+static int sock_accept_call(struct sock *sk, struct ontime_sock *child, long *timeout, enum sock_rest *rest)
+{
+	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_ACCEPT);
+	int err;
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	rpc->out.call.arg[0] = cpu_to_le32(child->id);
+	err = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN);
+	if (!err)
+		child->peer_len = ontime_addr_out(&rpc->in.done, child->peer);
+	else if (ontime_rpc_abandon(rpc, child->id))
+		*rest = REST_CALL;
+	else if (rpc->answered && !rpc->result)
+		/* It came after the caller had given up. */
+		*rest = REST_SOCKET;
+	ontime_rpc_put(rpc);
+	return err;
+}
+
+int ontime_accept(struct socket *sock, struct socket *newsock, struct proto_accept_arg *arg)
+{
+	struct sock *sk = sock->sk, *child;
+	long timeout = sock_rcvtimeo(sk, arg->flags & O_NONBLOCK);
+	struct ontime_dev *dev = ontime_sk(sk)->dev;
+	enum sock_rest rest = REST_NOTHING;
+	int err;
+
+	ontime_sock_place(sk);
+	child = ontime_sk_child(sk);
+	if (!child)
+		return -ENOBUFS;
+	kref_get(&dev->ref);
+	err = sock_attach(child, dev);
+	if (err)
+		goto err_child;
+	ontime_sk(child)->chan = READ_ONCE(ontime_sk(sk)->chan);
+	do {
+		err = sock_accept_call(sk, ontime_sk(child), &timeout, &rest);
+	} while (err == -ONTIME_AGAIN);
+	if (err) {
+		sock_detach(child, rest);
+		if (err == -ERESTARTSYS)
+			err = sock_intr_errno(timeout);
+		goto err_child;
+	}
+	lock_sock(child);
+	sock_graft(child, newsock);
+	release_sock(child);
+	newsock->state = SS_CONNECTED;
+	set_bit(SOCK_CUSTOM_SOCKOPT, &newsock->flags);
+	return 0;
+
+err_child:
+	sk_common_release(child);
+	return err;
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * The conformance program makes socket calls and prints what each gave: one line a call, without anything that differs
+ * from run to run (ports, times, descriptor numbers). The same program on the guest's own stack and on outsourced
+ * sockets must print the same.
+ */
+#ifndef CONFORM_H
+#define CONFORM_H
+
+#include <stdbool.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+/* "NAME: RESULT" or "NAME: ERRNO"; the result is passed on. */
+long say(const char *name, long result);
+/* "NAME: VALUE" */
+void show(const char *name, long value);
+void show_poll(const char *name, int fd, short events, int timeout);
+void section(const char *name);
+
+/* Sockets on the loopback interface, family AF_INET or AF_INET6. */
+int tcp_listener(int family, struct sockaddr_storage *addr, socklen_t *len);
+void tcp_pair(int family, int pair[2]);
+int udp_bound(int family, struct sockaddr_storage *addr, socklen_t *len);
+int port_of(const struct sockaddr_storage *addr);
+/* Milliseconds of a monotonic clock. */
+long now_ms(void);
+/* Runs @run in a thread after @ms milliseconds; join with later_join(). */
+void later(int ms, void (*run)(int), int arg);
+void later_join(void);
+
+void test_create(void);
+void test_stream(int family);
+void test_connect(int family);
+void test_dgram(int family);
+void test_options(int family);
+void test_wait(int family);
+void test_epoll(int family);
+void test_large(int family);
+void test_process(int family);
+
+#endif

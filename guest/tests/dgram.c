@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* Datagrams. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "conform.h"
+
+static void dgram_basic(int family)
+{
+	struct sockaddr_storage a, b, from;
+	socklen_t alen, blen, from_len = sizeof(from);
+	int left = udp_bound(family, &a, &alen), right = udp_bound(family, &b, &blen), queued;
+	char in[64] = "";
+
+	show("port given", port_of(&a) != 0);
+	show_poll("idle", left, POLLIN | POLLOUT, 0);
+	say("send nowhere", send(left, "x", 1, 0));
+	say("sendto", sendto(left, "hello", 5, 0, (struct sockaddr *)&b, blen));
+	show_poll("datagram", right, POLLIN, 2000);
+	say("FIONREAD", ioctl(right, FIONREAD, &queued));
+	show("queued", queued);
+	say("peek", recvfrom(right, in, sizeof(in), MSG_PEEK, NULL, NULL));
+	say("recvfrom short", recvfrom(right, in, 2, 0, (struct sockaddr *)&from, &from_len));
+	show("from length", from_len);
+	show("from sender", port_of(&from) == port_of(&a));
+	say("recv nothing", recv(right, in, sizeof(in), MSG_DONTWAIT));
+	sendto(left, "hello", 5, 0, (struct sockaddr *)&b, blen);
+	say("recv trunc", recv(right, in, 2, MSG_TRUNC));
+	say("send empty", sendto(left, "", 0, 0, (struct sockaddr *)&b, blen));
+	say("recv empty", recv(right, in, sizeof(in), 0));
+	say("listen", listen(left, 1));
+	say("accept", accept(left, NULL, NULL));
+	say("sendto short name", sendto(left, "x", 1, 0, (struct sockaddr *)&b, 3));
+	close(left);
+	close(right);
+}
+
+static void dgram_connected(int family)
+{
+	struct sockaddr_storage a, b, c, name;
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	socklen_t alen, blen, clen, len = sizeof(name);
+	int left = udp_bound(family, &a, &alen), right = udp_bound(family, &b, &blen), other = udp_bound(family, &c, &clen);
+	char in[64];
+
+	say("connect", connect(left, (struct sockaddr *)&b, blen));
+	say("getpeername", getpeername(left, (struct sockaddr *)&name, &len));
+	show("peer", port_of(&name) == port_of(&b));
+	say("send", send(left, "hi", 2, 0));
+	say("recv", recv(right, in, sizeof(in), 0));
+	say("stranger", sendto(other, "no", 2, 0, (struct sockaddr *)&a, alen));
+	say("friend", sendto(right, "yes", 3, 0, (struct sockaddr *)&a, alen));
+	say("recv friend", recv(left, in, sizeof(in), 0));
+	say("recv stranger", recv(left, in, sizeof(in), MSG_DONTWAIT));
+	say("sendto elsewhere", sendto(left, "to c", 4, 0, (struct sockaddr *)&c, clen));
+	say("recv elsewhere", recv(other, in, sizeof(in), 0));
+	close(right);
+	say("send to none", send(left, "x", 1, 0));
+	show_poll("refused", left, POLLIN, 2000);
+	say("recv refused", recv(left, in, sizeof(in), MSG_DONTWAIT));
+	say("recv after", recv(left, in, sizeof(in), MSG_DONTWAIT));
+	say("dissolve", connect(left, &none, sizeof(none)));
+	len = sizeof(name);
+	say("getpeername dissolved", getpeername(left, (struct sockaddr *)&name, &len));
+	close(left);
+	close(other);
+}
+
+static void dgram_messages(int family)
+{
+	struct sockaddr_storage a, b;
+	socklen_t alen, blen;
+	int left = udp_bound(family, &a, &alen), right = udp_bound(family, &b, &blen), on = 1, i;
+	char in[4][16], control[256];
+	struct iovec out_iov[4], in_iov[4];
+	struct mmsghdr out[4] = {}, got[4] = {};
+	struct cmsghdr *c;
+
+	for (i = 0; i < 4; i++) {
+		out_iov[i] = (struct iovec){ "datagram", 5 + i };
+		out[i].msg_hdr = (struct msghdr){ &b, blen, &out_iov[i], 1, NULL, 0, 0 };
+		in_iov[i] = (struct iovec){ in[i], sizeof(in[i]) };
+		got[i].msg_hdr = (struct msghdr){ NULL, 0, &in_iov[i], 1, NULL, 0, 0 };
+	}
+	say("sendmmsg", sendmmsg(left, out, 4, 0));
+	say("recvmmsg", recvmmsg(right, got, 4, 0, NULL));
+	for (i = 0; i < 4; i++)
+		show("length", got[i].msg_len);
+
+	if (family == AF_INET)
+		say("IP_PKTINFO", setsockopt(right, IPPROTO_IP, IP_PKTINFO, &on, sizeof(on)));
+	else
+		say("IPV6_RECVPKTINFO", setsockopt(right, IPPROTO_IPV6, IPV6_RECVPKTINFO, &on, sizeof(on)));
+	say("SO_TIMESTAMP", setsockopt(right, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof(on)));
+	sendto(left, "info", 4, 0, (struct sockaddr *)&b, blen);
+	got[0].msg_hdr = (struct msghdr){ &a, sizeof(a), in_iov, 1, control, sizeof(control), 0 };
+	say("recvmsg", recvmsg(right, &got[0].msg_hdr, 0));
+	show("flags", got[0].msg_hdr.msg_flags);
+	show("control length", got[0].msg_hdr.msg_controllen);
+	for (c = CMSG_FIRSTHDR(&got[0].msg_hdr); c; c = CMSG_NXTHDR(&got[0].msg_hdr, c)) {
+		show("level", c->cmsg_level);
+		show("type", c->cmsg_type);
+		show("bytes", c->cmsg_len);
+	}
+	sendto(left, "info", 4, 0, (struct sockaddr *)&b, blen);
+	got[0].msg_hdr = (struct msghdr){ NULL, 0, in_iov, 1, control, 8, 0 };
+	say("recvmsg no room", recvmsg(right, &got[0].msg_hdr, 0));
+	show("flags", got[0].msg_hdr.msg_flags);
+	close(left);
+	close(right);
+}
+
+static void dgram_sizes(int family)
+{
+	static const int sizes[] = { 1, 1472, 1536, 1537, 9000, 65000, 65508, 70000 };
+	static char out[70000], in[70000];
+	struct sockaddr_storage a, b;
+	socklen_t alen, blen;
+	int left = udp_bound(family, &a, &alen), right = udp_bound(family, &b, &blen);
+	struct iovec iov[700];
+	struct msghdr msg = { .msg_name = &b, .msg_namelen = blen, .msg_iov = iov, .msg_iovlen = 700 };
+	unsigned int i;
+
+	for (i = 0; i < sizeof(out); i++)
+		out[i] = i * 7 + i / 251;
+	for (i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+		show("size", sizes[i]);
+		if (say("sendto", sendto(left, out, sizes[i], 0, (struct sockaddr *)&b, blen)) < 0)
+			continue;
+		memset(in, 0, sizeof(in));
+		say("recv", recv(right, in, sizeof(in), 0));
+		show("same", !memcmp(in, out, sizes[i]));
+	}
+	/* Many pieces, both ways. */
+	for (i = 0; i < 700; i++)
+		iov[i] = (struct iovec){ out + i * 20, 20 };
+	say("sendmsg 700", sendmsg(left, &msg, 0));
+	memset(in, 0, sizeof(in));
+	for (i = 0; i < 700; i++)
+		iov[i] = (struct iovec){ in + i * 20, 20 };
+	msg.msg_name = NULL;
+	say("recvmsg 700", recvmsg(right, &msg, 0));
+	show("same", !memcmp(in, out, 14000));
+	say("bad address", sendto(left, (void *)1, 100, 0, (struct sockaddr *)&b, blen));
+	say("bad large address", sendto(left, (void *)1, 5000, 0, (struct sockaddr *)&b, blen));
+	close(left);
+	close(right);
+}
+
+static void dgram_multicast(int family)
+{
+	struct ip_mreq group = { .imr_interface.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_storage a;
+	socklen_t alen;
+	int fd = udp_bound(family, &a, &alen), one = 1;
+	struct in_addr lo = { htonl(INADDR_LOOPBACK) };
+
+	group.imr_multiaddr.s_addr = htonl(0xe9fc0101);
+	if (family == AF_INET) {
+		say("join", setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &group, sizeof(group)));
+		say("join again", setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &group, sizeof(group)));
+		say("interface", setsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &lo, sizeof(lo)));
+		say("loop", setsockopt(fd, IPPROTO_IP, IP_MULTICAST_LOOP, &one, sizeof(one)));
+		say("leave", setsockopt(fd, IPPROTO_IP, IP_DROP_MEMBERSHIP, &group, sizeof(group)));
+		say("leave again", setsockopt(fd, IPPROTO_IP, IP_DROP_MEMBERSHIP, &group, sizeof(group)));
+	}
+	close(fd);
+}
+
+void test_dgram(int family)
+{
+	dgram_basic(family);
+	dgram_connected(family);
+	dgram_messages(family);
+	dgram_sizes(family);
+	dgram_multicast(family);
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * A device process that has gone, or was stopped, says nothing, and neither does QEMU: calls would wait for ever. So while
+ * there are sockets it is asked from time to time, on the control queue, whose thread has nothing else to do. Where no
+ * answer comes, sockets fail with ECONNRESET and new ones are the guest's own, until it answers or another device comes.
+ *
+ * The device is not touched meanwhile: QEMU waits for a stopped process where its device is reset, and ends where the
+ * configuration of a device is read whose process has gone.
+ */
+#include <linux/moduleparam.h>
+#include <linux/virtio_ring.h>
+
+#include "ontime.h"
+
+static unsigned int patience = 10;
+module_param(patience, uint, 0644);
+MODULE_PARM_DESC(patience, "seconds until a device that does not answer counts as gone; 0: never");
+
+static void watch_again(struct ontime_chan *main)
+{
+	unsigned int seconds = clamp(READ_ONCE(patience) / 2, 1U, 3600U);
+
+	schedule_delayed_work(&main->watch, seconds * HZ);
+}
+
+/* Something to lose. */
+static bool watch_wanted(struct ontime_chan *main)
+{
+	return READ_ONCE(patience) && (READ_ONCE(main->in_flight) || !xa_empty(&main->dev->socks));
+}
+
+static void watch_ask(struct ontime_chan *main)
+{
+	main->ping = ontime_ctl_ping(main);
+	main->asked = jiffies;
+}
+
+static void watch_work(struct work_struct *work)
+{
+	struct ontime_chan *main = container_of(to_delayed_work(work), struct ontime_chan, watch);
+
+	if (main->silent) {
+		if (ontime_chan_answers(main)) {
+			ontime_dev_answers(main);
+			return;
+		}
+	} else if (main->ping) {
+		ontime_reap(main);
+		if (try_wait_for_completion(&main->ping->completed)) {
+			ontime_rpc_put(main->ping);
+			main->ping = NULL;
+		} else if (READ_ONCE(patience) && time_after(jiffies, main->asked + READ_ONCE(patience) * HZ)) {
+			ontime_dev_silent(main);
+		}
+	}
+	if (!main->silent && !main->ping && watch_wanted(main))
+		watch_ask(main);
+	watch_again(main);
+}
+
+/* Deferred where the vCPU halts: an idle guest is not woken for it. */
+void ontime_watch_start(struct ontime_chan *main)
+{
+	INIT_DEFERRABLE_WORK(&main->watch, watch_work);
+	watch_again(main);
+}
+
+void ontime_watch_stop(struct ontime_chan *main)
+{
+	cancel_delayed_work_sync(&main->watch);
+	if (main->ping)
+		ontime_rpc_put(main->ping);
+	main->ping = NULL;
+}
