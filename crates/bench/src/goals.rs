@@ -3,16 +3,18 @@
 //! In: [`GoalSpec`]s and the results. Out: [`Goal`]s with the figures they were computed from. A goal whose results are
 //! missing is neither met nor not met, and says what is missing.
 
+use Load::{SmallPackets, Tcp};
+
 use crate::number;
-use crate::schema::{Bound, Clock, Goal, MethodResult, kernel_series};
+use crate::schema::{Bound, Clock, Goal, Load, MethodResult, kernel_series};
 
 /// A method under a condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
     /// The method's name on the command line.
     pub method: &'static str,
-    /// With the bulk tenants flooded.
-    pub flood: bool,
+    /// What the bulk tenants do.
+    pub load: Load,
 }
 
 /// What a goal compares.
@@ -20,8 +22,14 @@ pub struct Case {
 pub enum Measure {
     /// p99 of the first divided by p99 of the second.
     P99Ratio(Case, Case),
+    /// p95 of the first divided by p95 of the second.
+    P95Ratio(Case, Case),
+    /// Standard deviation of the first divided by that of the second.
+    SdRatio(Case, Case),
     /// Bulk throughput of the first divided by that of the second.
     BulkRatio(Case, Case),
+    /// CPU time a byte, host and guest, of the first divided by that of the second.
+    CostRatio(Case, Case),
     /// The smallest count of all results of the series.
     LeastCount,
 }
@@ -41,40 +49,93 @@ pub struct GoalSpec {
     pub target: f64,
 }
 
-const fn flooded(method: &'static str) -> Case {
-    Case { method, flood: true }
+const fn under(load: Load, method: &'static str) -> Case {
+    Case { method, load }
+}
+
+/// A goal of `partitioned`'s p99 against another method's, as a factor.
+const fn below(id: &'static str, text: &'static str, load: Load, other: &'static str, target: f64) -> GoalSpec {
+    let measure = Measure::P99Ratio(under(load, other), under(load, "partitioned"));
+    GoalSpec { id, text, measure, bound: Bound::AtLeast, target }
+}
+
+/// A goal of `partitioned`'s p99 under a load against its own without.
+const fn as_without_flood(id: &'static str, text: &'static str, load: Load) -> GoalSpec {
+    let measure = Measure::P99Ratio(under(load, "partitioned"), under(Load::None, "partitioned"));
+    GoalSpec { id, text, measure, bound: Bound::AtMost, target: 1.25 }
+}
+
+/// A goal of `outsourcing`'s spread.
+const fn sd_below_threaded(id: &'static str, text: &'static str, load: Load) -> GoalSpec {
+    let measure = Measure::SdRatio(under(load, "threaded"), under(load, "outsourcing"));
+    GoalSpec { id, text, measure, bound: Bound::AtLeast, target: 10.0 }
+}
+
+/// A goal of `outsourcing`'s p99 against another method's.
+const fn outsourced(id: &'static str, text: &'static str, load: Load, other: &'static str, target: f64) -> GoalSpec {
+    let measure = Measure::P99Ratio(under(load, "outsourcing"), under(load, other));
+    GoalSpec { id, text, measure, bound: Bound::AtMost, target }
 }
 
 /// The speed goals of `rt-server`: on the virtual clock, for the series that the project promises.
-pub const RT_SERVER: [GoalSpec; 5] = [
-    GoalSpec {
-        id: "p99-vs-vanilla",
-        text: "partitioned: p99 at least 20 times below vanilla",
-        measure: Measure::P99Ratio(flooded("vanilla"), flooded("partitioned")),
-        bound: Bound::AtLeast,
-        target: 20.0,
-    },
-    GoalSpec {
-        id: "p99-vs-threaded",
-        text: "partitioned: p99 at least 8 times below threaded",
-        measure: Measure::P99Ratio(flooded("threaded"), flooded("partitioned")),
-        bound: Bound::AtLeast,
-        target: 8.0,
-    },
-    GoalSpec {
-        id: "p99-vs-no-flood",
-        text: "partitioned: p99 under flood at most 1.25 times that without",
-        measure: Measure::P99Ratio(flooded("partitioned"), Case { method: "partitioned", flood: false }),
-        bound: Bound::AtMost,
-        target: 1.25,
-    },
+pub const RT_SERVER: [GoalSpec; 14] = [
+    below(
+        "p99-vs-vanilla-small",
+        "partitioned: p99 at least 20 times below vanilla, small packets",
+        SmallPackets,
+        "vanilla",
+        20.0,
+    ),
+    below(
+        "p99-vs-threaded-small",
+        "partitioned: p99 at least 8 times below threaded, small packets",
+        SmallPackets,
+        "threaded",
+        8.0,
+    ),
+    below("p99-vs-vanilla-tcp", "partitioned: p99 at least 20 times below vanilla, TCP", Tcp, "vanilla", 20.0),
+    below("p99-vs-threaded-tcp", "partitioned: p99 at least 8 times below threaded, TCP", Tcp, "threaded", 8.0),
+    as_without_flood(
+        "p99-vs-no-flood-small",
+        "partitioned: p99 under small packets at most 1.25 times that without flood",
+        SmallPackets,
+    ),
+    as_without_flood("p99-vs-no-flood-tcp", "partitioned: p99 under TCP at most 1.25 times that without flood", Tcp),
     GoalSpec {
         id: "bulk-vs-vanilla",
         text: "partitioned: bulk throughput at least 0.95 of vanilla's",
-        measure: Measure::BulkRatio(flooded("partitioned"), flooded("vanilla")),
+        measure: Measure::BulkRatio(under(Tcp, "partitioned"), under(Tcp, "vanilla")),
         bound: Bound::AtLeast,
         target: 0.95,
     },
+    sd_below_threaded(
+        "sd-vs-threaded-small",
+        "outsourcing: SD at least 10 times below threaded, small packets",
+        SmallPackets,
+    ),
+    sd_below_threaded("sd-vs-threaded-tcp", "outsourcing: SD at least 10 times below threaded, TCP (paper: 6.7)", Tcp),
+    outsourced(
+        "outsourced-small",
+        "outsourcing: p99 at most half of partitioned's, small packets",
+        SmallPackets,
+        "partitioned",
+        0.5,
+    ),
+    outsourced("outsourced-tcp", "outsourcing: p99 at most half of partitioned's, TCP", Tcp, "partitioned", 0.5),
+    outsourced(
+        "process-small",
+        "outsourcing: p99 at most 1.3 times that of the same server as a host process, small packets",
+        SmallPackets,
+        "host-process",
+        1.3,
+    ),
+    outsourced(
+        "process-tcp",
+        "outsourcing: p99 at most 1.3 times that of the same server as a host process, TCP",
+        Tcp,
+        "host-process",
+        1.3,
+    ),
     GoalSpec {
         id: "requests",
         text: "at least 20,000 counted requests a method",
@@ -84,9 +145,76 @@ pub const RT_SERVER: [GoalSpec; 5] = [
     },
 ];
 
+/// The speed goals of `vatc`, by its cases' names.
+pub const VATC: [GoalSpec; 2] = [
+    GoalSpec {
+        id: "p95-by-streams",
+        text: "vatc: p95 with four streams at most 1.1 times that with none",
+        measure: Measure::P95Ratio(under(SmallPackets, "vatc-4"), under(Load::None, "vatc-0")),
+        bound: Bound::AtMost,
+        target: 1.1,
+    },
+    GoalSpec {
+        id: "p95-vs-prio",
+        text: "vatc: p95 with four streams at least 40 times below prio's",
+        measure: Measure::P95Ratio(under(SmallPackets, "prio-4"), under(SmallPackets, "vatc-4")),
+        bound: Bound::AtLeast,
+        target: 40.0,
+    },
+];
+
+/// What Access'18 finds in IV-C, as goals of `ablation`.
+pub const ABLATION: [GoalSpec; 3] = [
+    GoalSpec {
+        id: "sd-without-sockets",
+        text: "both techniques: SD at most that of partitioned softirq handling alone",
+        measure: Measure::SdRatio(under(Tcp, "outsourcing"), under(Tcp, "partitioned")),
+        bound: Bound::AtMost,
+        target: 1.0,
+    },
+    GoalSpec {
+        id: "sd-without-partitioning",
+        text: "both techniques: SD at most that of outsourced sockets alone",
+        measure: Measure::SdRatio(under(Tcp, "outsourcing"), under(Tcp, "outsourcing-only")),
+        bound: Bound::AtMost,
+        target: 1.0,
+    },
+    GoalSpec {
+        id: "sd-of-interrupts",
+        text: "woken idle loop: SD at most that of virtual interrupts",
+        measure: Measure::SdRatio(under(Tcp, "outsourcing"), under(Tcp, "outsourcing-interrupt")),
+        bound: Bound::AtMost,
+        target: 1.0,
+    },
+];
+
+/// The speed goals of `bulk`, by its cases' names.
+pub const BULK: [GoalSpec; 2] = [
+    GoalSpec {
+        id: "receive-throughput",
+        text: "outsourced TCP receive: throughput at least vhost-net's",
+        measure: Measure::BulkRatio(under(Tcp, "outsourcing-receive"), under(Tcp, "threaded-receive")),
+        bound: Bound::AtLeast,
+        target: 1.0,
+    },
+    GoalSpec {
+        id: "receive-cost",
+        text: "outsourced TCP receive: host and guest CPU time a byte at most 0.64 of threaded's",
+        measure: Measure::CostRatio(under(Tcp, "outsourcing-receive"), under(Tcp, "threaded-receive")),
+        bound: Bound::AtMost,
+        target: 0.64,
+    },
+];
+
 /// The goals of an experiment; none where it has none.
 pub fn of_experiment(experiment: &str) -> &'static [GoalSpec] {
-    if experiment == "rt-server" { &RT_SERVER } else { &[] }
+    match experiment {
+        "rt-server" => &RT_SERVER,
+        "ablation" => &ABLATION,
+        "bulk" => &BULK,
+        "vatc" => &VATC,
+        _ => &[],
+    }
 }
 
 /// Looks at every goal for every kernel series that has a result on `clock`. Those of `promised` (a release or series)
@@ -140,7 +268,20 @@ impl Measure {
                 let p99 = |result: &MethodResult| result.latency_us.map(|latency| latency.p99);
                 ratio(results, above, below, p99, "µs")
             }
+            Measure::P95Ratio(above, below) => {
+                let p95 = |result: &MethodResult| result.latency_us.map(|latency| latency.p95);
+                ratio(results, above, below, p95, "µs")
+            }
+            Measure::SdRatio(above, below) => {
+                let sd = |result: &MethodResult| result.latency_us.map(|latency| latency.sd);
+                ratio(results, above, below, sd, "µs")
+            }
             Measure::BulkRatio(above, below) => ratio(results, above, below, |result| result.bulk_gbps, "Gbit/s"),
+            Measure::CostRatio(above, below) => {
+                let all =
+                    |result: &MethodResult| result.cost.map(|cost| cost.host_ns_per_byte + cost.guest_ns_per_byte);
+                ratio(results, above, below, all, "ns a byte")
+            }
             Measure::LeastCount => {
                 let least = results.iter().min_by_key(|result| result.count).ok_or("nothing was measured")?;
                 Ok((least.count as f64, format!("{} requests with {}", number::count(least.count), least.method)))
@@ -157,7 +298,7 @@ fn ratio(
     unit: &str,
 ) -> Result<(f64, String), String> {
     let of = |case: Case| {
-        let is_case = |result: &&&MethodResult| result.method == case.method && result.flood == case.flood;
+        let is_case = |result: &&&MethodResult| result.method == case.method && result.load == case.load;
         let found = results.iter().find(is_case).and_then(|result| figure(result));
         found.ok_or_else(|| format!("{} was not measured", case.name()))
     };
@@ -171,6 +312,6 @@ fn ratio(
 
 impl Case {
     fn name(self) -> String {
-        format!("{}{}", self.method, if self.flood { "" } else { " without flood" })
+        format!("{} ({})", self.method, self.load.words())
     }
 }

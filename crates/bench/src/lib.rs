@@ -24,22 +24,28 @@
 //! - [`goals::evaluate`] judges, [`paper::Figures`] compares, [`report`] shows. [`histogram::rtla`] and
 //!   [`histogram::hgrm`] write what other tools read.
 //!
-//! [`rt_server`] is an experiment: it starts an emulated host ([`ontime_lab`]) and runs the load against it.
+//! [`rt_server`], [`heavy`] and [`vatc`] are experiments: each starts an emulated host ([`host`], [`ontime_lab`]) and runs its load ([`flood`],
+//! [`client`]) against it. [`server`] is where the RT server runs: in a VM, in one with outsourced sockets, on the host.
 //!
 //! Definitions are in `docs/bench.md`. Nothing but the experiments, the client and the two file readers does I/O.
 
 pub mod bulk;
 pub mod client;
 pub mod clock;
+pub mod flood;
 pub mod frame;
 pub mod goals;
+pub mod heavy;
 pub mod histogram;
-mod number;
+pub mod host;
+pub mod number;
 pub mod paper;
 pub mod pcap;
 pub mod report;
 pub mod rt_server;
 pub mod schema;
+pub mod server;
 pub mod sockperf;
 pub mod stats;
+pub mod vatc;
 pub mod wire;

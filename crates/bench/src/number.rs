@@ -1,12 +1,12 @@
 //! Figures as they are printed, the same everywhere.
 
 /// Microseconds: one decimal below 100, whole with a thousands separator from there.
-pub(crate) fn us(value: f64) -> String {
+pub fn us(value: f64) -> String {
     if value.abs() < 99.95 { format!("{value:.1}") } else { grouped(value.round()) }
 }
 
 /// Three significant digits, and all digits before the point.
-pub(crate) fn significant(value: f64) -> String {
+pub fn significant(value: f64) -> String {
     let magnitude = value.abs();
     if magnitude >= 99.95 {
         grouped(value.round())
@@ -24,7 +24,7 @@ pub(crate) fn significant(value: f64) -> String {
 }
 
 /// A share, 0 to 1, as a percentage.
-pub(crate) fn percent(share: f64) -> String {
+pub fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent >= 9.995 || percent == 0.0 { format!("{percent:.0} %") } else { format!("{} %", significant(percent)) }
 }
@@ -39,7 +39,7 @@ pub(crate) fn times(below: f64) -> String {
 }
 
 /// A whole number with commas at the thousands.
-pub(crate) fn count(value: u64) -> String {
+pub fn count(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (place, digit) in digits.chars().enumerate() {

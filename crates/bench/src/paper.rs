@@ -18,7 +18,7 @@ pub enum PaperError {
     #[error("papers/figures.toml: {0}")]
     Figures(#[from] toml::de::Error),
     /// No paper has such an experiment.
-    #[error("no paper's figures are known for experiment {0:?}; known is rt-server")]
+    #[error("no paper's figures are known for experiment {0:?}; known are rt-server, ablation")]
     Experiment(String),
 }
 
@@ -100,14 +100,17 @@ impl Figures {
     /// # Errors
     /// [`PaperError::Experiment`] where there are none.
     pub fn rows(&self, experiment: &str) -> Result<Vec<PaperRow>, PaperError> {
-        if experiment != "rt-server" {
-            return Err(PaperError::Experiment(experiment.to_string()));
-        }
         let Outsourcing { host, load, .. } = &self.outsourcing;
         let conditions = format!("{host}; {load}");
         let Methods { vanilla, threaded, exclusive, outsourcing } = self.outsourcing.table3;
-        let rows =
+        let all =
             [("vanilla", vanilla), ("threaded", threaded), ("exclusive", exclusive), ("outsourcing", outsourcing)];
+        let rows = match experiment {
+            "rt-server" => all.to_vec(),
+            // Figure 9's own figures are plots; its a is Table 3's last line.
+            "ablation" => vec![("outsourcing", outsourcing), ("threaded", threaded)],
+            _ => return Err(PaperError::Experiment(experiment.to_string())),
+        };
         Ok(rows.into_iter().map(|(method, line)| line.row(method, &conditions)).collect())
     }
 }

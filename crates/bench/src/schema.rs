@@ -13,7 +13,7 @@ use crate::stats::Summary;
 use crate::wire::{WireAnalysis, WireCounts};
 
 /// The version that this code writes and reads.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 3;
 
 /// Why a report could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +84,56 @@ impl Clock {
     }
 }
 
+/// What the bulk tenants do while requests are answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Load {
+    /// Nothing.
+    None,
+    /// TCP at full speed, as in the papers: it slows down where the host does not keep up.
+    Tcp,
+    /// Small UDP packets as fast as they can be sent: nothing slows them down but the host's own drops.
+    SmallPackets,
+}
+
+impl Load {
+    /// All of them.
+    pub const ALL: [Load; 3] = [Load::None, Load::Tcp, Load::SmallPackets];
+
+    /// As it is written on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Load::None => "none",
+            Load::Tcp => "tcp",
+            Load::SmallPackets => "small-packets",
+        }
+    }
+
+    /// In words, for a table.
+    pub fn words(self) -> &'static str {
+        match self {
+            Load::None => "no flood",
+            Load::Tcp => "TCP flood",
+            Load::SmallPackets => "small-packet flood",
+        }
+    }
+
+    /// Whether there is any.
+    pub fn floods(self) -> bool {
+        self != Load::None
+    }
+}
+
+impl std::str::FromStr for Load {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Load::ALL
+            .into_iter()
+            .find(|load| load.name() == text)
+            .ok_or_else(|| format!("load '{text}' is not one of none, tcp, small-packets"))
+    }
+}
+
 /// A report: one experiment, its methods, and the paper's figures beside them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -128,8 +178,8 @@ pub struct MethodResult {
     pub clock: Clock,
     /// CPUs of the host.
     pub cpus: u32,
-    /// Whether the bulk tenants were flooded meanwhile.
-    pub flood: bool,
+    /// What the bulk tenants did meanwhile.
+    pub load: Load,
     /// Requests that the statistics rest on.
     pub count: u64,
     /// Requests that were never answered.
@@ -150,6 +200,8 @@ pub struct MethodResult {
     pub bulk: Vec<BulkReceiver>,
     /// Busy share of the host's CPUs, 0 to 1; `null` where it was not measured.
     pub cpu_share: Option<f64>,
+    /// CPU time of a byte of bulk payload, in `bulk`; `null` elsewhere.
+    pub cost: Option<Cost>,
     /// The response times' occupied bins, ascending.
     pub histogram: Vec<HistogramBin>,
     /// What a reader must know of this result.
@@ -232,6 +284,16 @@ pub enum Bound {
     AtMost,
 }
 
+/// CPU time of a byte of bulk payload, ns; on the virtual clock an instruction is 4 ns.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Cost {
+    /// The host's: everything but idle and guests.
+    pub host_ns_per_byte: f64,
+    /// The guests', by the host's tick.
+    pub guest_ns_per_byte: f64,
+}
+
 /// A goal and what became of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -269,8 +331,8 @@ pub struct Run<'a> {
     pub clock: Clock,
     /// CPUs of the host.
     pub cpus: u32,
-    /// Whether the bulk tenants were flooded.
-    pub flood: bool,
+    /// What the bulk tenants did.
+    pub load: Load,
     /// The RT NIC's monitor.
     pub wire: &'a WireAnalysis,
     /// The bulk NIC's monitor.
@@ -296,7 +358,7 @@ impl MethodResult {
             kernel: run.kernel.to_string(),
             clock: run.clock,
             cpus: run.cpus,
-            flood: run.flood,
+            load: run.load,
             count: wire.counts.counted,
             lost: wire.counts.lost,
             wire: wire.counts,
@@ -307,6 +369,7 @@ impl MethodResult {
             bulk_gbps: run.bulk.and_then(BulkAnalysis::gbps),
             bulk: run.bulk.map_or_else(Vec::new, |bulk| bulk.receivers.clone()),
             cpu_share: run.cpu_share.filter(|share| share.is_finite()),
+            cost: None,
             histogram: bins.bins().iter().map(HistogramBin::from).collect(),
             notes: capture_notes(run),
         }

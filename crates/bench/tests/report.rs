@@ -15,7 +15,7 @@ use ontime_bench::bulk::{self, BulkAnalysis, BulkFlows};
 use ontime_bench::goals;
 use ontime_bench::paper::Figures;
 use ontime_bench::report;
-use ontime_bench::schema::{Clock, MethodResult, Report, Run, SCHEMA_VERSION, SchemaError, json_schema};
+use ontime_bench::schema::{Clock, Load, MethodResult, Report, Run, SCHEMA_VERSION, SchemaError, json_schema};
 use ontime_bench::wire::{self, RtFlow, WireAnalysis};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -69,16 +69,16 @@ fn result(
     label: &str,
     kernel: &str,
     clock: Clock,
-    flood: bool,
+    load: Load,
     server: Server,
     requests: u64,
     bulk: u32,
 ) -> MethodResult {
     let wire = rt_capture(server, requests, u64::from(method == "rt-default") * 3);
     let bulk = bulk_capture(bulk);
-    let (bulk, cpu_share) = (flood.then_some(&bulk), Some(if flood { 0.97 } else { 0.04 }));
+    let (bulk, cpu_share) = ((load == Load::Tcp).then_some(&bulk), Some(if load.floods() { 0.97 } else { 0.04 }));
     let cpus = if clock == Clock::Real { 2 } else { 1 };
-    MethodResult::new(&Run { method, label, kernel, clock, cpus, flood, wire: &wire, bulk, cpu_share })
+    MethodResult::new(&Run { method, label, kernel, clock, cpus, load, wire: &wire, bulk, cpu_share })
 }
 
 fn a_report(requests: u64) -> Report {
@@ -89,15 +89,15 @@ fn a_report(requests: u64) -> Report {
     let old = Server { usual: (200, 600), slow: 9_000, rare: 40 };
     let old_vanilla = Server { usual: (150, 1_900), slow: 9_000, rare: 25 };
     let results = vec![
-        result("vanilla", "Vanilla Linux", v, Clock::Virtual, true, VANILLA, requests, 6_000_000),
-        result("rt-default", "RT kernel, defaults", rt, Clock::Virtual, true, rt_default, requests, 5_100_000),
-        result("threaded", "Threaded interrupts", rt, Clock::Virtual, true, threaded, requests, 5_300_000),
-        result("partitioned", "Partitioned", rt, Clock::Virtual, true, PARTITIONED, requests, 5_900_000),
-        result("partitioned", "Partitioned", rt, Clock::Virtual, false, calm, requests, 0),
-        result("vanilla", "Vanilla Linux", "6.12.9-amd64", Clock::Virtual, true, old_vanilla, requests, 6_000_000),
-        result("partitioned", "Partitioned", "6.12.9-rt-amd64", Clock::Virtual, true, old, requests, 4_000_000),
-        result("vanilla", "Vanilla Linux", v, Clock::Real, true, VANILLA, requests / 10, 6_000_000),
-        result("exclusive", "Exclusive CPU", rt, Clock::Real, true, threaded, requests / 10, 3_100_000),
+        result("vanilla", "Vanilla Linux", v, Clock::Virtual, Load::Tcp, VANILLA, requests, 6_000_000),
+        result("rt-default", "RT kernel, defaults", rt, Clock::Virtual, Load::Tcp, rt_default, requests, 5_100_000),
+        result("threaded", "Threaded interrupts", rt, Clock::Virtual, Load::Tcp, threaded, requests, 5_300_000),
+        result("partitioned", "Partitioned", rt, Clock::Virtual, Load::Tcp, PARTITIONED, requests, 5_900_000),
+        result("partitioned", "Partitioned", rt, Clock::Virtual, Load::None, calm, requests, 0),
+        result("vanilla", "Vanilla Linux", "6.12.9-amd64", Clock::Virtual, Load::Tcp, old_vanilla, requests, 6_000_000),
+        result("partitioned", "Partitioned", "6.12.9-rt-amd64", Clock::Virtual, Load::Tcp, old, requests, 4_000_000),
+        result("vanilla", "Vanilla Linux", v, Clock::Real, Load::Tcp, VANILLA, requests / 10, 6_000_000),
+        result("exclusive", "Exclusive CPU", rt, Clock::Real, Load::Tcp, threaded, requests / 10, 3_100_000),
     ];
     let goals = goals::evaluate(goals::of_experiment("rt-server"), &results, Clock::Virtual, rt);
     Report {
@@ -136,11 +136,12 @@ fn json_goes_round_and_other_versions_are_refused_clearly() {
     let json = report.to_json().unwrap();
     assert!(Report::from_json(&json).unwrap() == report);
 
-    let newer = json.replacen("\"schema_version\": 1", "\"schema_version\": 2", 1);
-    let error = Report::from_json(&newer).unwrap_err().to_string();
-    assert!(error.contains("version 2") && error.contains("newer Ontime"), "{error}");
-    let older = json.replacen("\"schema_version\": 1", "\"schema_version\": 0", 1);
-    assert!(Report::from_json(&older).unwrap_err().to_string().contains("run the experiment again"));
+    let version = |number: u32| {
+        json.replacen(&format!("\"schema_version\": {SCHEMA_VERSION}"), &format!("\"schema_version\": {number}"), 1)
+    };
+    let error = Report::from_json(&version(SCHEMA_VERSION + 1)).unwrap_err().to_string();
+    assert!(error.contains(&format!("version {}", SCHEMA_VERSION + 1)) && error.contains("newer Ontime"), "{error}");
+    assert!(Report::from_json(&version(0)).unwrap_err().to_string().contains("run the experiment again"));
     assert!(matches!(Report::from_json("{}"), Err(SchemaError::NoVersion)));
     assert!(matches!(Report::from_json("[1"), Err(SchemaError::Invalid(_))));
     let unknown = json.replacen("\"seed\"", "\"sead\"", 1);
@@ -161,7 +162,7 @@ fn a_figure_that_is_no_number_is_never_written() {
 
 #[test]
 fn a_result_is_the_captures_own() {
-    let result = result("vanilla", "V", "7.2.1", Clock::Virtual, true, VANILLA, 500, 1_000_000);
+    let result = result("vanilla", "V", "7.2.1", Clock::Virtual, Load::Tcp, VANILLA, 500, 1_000_000);
     let latency = result.latency_us.unwrap();
     assert_eq!((result.count, result.histogram.iter().map(|bin| bin.count).sum::<u64>()), (500, 500));
     assert!(latency.min >= 120.0 && latency.max <= 6_500.0 && latency.p50 < latency.p99, "{latency:?}");
@@ -176,26 +177,32 @@ fn goals_are_judged_by_series_and_say_what_is_missing() {
     let report = a_report(500);
     let goal = |id: &str, series: &str| report.goals.iter().find(|g| g.id == id && g.kernel_series == series).unwrap();
     let p99 = |place: usize| report.results[place].latency_us.unwrap().p99;
-    let vanilla = goal("p99-vs-vanilla", "7.2");
+    let vanilla = goal("p99-vs-vanilla-tcp", "7.2");
     assert_eq!(vanilla.actual, Some(p99(0) / p99(3)));
     assert_eq!((vanilla.met, vanilla.binding), (Some(true), true));
-    assert_eq!(goal("p99-vs-vanilla", "6.12").met, Some(false));
-    assert!(!goal("p99-vs-vanilla", "6.12").binding);
+    assert_eq!(goal("p99-vs-vanilla-tcp", "6.12").met, Some(false));
+    assert!(!goal("p99-vs-vanilla-tcp", "6.12").binding);
     assert_eq!(goal("bulk-vs-vanilla", "7.2").met, Some(true));
-    let calm = goal("p99-vs-no-flood", "7.2");
+    let calm = goal("p99-vs-no-flood-tcp", "7.2");
     assert_eq!((calm.actual, calm.met), (Some(p99(3) / p99(4)), Some(true)));
     let mut worse = report.results.clone();
     if let Some(latency) = worse[3].latency_us.as_mut() {
         latency.p99 = p99(4) * 1.3;
     }
     let worse = goals::evaluate(&goals::RT_SERVER, &worse, Clock::Virtual, "7.2.12-rt-amd64");
-    assert_eq!(worse.iter().find(|g| g.id == "p99-vs-no-flood" && g.binding).unwrap().met, Some(false));
+    assert_eq!(worse.iter().find(|g| g.id == "p99-vs-no-flood-tcp" && g.binding).unwrap().met, Some(false));
     assert_eq!(goal("requests", "7.2").met, Some(false));
-    let missing = goal("p99-vs-threaded", "6.12");
-    assert_eq!((missing.met, missing.figures.as_str()), (None, "threaded was not measured"));
+    let missing = goal("p99-vs-threaded-tcp", "6.12");
+    assert_eq!((missing.met, missing.figures.as_str()), (None, "threaded (TCP flood) was not measured"));
     assert!(report.goals[0].binding, "the promised series comes first");
+    // threaded in the place of partitioned: an SD compared with itself.
+    let mut twins = report.results.clone();
+    twins[3] = MethodResult { method: "outsourcing".to_owned(), ..twins[2].clone() };
+    let twins = goals::evaluate(&goals::RT_SERVER, &twins, Clock::Virtual, "7.2.12-rt-amd64");
+    let sd = twins.iter().find(|g| g.id == "sd-vs-threaded-tcp" && g.binding).unwrap();
+    assert_eq!((sd.actual, sd.met), (Some(1.0), Some(false)));
     let nothing = goals::evaluate(&goals::RT_SERVER, &[], Clock::Virtual, "7.2.12-rt-amd64");
-    assert!(nothing.len() == 5 && nothing.iter().all(|goal| goal.met.is_none()));
+    assert!(nothing.len() == goals::RT_SERVER.len() && nothing.iter().all(|goal| goal.met.is_none()));
 }
 
 #[test]
@@ -206,7 +213,7 @@ fn the_terminal_table_has_both_sides_and_what_is_unfavourable() {
         |start: &str| text.lines().find(|line| line.contains(start)).unwrap_or_else(|| panic!("{start}\n{text}"));
     assert!(line("Vanilla Linux").contains("225") && line("Vanilla Linux").contains("92.5"), "{text}");
     assert!(line("│ outsourcing").contains("46.8"), "{text}");
-    assert!(line("partitioned: p99 at least 20").contains("met"), "{text}");
+    assert!(line("below vanilla, TCP").contains("met"), "{text}");
     assert!(line("at least 20,000 counted").contains("NOT MET"), "{text}");
     assert!(text.contains("requests were never answered"), "{text}");
     assert!(text.contains("virtual clock: ") && text.contains("real clock: ") && text.contains(&report.command));
@@ -216,7 +223,7 @@ fn the_terminal_table_has_both_sides_and_what_is_unfavourable() {
 fn a_result_is_compared_with_its_like_only() {
     let mut report = a_report(200);
     let mut calm = report.results[0].clone();
-    calm.flood = false;
+    calm.load = Load::None;
     if let Some(latency) = calm.latency_us.as_mut() {
         latency.p99 /= 2.0;
     }
@@ -286,7 +293,7 @@ fn a_report_without_results_is_still_a_report() {
         kernel: "7.2",
         clock: Clock::Real,
         cpus: 1,
-        flood: true,
+        load: Load::Tcp,
         wire: &empty,
         bulk: None,
         cpu_share: Some(f64::NAN),

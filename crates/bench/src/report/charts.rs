@@ -9,7 +9,7 @@ use maud::{Markup, html};
 
 use super::condition;
 use crate::number;
-use crate::schema::{Distribution, MethodResult};
+use crate::schema::{Distribution, Load, MethodResult};
 
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 320.0;
@@ -174,9 +174,13 @@ pub(super) fn colour(method: &str) -> &'static str {
     }
 }
 
-/// Without flood a line is dashed.
+/// Dashed without flood, dotted under small packets.
 pub(super) fn stroke(result: &MethodResult) -> &'static str {
-    if result.flood { "line" } else { "line calm" }
+    match result.load {
+        Load::Tcp => "line",
+        Load::None => "line calm",
+        Load::SmallPackets => "line small",
+    }
 }
 
 /// (upper edge of a bin in us, samples up to it), ascending.

@@ -11,7 +11,7 @@ const COLUMNS: [&str; 35] = [
     "kernel",
     "clock",
     "cpus",
-    "flood",
+    "load",
     "seed",
     "requests",
     "count",
@@ -76,7 +76,7 @@ fn ours(result: &MethodResult, seed: u64) -> Vec<String> {
         result.kernel.clone(),
         Clock::name(result.clock).to_string(),
         result.cpus.to_string(),
-        result.flood.to_string(),
+        result.load.name().to_owned(),
     ];
     let counts =
         [seed, wire.requests, result.count, result.lost, wire.open_at_end, wire.batched, wire.duplicates, wire.warmup];

@@ -8,7 +8,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::charts::{TimeAxis, cdf, colour, histogram, stroke, tail};
 use super::{Row, condition, groups, rows, unfavourable};
 use crate::number;
-use crate::schema::{Bound, Clock, Distribution, Goal, MethodResult, Report};
+use crate::schema::{Bound, Clock, Distribution, Goal, Load, MethodResult, Report};
 
 const STYLE: &str = include_str!("page.css");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
@@ -16,6 +16,25 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 /// The report as one self-contained page.
 pub fn html(report: &Report) -> String {
     let title = format!("Ontime benchmark: {}", report.experiment);
+    page(
+        &title,
+        "",
+        &html! {
+            (head(report))
+            (comparison(report))
+            (goal_table(report))
+            (against(report))
+            (distributions(report))
+            (conditions(report))
+            (definitions())
+            (reproduce(report))
+        },
+    )
+}
+
+/// A self-contained page in the style of all of Ontime's: light and dark, no script, no request to anywhere. `style` is what
+/// the page needs beyond the common style sheet.
+pub fn page(title: &str, style: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -25,18 +44,9 @@ pub fn html(report: &Report) -> String {
                 meta http-equiv="Content-Security-Policy" content=(POLICY);
                 meta name="color-scheme" content="light dark";
                 title { (title) }
-                style { (PreEscaped(STYLE)) }
+                style { (PreEscaped(STYLE)) (PreEscaped(style)) }
             }
-            body { main {
-                (head(report))
-                (comparison(report))
-                (goal_table(report))
-                (against(report))
-                (distributions(report))
-                (conditions(report))
-                (definitions())
-                (reproduce(report))
-            } }
+            body { main { (body) } }
         }
     };
     page.into_string()
@@ -50,11 +60,20 @@ fn head(report: &Report) -> Markup {
     }
 }
 
-/// The steadiest method beside vanilla, on the report's own clock and kernel.
+/// For each flood, the steadiest method beside vanilla, on the report's own clock and kernel.
 fn headline(report: &Report) -> Option<String> {
+    let sentences: Vec<String> =
+        [Load::SmallPackets, Load::Tcp].iter().filter_map(|load| steadiest(report, *load)).collect();
+    (!sentences.is_empty()).then(|| sentences.join(" "))
+}
+
+fn steadiest(report: &Report, load: Load) -> Option<String> {
     let series = crate::schema::kernel_series(&report.kernel);
     let on_topic = |result: &&MethodResult| {
-        result.flood && result.clock == report.clock && result.kernel_series() == series && result.latency_us.is_some()
+        result.load == load
+            && result.clock == report.clock
+            && result.kernel_series() == series
+            && result.latency_us.is_some()
     };
     let results: Vec<&MethodResult> = report.results.iter().filter(on_topic).collect();
     let p99 = |result: &MethodResult| result.latency_us.map_or(f64::INFINITY, |latency| latency.p99);
@@ -63,13 +82,15 @@ fn headline(report: &Report) -> Option<String> {
     let (own, other) = (best.latency_us?, vanilla.latency_us?);
     if best.method == "vanilla" {
         return Some(format!(
-            "No method had a lower p99 under flood than vanilla Linux ({} µs).",
+            "No method had a lower p99 under {} than vanilla Linux ({} µs).",
+            load.words(),
             number::us(other.p99)
         ));
     }
     Some(format!(
-        "Under flood, {} answered 99 % of requests within {} µs and every one of the {} answered within {} µs; vanilla Linux needed \
+        "Under {}, {} answered 99 % of requests within {} µs and every one of the {} answered within {} µs; vanilla Linux needed \
          {} µs and {} µs. That is a p99 {} times lower, on the {} clock.",
+        load.words(),
         best.label,
         number::us(own.p99),
         number::count(best.count),
@@ -206,7 +227,7 @@ fn distributions(report: &Report) -> Markup {
     let time = TimeAxis::of(report.results.iter());
     html! {
         h2 { "Distributions" }
-        p { "All charts share one logarithmic time axis. Dashed lines are without flood. The dotted lines in a histogram are its p50, p99 and maximum." }
+        p { "All charts share one logarithmic time axis. Dashed lines are without flood, dotted ones under small packets. The dotted lines in a histogram are its p50, p99 and maximum." }
         @for (group, (clock, series, results)) in groups(report).into_iter().enumerate() {
             @let drawn: Vec<&MethodResult> = results.iter().copied().filter(|result| result.count > 0).collect();
             h3 { "Linux " (series) ", " (clock.name()) " clock" }
@@ -221,7 +242,7 @@ fn distributions(report: &Report) -> Markup {
                 div.histograms {
                     @for (place, result) in drawn.iter().enumerate() {
                         figure {
-                            figcaption { (key(result)) (result.label) @if !result.flood { ", no flood" } (spread(result)) }
+                            figcaption { (key(result)) (result.label) ", " (result.load.words()) (spread(result)) }
                             (histogram(&format!("histogram{group}-{place}"), result, time))
                         }
                     }
@@ -241,7 +262,7 @@ fn spread(result: &MethodResult) -> String {
 fn legend(results: &[&MethodResult]) -> Markup {
     html! {
         ul.legend {
-            @for result in results { li { (key(result)) (result.label) @if !result.flood { ", no flood" } } }
+            @for result in results { li { (key(result)) (result.label) ", " (result.load.words()) } }
         }
     }
 }

@@ -9,20 +9,20 @@ mod html;
 mod table;
 
 pub use csv::csv;
-pub use html::html;
+pub use html::{html, page};
 pub use table::{goals, terminal};
 
 use crate::number;
-use crate::schema::{Clock, MethodResult, PaperRow, Report};
+use crate::schema::{Clock, Load, MethodResult, PaperRow, Report};
 
 /// A line of the comparison: ours, the paper's, or both.
 #[derive(Debug, Clone, Copy)]
 pub struct Row<'a> {
     /// Ours.
     pub result: Option<&'a MethodResult>,
-    /// The paper's, of the same method; only beside a flooded result, as the paper's are.
+    /// The paper's, of the same method; only beside a result under TCP, as the paper's are.
     pub paper: Option<&'a PaperRow>,
-    /// p99 of `vanilla` under the same clock, kernel series and flood, divided by this one's: 61 is 61 times lower.
+    /// p99 of `vanilla` under the same clock, kernel series and load, divided by this one's: 61 is 61 times lower.
     pub below_vanilla: Option<f64>,
 }
 
@@ -33,11 +33,13 @@ pub fn rows(report: &Report) -> Vec<Row<'_>> {
         .iter()
         .map(|result| Row {
             result: Some(result),
-            paper: report.paper.iter().find(|paper| result.flood && paper.method == result.method),
+            paper: report.paper.iter().find(|paper| result.load == Load::Tcp && paper.method == result.method),
             below_vanilla: below_vanilla(report, result),
         })
         .collect();
-    let is_ours = |paper: &PaperRow| report.results.iter().any(|result| result.flood && result.method == paper.method);
+    let is_ours = |paper: &PaperRow| {
+        report.results.iter().any(|result| result.load == Load::Tcp && result.method == paper.method)
+    };
     let only_paper = report.paper.iter().filter(|paper| !is_ours(paper));
     rows.extend(only_paper.map(|paper| Row { result: None, paper: Some(paper), below_vanilla: None }));
     rows
@@ -48,7 +50,7 @@ fn vanilla<'a>(report: &'a Report, result: &MethodResult) -> Option<&'a MethodRe
     report.results.iter().find(|other| {
         other.method == "vanilla"
             && other.clock == result.clock
-            && other.flood == result.flood
+            && other.load == result.load
             && other.kernel_series() == result.kernel_series()
     })
 }
@@ -74,11 +76,10 @@ fn groups(report: &Report) -> Vec<(Clock, &str, Vec<&MethodResult>)> {
     groups
 }
 
-/// The condition of a result in words: kernel, clock, CPUs, and whether there was flood.
+/// The condition of a result in words: kernel, clock, CPUs, and the bulk tenants' load.
 fn condition(result: &MethodResult) -> String {
     let cpus = if result.cpus == 1 { "1 CPU".to_string() } else { format!("{} CPUs", result.cpus) };
-    let flood = if result.flood { "flood" } else { "no flood" };
-    format!("{}, {} clock, {cpus}, {flood}", result.kernel, result.clock.name())
+    format!("{}, {} clock, {cpus}, {}", result.kernel, result.clock.name(), result.load.words())
 }
 
 /// Whatever speaks against a method, in sentences: goals that were missed, figures worse than `vanilla`'s, losses.
@@ -96,7 +97,7 @@ pub fn unfavourable(report: &Report) -> Vec<String> {
             let (lost, requests) = (number::count(result.lost), number::count(result.wire.requests));
             sentences.push(format!("{name}: {lost} of {requests} requests were never answered."));
         }
-        if result.latency_us.is_none() {
+        if result.latency_us.is_none() && result.cost.is_none() {
             sentences.push(format!("{name}: no request could be counted."));
         }
         if let Some(vanilla) = vanilla(report, result).filter(|vanilla| vanilla.method != result.method) {

@@ -1,0 +1,197 @@
+//! `bulk`: Access'18, IV-F (Figure 13). What a byte of bulk TCP costs the host and the guest, received and sent, through
+//! vhost-net and by outsourced sockets.
+//!
+//! In: cases on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-receive` and `METHOD-send`: throughput at the
+//! NIC, and CPU time a byte. One bulk VM runs a stock `iperf3` server; the client is outside. On the virtual clock CPU time is
+//! instructions (4 ns each). The guest's part is what the host's tick accounts to guests (`/proc/stat`), the host's is all the rest.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use ontime_lab::images::Images;
+
+use crate::bulk::{self, BulkAnalysis, BulkFlows};
+use crate::flood::{Flood, Kind};
+use crate::host::{CpuTime, Host, MeasureError, Site, Vm, boot_vm, size, slice};
+use crate::schema::{Cost, Load, MethodResult, Run};
+use crate::server::{self, Sockets, Wake};
+use crate::wire::WireAnalysis;
+
+/// What is compared: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
+pub const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
+/// TCP connections, as in `rt-server`.
+const STREAMS: u8 = 4;
+const NAME: &str = "bulk1";
+const VM: &str = "10.2.0.2";
+/// The client, outside.
+const CLIENT: [u8; 4] = [10, 2, 0, 1];
+/// Its policy.
+const SOCKETS: Sockets = Sockets { vm: NAME, bind: "tcp/5201", reach: "10.2.0.0/24", channels: 0, wake: Wake::Idle };
+
+/// What to measure on one emulated host.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The host.
+    pub site: Site,
+    /// Of [`METHODS`].
+    pub methods: Vec<String>,
+    /// Seconds of the host's time a case.
+    pub seconds: u32,
+}
+
+/// A case's name in results.
+pub fn name(method: &str, send: bool) -> String {
+    format!("{method}-{}", if send { "send" } else { "receive" })
+}
+
+/// Boots the host and measures every method both ways. A case that fails is passed to `missing` with its name, and the rest is
+/// measured, as long as the host lives.
+///
+/// # Errors
+/// The host does not come up, the guest module cannot be built.
+pub fn measure(
+    plan: &Plan,
+    images: &Images,
+    progress: &mut dyn FnMut(&str),
+    missing: &mut dyn FnMut(&str, MeasureError),
+) -> Result<Vec<MethodResult>, MeasureError> {
+    if plan.methods.iter().any(|method| method == "outsourcing") {
+        server::bring_module(&plan.site, images, progress)?;
+    }
+    let mut host = Host::start(&plan.site, images, &[], &[], progress)?;
+    let mut results = Vec::new();
+    let mut seat = None;
+    for method in &plan.methods {
+        for send in [false, true] {
+            let case = name(method, send);
+            let seated = put(&mut host, &mut seat, method == "outsourcing", progress);
+            match seated.and_then(|()| measure_case(&mut host, plan, method, send, progress)) {
+                Ok(result) => results.push(result),
+                Err(error) => {
+                    host.lab.alive()?;
+                    missing(&case, error);
+                }
+            }
+        }
+    }
+    host.lab.power_off()?;
+    Ok(results)
+}
+
+/// Has the VM run with a NIC or with outsourced sockets; `seat` is which it has.
+fn put(
+    host: &mut Host,
+    seat: &mut Option<bool>,
+    outsourced: bool,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), MeasureError> {
+    if *seat == Some(outsourced) {
+        return Ok(());
+    }
+    *seat = None;
+    server::vacate(host, NAME)?;
+    SOCKETS.write(host)?;
+    let net = if outsourced { "sockets:bulk" } else { "bulk" };
+    boot_vm(&mut host.lab, &Vm { name: NAME, role: "bulk", net, address: VM }, progress)?;
+    *seat = Some(outsourced);
+    Ok(())
+}
+
+fn measure_case(
+    host: &mut Host,
+    plan: &Plan,
+    method: &str,
+    send: bool,
+    progress: &mut dyn FnMut(&str),
+) -> Result<MethodResult, MeasureError> {
+    let case = name(method, send);
+    progress(&format!("{case}: applying"));
+    host.apply(if method == "outsourcing" { "partitioned" } else { method })?;
+    let capture = host.lab.capture("bulk");
+    let kind = if send { Kind::Send { streams: STREAMS } } else { Kind::Receive { streams: STREAMS } };
+    let flood = Flood::start(&mut host.lab, &capture, &[(NAME, VM)], kind)?;
+    progress(&format!("{case}: measuring"));
+    let from = size(&capture);
+    let before = host.cpu_time()?;
+    host.shell(&format!("sleep {}", plan.seconds))?;
+    let after = host.cpu_time()?;
+    let cut = plan.site.dir.join(format!("{case}.pcap"));
+    slice(&capture, from, &cut)?;
+    flood.stop()?;
+    let bulk = toward(&cut, IpAddr::from(if send { CLIENT } else { [10, 2, 0, 2] }))?;
+    // Its sums are in the result.
+    let _ = std::fs::remove_file(&cut);
+    let mut result = MethodResult::new(&Run {
+        method: &case,
+        label: &label(method, send),
+        kernel: &host.kernel,
+        clock: host.clock,
+        cpus: u32::from(host.cpus),
+        load: Load::Tcp,
+        wire: &WireAnalysis::default(),
+        bulk: Some(&bulk),
+        cpu_share: after.share_since(&before, host.cpus),
+    });
+    result.cost = cost(&before, &after, host.cpus, &bulk);
+    Ok(result)
+}
+
+/// What flowed toward one side; of a cut that may end in the middle of a packet.
+fn toward(capture: &Path, side: IpAddr) -> Result<BulkAnalysis, MeasureError> {
+    let mut bulk = bulk::analyse(capture, BulkFlows { ports: Vec::new(), window: None })?;
+    bulk.receivers.retain(|receiver| receiver.address == side);
+    Ok(bulk)
+}
+
+/// CPU time a byte, by rates, since readings and capture do not begin and end in the same instant.
+fn cost(before: &CpuTime, after: &CpuTime, cpus: u8, bulk: &BulkAnalysis) -> Option<Cost> {
+    let bytes_per_ns = bulk.gbps().filter(|gbps| *gbps > 0.0)? / 8.0;
+    let (all, guest) = (after.share_since(before, cpus)?, after.guest_share_since(before, cpus)?);
+    let of = |share: f64| share * f64::from(cpus) / bytes_per_ns;
+    Some(Cost { host_ns_per_byte: of((all - guest).max(0.0)), guest_ns_per_byte: of(guest) })
+}
+
+fn label(method: &str, send: bool) -> String {
+    let path = match method {
+        "outsourcing" => "outsourced sockets under partitioned",
+        "partitioned" => "vhost-net under partitioned",
+        _ => "vhost-net under threaded",
+    };
+    format!("{path}, the VM {}", if send { "sends" } else { "receives" })
+}
+
+/// Figure 13 as a table: the general one has no cost a byte.
+pub fn table(results: &[MethodResult]) -> String {
+    let mut text = String::from("case                    Gbit/s  CPU busy   ns/byte: host  guest    all\n");
+    for result in results {
+        let gbps = result.bulk_gbps.unwrap_or(0.0);
+        let busy = result.cpu_share.unwrap_or(0.0) * 100.0;
+        let cost = result.cost.map_or_else(
+            || "  not measured".to_owned(),
+            |Cost { host_ns_per_byte: host, guest_ns_per_byte: guest }| {
+                format!("{host:>15.2} {guest:>6.2} {:>6.2}", host + guest)
+            },
+        );
+        text.push_str(&format!("{:<22} {gbps:>7.3} {busy:>8.0}%{cost}\n", result.method));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bulk::{BulkBasis, BulkReceiver};
+
+    #[test]
+    fn cost_is_busy_time_by_what_was_received() {
+        let (before, after) =
+            (CpuTime::parse("10.0 1.0 0 100").unwrap(), CpuTime::parse("20.0 1.0 2000000000 500").unwrap());
+        let address = IpAddr::from(CLIENT);
+        let receiver = BulkReceiver { address, connections: 1, bytes: 1, gbps: 0.8, basis: BulkBasis::Acknowledged };
+        let bulk = BulkAnalysis { receivers: vec![receiver], window_ns: 1, ..BulkAnalysis::default() };
+        // 80 % busy, 40 % of it in guests, 0.1 bytes a ns.
+        let cost = cost(&before, &after, 1, &bulk).unwrap();
+        assert!((cost.host_ns_per_byte - 4.0).abs() < 1e-9 && (cost.guest_ns_per_byte - 4.0).abs() < 1e-9, "{cost:?}");
+        assert!(super::cost(&before, &after, 1, &BulkAnalysis::default()).is_none());
+    }
+}

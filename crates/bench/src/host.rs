@@ -1,0 +1,301 @@
+//! An emulated host under measurement: VMs on it, `ontime daemon` in it, and what every experiment needs of it.
+//!
+//! In: the machine and the VMs. Out: a [`Host`] that switches methods, sends requests from outside and reads its CPU use.
+//! VMs are started as a user would (QEMU, vhost-net, bridges).
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use ontime_lab::images::Images;
+use ontime_lab::{Lab, LabError, Machine};
+use thiserror::Error;
+
+use crate::client::{self, ClientConfig, ClientError};
+use crate::pcap::PcapError;
+use crate::schema::Clock;
+
+/// Real time that a command in the emulated host may take.
+const LIMIT: Duration = Duration::from_secs(900);
+/// Boots of a VM before it is given up: emulated SVM hangs a few guests (docs/lab.md).
+const BOOTS: u32 = 6;
+
+/// Rules that make the VM named `rt` known to the daemon as RT.
+const TENANTS: &str = "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n";
+
+/// A VM to start: its name, its role, the network it is on and its address there (`lab-vm`, docs/lab.md).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vm<'a> {
+    /// Its name; `rt` is the RT one.
+    pub name: &'a str,
+    /// What it runs: `rt` or `bulk`.
+    pub role: &'a str,
+    /// `rt` or `bulk`; `sockets:rt` or `sockets:bulk` for a VM without a NIC whose sockets are on that network.
+    pub net: &'a str,
+    /// Its address.
+    pub address: &'a str,
+}
+
+/// Where an experiment runs.
+#[derive(Debug, Clone)]
+pub struct Site {
+    /// The host.
+    pub machine: Machine,
+    /// Where the captures and logs go.
+    pub dir: PathBuf,
+    /// The `ontime` binary.
+    pub binary: PathBuf,
+}
+
+/// Why a measurement failed.
+#[derive(Debug, Error)]
+pub enum MeasureError {
+    /// The emulated host.
+    #[error(transparent)]
+    Lab(#[from] LabError),
+    /// The client.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// A capture.
+    #[error(transparent)]
+    Capture(#[from] PcapError),
+    /// A file.
+    #[error("{path}: {source}", path = path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// The system's word.
+        source: std::io::Error,
+    },
+    /// The flood does not flow.
+    #[error("the flood to {vm} does not flow: {said}")]
+    Flood {
+        /// To which VM.
+        vm: String,
+        /// What is known of it.
+        said: String,
+    },
+    /// The host's CPU accounting.
+    #[error("the emulated host's CPU use cannot be read from {0:?}")]
+    Accounting(String),
+}
+
+/// The emulated host.
+pub struct Host {
+    /// The machine.
+    pub lab: Lab,
+    /// Its kernel's release.
+    pub kernel: String,
+    /// Its clock.
+    pub clock: Clock,
+    /// Its CPUs.
+    pub cpus: u8,
+}
+
+impl Host {
+    /// Boots it, its VMs one after the other, and the daemon with `config`, files of `/etc/ontime`, besides the rules.
+    ///
+    /// # Errors
+    /// The host, a VM or the daemon does not come up.
+    pub fn start(
+        site: &Site,
+        images: &Images,
+        vms: &[Vm<'_>],
+        config: &[(&str, &str)],
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Self, MeasureError> {
+        progress("booting the emulated host");
+        let mut lab = Lab::start(&site.machine, images, &site.dir, &site.binary)?;
+        for vm in vms {
+            boot_vm(&mut lab, vm, progress)?;
+        }
+        let settings = site.dir.join("files/etc");
+        fs::create_dir_all(&settings).map_err(|source| MeasureError::File { path: settings.clone(), source })?;
+        for (name, text) in config.iter().chain(&[("tenants.toml", TENANTS)]) {
+            let path = settings.join(name);
+            fs::write(&path, text).map_err(|source| MeasureError::File { path, source })?;
+        }
+        let start = "mkdir -p /etc/ontime && cp /lab/etc/* /etc/ontime/ && \
+                     { ontime daemon > /lab/daemon.log 2>&1 & } && \
+                     for try in $(seq 100); do ontime status > /dev/null 2>&1; [ $? -le 1 ] && exit 0; sleep 0.1; done; \
+                     cat /lab/daemon.log; exit 1";
+        lab.check(&["sh", "-c", start], LIMIT)?;
+        let clock = match site.machine.clock {
+            ontime_lab::Clock::Virtual => Clock::Virtual,
+            ontime_lab::Clock::Real => Clock::Real,
+        };
+        let kernel = images.kernel_version(site.machine.kernel)?;
+        Ok(Self { lab, kernel, clock, cpus: site.machine.cpus })
+    }
+
+    /// Runs a shell command in the host, which must succeed.
+    ///
+    /// # Errors
+    /// It fails, or the host is no more.
+    pub fn shell(&mut self, command: &str) -> Result<String, MeasureError> {
+        Ok(self.lab.check(&["sh", "-c", command], LIMIT)?)
+    }
+
+    /// Switches to a method. What it said, and the threads then, stay in the lab's files.
+    ///
+    /// # Errors
+    /// The daemon refuses it.
+    pub fn apply(&mut self, method: &str) -> Result<(), MeasureError> {
+        let apply = format!(
+            "ontime apply --method {method} > /lab/{method}.applied 2>&1; status=$?; ontime ps > /lab/{method}.threads; \
+             [ $status -le 1 ] || {{ cat /lab/{method}.applied; exit $status; }}"
+        );
+        self.lab.check(&["sh", "-c", &apply], LIMIT)?;
+        Ok(())
+    }
+
+    /// Sends requests from this process's namespace by the host's clock, which these captures carry, and watches the host
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// The host is no more, or nobody answers.
+    pub fn requests(
+        &mut self,
+        mut config: ClientConfig,
+        captures: &[PathBuf],
+        name: &str,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<(), MeasureError> {
+        if self.clock == Clock::Virtual {
+            config.captures = captures.to_vec();
+            config.scale = 5.0;
+        }
+        let mut failure = None;
+        let mut told = Instant::now();
+        let outcome = client::run(&config, |at| {
+            if let Err(error) = self.lab.alive() {
+                failure = Some(error);
+                return ControlFlow::Break(());
+            }
+            if told.elapsed() > Duration::from_secs(5) {
+                told = Instant::now();
+                progress(&format!("{name}: {at}"));
+            }
+            ControlFlow::Continue(())
+        });
+        match failure {
+            Some(error) => Err(error.into()),
+            None => Ok(outcome.map(|_| ())?),
+        }
+    }
+
+    /// CPU time that something other than the lab's own spinner used, and the host's uptime.
+    ///
+    /// # Errors
+    /// The host is no more, or says nonsense.
+    pub fn cpu_time(&mut self) -> Result<CpuTime, MeasureError> {
+        let script = "read -r up idle < /proc/uptime; spin=0; pid=$(pgrep -x lab-spin) && read -r spin rest < /proc/$pid/schedstat; \
+                      guest=$(awk '$1 == \"cpu\" {print $10 + $11}' /proc/stat); echo $up $idle $spin $guest";
+        let text = self.lab.check(&["sh", "-c", script], LIMIT)?;
+        CpuTime::parse(&text).ok_or(MeasureError::Accounting(text))
+    }
+}
+
+/// Starts a VM and waits for its server; a guest that fails under the emulated SVM is started again, and that is said.
+///
+/// # Errors
+/// It fails [`BOOTS`] times, or the host does.
+pub fn boot_vm(lab: &mut Lab, vm: &Vm<'_>, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
+    let Vm { name, role, net, address } = *vm;
+    for boot in 1.. {
+        progress(&format!("booting the VM {name} in it (boot {boot})"));
+        lab.check(&["lab-vm", "start", name, role, net, address], LIMIT)?;
+        match lab.check(&["lab-vm", "wait", name], LIMIT) {
+            Ok(_) => break,
+            Err(LabError::Timeout { .. } | LabError::Command { .. }) if boot < BOOTS => {
+                lab.check(&["lab-vm", "stop", name], LIMIT)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// `/proc/uptime`, the run time of the process that stands for idleness on the virtual clock, what the tick accounts to guests
+/// (`/proc/stat`, `Documentation/filesystems/proc.rst`; in 1/100 s). Seconds.
+#[derive(Debug)]
+pub struct CpuTime {
+    uptime: f64,
+    idle: f64,
+    guest: f64,
+}
+
+impl CpuTime {
+    /// Of four numbers: seconds up, seconds idle, the spinner's nanoseconds, guests' ticks.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace().map(|word| word.parse::<f64>().ok());
+        let (uptime, idle, spin_ns) = (words.next()??, words.next()??, words.next()??);
+        let guest = words.next()?? / 100.0;
+        Some(Self { uptime, idle: idle + spin_ns / 1e9, guest })
+    }
+
+    /// Share of the CPUs that guests had since an earlier reading, 0 to 1; `None` where no time went by.
+    pub fn guest_share_since(&self, before: &Self, cpus: u8) -> Option<f64> {
+        let elapsed = (self.uptime - before.uptime) * f64::from(cpus);
+        (elapsed > 0.0).then(|| ((self.guest - before.guest) / elapsed).clamp(0.0, 1.0))
+    }
+
+    /// Busy share of the CPUs since an earlier reading, 0 to 1; `None` where no time went by.
+    pub fn share_since(&self, before: &Self, cpus: u8) -> Option<f64> {
+        let elapsed = (self.uptime - before.uptime) * f64::from(cpus);
+        (elapsed > 0.0).then(|| (1.0 - (self.idle - before.idle) / elapsed).clamp(0.0, 1.0))
+    }
+}
+
+/// Bytes of a capture so far.
+pub fn size(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |data| data.len())
+}
+
+/// What was captured since `from`, with the capture's own header. The emulator appends whole records.
+///
+/// # Errors
+/// [`MeasureError::File`].
+pub fn slice(capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
+    let copy = || -> std::io::Result<()> {
+        let mut capture = File::open(capture)?;
+        let mut header = [0; 24];
+        capture.read_exact(&mut header)?;
+        let mut cut = File::create(cut)?;
+        cut.write_all(&header)?;
+        capture.seek(SeekFrom::Start(from.max(24)))?;
+        std::io::copy(&mut capture, &mut cut).map(|_| ())
+    };
+    copy().map_err(|source| MeasureError::File { path: capture.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spinner_counts_as_idle() {
+        let before = CpuTime::parse("100.0 1.0 5000000000 100").unwrap();
+        let after = CpuTime::parse("110.0 1.0 7000000000 300").unwrap();
+        assert!((after.guest_share_since(&before, 1).unwrap() - 0.2).abs() < 1e-9);
+        assert!((after.share_since(&before, 1).unwrap() - 0.8).abs() < 1e-9);
+        assert!(before.share_since(&before, 1).is_none());
+        assert!(CpuTime::parse("1 2 3").is_none());
+        assert!(CpuTime::parse("a b c d").is_none());
+    }
+
+    #[test]
+    fn a_slice_keeps_the_header_and_what_follows() {
+        let dir = tempfile::tempdir().unwrap();
+        let (whole, cut) = (dir.path().join("a"), dir.path().join("b"));
+        let bytes: Vec<u8> = (0..100).collect();
+        fs::write(&whole, &bytes).unwrap();
+        slice(&whole, 60, &cut).unwrap();
+        let expected: Vec<u8> = (0..24).chain(60..100).collect();
+        assert_eq!(fs::read(&cut).unwrap(), expected);
+        slice(&whole, 0, &cut).unwrap();
+        assert_eq!(fs::read(&cut).unwrap(), bytes);
+    }
+}

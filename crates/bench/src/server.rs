@@ -1,0 +1,167 @@
+//! Where the RT server of Access'18's experiments runs: in a VM with a NIC, in one with outsourced sockets, or on the host.
+//!
+//! One at a time, always at the same address and with the same program: the guests' own, of the guests' disk. A VM without a
+//! NIC and a host process are in a network namespace with a macvlan on the RT NIC, which leaves its bridge meanwhile
+//! (`lab-netns`): the shortest path that a namespace of its own allows, and the same for both.
+
+use ontime_lab::images::Images;
+use ontime_lab::module;
+
+use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
+
+/// The server's address on the RT network.
+pub const ADDRESS: [u8; 4] = [10, 1, 0, 2];
+/// The VM's name: the rules make it RT.
+const NAME: &str = "rt";
+/// Files of `/etc/ontime`: the RT NIC is RT, also while it is in a namespace where no tenant of the host's own is seen to use it.
+pub const CONFIG: [(&str, &str); 1] = [("host.toml", "[nic.rt0]\nclass = \"rt\"\nlevel = 0\n")];
+
+/// How a guest with outsourced sockets is woken (Access'18, III-C).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// Its halt ends, and its idle loop looks at the queues.
+    Idle,
+    /// By an interrupt, for comparison.
+    Interrupt,
+}
+
+/// Where the server runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// In an ordinary VM: virtio-net, vhost-net, the bridge.
+    Vm,
+    /// In a VM whose sockets are those of `ontime device`.
+    Outsourced(Wake),
+    /// On the host, at the place of a vCPU: what no VM can be better than.
+    Process,
+}
+
+/// A server program and the port that it answers.
+#[derive(Debug, Clone, Copy)]
+pub struct Server {
+    /// The guest's role (`lab-vm`).
+    pub role: &'static str,
+    /// Its command line on the host; it runs in the guests' file system.
+    pub command: &'static str,
+    /// What the device's policy lets it bind.
+    pub bind: &'static str,
+    /// Its port: the program's own default.
+    pub port: u16,
+}
+
+/// `sockperf server`, UDP.
+pub const SOCKPERF: Server =
+    Server { role: "rt", command: "sockperf server -i 10.1.0.2 -p 11111", bind: "udp/11111", port: 11_111 };
+/// The server and where it runs now.
+#[derive(Debug)]
+pub struct Seat {
+    server: Server,
+    place: Option<Place>,
+}
+
+impl Seat {
+    /// Nowhere yet. Where `outsourced`, the guest module is built, if it is missing, and given to the host.
+    ///
+    /// # Errors
+    /// The module cannot be built.
+    pub fn new(
+        server: Server,
+        site: &Site,
+        images: &Images,
+        outsourced: bool,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Self, MeasureError> {
+        if outsourced {
+            bring_module(site, images, progress)?;
+        }
+        Ok(Self { server, place: None })
+    }
+
+    /// Has the server run there, and nowhere else.
+    ///
+    /// # Errors
+    /// A VM does not come up, a process cannot be started.
+    pub fn put(&mut self, host: &mut Host, place: Place, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
+        if self.place == Some(place) {
+            return Ok(());
+        }
+        self.place = None;
+        vacate(host, NAME)?;
+        let address = ADDRESS.map(|byte| byte.to_string()).join(".");
+        let Server { role, command, bind, .. } = self.server;
+        let vm = |net| Vm { name: NAME, role, net, address: &address };
+        match place {
+            Place::Vm => boot_vm(&mut host.lab, &vm("rt"), progress)?,
+            Place::Outsourced(wake) => {
+                Sockets { vm: NAME, bind, reach: "10.1.0.0/24", channels: 1, wake }.write(host)?;
+                boot_vm(&mut host.lab, &vm("sockets:rt"), progress)?;
+            }
+            Place::Process => {
+                progress("starting the server on the host itself");
+                host.shell(&format!(
+                    "mkdir -p /run/guest && {{ mountpoint -q /run/guest || mount -o ro /dev/vdb /run/guest; }} && \
+                     lab-netns up {NAME} rt {address} && \
+                     {{ setsid ip netns exec {NAME} chrt --fifo 47 chroot /run/guest {command} \
+                     > /lab/process.log 2>&1 < /dev/null & echo $! > /run/{NAME}.pid; }}"
+                ))?;
+            }
+        }
+        self.place = Some(place);
+        Ok(())
+    }
+}
+
+/// Gives the host the guest module; before it boots. Built first where it is missing.
+///
+/// # Errors
+/// The module cannot be built.
+pub fn bring_module(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
+    let module = module::ready(images, progress)?;
+    Ok(module::write_archive(&module, &site.dir.join("files/module.cpio"))?)
+}
+
+/// Ends a VM of this name, or a process in its place; also what a failed attempt left behind.
+///
+/// # Errors
+/// The host is no more.
+pub fn vacate(host: &mut Host, name: &str) -> Result<(), MeasureError> {
+    host.shell(&format!(
+        "[ ! -e /run/{name}.pid ] || {{ kill $(cat /run/{name}.pid); rm /run/{name}.pid; }}; \
+         lab-vm stop {name} 2> /dev/null; [ ! -e /run/netns/{name} ] || lab-netns down {name}"
+    ))?;
+    Ok(())
+}
+
+/// What a VM's device process may do for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Sockets {
+    /// The VM.
+    pub vm: &'static str,
+    /// The one port it may bind.
+    pub bind: &'static str,
+    /// The network it may reach.
+    pub reach: &'static str,
+    /// RT channels, at level 0's place.
+    pub channels: u32,
+    /// How they wake.
+    pub wake: Wake,
+}
+
+impl Sockets {
+    /// Writes its table; a device process reads it when it starts.
+    ///
+    /// # Errors
+    /// The host is no more.
+    pub fn write(&self, host: &mut Host) -> Result<(), MeasureError> {
+        host.shell(&format!("echo '{}' > /etc/ontime/sockets.toml", self.table()))?;
+        Ok(())
+    }
+
+    fn table(&self) -> String {
+        let Self { vm, bind, reach, channels, wake } = self;
+        let wake = if *wake == Wake::Idle { "idle" } else { "interrupt" };
+        format!(
+            "[vm.{vm}]\nbind = [\"{bind}\"]\nreach = [\"{reach}\"]\nchannels = {channels}\nwake = \"{wake}\"\npriority = 48\n"
+        )
+    }
+}

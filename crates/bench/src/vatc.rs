@@ -1,0 +1,176 @@
+//! `vatc`: VATC, section IV-B. A periodic RT request through a NIC by which up to four bulk VMs send small packets as fast as
+//! they can.
+//!
+//! In: methods and numbers of bulk streams, on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-STREAMS`.
+//! One [`measure`] is one boot: the RT VM and the bulk VMs share one NIC and bridge, as the paper's domains share one NIC.
+//! Bulk VMs are stock `iperf3` servers that send 16-byte UDP datagrams without limit (`-R -u -b 0 -l 16`): iperf3 sends none
+//! of 1 byte, and both are the same frame of minimal length.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use ontime_lab::images::Images;
+
+use crate::client::ClientConfig;
+use crate::flood::{self, Flood, Kind};
+use crate::frame::{Frame, parse};
+use crate::host::{Host, MeasureError, Site, Vm, size, slice};
+use crate::number;
+use crate::pcap::{PcapError, Tail};
+use crate::schema::{Load, MethodResult, Run};
+use crate::wire::{self, RtFlow};
+
+/// The methods, in the order of the report: the paper's two comparisons, the kernel's defaults, VATC.
+pub const METHODS: [&str; 5] = ["prio", "fq_codel", "vanilla", "partitioned", "vatc"];
+/// The most bulk VMs, as in the paper.
+pub const STREAMS_MAX: u8 = 4;
+
+/// The RT server's port: sockperf's own default.
+const RT_PORT: u16 = 11_111;
+const RT_VM: [u8; 4] = [10, 1, 0, 2];
+/// From a reply to the next request, us (section IV: a ping every 10 ms).
+const PERIOD_US: u64 = 10_000;
+/// Requests at the start of each case that do not count.
+const WARM_UP: u64 = 10;
+
+/// What to measure on one emulated host.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The host.
+    pub site: Site,
+    /// Of [`METHODS`].
+    pub methods: Vec<String>,
+    /// Numbers of bulk streams, 0 to [`STREAMS_MAX`].
+    pub streams: Vec<u8>,
+    /// Counted requests a case, at least (1000 in the paper).
+    pub requests: u64,
+}
+
+/// A case's name in results.
+pub fn name(method: &str, streams: u8) -> String {
+    format!("{method}-{streams}")
+}
+
+/// Boots the host, starts the VMs and measures every method with every number of streams. A case that fails is passed to
+/// `missing`, and the rest is measured, as long as the host lives.
+///
+/// # Errors
+/// The host or a VM does not come up.
+pub fn measure(
+    plan: &Plan,
+    images: &Images,
+    progress: &mut dyn FnMut(&str),
+    missing: &mut dyn FnMut(String),
+) -> Result<Vec<MethodResult>, MeasureError> {
+    let bulk = bulk_vms(plan.streams.iter().copied().max().unwrap_or(0));
+    let rt = IpAddr::from(RT_VM).to_string();
+    let mut vms = vec![Vm { name: "rt", role: "rt", net: "rt", address: &rt }];
+    vms.extend(bulk.iter().map(|(name, address)| Vm { name, role: "bulk", net: "rt", address }));
+    let mut host = Host::start(&plan.site, images, &vms, &[], progress)?;
+    let mut results = Vec::new();
+    for streams in &plan.streams {
+        for method in &plan.methods {
+            let case = name(method, *streams);
+            match measure_case(&mut host, plan, method, *streams, progress) {
+                Ok(result) => results.push(result),
+                Err(error) => {
+                    host.lab.alive()?;
+                    missing(format!("{case}: not measured: {error}"));
+                }
+            }
+        }
+    }
+    host.lab.power_off()?;
+    Ok(results)
+}
+
+/// Names and addresses of the first bulk VMs.
+fn bulk_vms(count: u8) -> Vec<(String, String)> {
+    (1..=count).map(|number| (format!("bulk{number}"), format!("10.1.0.{}", 10 + number))).collect()
+}
+
+fn measure_case(
+    host: &mut Host,
+    plan: &Plan,
+    method: &str,
+    streams: u8,
+    progress: &mut dyn FnMut(&str),
+) -> Result<MethodResult, MeasureError> {
+    let case = name(method, streams);
+    progress(&format!("{case}: applying"));
+    host.apply(method)?;
+    let capture = host.lab.capture("rt");
+    let flows = Flood::start(&mut host.lab, &capture, &bulk_vms(streams), Kind::SendSmall)?;
+    host.lab.stamp_arrivals(true)?;
+    let from = size(&capture);
+    let before = host.cpu_time()?;
+    let server = SocketAddr::new(IpAddr::from(RT_VM), RT_PORT);
+    let mut config = ClientConfig::new(server, plan.requests + WARM_UP, 1);
+    (config.min_gap_us, config.max_gap_us) = (PERIOD_US, PERIOD_US);
+    let asked = host.requests(config, std::slice::from_ref(&capture), &case, progress);
+    let after = host.cpu_time()?;
+    host.lab.stamp_arrivals(false)?;
+    flows.stop()?;
+    asked?;
+    let cut = plan.site.dir.join(format!("{case}.pcap"));
+    slice(&capture, from, &cut)?;
+    let mut flow = RtFlow::new(RT_PORT);
+    flow.warmup = WARM_UP;
+    let wire = wire::analyse(&cut, flow)?;
+    let sent = bulk_rate(&cut)?;
+    // A flood's capture is large, and its sums are in the result.
+    let _ = std::fs::remove_file(&cut);
+    let mut result = MethodResult::new(&Run {
+        method: &case,
+        label: &format!("{}; {streams} bulk VMs send small packets by the same NIC", words(method)),
+        kernel: &host.kernel,
+        clock: host.clock,
+        cpus: u32::from(host.cpus),
+        load: if streams > 0 { Load::SmallPackets } else { Load::None },
+        wire: &wire,
+        bulk: None,
+        cpu_share: after.share_since(&before, host.cpus),
+    });
+    if streams > 0 {
+        result.notes.push(format!("bulk VMs sent {sent:.0} packets a second in all"));
+    }
+    Ok(result)
+}
+
+fn words(method: &str) -> &str {
+    match method {
+        "prio" => "prio root qdisc with RT packets in its first band, vhost threads as found",
+        "fq_codel" => "fq_codel root qdisc, vhost threads as found",
+        "vanilla" => "kernel's defaults, RT vCPU and vhost threads at FIFO",
+        "partitioned" => "NAPI threaded; of a shared NIC its threads are bulk",
+        "vatc" => "a thread for each level, receive threads before them",
+        other => other,
+    }
+}
+
+/// The paper's Figures 6 and 7 as a table: the general one has no 95th percentile.
+pub fn table(results: &[MethodResult]) -> String {
+    let mut text = String::from("case            requests  lost       p50       p95       max  us\n");
+    for result in results {
+        let figures = result.latency_us.map_or_else(
+            || "  nothing was counted".to_owned(),
+            |of| [of.p50, of.p95, of.max].map(|value| format!("{:>10}", number::us(value))).concat(),
+        );
+        text.push_str(&format!("{:<15} {:>8} {:>5}{figures}\n", result.method, result.count, result.lost));
+    }
+    text
+}
+
+/// Packets that bulk VMs sent, a second of the capture's clock; 0 where there are fewer than two.
+fn bulk_rate(capture: &Path) -> Result<f64, PcapError> {
+    let (mut count, mut span) = (0u64, None::<(u64, u64)>);
+    Tail::open(capture)?.read_new(|record| {
+        let bulk = matches!(parse(&record), Some(Frame::Udp(datagram)) if datagram.from.port() == flood::PORT);
+        if bulk {
+            count += 1;
+            span = Some(span.map_or((record.at_ns, record.at_ns), |(from, _)| (from, record.at_ns)));
+        }
+    })?;
+    let length = span.map_or(0, |(from, to)| to.saturating_sub(from));
+    Ok(if length == 0 { 0.0 } else { (count - 1) as f64 * 1e9 / length as f64 })
+}
