@@ -78,6 +78,12 @@ pub struct Nic {
     pub napis: Vec<Napi>,
     /// Its interrupts.
     pub irqs: Vec<Irq>,
+    /// Names of the tenants whose packets pass it.
+    pub tenants: Vec<String>,
+    /// What is wanted of it, and of its tenants' vhost threads.
+    pub knobs: Vec<KnobState>,
+    /// What no knob of it cures.
+    pub findings: Vec<Finding>,
 }
 
 /// A NAPI instance.
@@ -140,6 +146,8 @@ pub struct Status {
     pub last_pass_seconds: f64,
     /// Runtime caps.
     pub caps: Caps,
+    /// NICs whose RT queues poll while packets come (method `busypoll`, `adaptive = true`).
+    pub polling: Vec<Polling>,
     /// Every knob Ontime wants to have a value.
     pub knobs: Vec<KnobState>,
     /// How many of them have another value now.
@@ -163,6 +171,23 @@ pub struct Caps {
     pub threads: Vec<CapThread>,
 }
 
+/// A NIC that polls while packets come.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Polling {
+    /// Its name.
+    pub nic: String,
+    /// Whether it polls now.
+    pub polling: bool,
+    /// How long it polled, seconds.
+    pub polled_seconds: f64,
+    /// How long it waited for interrupts instead, seconds: the CPU time saved against polling always.
+    pub saved_seconds: f64,
+    /// Times it began to poll.
+    pub starts: u64,
+    /// Times it stopped because the bound was reached, while packets came.
+    pub bounded: u64,
+}
+
 /// A thread that is held to a cap.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CapThread {
@@ -170,7 +195,7 @@ pub struct CapThread {
     pub of: String,
     /// Its number.
     pub tid: i32,
-    /// How it is watched: `perf`, `polled`, or why it is not.
+    /// Whether it is watched: `yes`, or why it is not.
     pub watched: String,
     /// Whether it is off real-time priority this moment.
     pub paused: bool,
@@ -193,7 +218,8 @@ pub struct KnobState {
     pub wanted: String,
     /// The value it has; none where it cannot be read.
     pub actual: Option<String>,
-    /// `ok`, `drifted`, `paused` (its thread is over its runtime cap this moment), `gone`, `unsupported` or `failed`.
+    /// `ok`, `drifted`, `paused` (its thread is over its runtime cap this moment), `gone`, `unsupported` or `failed`; and
+    /// `not-applied` where no daemon runs.
     pub state: String,
     /// Why, where it is not `ok`.
     pub why: Option<String>,

@@ -10,7 +10,7 @@ use crate::{api, client, exit, table};
 /// `ontime apply`
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Switch to this method until the daemon ends: vanilla, threaded, exclusive, partitioned.
+    /// Switch to this method until the daemon ends (docs/hostnet.md has all): vanilla, partitioned, busypoll, ...
     #[arg(long, value_name = "METHOD")]
     method: Option<String>,
     /// Say what would change, and change nothing.

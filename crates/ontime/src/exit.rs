@@ -31,8 +31,11 @@ impl std::error::Error for Exit {}
 /// Prints the error and gives the status it asks for, else [`USAGE`].
 pub fn of_error(error: &anyhow::Error) -> ExitCode {
     // A reader that went away (`ontime ps | head`) is no error.
-    let closed = error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe);
-    if closed {
+    let of_writing = |cause: &(dyn std::error::Error + 'static)| {
+        let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        kind.or_else(|| cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind))
+    };
+    if error.chain().filter_map(of_writing).any(|kind| kind == std::io::ErrorKind::BrokenPipe) {
         return ExitCode::from(OK);
     }
     eprintln!("ontime: {}", chain(error));

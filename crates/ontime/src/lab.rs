@@ -1,8 +1,8 @@
 //! `ontime lab`: the emulated host.
 
 use std::io::Write;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
+use std::process::{self, Child, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -68,6 +68,13 @@ struct Run {
     /// Most real seconds the command may take
     #[arg(long, default_value_t = 1800)]
     timeout: u64,
+    /// Most real seconds without a sign of life of the host, at least 30
+    #[arg(long, default_value_t = 180)]
+    silence: u64,
+    /// A shell command for the clients' side, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its directory
+    /// is /lab; it ends with the command
+    #[arg(long, value_name = "SHELL")]
+    client: Option<String>,
     /// The command and its arguments
     #[arg(last = true, required = true)]
     command: Vec<String>,
@@ -94,6 +101,12 @@ pub fn images() -> anyhow::Result<Images> {
     Ok(Images::ready(&mut |line| eprintln!("{line}"))?)
 }
 
+/// The guest's module for the lab's guests, built first where it is missing, with progress on standard error.
+pub fn module(images: &Images) -> anyhow::Result<()> {
+    ontime_lab::module::ready(images, &mut |line| eprintln!("{line}"))?;
+    Ok(())
+}
+
 fn machine(host: &Host, console: Console) -> Machine {
     let mut machine = Machine::new(host.clock, host.kernel);
     machine.cpus = host.cpus.unwrap_or(machine.cpus);
@@ -104,7 +117,8 @@ fn machine(host: &Host, console: Console) -> Machine {
 }
 
 fn run_command(run: &Run) -> anyhow::Result<ExitCode> {
-    let machine = machine(&run.host, Console::Log);
+    let mut machine = machine(&run.host, Console::Log);
+    machine.silence_seconds = run.silence;
     machine.check()?;
     let images = images()?;
     let kept = tempfile::tempdir().context("a directory for the lab")?;
@@ -115,6 +129,7 @@ fn run_command(run: &Run) -> anyhow::Result<ExitCode> {
         Ok(lab) => lab,
         Err(error) => return failed(error, run.host.out.is_none().then_some(kept)),
     };
+    let client = run.client.as_deref().map(|shell| Client::start(shell, &dir.join("files"))).transpose()?;
     let status = lab.run(&argv, &[], Duration::from_secs(run.timeout), &mut |stream, bytes| {
         // A reader that went away changes nothing for the command.
         let _ = match stream {
@@ -122,6 +137,7 @@ fn run_command(run: &Run) -> anyhow::Result<ExitCode> {
             Stream::Err => std::io::stderr().write_all(bytes),
         };
     });
+    drop(client);
     match status {
         Ok(status) => {
             lab.power_off()?;
@@ -131,6 +147,24 @@ fn run_command(run: &Run) -> anyhow::Result<ExitCode> {
             drop(lab);
             failed(error, run.host.out.is_none().then_some(kept))
         }
+    }
+}
+
+/// The clients' side of a run; ends when dropped. What it started itself ends with the lab's namespaces.
+struct Client(Child);
+
+impl Client {
+    fn start(shell: &str, dir: &Path) -> anyhow::Result<Self> {
+        let started = process::Command::new("sh").args(["-c", shell]).current_dir(dir).stdin(Stdio::null()).spawn();
+        Ok(Self(started.context("the clients' side: sh")?))
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // One that has ended already is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

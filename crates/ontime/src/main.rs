@@ -5,19 +5,25 @@
 
 mod api;
 mod apply;
+mod attach;
 mod bench;
 mod client;
 mod daemon;
+mod device;
 mod doctor;
 mod exit;
 mod lab;
 mod log;
+mod net;
 mod paths;
 mod plan;
 mod ps;
+mod replug;
 mod reset;
+mod sockets;
 mod status;
 mod table;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -56,21 +62,34 @@ commands! {
     Daemon => daemon,
     /// Show what is wanted of this host, what is, and why they differ
     Status => status,
+    /// The host's packet path, NIC by NIC
+    Net => net,
     /// Apply, with another method if one is given
     Apply => apply,
     /// Give everything its original value
     Reset => reset,
     /// Examine this host for what makes RT packets late
     Doctor => doctor,
+    /// Show where RT requests spend their time, and who is in their way
+    Trace => trace,
     /// Run the papers' experiments
     Bench => bench,
     /// Run commands in an emulated host with real VMs in it
     Lab => lab,
     /// Tell whether a set of tenants fits, and what other analyses would reserve
     Plan => plan,
+    /// Serve a VM's outsourced sockets (run by ontime-device@VM.service)
+    Device => device,
+    /// Print what a VM's QEMU or libvirt needs for outsourced sockets
+    Attach => attach,
+    /// Show a VM's outsourced sockets, as ss would
+    Sockets => sockets,
     /// Put kernel protections back when the daemon dies (started by the daemon)
     #[command(hide = true)]
     Guardian => daemon::guardian,
+    /// Remove a tracing instance when its process ends (started by trace)
+    #[command(hide = true)]
+    TraceGuardian => trace::guardian,
 }
 
 fn main() -> ExitCode {

@@ -45,6 +45,19 @@ fn show(out: &mut impl Write, status: &api::Status, all: bool) -> std::io::Resul
     let ms = status.last_pass_seconds * 1e3;
     writeln!(out, "passes     {}, the last took {ms:.1} ms", status.passes)?;
     show_caps(out, &status.caps)?;
+    for nic in &status.polling {
+        let state = if nic.polling { "polls" } else { "rests" };
+        let total = nic.polled_seconds + nic.saved_seconds;
+        let saved = if total > 0.0 { 100.0 * nic.saved_seconds / total } else { 0.0 };
+        writeln!(
+            out,
+            "polling    {} {state}: polled {:.1} s, saved {:.1} s of CPU ({saved:.0} %), reached its bound {} times",
+            visible(&nic.nic),
+            nic.polled_seconds,
+            nic.saved_seconds,
+            nic.bounded
+        )?;
+    }
     let ok = status.knobs.iter().filter(|knob| knob.state == "ok").count();
     writeln!(out, "knobs      {ok} of {} as wanted, {} drifted", status.knobs.len(), status.drift)?;
     let shown: Vec<[String; 6]> = status

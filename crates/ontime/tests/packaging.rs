@@ -17,21 +17,27 @@ use support::{Daemon, Site, possible, until};
 const PACKAGING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging");
 
 #[test]
-fn systemd_takes_the_unit() {
+fn systemd_takes_the_units() {
+    for unit in ["ontimed.service", "ontime-device@.service"] {
+        takes(unit);
+    }
+}
+
+fn takes(name: &str) {
     if Command::new("systemd-analyze").arg("--version").output().is_err() {
         println!("SKIPPED: this test needs systemd-analyze");
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let unit = std::fs::read_to_string(format!("{PACKAGING}/systemd/ontimed.service")).unwrap();
+    let unit = std::fs::read_to_string(format!("{PACKAGING}/systemd/{name}")).unwrap();
     assert!(unit.contains("/usr/bin/ontime"));
     // It checks that the programs are there.
     let unit = unit.replace("/usr/bin/ontime", env!("CARGO_BIN_EXE_ontime"));
-    let path = dir.path().join("ontimed.service");
+    let path = dir.path().join(name);
     std::fs::write(&path, unit).unwrap();
     let out = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output().unwrap();
     let said = String::from_utf8(out.stderr).unwrap();
-    let ours: Vec<&str> = said.lines().filter(|line| line.contains("ontimed.service")).collect();
+    let ours: Vec<&str> = said.lines().filter(|line| line.contains(name)).collect();
     assert!(out.status.success() && ours.is_empty(), "{said}");
     // And a setting that systemd does not know would be noticed.
     std::fs::write(&path, "[Service]\nExecStart=/bin/true\nNoSuchSetting=1\n").unwrap();
@@ -93,7 +99,7 @@ fn the_units_capabilities_are_enough() {
         (status["caps"]["in_force"] == true && !status["caps"]["threads"].as_array()?.is_empty())
             .then(|| status["caps"].clone())
     });
-    assert!(caps["threads"].as_array().unwrap().iter().all(|thread| thread["watched"] == "perf"), "{caps}");
+    assert!(caps["threads"].as_array().unwrap().iter().all(|thread| thread["watched"] == "yes"), "{caps}");
     let proc = std::fs::read_to_string(format!("/proc/{}/status", _daemon.pid())).unwrap();
     assert!(!proc.contains("CapBnd:\t000001ff"), "the bounding set was not cut: {proc}");
 }

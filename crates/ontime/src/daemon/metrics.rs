@@ -12,6 +12,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::cap::Use;
 use super::view::Owned;
+use crate::api;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Domain {
@@ -38,6 +39,11 @@ struct ByReason {
 struct NicClass {
     nic: String,
     class: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfNic {
+    nic: String,
 }
 
 type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
@@ -68,6 +74,8 @@ pub struct Metrics {
     pauses: Family<Domain, Counter>,
     paused: Family<Domain, Seconds>,
     ran: Family<Domain, Seconds>,
+    polled: Family<OfNic, Seconds>,
+    saved: Family<OfNic, Seconds>,
     seen: BTreeMap<ThreadId, Seen>,
 }
 
@@ -92,6 +100,8 @@ impl Default for Metrics {
             pauses: Family::default(),
             paused: Family::default(),
             ran: Family::default(),
+            polled: Family::default(),
+            saved: Family::default(),
             seen: BTreeMap::new(),
         };
         metrics.register();
@@ -116,6 +126,8 @@ impl Metrics {
         r.register("problems", "Problems now", self.problems.clone());
         r.register("cap_pauses", "Times a thread was over its runtime cap", self.pauses.clone());
         r.register_with_unit("cap_paused", "Time off real-time priority", Unit::Seconds, self.paused.clone());
+        r.register_with_unit("busypoll", "Time that a NIC polled", Unit::Seconds, self.polled.clone());
+        r.register_with_unit("busypoll_saved", "Time that it did not need to", Unit::Seconds, self.saved.clone());
         r.register_with_unit("rt_cpu", "CPU time at real-time priority", Unit::Seconds, self.ran.clone());
     }
 
@@ -124,6 +136,18 @@ impl Metrics {
         self.passes.get_or_create(&ByReason { reason: reason.to_owned() }).inc();
         self.pass_seconds.observe(length);
         self.discover_seconds.observe(discovering);
+    }
+
+    /// What adaptive polling took and saved. A NIC that polls anew after a pause begins at zero, as a counter may.
+    pub fn polling(&self, all: &[api::Polling]) {
+        for one in all {
+            let nic = OfNic { nic: one.nic.clone() };
+            for (family, value) in [(&self.polled, one.polled_seconds), (&self.saved, one.saved_seconds)] {
+                let counter = family.get_or_create(&nic);
+                let before = counter.get();
+                counter.inc_by(if value < before { 0.0 } else { value - before });
+            }
+        }
     }
 
     /// A knob was changed, or could not be.
@@ -209,7 +233,7 @@ mod tests {
         let of = BTreeMap::from([(id, owned.clone())]);
         let used = |pauses| Use {
             id,
-            cover: Cover::Perf,
+            cover: Cover::Watched,
             pauses,
             paused_ns: 500_000_000 * pauses,
             ran_ns: 0,

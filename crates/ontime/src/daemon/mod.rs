@@ -6,15 +6,16 @@
 //! | thread | priority | does | waits in |
 //! |---|---|---|---|
 //! | main | SCHED_OTHER | passes over the host, answers | epoll: signals, links, tenants, hooks, requests, clock |
-//! | `ontime-cap` | FIFO base + 5 (55) | caps: takes spinning threads off their place and back | epoll: perf events, pauses' ends, orders |
+//! | `ontime-cap` | FIFO base + 5 (55) | caps: takes spinning threads off their place and back | epoll: orders; its time-out: looks, pauses' ends |
 //! | `ontime-http` | SCHED_OTHER | HTTP on the Unix socket | epoll (tokio) |
 //! | guardian (a process) | FIFO base + 6 (56) | puts protections back when the daemon dies | read of a pipe |
 //!
-//! Nothing polls but the cap of threads for which perf is refused: an idle host costs a look every `rescan-seconds`.
+//! Nothing polls but the caps, while a thread is at real-time priority, and adaptive busy polling where it is configured, which
+//! looks at its NICs ten times a second: a host without RT tenants costs a look every `rescan-seconds`.
 
 pub mod cap;
 pub mod config;
-mod engine;
+pub mod engine;
 mod ethtool;
 mod events;
 pub mod guardian;
@@ -152,6 +153,9 @@ impl Daemon {
                 }
             }
             self.pass_if_due();
+            if self.engine.look_at_traffic() {
+                self.pass("traffic");
+            }
             if watchdog().is_some() {
                 notify(&[NotifyState::Watchdog]);
             }
@@ -179,7 +183,8 @@ impl Daemon {
     fn arm(&self) {
         let due = self.pending.map_or(self.last_end + self.engine.rescan(), |(_, due)| due);
         let wait = due.saturating_duration_since(Instant::now());
-        self.events.wake_in(watchdog().map_or(wait, |every| wait.min(every)));
+        let soonest = watchdog().into_iter().chain(self.engine.look_in()).fold(wait, Duration::min);
+        self.events.wake_in(soonest);
     }
 
     fn pass(&mut self, reason: &str) {

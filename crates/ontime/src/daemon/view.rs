@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ontime_hostnet::inventory::{self, KernelThreadKind};
-use ontime_hostnet::{self as hostnet, Done, Intent, Inventory, Item, NicUse, Severity};
+use ontime_hostnet::{self as hostnet, Done, Host, Intent, Inventory, Item, Knob, NicUse, Severity};
 use ontime_tenants::{self as tenants, ClassSource, PriorityTable, ThreadId, ThreadRole, ownership};
 
 use super::cap::{Cover, Use};
@@ -60,9 +60,62 @@ fn role(role: ThreadRole) -> String {
     }
 }
 
-/// The host's NICs.
-pub fn nics(inventory: &Inventory, intent: &Intent) -> Vec<api::Nic> {
-    inventory.nics.iter().map(|nic| self::nic(inventory, intent, nic)).collect()
+/// Names and classes of the host's NICs.
+pub fn nic_classes(inventory: &Inventory, intent: &Intent) -> impl Iterator<Item = (String, String)> {
+    inventory.nics.iter().map(|nic| (nic.id.name.clone(), intent.nic_class(inventory, nic).to_string()))
+}
+
+/// The host's NICs, with what the plan wants of each; `state` says what it has.
+pub fn nics(
+    inventory: &Inventory,
+    intent: &Intent,
+    plan: &hostnet::Plan,
+    state: &dyn Fn(&hostnet::Setting) -> api::KnobState,
+) -> Vec<api::Nic> {
+    let mut knobs: BTreeMap<u32, Vec<api::KnobState>> = BTreeMap::new();
+    for setting in &plan.settings {
+        if let Some(nic) = inventory.nic_of(&setting.knob).or_else(|| nic_of_vhost(inventory, intent, &setting.knob)) {
+            knobs.entry(nic.id.ifindex).or_default().push(state(setting));
+        }
+    }
+    let of_nic = |nic: &inventory::Nic| api::Nic {
+        knobs: knobs.remove(&nic.id.ifindex).unwrap_or_default(),
+        findings: plan.findings.iter().filter(|of| of.object == nic.id.name).map(finding).collect(),
+        ..self::nic(inventory, intent, nic)
+    };
+    inventory.nics.iter().map(of_nic).collect()
+}
+
+/// The tap of a tenant whose vhost thread this is.
+fn nic_of_vhost<'a>(inventory: &'a Inventory, intent: &Intent, knob: &Knob) -> Option<&'a inventory::Nic> {
+    let Knob::ThreadPolicy { thread, .. } = knob else { return None };
+    let is_it = |of: &&tenants::TenantThread| of.id == *thread && of.role == ThreadRole::Vhost;
+    let tenant = intent.tenants.iter().find(|tenant| tenant.threads.iter().any(|of| is_it(&of)))?;
+    inventory.nic(&tenant.vnics.first()?.ifname)
+}
+
+/// One knob: wanted, and read now.
+pub fn knob_state(host: &dyn Host, setting: &hostnet::Setting) -> api::KnobState {
+    let (actual, state, why) = match host.read(&setting.knob) {
+        Ok(found) if found == setting.value => (Some(found), "ok", None),
+        Ok(found) => (Some(found), "drifted", None),
+        Err(error) => {
+            let state = match &error {
+                hostnet::KnobError::Gone(_) => "gone",
+                hostnet::KnobError::Unsupported { .. } => "unsupported",
+                _ => "failed",
+            };
+            (None, state, Some(error.to_string()))
+        }
+    };
+    api::KnobState {
+        rule: setting.rule.to_string(),
+        knob: setting.knob.to_string(),
+        wanted: setting.value.to_string(),
+        actual: actual.map(|value| value.to_string()),
+        state: state.to_owned(),
+        why,
+    }
 }
 
 fn nic(inventory: &Inventory, intent: &Intent, nic: &inventory::Nic) -> api::Nic {
@@ -81,7 +134,7 @@ fn nic(inventory: &Inventory, intent: &Intent, nic: &inventory::Nic) -> api::Nic
         ifindex: nic.id.ifindex,
         kind: nic.kind.clone().or_else(|| nic.driver.clone()).unwrap_or_default(),
         up: nic.up,
-        class: used.class().to_string(),
+        class: intent.nic_class(inventory, nic).to_string(),
         class_by: class_by.to_owned(),
         napis: nic
             .napis
@@ -100,6 +153,9 @@ fn nic(inventory: &Inventory, intent: &Intent, nic: &inventory::Nic) -> api::Nic
                 thread: kernel_thread(inventory, KernelThreadKind::Irq(irq)),
             })
             .collect(),
+        tenants: intent.users(inventory, nic).map(|tenant| tenant.name.clone()).collect(),
+        knobs: Vec::new(),
+        findings: Vec::new(),
     }
 }
 
@@ -172,8 +228,7 @@ fn change(item: &Item) -> api::Change {
 pub fn cap_thread(used: &Use, of: &BTreeMap<ThreadId, Owned>) -> api::CapThread {
     let watched = match &used.cover {
         _ if used.refused > 0 => "not: the kernel refuses to change its policy".to_owned(),
-        Cover::Perf => "perf".to_owned(),
-        Cover::Polled(why) => format!("polled ({why})"),
+        Cover::Watched => "yes".to_owned(),
         Cover::Whole => "not: its runtime cap is a whole CPU".to_owned(),
         Cover::Gone => "not: it has ended".to_owned(),
         Cover::Failed(why) => format!("not: {why}"),

@@ -21,13 +21,12 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// `before` is the last list: a thread that is off its place this moment looks as if it had none.
-    pub fn of(plan: &Plan, tenants: &[Tenant], table: PriorityTable, kernel: Share, before: &[Watch]) -> Self {
-        let before: BTreeMap<ThreadId, Policy> = before.iter().map(|watch| (watch.id, watch.place)).collect();
+    /// Of tenants as they are but for pauses.
+    pub fn of(plan: &Plan, tenants: &[Tenant], table: PriorityTable, kernel: Share) -> Self {
         let mut watches = Self::default();
         for tenant in tenants {
             for thread in &tenant.threads {
-                if let Some(place) = place(tenant, thread, table, &before) {
+                if let Some(place) = place(tenant, thread, table) {
                     // A cap outside its range cannot be: the configuration refuses it. If it were, the default holds.
                     let share = Share::new(tenant.runtime_cap).unwrap_or(Share::NINETY_FIVE);
                     let cpus = CpuSet::from_list(&thread.affinity).unwrap_or_default().iter().collect();
@@ -37,7 +36,7 @@ impl Watches {
             }
         }
         for setting in &plan.settings {
-            let of_kernel = matches!(setting.rule, RuleId::IrqThread | RuleId::NapiThread);
+            let of_kernel = matches!(setting.rule, RuleId::IrqThread | RuleId::NapiThread | RuleId::BusyPoll);
             if let (true, Knob::ThreadPolicy { thread, comm }, Value::Policy(place)) =
                 (of_kernel && is_real_time(&setting.value), &setting.knob, &setting.value)
             {
@@ -58,20 +57,11 @@ impl Watches {
     }
 }
 
-fn place(
-    tenant: &Tenant,
-    thread: &TenantThread,
-    table: PriorityTable,
-    before: &BTreeMap<ThreadId, Policy>,
-) -> Option<Policy> {
-    let now = match thread.policy {
-        Policy::Idle => before.get(&thread.id).copied().unwrap_or(Policy::Idle),
-        policy => policy,
-    };
+fn place(tenant: &Tenant, thread: &TenantThread, table: PriorityTable) -> Option<Policy> {
     ownership::wanted(tenant, thread, &table)
         .or(thread.libvirt.sched)
         .into_iter()
-        .chain([now])
+        .chain([thread.policy])
         .find(|policy| matches!(policy, Policy::Fifo(_) | Policy::Rr(_)))
 }
 
@@ -114,8 +104,8 @@ mod tests {
         }
     }
 
-    fn watched(tenant: Tenant, before: &[Watch]) -> Vec<(i32, Policy)> {
-        let all = Watches::of(&Plan::default(), &[tenant], PriorityTable::default(), Share::NINETY_FIVE, before);
+    fn watched(tenant: Tenant) -> Vec<(i32, Policy)> {
+        let all = Watches::of(&Plan::default(), &[tenant], PriorityTable::default(), Share::NINETY_FIVE);
         all.list.iter().map(|watch| (watch.id.tid, watch.place)).collect()
     }
 
@@ -127,24 +117,21 @@ mod tests {
             thread(3, ThreadRole::Vhost, Policy::Idle),
             thread(4, ThreadRole::Emulator, Policy::BULK),
         ];
-        assert_eq!(watched(tenant(rt, threads), &[]), [(2, Policy::Fifo(47)), (3, Policy::Fifo(48))]);
+        assert_eq!(watched(tenant(rt, threads)), [(2, Policy::Fifo(47)), (3, Policy::Fifo(48))]);
     }
 
     #[test]
-    fn who_is_at_real_time_by_others_doing_is_watched_too_even_while_paused() {
+    fn who_is_at_real_time_by_others_doing_is_watched_too() {
         let own = thread(2, ThreadRole::Container, Policy::Rr(5));
-        let found = watched(tenant(Class::Bulk, vec![own.clone()]), &[]);
-        assert_eq!(found, [(2, Policy::Rr(5))]);
-        let before = [Watch { id: own.id, place: Policy::Rr(5), share: Share::NINETY_FIVE, cpus: vec![] }];
-        let paused = TenantThread { policy: Policy::Idle, ..own.clone() };
-        assert_eq!(watched(tenant(Class::Bulk, vec![paused.clone()]), &before), [(2, Policy::Rr(5))]);
-        assert!(watched(tenant(Class::Bulk, vec![paused]), &[]).is_empty());
+        assert_eq!(watched(tenant(Class::Bulk, vec![own.clone()])), [(2, Policy::Rr(5))]);
+        let idle = TenantThread { policy: Policy::Idle, ..own };
+        assert!(watched(tenant(Class::Bulk, vec![idle])).is_empty());
         let by_libvirt = TenantThread {
             policy: Policy::BULK,
             libvirt: LibvirtTuning { sched: Some(Policy::Fifo(9)), cpus: None },
             ..thread(5, ThreadRole::Vcpu(0), Policy::BULK)
         };
         let rt = Class::Rt(Level::HIGHEST);
-        assert_eq!(watched(tenant(rt, vec![by_libvirt]), &[]), [(5, Policy::Fifo(9))]);
+        assert_eq!(watched(tenant(rt, vec![by_libvirt])), [(5, Policy::Fifo(9))]);
     }
 }

@@ -39,14 +39,14 @@ fn works(command: &mut Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-/// Waits until `done` gives something, up to 20 s.
+/// Waits until `done` gives something, up to 60 s: the machine may have other work.
 pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(value) = done() {
             return value;
         }
-        assert!(Instant::now() < end, "waited 20 s in vain: {what}");
+        assert!(Instant::now() < end, "waited 60 s in vain: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -73,6 +73,11 @@ impl Account {
         self.share.of(self.period)
     }
 
+    /// How much more, ns, may be used before the budget is.
+    pub fn left(&self) -> u64 {
+        self.budget().saturating_sub(self.used)
+    }
+
     /// From this much on, an interval is judged. A little below the budget: the kernel's timer and its counter differ by
     /// microseconds, and a reading of 99.99 % must not be taken for an early one.
     fn judged_from(&self) -> u64 {

@@ -4,14 +4,15 @@
 //! ([`Caps::set`]). Out: a thread over its cap runs at SCHED_IDLE until its use and its cap are even again, some hundred
 //! microseconds later, then has its place back; counts of that ([`Caps::report`]).
 //!
-//! `account` is the arithmetic, `table` who pauses until when (both pure), `reading` how CPU time is read (a perf event
-//! that wakes only when the thread has run, else `/proc`), `place` the change of policy, `watcher` the thread.
+//! `account` is the arithmetic, `table` who pauses until when and when to look next (both pure), `reading` how CPU time is
+//! read, `place` the change of policy, `watcher` the thread.
 //!
-//! Why a period of 3 ms: whoever slept may use one period's budget twice in a row before it is over its cap, and n threads
-//! that share a CPU may each have a grain unread both times. So others wait at most 2 x (budget + n x grain): 5.7 ms for one
-//! thread, whose readings meet its budget, and 8.6 ms for 2 to 5 threads. The pause, (1 - 0.95) x 3 ms = 0.15 ms, is all that
-//! an honest guest can lose when it computes through a whole period. Why CPUs have an account too: two threads at 95 % on one
-//! CPU would leave nothing.
+//! Why a period of 3 ms: the pause, (1 - 0.95) x 3 ms = 0.15 ms, is all that an honest guest can lose when it computes through a
+//! whole period. Where all watched processes together took less than half of one CPU since the last look, their threads are not
+//! read. Why the watcher looks up to [`table::CALM`] budgets later where nobody took half of what it might have: looking
+//! costs a few us a thread, at the highest priority. So a guest that begins to spin keeps others waiting for up to
+//! 24 x 2.85 = 69 ms once (the kernel's own protection: 950 ms), which its first pause pays back, and for two budgets from then
+//! on. Why CPUs have an account too: two threads at 95 % on one CPU would leave nothing.
 
 pub mod account;
 pub mod place;
@@ -27,13 +28,13 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-use ontime_tenants::{Policy, ThreadId};
+use ontime_tenants::{Policy, PriorityTable, ThreadId};
 use rustix::event::EventfdFlags;
 use thiserror::Error;
 
 pub use self::account::Share;
 use self::place::Place;
-use self::reading::Reading;
+use self::reading::{ProcessClock, Reading};
 use self::table::{SlotIndex, Table};
 use self::watcher::{Channels, Order, Slot, Tally, Watcher};
 
@@ -82,10 +83,8 @@ pub struct Watch {
 /// How well a thread is watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cover {
-    /// By its own perf event.
-    Perf,
-    /// By polling, because perf said this.
-    Polled(String),
+    /// Yes.
+    Watched,
     /// Not at all: its share is a whole CPU.
     Whole,
     /// Not at all: it has ended.
@@ -97,7 +96,7 @@ pub enum Cover {
 impl Cover {
     /// Whether the thread cannot take its CPU for itself.
     pub fn holds(&self) -> bool {
-        matches!(self, Cover::Perf | Cover::Polled(_) | Cover::Gone)
+        matches!(self, Cover::Watched | Cover::Gone)
     }
 }
 
@@ -105,8 +104,6 @@ impl Cover {
 struct Entry {
     index: SlotIndex,
     watch: Watch,
-    grain: u64,
-    cover: Cover,
     tally: Arc<Tally>,
 }
 
@@ -129,6 +126,37 @@ pub struct Use {
     pub refused: u64,
 }
 
+/// Who may be paused while policies are read. A pause is not a thread's place: the planner would put it right, or keep it for
+/// the thread's original and give it that on reset. (Nor can pauses be off while the planner looks: on one CPU, a spinning thread
+/// at its place keeps the planner from looking.)
+#[derive(Debug, Default)]
+pub struct Pauses(BTreeMap<ThreadId, Seen>);
+
+/// A watched thread when a [`Pauses`] was taken.
+#[derive(Debug)]
+struct Seen {
+    place: Policy,
+    tally: Arc<Tally>,
+    count: u64,
+    paused: bool,
+}
+
+impl Pauses {
+    /// The place of a thread that was just read to have this policy, past a pause.
+    pub fn past(&self, id: ThreadId, read: Policy) -> Policy {
+        match (read, self.0.get(&id)) {
+            (Policy::Idle, Some(seen)) if seen.has_been_paused() => seen.place,
+            _ => read,
+        }
+    }
+}
+
+impl Seen {
+    fn has_been_paused(&self) -> bool {
+        self.paused || self.tally.pauses.load(Ordering::Acquire) != self.count
+    }
+}
+
 /// The planner's handle of the watcher.
 #[derive(Debug)]
 pub struct Caps {
@@ -141,8 +169,6 @@ pub struct Caps {
     entries: BTreeMap<ThreadId, Entry>,
     uncovered: BTreeMap<ThreadId, Cover>,
     free: Vec<SlotIndex>,
-    /// For grains; the watcher has its own.
-    rule: Table,
 }
 
 impl Caps {
@@ -162,9 +188,9 @@ impl Caps {
         let (orders, take_orders) = sync_channel(2 * capacity + 8);
         let (give_back, returned) = sync_channel(capacity);
         let period = u64::try_from(settings.period.as_nanos()).unwrap_or(u64::MAX);
-        let table = || Table::new(capacity, cpu_count(), settings.cpu_share, period, watcher::now());
+        let table = Table::new(capacity, cpu_count(), settings.cpu_share, period, watcher::now());
         let channels = Channels { orders: take_orders, wake: Arc::clone(&wake), returned: give_back };
-        let watcher = Watcher::new(table(), capacity, channels, period / 2).map_err(setup("epoll and timers"))?;
+        let watcher = Watcher::new(table, capacity, channels).map_err(setup("epoll"))?;
         let (tell, told) = sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("ontime-cap".into())
@@ -189,7 +215,6 @@ impl Caps {
             entries: BTreeMap::new(),
             uncovered: BTreeMap::new(),
             free: (0..capacity).rev().collect(),
-            rule: table(),
         })
     }
 
@@ -217,39 +242,38 @@ impl Caps {
         self.sync()
     }
 
-    /// Watches exactly `wanted`: the planner has placed them. Paused ones are paused again, should the planner have placed
-    /// them meanwhile.
+    /// Watches exactly `wanted`: the planner has placed them.
     ///
     /// # Errors
     /// [`CapError::Lost`].
     pub fn set(&mut self, wanted: &[Watch]) -> Result<(), CapError> {
         self.release(wanted)?;
         self.uncovered.clear();
-        let crowds = crowds(wanted);
         for watch in wanted {
-            let crowd = watch.cpus.iter().filter_map(|cpu| crowds.get(cpu)).copied().max().unwrap_or(1);
-            let grain = self.rule.grain(watch.share, crowd);
             match self.entries.get_mut(&watch.id) {
-                Some(entry) if entry.grain == grain => entry.watch.cpus.clone_from(&watch.cpus),
-                Some(entry) => {
-                    entry.grain = grain;
-                    entry.watch.cpus.clone_from(&watch.cpus);
-                    let index = entry.index;
-                    self.order(Order::Grain(index, grain))?;
-                }
-                None => self.add(watch, grain)?,
+                Some(entry) => entry.watch.cpus.clone_from(&watch.cpus),
+                None => self.add(watch)?,
             }
         }
-        self.order(Order::Reassert)?;
         self.sync()
     }
 
-    fn add(&mut self, watch: &Watch, grain: u64) -> Result<(), CapError> {
-        let cover = match self.open(watch, grain) {
-            Ok((index, slot, cover)) => {
+    /// For reading policies from now on.
+    pub fn pauses(&self) -> Pauses {
+        let seen = |entry: &Entry| {
+            let count = entry.tally.pauses.load(Ordering::Acquire);
+            let paused = entry.tally.paused.load(Ordering::Relaxed);
+            (entry.watch.id, Seen { place: entry.watch.place, tally: Arc::clone(&entry.tally), count, paused })
+        };
+        Pauses(self.entries.values().map(seen).collect())
+    }
+
+    fn add(&mut self, watch: &Watch) -> Result<(), CapError> {
+        let cover = match self.open(watch) {
+            Ok((index, slot)) => {
                 let tally = Arc::clone(&slot.tally);
                 self.order(Order::Watch(index, slot))?;
-                self.entries.insert(watch.id, Entry { index, watch: watch.clone(), grain, cover, tally });
+                self.entries.insert(watch.id, Entry { index, watch: watch.clone(), tally });
                 return Ok(());
             }
             Err(cover) => cover,
@@ -258,29 +282,31 @@ impl Caps {
         Ok(())
     }
 
-    fn open(&mut self, watch: &Watch, grain: u64) -> Result<(SlotIndex, Box<Slot>, Cover), Cover> {
+    fn open(&mut self, watch: &Watch) -> Result<(SlotIndex, Box<Slot>), Cover> {
         if watch.share.is_whole() {
             return Err(Cover::Whole);
         }
         let place = Place::open(watch.id, watch.place)
             .map_err(refused)?
             .ok_or_else(|| Cover::Failed(format!("its place {} is no RT priority", watch.place)))?;
-        let (reading, refusal) = Reading::open(watch.id.pid, watch.id.tid, grain).map_err(refused)?;
-        let cover = refusal.map_or(Cover::Perf, |why| Cover::Polled(format!("perf_event_open: {why}")));
+        let reading = Reading::open(watch.id.pid, watch.id.tid).map_err(refused)?;
         let index = self
             .free
             .pop()
             .ok_or_else(|| Cover::Failed("more RT threads than the watcher has room for (cap.capacity)".to_owned()))?;
         let cpu = watch.cpus.first().copied().unwrap_or(0);
-        let slot = Slot { reading, place, share: watch.share, cpu, tally: Arc::default(), since: 0 };
-        Ok((index, Box::new(slot), cover))
+        let clock = ProcessClock::new(watch.id.pid);
+        let tally = Arc::default();
+        let polls = watch.place == PriorityTable::POLLER;
+        let slot = Slot { reading, clock, first: true, place, share: watch.share, cpu, polls, tally, since: 0 };
+        Ok((index, Box::new(slot)))
     }
 
     /// What every watched thread did, and which are not watched.
     pub fn report(&self) -> Vec<Use> {
         let watched = self.entries.values().map(|entry| Use {
             id: entry.watch.id,
-            cover: entry.cover.clone(),
+            cover: Cover::Watched,
             pauses: entry.tally.pauses.load(Ordering::Relaxed),
             paused_ns: entry.tally.paused_ns.load(Ordering::Relaxed),
             ran_ns: entry.tally.ran_ns.load(Ordering::Relaxed),
@@ -355,15 +381,6 @@ fn refused(error: io::Error) -> Cover {
         Some(libc::ESRCH | libc::ENOENT) => Cover::Gone,
         _ => Cover::Failed(error.to_string()),
     }
-}
-
-/// How many of `wanted` may run on each CPU.
-fn crowds(wanted: &[Watch]) -> BTreeMap<u32, usize> {
-    let mut crowds = BTreeMap::new();
-    for cpu in wanted.iter().flat_map(|watch| &watch.cpus) {
-        *crowds.entry(*cpu).or_default() += 1;
-    }
-    crowds
 }
 
 fn cpu_count() -> usize {

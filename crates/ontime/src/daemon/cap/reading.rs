@@ -1,201 +1,71 @@
-//! How much CPU time a thread has taken, and on which CPU: read from a perf event that also wakes us, or polled from
-//! `/proc` where perf is refused.
+//! How much CPU time a thread has taken, and on which CPU, from its `/proc` files.
 //!
-//! The perf event is the kernel's task clock of that one thread with a sample period in ns: its timer runs only while the
-//! thread does, so a thread that sleeps costs nothing. It is switched off while its thread is paused, so it counts time
-//! at RT priority only. Source: `kernel/events/core.c`, `perf_swevent_hrtimer`, `task_clock_event_*`.
+//! A perf event on the thread's task clock would wake us exactly when it has used up a budget, but on PREEMPT_RT that wake-up goes
+//! through `irq_work/N` at FIFO 1, which is just what a spinning thread keeps from running (`kernel/events/core.c`,
+//! `perf_pending_irq`). So the watcher looks; `watcher` says when.
 
 use std::fs::File;
 use std::io;
-use std::num::NonZeroUsize;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use perf_event_open_sys::{bindings, ioctls, perf_event_open};
-
-/// Where a thread's CPU time is read.
-#[derive(Debug)]
-pub enum Reading {
-    /// Its own perf event: wakes the watcher.
-    Perf(PerfReading),
-    /// `/proc`: has to be polled.
-    Proc(ProcReading),
-}
 
 /// CPU time taken since the last reading, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
-    /// ns.
+    /// ns. Of a running thread it may lack up to a tick: the kernel brings the count up to date then.
     pub ran: u64,
-    /// The CPU it was last seen on, where the reading says.
+    /// The CPU it was last seen on; not looked up for less than [`WORTH_A_LOOK`].
     pub cpu: Option<u32>,
 }
 
-/// One thread's task clock.
+/// ns of CPU time from which the CPU is looked up: `stat` costs several times what `schedstat` does.
+const WORTH_A_LOOK: u64 = 250_000;
+
+/// The CPU clock of a whole process: at least what each of its threads takes, in one cheap system call. A thread's files cost
+/// tens of times that, and `stat` takes locks that others hold.
 #[derive(Debug)]
-pub struct PerfReading {
-    fd: OwnedFd,
-    ring: Ring,
+pub struct ProcessClock {
+    id: libc::clockid_t,
     last: u64,
 }
 
-impl PerfReading {
-    /// Opens the task clock of thread `tid`, to wake its reader after each `grain` ns of CPU time.
-    ///
-    /// # Errors
-    /// The kernel's: EACCES or EPERM where perf is refused, ESRCH where the thread is gone, EMFILE, ENOMEM.
-    pub fn open(tid: i32, grain: u64) -> io::Result<Self> {
-        let mut attr = bindings::perf_event_attr {
-            size: size_of::<bindings::perf_event_attr>() as u32,
-            type_: bindings::PERF_TYPE_SOFTWARE,
-            config: bindings::PERF_COUNT_SW_TASK_CLOCK.into(),
-            sample_type: bindings::PERF_SAMPLE_CPU.into(),
-            ..Default::default()
-        };
-        attr.__bindgen_anon_1.sample_period = grain;
-        attr.__bindgen_anon_2.wakeup_events = 1;
-        let flags = bindings::PERF_FLAG_FD_CLOEXEC.into();
-        // SAFETY: attr is initialised and outlives the call, which copies it.
-        let fd = unsafe { perf_event_open(&mut attr, tid, -1, -1, flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
+impl ProcessClock {
+    /// The clock of process `pid`; counts from now on.
+    pub fn new(pid: i32) -> Self {
+        // CPUCLOCK_SCHED of another process: include/linux/posix-timers.h, make_process_cpuclock.
+        let mut clock = Self { id: (!pid << 3) | 2, last: 0 };
+        clock.take();
+        clock
+    }
+
+    /// ns taken since the last call; `u64::MAX` where the process has ended or another has its number, so that somebody looks.
+    pub fn take(&mut self) -> u64 {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the kernel writes a timespec, which outlives the call; a clock that is none gives EINVAL.
+        if unsafe { libc::clock_gettime(self.id, &raw mut time) } != 0 {
+            return u64::MAX;
         }
-        // SAFETY: the kernel just gave us this descriptor; nobody else has it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let ring = Ring::map(&fd)?;
-        Ok(Self { fd, ring, last: 0 })
-    }
-
-    /// Sets the CPU time, ns, after which the reader is woken. Starts that count anew.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn set_grain(&self, grain: u64) -> io::Result<()> {
-        // The crate passes its argument on as it is; the kernel takes it for a pointer to the value.
-        let pointer = (&raw const grain) as u64;
-        // SAFETY: the descriptor is a perf event; the kernel copies a u64 from the pointer, which outlives the call.
-        answer(unsafe { ioctls::PERIOD(self.fd.as_raw_fd(), pointer) })
-    }
-
-    /// Stops counting (and waking) while the thread is paused; what is left of the grain is kept.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn pause(&self) -> io::Result<()> {
-        // SAFETY: the descriptor is a perf event; no memory is passed.
-        answer(unsafe { ioctls::DISABLE(self.fd.as_raw_fd(), 0) })
-    }
-
-    /// Counts again.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn resume(&self) -> io::Result<()> {
-        // SAFETY: the descriptor is a perf event; no memory is passed.
-        answer(unsafe { ioctls::ENABLE(self.fd.as_raw_fd(), 0) })
-    }
-
-    fn take(&mut self) -> io::Result<Taken> {
-        let mut count = [0; 8];
-        rustix::io::read(&self.fd, &mut count)?;
-        let count = u64::from_ne_bytes(count);
-        let ran = count.saturating_sub(self.last);
+        let count = (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64);
+        let ran = count.checked_sub(self.last).unwrap_or(u64::MAX);
         self.last = count;
-        Ok(Taken { ran, cpu: self.ring.last_cpu() })
-    }
-}
-
-fn answer(code: libc::c_int) -> io::Result<()> {
-    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// The event's shared pages: a control page and one page of records.
-#[derive(Debug)]
-struct Ring {
-    pages: NonNull<u8>,
-    page: NonZeroUsize,
-}
-
-// SAFETY: the mapping belongs to this value alone and is not tied to a thread.
-unsafe impl Send for Ring {}
-
-impl Ring {
-    /// A record of ours: header (8 bytes) and CPU (u32, u32 reserved).
-    const RECORD: u64 = 16;
-
-    fn map(fd: &OwnedFd) -> io::Result<Self> {
-        let page = NonZeroUsize::new(rustix::param::page_size()).ok_or(io::ErrorKind::InvalidData)?;
-        // SAFETY: a new mapping at an address of the kernel's choice; the descriptor is a perf event, 1 + 1 pages.
-        let pages = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                2 * page.get(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                0,
-            )
-        };
-        if pages == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        NonNull::new(pages.cast()).map(|pages| Self { pages, page }).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        ran
     }
 
-    fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: offset is a field of the control page, which is longer.
-        let address = unsafe { self.pages.byte_add(offset) };
-        // SAFETY: mapped for as long as self lives, aligned (page start plus a u64 field's offset), shared with the kernel,
-        // which reads and writes it as one word.
-        unsafe { AtomicU64::from_ptr(address.as_ptr().cast()) }
-    }
-
-    /// Takes all records and returns the newest one's CPU. Only samples are asked for, all of one size, so the newest lies
-    /// right before the head; anything else (a loss notice) is recognised by its header and skipped.
-    fn last_cpu(&self) -> Option<u32> {
-        let head = self.word(std::mem::offset_of!(bindings::perf_event_mmap_page, data_head)).load(Ordering::Acquire);
-        let tail = self.word(std::mem::offset_of!(bindings::perf_event_mmap_page, data_tail));
-        let new = head.wrapping_sub(tail.load(Ordering::Relaxed));
-        let cpu = (new >= Self::RECORD).then(|| self.record(head.wrapping_sub(Self::RECORD))).flatten();
-        tail.store(head, Ordering::Release);
-        cpu
-    }
-
-    fn record(&self, at: u64) -> Option<u32> {
-        let header = self.data(at) as u32;
-        let sample = bindings::PERF_RECORD_SAMPLE;
-        (header == sample).then(|| self.data(at + 8) as u32)
-    }
-
-    /// The 8 bytes of the record page at this position of the endless stream; records are multiples of 8, so are positions.
-    fn data(&self, at: u64) -> u64 {
-        let within = (at as usize & (self.page.get() - 1)) & !7;
-        // SAFETY: page + within + 8 is at most two pages, the mapping's length.
-        let address = unsafe { self.pages.byte_add(self.page.get() + within) };
-        // SAFETY: mapped, 8-aligned, and the kernel does not write there between head and our tail.
-        unsafe { address.cast::<u64>().read_volatile() }
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // SAFETY: exactly what map() mapped; no reference to it outlives self.
-        unsafe { libc::munmap(self.pages.as_ptr().cast(), 2 * self.page.get()) };
+    /// Whether both are the same process's.
+    pub fn same(&self, other: &Self) -> bool {
+        self.id == other.id
     }
 }
 
 /// A thread's `/proc` files, kept open: they name the thread itself, not whatever takes over its number.
 #[derive(Debug)]
-pub struct ProcReading {
+pub struct Reading {
     schedstat: File,
     stat: File,
     last: u64,
 }
 
-impl ProcReading {
-    /// Opens thread `tid`'s files.
+impl Reading {
+    /// Opens thread `tid`'s files; counts from now on.
     ///
     /// # Errors
     /// ENOENT or ESRCH where the thread is gone.
@@ -207,14 +77,21 @@ impl ProcReading {
         Ok(reading)
     }
 
-    fn take(&mut self) -> io::Result<Taken> {
+    /// What was taken since the last call.
+    ///
+    /// # Errors
+    /// ESRCH where the thread is gone.
+    pub fn take(&mut self) -> io::Result<Taken> {
         let mut buffer = [0; 512];
         let length = self.schedstat.read_at(&mut buffer, 0)?;
         let count = schedstat_ran(buffer.get(..length).unwrap_or_default()).ok_or(io::ErrorKind::InvalidData)?;
-        let length = self.stat.read_at(&mut buffer, 0)?;
-        let cpu = stat_field(buffer.get(..length).unwrap_or_default(), STAT_PROCESSOR).map(|cpu| cpu as u32);
         let ran = count.saturating_sub(self.last);
         self.last = count;
+        if ran < WORTH_A_LOOK {
+            return Ok(Taken { ran, cpu: None });
+        }
+        let length = self.stat.read_at(&mut buffer, 0)?;
+        let cpu = stat_field(buffer.get(..length).unwrap_or_default(), STAT_PROCESSOR).map(|cpu| cpu as u32);
         Ok(Taken { ran, cpu })
     }
 }
@@ -236,73 +113,6 @@ fn schedstat_ran(line: &[u8]) -> Option<u64> {
 
 fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
-}
-
-impl Reading {
-    /// Opens the best reading there is: perf, or `/proc` with perf's refusal.
-    ///
-    /// # Errors
-    /// ESRCH or ENOENT where the thread is gone; anything else is a refusal of both.
-    pub fn open(pid: i32, tid: i32, grain: u64) -> io::Result<(Self, Option<io::Error>)> {
-        match PerfReading::open(tid, grain) {
-            Ok(perf) => Ok((Self::Perf(perf), None)),
-            Err(gone) if gone.raw_os_error() == Some(libc::ESRCH) => Err(gone),
-            Err(refusal) => Ok((Self::Proc(ProcReading::open(pid, tid)?), Some(refusal))),
-        }
-    }
-
-    /// What was taken since the last call.
-    ///
-    /// # Errors
-    /// ESRCH where the thread is gone.
-    pub fn take(&mut self) -> io::Result<Taken> {
-        match self {
-            Self::Perf(perf) => perf.take(),
-            Self::Proc(proc) => proc.take(),
-        }
-    }
-
-    /// The thread is paused: what it takes from now on is not counted.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn pause(&self) -> io::Result<()> {
-        match self {
-            Self::Perf(perf) => perf.pause(),
-            Self::Proc(_) => Ok(()),
-        }
-    }
-
-    /// The thread is back at its place: counts again.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn resume(&mut self) -> io::Result<()> {
-        match self {
-            Self::Perf(perf) => perf.resume(),
-            // What it took while paused is not RT time.
-            Self::Proc(proc) => proc.take().map(|_| ()),
-        }
-    }
-
-    /// The descriptor to wait on, where there is one.
-    pub fn wakes(&self) -> Option<&OwnedFd> {
-        match self {
-            Self::Perf(perf) => Some(&perf.fd),
-            Self::Proc(_) => None,
-        }
-    }
-
-    /// Sets the grain, ns of CPU time.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn set_grain(&self, grain: u64) -> io::Result<()> {
-        match self {
-            Self::Perf(perf) => perf.set_grain(grain),
-            Self::Proc(_) => Ok(()),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -331,12 +141,15 @@ mod tests {
     }
 
     /// On its own thread, so that other tests of this process do not disturb the count.
-    fn counts_own_time(mut reading: impl FnMut() -> Reading + Send + 'static) {
-        std::thread::spawn(move || {
-            let mut reading = reading();
+    #[test]
+    fn a_threads_cpu_time_and_cpu_are_read() {
+        std::thread::spawn(|| {
+            let mut reading = Reading::open(std::process::id() as i32, own_tid()).unwrap();
             spin(50);
             let first = reading.take().unwrap();
             assert!(first.ran > 1_000_000, "{first:?}");
+            let cpus = std::thread::available_parallelism().unwrap().get().max(4096) as u32;
+            assert!(first.cpu.is_some_and(|cpu| cpu < cpus), "{first:?}");
             std::thread::sleep(std::time::Duration::from_millis(100));
             let slept = reading.take().unwrap();
             assert!(slept.ran < 50_000_000, "{slept:?}");
@@ -346,36 +159,27 @@ mod tests {
     }
 
     #[test]
-    fn proc_counts_a_threads_cpu_time() {
-        counts_own_time(|| Reading::Proc(ProcReading::open(std::process::id() as i32, own_tid()).unwrap()));
-    }
-
-    #[test]
-    fn perf_counts_a_threads_cpu_time_and_names_the_cpu() {
-        if let Err(refusal) = PerfReading::open(0, 1_000_000) {
-            eprintln!("skipped: perf is refused here: {refusal}");
-            return;
-        }
-        counts_own_time(|| Reading::Perf(PerfReading::open(own_tid(), 1_000_000).unwrap()));
-        std::thread::spawn(|| {
-            let mut perf = PerfReading::open(own_tid(), 1_000_000).unwrap();
-            let mut seen = None;
-            for _ in 0..50 {
-                spin(5);
-                seen = perf.take().unwrap().cpu.or(seen);
-            }
-            let cpus = std::thread::available_parallelism().unwrap().get().max(4096) as u32;
-            assert!(seen.is_some_and(|cpu| cpu < cpus), "{seen:?}");
-            perf.pause().unwrap();
-            perf.take().unwrap();
-            spin(20);
-            assert_eq!(perf.take().unwrap().ran, 0, "counted while paused");
-            perf.resume().unwrap();
-            spin(20);
-            assert!(perf.take().unwrap().ran > 0);
-        })
-        .join()
-        .unwrap();
+    fn a_process_clock_counts_its_threads_and_tells_of_its_end() {
+        let mut child = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let mut clock = ProcessClock::new(child.id() as i32);
+        let ran: u64 = (0..100)
+            .map(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                clock.take()
+            })
+            .take_while({
+                let mut sum = 0;
+                move |ran| {
+                    sum += ran;
+                    sum < 20_000_000
+                }
+            })
+            .sum();
+        assert!(ran < 2_000_000_000, "{ran}");
+        assert!(clock.last > 1_000_000, "{clock:?}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(clock.take(), u64::MAX);
     }
 
     #[test]
@@ -387,7 +191,7 @@ mod tests {
             wait.recv().unwrap();
         });
         let tid = rx.recv().unwrap();
-        let mut reading = ProcReading::open(std::process::id() as i32, tid).unwrap();
+        let mut reading = Reading::open(std::process::id() as i32, tid).unwrap();
         end.send(()).unwrap();
         thread.join().unwrap();
         // The kernel may take a moment to unhash it.
@@ -396,6 +200,6 @@ mod tests {
             reading.take().is_err()
         });
         assert!(gone);
-        assert!(Reading::open(std::process::id() as i32, tid, 1_000_000).is_err());
+        assert!(Reading::open(std::process::id() as i32, tid).is_err());
     }
 }

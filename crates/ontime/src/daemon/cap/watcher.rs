@@ -1,8 +1,12 @@
-//! The watcher thread: sleeps in epoll until a watched thread has used its grain, a pause ends, or an order comes.
+//! The watcher thread: sleeps until somebody may have used up a budget, a pause ends, or an order comes.
 //!
 //! Runs above every thread it may have to stop, in locked memory, and allocates nothing after its start: slots are opened
 //! by the planner's thread and handed over, and handed back to be closed there. It writes no log; what happened is counted in
 //! [`Tally`].
+//!
+//! It sleeps by the time-out of `epoll_wait`, not by timerfds: on PREEMPT_RT a timerfd expires in `ktimers/N`, which a spinning
+//! thread keeps from running, while the time-out of a real-time thread expires in the interrupt itself
+//! (`kernel/time/hrtimer.c`, `__hrtimer_setup_sleeper`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,11 +15,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 
 use rustix::event::epoll;
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use rustix::time::Timespec;
 
 use super::account::Share;
 use super::place::Place;
-use super::reading::Reading;
+use super::reading::{ProcessClock, Reading};
 use super::table::{Action, SlotIndex, Table};
 
 /// What happened to one watched thread; read by others while the watcher writes.
@@ -37,9 +41,15 @@ pub struct Tally {
 #[derive(Debug)]
 pub struct Slot {
     pub reading: Reading,
+    /// Of its process.
+    pub clock: ProcessClock,
+    /// Whether no slot before it is of the same process.
+    pub first: bool,
     pub place: Place,
     pub share: Share,
     pub cpu: u32,
+    /// At the place of threads that poll.
+    pub polls: bool,
     pub tally: Arc<Tally>,
     /// When its pause began, ns.
     pub since: u64,
@@ -52,20 +62,11 @@ pub enum Order {
     Watch(SlotIndex, Box<Slot>),
     /// Stop watching; a paused thread gets its place back first.
     Forget(SlotIndex),
-    /// Read it at another grain, ns.
-    Grain(SlotIndex, u64),
-    /// A paused thread was placed by the planner meanwhile: pause it again.
-    Reassert,
     /// Answer when every order before this one is done.
     Sync(SyncSender<()>),
     /// Give every paused thread its place back, and end.
     Stop,
 }
-
-/// Wakes of the one epoll set that are no slot.
-const ORDERS: u64 = u64::MAX;
-const EXPIRY: u64 = u64::MAX - 1;
-const POLL: u64 = u64::MAX - 2;
 
 /// The descriptors and channels a watcher lives on.
 #[derive(Debug)]
@@ -79,13 +80,10 @@ pub struct Channels {
 #[derive(Debug)]
 pub struct Watcher {
     table: Table,
+    /// As long as the highest slot ever used.
     slots: Vec<Option<Box<Slot>>>,
     channels: Channels,
     epoll: OwnedFd,
-    expiry: OwnedFd,
-    poll: OwnedFd,
-    poll_every: u64,
-    polled: usize,
     /// Actions of the charge under way; its capacity is the table's.
     acts: Vec<Action>,
 }
@@ -101,52 +99,38 @@ fn timespec(ns: u64) -> Timespec {
 }
 
 impl Watcher {
-    /// A watcher of at most `capacity` threads that polls those without perf every `poll_every` ns.
+    /// A watcher of at most `capacity` threads.
     ///
     /// # Errors
     /// The kernel's, where descriptors run out.
-    pub fn new(table: Table, capacity: usize, channels: Channels, poll_every: u64) -> io::Result<Self> {
-        let timer = || {
-            rustix::time::timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC.union(TimerfdFlags::NONBLOCK))
-        };
-        let (expiry, poll) = (timer()?, timer()?);
+    pub fn new(table: Table, capacity: usize, channels: Channels) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &channels.wake, epoll::EventData::new_u64(ORDERS), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &expiry, epoll::EventData::new_u64(EXPIRY), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &poll, epoll::EventData::new_u64(POLL), epoll::EventFlags::IN)?;
-        let mut slots = Vec::new();
-        slots.resize_with(capacity, || None);
+        epoll::add(&epoll, &channels.wake, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        let slots = Vec::with_capacity(capacity);
         let acts = Vec::with_capacity(2 * capacity);
-        Ok(Self { table, slots, channels, epoll, expiry, poll, poll_every, polled: 0, acts })
+        Ok(Self { table, slots, channels, epoll, acts })
     }
 
     /// Runs until [`Order::Stop`] or the planner's end of the channel is gone.
     pub fn run(mut self) {
-        let mut events =
-            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(ORDERS) }; 64];
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
         loop {
-            let count = match epoll::wait(&self.epoll, events.as_mut_slice(), None) {
+            let next = self.table.next_expiry().into_iter().chain(self.table.next_look()).min();
+            let time_out = next.map(|at| timespec(at.saturating_sub(now())));
+            let count = match epoll::wait(&self.epoll, events.as_mut_slice(), time_out.as_ref()) {
                 Ok(count) => count,
                 Err(rustix::io::Errno::INTR) => continue,
                 // Not possible with a valid descriptor; leave everybody at their place rather than spin at high priority.
                 Err(_) => break,
             };
-            for event in events.iter().take(count) {
-                match event.data.u64() {
-                    ORDERS => {
-                        drain(&self.channels.wake);
-                        if !self.obey() {
-                            self.release_all();
-                            return;
-                        }
-                    }
-                    EXPIRY => drain(&self.expiry),
-                    POLL => {
-                        drain(&self.poll);
-                        self.read_polled();
-                    }
-                    slot => self.woken(slot as SlotIndex, event.flags),
+            if count > 0 {
+                drain(&self.channels.wake);
+                if !self.obey() {
+                    break;
                 }
+            }
+            if self.table.next_look().is_some_and(|at| at <= now()) {
+                self.look();
             }
             self.expire();
         }
@@ -159,12 +143,6 @@ impl Watcher {
             match self.channels.orders.try_recv() {
                 Ok(Order::Watch(index, slot)) => self.watch(index, slot),
                 Ok(Order::Forget(index)) => self.forget(index),
-                Ok(Order::Grain(index, grain)) => {
-                    if let Some(Some(slot)) = self.slots.get(index) {
-                        let _ = slot.reading.set_grain(grain);
-                    }
-                }
-                Ok(Order::Reassert) => self.reassert(),
                 Ok(Order::Sync(answer)) => {
                     let _ = answer.try_send(());
                 }
@@ -175,35 +153,33 @@ impl Watcher {
     }
 
     fn watch(&mut self, index: SlotIndex, slot: Box<Slot>) {
-        self.table.watch(index, slot.share, slot.cpu, now());
-        match slot.reading.wakes() {
-            Some(fd) => {
-                let data = epoll::EventData::new_u64(index as u64);
-                if epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN).is_err() {
-                    slot.tally.refused.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-            None => {
-                self.polled += 1;
-                self.arm_poll();
-            }
+        self.table.watch(index, slot.share, slot.cpu, slot.polls, now());
+        // Within the capacity: indices are below it. The list is as long as it must be, for every look goes through it.
+        while self.slots.len() <= index && self.slots.len() < self.slots.capacity() {
+            self.slots.push(None);
         }
         if let Some(entry) = self.slots.get_mut(index) {
             *entry = Some(slot);
+        }
+        self.mark_first(index);
+    }
+
+    /// Which slot of the process of the one at `index` stands for it.
+    fn mark_first(&mut self, index: SlotIndex) {
+        let Some((before, [Some(slot), after @ ..])) = self.slots.split_at_mut_checked(index) else { return };
+        slot.first = !before.iter().flatten().any(|other| other.clock.same(&slot.clock));
+        for other in after.iter_mut().flatten().filter(|other| other.clock.same(&slot.clock)) {
+            other.first = false;
         }
     }
 
     fn forget(&mut self, index: SlotIndex) {
         let paused = self.table.forget(index);
         let Some(slot) = self.slots.get_mut(index).and_then(Option::take) else { return };
-        match slot.reading.wakes() {
-            Some(fd) => {
-                let _ = epoll::delete(&self.epoll, fd);
-            }
-            None => {
-                self.polled = self.polled.saturating_sub(1);
-                self.arm_poll();
-            }
+        let heir =
+            self.slots.iter().position(|other| other.as_ref().is_some_and(|other| other.clock.same(&slot.clock)));
+        if let Some(heir) = heir.filter(|_| slot.first) {
+            self.mark_first(heir);
         }
         if paused {
             let _ = slot.place.take();
@@ -219,61 +195,50 @@ impl Watcher {
         }
     }
 
-    fn reassert(&mut self) {
-        for (index, slot) in self.slots.iter().enumerate() {
-            if let Some(slot) = slot.as_ref().filter(|_| self.table.paused(index)) {
-                let _ = slot.place.leave();
-            }
+    /// Looks at processes, and at their threads where those might be over a cap.
+    fn look(&mut self) {
+        let start = now();
+        let ran = self.processes_ran();
+        if !self.table.may_rest(ran, now()) {
+            self.look_at_threads();
         }
+        self.table.cost(this_cpu(), now().saturating_sub(start));
     }
 
-    /// A slot's event: its thread has used its grain, or has ended.
-    fn woken(&mut self, index: SlotIndex, flags: epoll::EventFlags) {
-        if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
-            self.forget(index);
-            return;
-        }
-        let Some(cpu) = self.charge(index) else { return };
-        // Those that share its CPU are read too, so that the CPU's account is exact at every wake.
-        for other in 0..self.slots.len() {
-            if other != index && self.table.shares(other, cpu) {
-                self.charge(other);
-            }
-        }
-        self.act();
+    /// What all watched processes took since the last look, ns.
+    fn processes_ran(&mut self) -> u64 {
+        let first = self.slots.iter_mut().flatten().filter(|slot| slot.first);
+        first.fold(0, |ran, slot| ran.saturating_add(slot.clock.take()))
     }
 
-    fn read_polled(&mut self) {
+    /// Reads and charges every thread that is at its place.
+    fn look_at_threads(&mut self) {
         for index in 0..self.slots.len() {
-            let polled = matches!(self.slots.get(index), Some(Some(slot)) if slot.reading.wakes().is_none());
-            if polled && !self.table.paused(index) {
+            if self.slots.get(index).is_some_and(Option::is_some) && !self.table.paused(index) {
                 self.charge(index);
             }
         }
+        let acts = &mut self.acts;
+        self.table.looked(now(), |act| acts.push(act));
         self.act();
     }
 
-    /// Reads a slot, charges it, and says on which CPU it was seen.
-    fn charge(&mut self, index: SlotIndex) -> Option<u32> {
-        let slot = self.slots.get_mut(index)?.as_mut()?;
+    fn charge(&mut self, index: SlotIndex) {
+        let Some(Some(slot)) = self.slots.get_mut(index) else { return };
         let Ok(taken) = slot.reading.take() else {
             self.forget(index);
-            return None;
+            return;
         };
         slot.tally.ran_ns.fetch_add(taken.ran, Ordering::Relaxed);
-        let cpu = taken.cpu.or(self.table.cpu(index))?;
+        let Some(cpu) = taken.cpu.or(self.table.cpu(index)) else { return };
         let acts = &mut self.acts;
         self.table.charge(index, cpu, taken.ran, now(), |act| acts.push(act));
-        Some(cpu)
     }
 
     fn expire(&mut self) {
         let acts = &mut self.acts;
         self.table.expire(now(), |act| acts.push(act));
         self.act();
-        let value = self.table.next_expiry().map_or(0, |at| at.max(1));
-        let once = Itimerspec { it_interval: timespec(0), it_value: timespec(value) };
-        let _ = rustix::time::timerfd_settime(&self.expiry, TimerfdTimerFlags::ABSTIME, &once);
     }
 
     fn act(&mut self) {
@@ -295,38 +260,33 @@ impl Watcher {
             }
         }
     }
-
-    fn arm_poll(&self) {
-        let every = if self.polled > 0 { timespec(self.poll_every) } else { timespec(0) };
-        let spec = Itimerspec { it_interval: every, it_value: every };
-        let _ = rustix::time::timerfd_settime(&self.poll, TimerfdTimerFlags::empty(), &spec);
-    }
 }
 
 impl Slot {
     fn pause(&mut self) -> io::Result<()> {
-        self.place.leave()?;
+        // Said before it is so: who then reads the thread's policy knows of the pause (`Pauses`).
         self.tally.paused.store(true, Ordering::Relaxed);
-        self.tally.pauses.fetch_add(1, Ordering::Relaxed);
+        self.tally.pauses.fetch_add(1, Ordering::Release);
         self.since = now();
-        self.reading.pause()
+        self.place.leave().inspect_err(|_| {
+            self.tally.paused.store(false, Ordering::Relaxed);
+            self.tally.pauses.fetch_sub(1, Ordering::Relaxed);
+        })
     }
 
     fn resume(&mut self) -> io::Result<()> {
-        let counted = if self.reading.wakes().is_some() {
-            // Counting starts before the place is back: no RT time is missed.
-            let counted = self.reading.resume();
-            self.place.take()?;
-            counted
-        } else {
-            // The change of policy brings the kernel's count up to date, so what was taken while paused is left out whole.
-            self.place.take()?;
-            self.reading.resume()
-        };
+        // The change of policy brings the kernel's count up to date, so what was taken while paused is left out whole.
+        self.place.take()?;
         self.tally.paused.store(false, Ordering::Relaxed);
         self.tally.paused_ns.fetch_add(now().saturating_sub(self.since), Ordering::Relaxed);
-        counted
+        self.reading.take().map(|_| ())
     }
+}
+
+fn this_cpu() -> u32 {
+    // SAFETY: takes nothing, touches no memory of ours. It cannot fail where the kernel has its vDSO; -1 is no CPU of the table.
+    let cpu = unsafe { libc::sched_getcpu() };
+    u32::try_from(cpu).unwrap_or(u32::MAX)
 }
 
 fn drain(fd: &OwnedFd) {

@@ -3,17 +3,26 @@
 
 use std::collections::BTreeSet;
 
-use ontime_hostnet::{self as hostnet, Host, Knob, Method, Value};
+use ontime_hostnet::{self as hostnet, Host, Knob, Method};
 use ontime_tenants::{Policy, discover};
 
-use super::{Engine, Look};
+use super::{Engine, Known, Look};
 use crate::api;
 use crate::daemon::view;
 
 impl Engine {
     /// What an apply would change, with this method if one is given.
     pub(super) fn dry_run(&self, method: Option<Method>) -> api::Report {
-        let look = Look::at(&self.sources, &self.config, method, &self.paths, self.in_force);
+        let (paused, pauses) = (self.paused(), self.pauses());
+        let known = Known {
+            method,
+            journal: Some(&self.journal),
+            caps: self.in_force,
+            paused: &paused,
+            pauses: Some(&pauses),
+            ..Known::default()
+        };
+        let look = Look::at(&self.sources, &self.config, &self.paths, known);
         let mut changes = Vec::new();
         let mut unchanged = 0;
         for setting in &look.plan.settings {
@@ -64,12 +73,14 @@ impl Engine {
 
     /// The NICs as the last pass found them.
     pub fn nics(&self) -> Vec<api::Nic> {
-        view::nics(&self.look.inventory, &self.look.intent)
+        let look = &self.look;
+        view::nics(&look.inventory, &look.intent, &look.plan, &|setting| self.knob_state(setting))
     }
 
     /// Metrics, up to now.
     pub fn metrics_text(&mut self) -> String {
         self.account_caps();
+        self.account_traffic();
         self.metrics.text()
     }
 
@@ -94,6 +105,7 @@ impl Engine {
             passes: self.passes,
             last_pass_seconds: self.last_pass.as_secs_f64(),
             caps: self.caps_status(),
+            polling: self.polling(),
             drift: knobs.iter().filter(|knob| knob.state == "drifted").count(),
             knobs,
             findings: self.look.plan.findings.iter().map(view::finding).collect(),
@@ -102,32 +114,20 @@ impl Engine {
     }
 
     fn knob_state(&self, setting: &hostnet::Setting) -> api::KnobState {
-        let (actual, state, why) = match self.host.read(&setting.knob) {
-            Ok(found) if found == setting.value => (Some(found), "ok", None),
-            Ok(Value::Policy(Policy::Idle)) if matches!(&setting.knob, Knob::ThreadPolicy { thread, .. } if self.watches.of.contains_key(thread)) => {
-                (Some(Value::Policy(Policy::Idle)), "paused", Some("over its runtime cap this moment".to_owned()))
-            }
-            Ok(found) => match self.failures.get(&setting.knob.key()) {
-                Some(why) => (Some(found), "failed", Some(why.clone())),
-                None => (Some(found), "drifted", None),
-            },
-            Err(error) => {
-                let state = match &error {
-                    hostnet::KnobError::Gone(_) => "gone",
-                    hostnet::KnobError::Unsupported { .. } => "unsupported",
-                    _ => "failed",
-                };
-                (None, state, Some(error.to_string()))
-            }
-        };
-        api::KnobState {
-            rule: setting.rule.to_string(),
-            knob: setting.knob.to_string(),
-            wanted: setting.value.to_string(),
-            actual: actual.map(|value| value.to_string()),
-            state: state.to_owned(),
-            why,
+        let mut known = view::knob_state(&self.host, setting);
+        if known.state != "drifted" {
+            return known;
         }
+        let paused = matches!(&setting.knob, Knob::ThreadPolicy { thread, .. } if self.watches.of.contains_key(thread))
+            && known.actual.as_deref() == Some(Policy::Idle.to_string().as_str());
+        let (state, why) = match self.failures.get(&setting.knob.key()) {
+            _ if paused => ("paused", "over its runtime cap this moment".to_owned()),
+            Some(why) => ("failed", why.clone()),
+            None => ("drifted", "changed by someone else since; set again at the next pass".to_owned()),
+        };
+        state.clone_into(&mut known.state);
+        known.why = Some(why);
+        known
     }
 
     fn caps_status(&self) -> api::Caps {

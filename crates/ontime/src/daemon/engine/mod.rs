@@ -9,18 +9,22 @@
 //! 5. only then, and only if every thread is capped, do protections go off.
 
 mod answers;
+mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
+use ontime_hostnet::rules::polling_nics;
 use ontime_hostnet::{
-    self as hostnet, Done, Host, Intent, Inventory, Item, Journal, Knob, LiveHost, Method, Plan, Value,
+    self as hostnet, Done, Host, Inherited, Intent, Inventory, Item, Journal, Knob, KnobError, LiveHost, Method, NicId,
+    Paused, Plan, Value,
 };
-use ontime_tenants::{Discovery, Policy, PriorityTable, Rules, Sources, discover};
+use ontime_tenants::{Discovery, Policy, PriorityTable, Rules, Sources, ThreadId, discover};
 
+use self::traffic::Traffic;
 use crate::api;
-use crate::daemon::cap::Caps;
+use crate::daemon::cap::{Caps, Pauses};
 use crate::daemon::config::Config;
 use crate::daemon::guardian::{Charge, Guardian};
 use crate::daemon::metrics::Metrics;
@@ -39,29 +43,81 @@ pub struct Look {
     pub inventory: Inventory,
     /// What is wanted.
     pub intent: Intent,
+    /// Threads that were made in a pause.
+    pub inherited: Inherited,
     /// The plan.
     pub plan: Plan,
+    /// NICs that poll under the method, now or when packets come.
+    pub polls: Vec<NicId>,
     /// How long discovery took.
     pub discovering: Duration,
 }
 
 impl Look {
-    fn at(sources: &Sources, config: &Config, method: Option<Method>, paths: &Paths, caps: bool) -> Self {
+    /// Looks at the host, and plans as from the originals that the journal keeps.
+    pub fn at(sources: &Sources, config: &Config, paths: &Paths, known: Known<'_>) -> Self {
         let start = Instant::now();
-        let found = discover(sources, &config.rules);
+        let mut found = known.found.cloned().unwrap_or_else(|| discover(sources, &config.rules));
         let discovering = start.elapsed();
+        for thread in found.tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {
+            thread.policy = known.pauses.map_or(thread.policy, |pauses| pauses.past(thread.id, thread.policy));
+        }
+        let find = |journal| Inherited::find(&found.tenants, known.paused, journal);
+        let inherited = known.journal.map(find).unwrap_or_default();
+        inherited.put_right(&mut found.tenants);
         let inventory = Inventory::scan(&paths.roots());
-        let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants.clone(), caps);
-        intent.method = method.unwrap_or(intent.method);
-        let plan = hostnet::plan(&inventory, &intent);
-        Self { found, inventory, intent, plan, discovering }
+        let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants.clone(), known.caps);
+        intent.method = known.method.unwrap_or(intent.method);
+        intent.resting = known.resting.cloned().unwrap_or_default();
+        let mut look = Self { found, inventory, intent, inherited, discovering, ..Self::default() };
+        look.plan_again(known.journal);
+        look
     }
 
-    fn replan(&mut self, caps: bool) {
+    fn replan(&mut self, journal: &Journal, caps: bool) {
         if self.intent.caps_in_force != caps {
             self.intent.caps_in_force = caps;
-            self.plan = hostnet::plan(&self.inventory, &self.intent);
+            self.plan_again(Some(journal));
         }
+    }
+
+    fn plan_again(&mut self, journal: Option<&Journal>) {
+        (self.plan, self.polls) = planned(&self.inventory, &self.intent, journal);
+        self.inherited.note(&mut self.plan);
+    }
+}
+
+/// What a look starts from besides the host and its configuration.
+#[derive(Default, Clone, Copy)]
+pub struct Known<'a> {
+    /// The tenants, where they have just been found.
+    pub found: Option<&'a Discovery>,
+    /// Instead of the configuration's.
+    pub method: Option<Method>,
+    /// The originals.
+    pub journal: Option<&'a Journal>,
+    /// Whether caps are in force.
+    pub caps: bool,
+    /// NICs whose polling rests, by index.
+    pub resting: Option<&'a BTreeSet<u32>>,
+    /// Containers' threads that caps have paused up to now.
+    pub paused: &'a [Paused],
+    /// Who may be paused since before this look: at SCHED_IDLE by its cap, not by its own choice.
+    pub pauses: Option<&'a Pauses>,
+}
+
+/// The plan, and the NICs that poll under its method.
+fn planned(inventory: &Inventory, intent: &Intent, journal: Option<&Journal>) -> (Plan, Vec<NicId>) {
+    let plan = |inventory: &Inventory, intent: &Intent| {
+        let polls = polling_nics(inventory, intent).map(|nic| nic.id.clone()).collect();
+        (hostnet::plan(inventory, intent), polls)
+    };
+    match journal {
+        Some(journal) => {
+            let (inventory, intent) = hostnet::as_found(inventory.clone(), intent.clone(), journal);
+            plan(&inventory, &intent)
+        }
+        None => plan(inventory, intent),
     }
 }
 
@@ -81,6 +137,9 @@ pub struct Engine {
     /// Those that have metrics.
     domains: BTreeSet<Owned>,
     look: Look,
+    traffic: Traffic,
+    /// What the last pass wanted of every knob; nothing after a reset.
+    applied: BTreeMap<String, Value>,
     state: api::State,
     errors: Vec<api::Problem>,
     /// Knobs that the last pass could not set, and why.
@@ -115,6 +174,8 @@ impl Engine {
             watches: Watches::default(),
             domains: BTreeSet::new(),
             look: Look::default(),
+            traffic: Traffic::default(),
+            applied: BTreeMap::new(),
             state: api::State::Applied,
             errors: Vec::new(),
             failures: BTreeMap::new(),
@@ -180,7 +241,7 @@ impl Engine {
         let report = match self.state {
             api::State::Applied => self.apply(),
             api::State::Reset => {
-                self.look = self.look_now(false);
+                self.look = self.look_now(&[]);
                 hostnet::Report::default()
             }
         };
@@ -190,36 +251,76 @@ impl Engine {
         report
     }
 
-    fn look_now(&self, caps: bool) -> Look {
-        Look::at(&self.sources, &self.config, self.method, &self.paths, caps)
+    /// As of a host without caps.
+    fn look_now(&self, paused: &[Paused]) -> Look {
+        let pauses = self.pauses();
+        let known = Known {
+            method: self.method,
+            journal: Some(&self.journal),
+            resting: Some(&self.traffic.resting),
+            paused,
+            pauses: Some(&pauses),
+            ..Known::default()
+        };
+        Look::at(&self.sources, &self.config, &self.paths, known)
+    }
+
+    /// The containers' threads of the last pass that caps have paused.
+    fn paused(&self) -> Vec<Paused> {
+        let caps = self.caps.as_ref().map(Caps::report).unwrap_or_default();
+        let paused: BTreeSet<ThreadId> = caps.iter().filter(|used| used.pauses > 0).map(|used| used.id).collect();
+        Paused::of(&self.look.found.tenants, &self.journal, |id| paused.contains(&id))
     }
 
     fn apply(&mut self) -> hostnet::Report {
-        let before = values(&self.look.plan);
-        let mut report = self.converge();
+        let paused = self.paused();
+        let before = std::mem::take(&mut self.applied);
+        let mut report = self.converge(&paused);
         self.cap();
         if self.look.intent.caps_in_force != self.in_force {
-            self.look.replan(self.in_force);
-            match hostnet::apply(&self.host, &self.look.plan, &mut self.journal) {
+            self.look.replan(&self.journal, self.in_force);
+            let host = PastPauses { host: &self.host, pauses: self.pauses() };
+            match hostnet::apply(&host, &self.look.plan, &mut self.journal) {
                 Ok(more) => add_new(&mut report, more),
                 Err(error) => self.error("journal", &error),
             }
             report.findings.clone_from(&self.look.plan.findings);
         }
         self.note_changes(&mut report, &before);
+        self.applied = values(&self.look.plan);
         report
     }
 
+    fn pauses(&self) -> Pauses {
+        self.caps.as_ref().map(Caps::pauses).unwrap_or_default()
+    }
+
     /// Looks, plans and applies until nothing new comes up, with protections on for threads that are not capped yet.
-    fn converge(&mut self) -> hostnet::Report {
+    fn converge(&mut self, paused: &[Paused]) -> hostnet::Report {
         let capped: BTreeSet<_> = self.watches.list.iter().map(|watch| watch.id).collect();
         let kernel = self.config.daemon.cap_cpu_share;
-        let Self { host, journal, sources, config, method, paths, caps, look, watches, in_force, .. } = self;
+        let pauses = self.pauses();
+        let Self { host, journal, sources, config, method, paths, caps, look, watches, in_force, traffic, .. } = self;
         let mut lost = None;
-        let result = hostnet::converge(&*host, journal, |_| -> Result<Plan, Infallible> {
-            *look = Look::at(sources, config, *method, paths, *in_force);
-            *watches = Watches::of(&look.plan, &look.found.tenants, look.intent.table, kernel, &watches.list);
-            look.replan(*in_force && watches.list.iter().all(|watch| capped.contains(&watch.id)));
+        // A second look is for the threads that the first one's settings made: tenants need not be found again.
+        let mut found: Option<Discovery> = None;
+        let mut discovering = Duration::ZERO;
+        let host = PastPauses { host, pauses };
+        let result = hostnet::converge(&host, journal, |journal| -> Result<Plan, Infallible> {
+            let known = Known {
+                found: found.as_ref(),
+                method: *method,
+                journal: Some(journal),
+                caps: *in_force,
+                resting: Some(&traffic.resting),
+                paused,
+                pauses: Some(&host.pauses),
+            };
+            *look = Look::at(sources, config, paths, known);
+            discovering += look.discovering;
+            found = Some(look.found.clone());
+            *watches = Watches::of(&look.plan, &look.found.tenants, look.intent.table, kernel);
+            look.replan(journal, *in_force && watches.list.iter().all(|watch| capped.contains(&watch.id)));
             if let Ok(caps) = caps {
                 lost = caps.release(&watches.list).err().or(lost.take());
             }
@@ -228,6 +329,7 @@ impl Engine {
         if let Some(error) = lost {
             self.caps_lost(&error.to_string());
         }
+        self.look.discovering = discovering;
         result.unwrap_or_else(|error| {
             self.error("journal", &error);
             hostnet::Report::default()
@@ -248,7 +350,7 @@ impl Engine {
             false
         });
         let intent = Intent { caps_in_force: complete, ..self.look.intent.clone() };
-        let plan = hostnet::plan(&self.look.inventory, &intent);
+        let (plan, _) = planned(&self.look.inventory, &intent, Some(&self.journal));
         let charge = self.charge_for(&plan);
         self.in_force = match self.charge(charge) {
             Ok(()) => complete,
@@ -320,10 +422,9 @@ impl Engine {
         self.errors.push(api::Problem { subject: subject.to_owned(), message: what.to_string() });
     }
 
-    /// Logs and counts what changed; what had been set before and was found otherwise has drifted. A thread that its cap had
-    /// paused that moment has not.
+    /// Logs and counts what changed; what had been set before and was found otherwise has drifted. A protection that this pass
+    /// itself put back while a thread came that was not capped yet has not.
     fn note_changes(&mut self, report: &mut hostnet::Report, before: &BTreeMap<String, Value>) {
-        report.items.retain(|item| !(item.done == Done::Changed && self.is_paused(item)));
         self.failures = report
             .items
             .iter()
@@ -332,10 +433,13 @@ impl Engine {
                 _ => None,
             })
             .collect();
+        let given_back: BTreeSet<String> =
+            report.items.iter().filter(|item| item.done == Done::Restored).map(|item| item.knob.key()).collect();
+        let drifted = |item: &Item, key: String| before.get(&key) == Some(&item.to) && !given_back.contains(&key);
         for item in &report.items {
             let rule = item.rule.map_or("none", hostnet::RuleId::name);
             match &item.done {
-                Done::Changed if before.get(&item.knob.key()) == Some(&item.to) => {
+                Done::Changed if drifted(item, item.knob.key()) => {
                     let from = item.from.as_ref().map_or_else(String::new, |from| format!(" to {from}"));
                     self.repeats
                         .warn(&format!("{} was changed{from} behind our back; set to {} again", item.knob, item.to));
@@ -366,22 +470,18 @@ impl Engine {
         }
     }
 
-    fn is_paused(&self, item: &Item) -> bool {
-        matches!((&item.knob, &item.from), (Knob::ThreadPolicy { thread, .. }, Some(Value::Policy(Policy::Idle)))
-            if self.watches.of.contains_key(thread))
-    }
-
     fn account(&mut self, reason: &str) {
         self.metrics.passed(reason, self.last_pass.as_secs_f64(), self.look.discovering.as_secs_f64());
-        let nics = view::nics(&self.look.inventory, &self.look.intent);
+        let classes = view::nic_classes(&self.look.inventory, &self.look.intent);
         self.metrics.host(
             self.look.found.tenants.iter().map(|tenant| tenant.class.to_string()),
-            nics.into_iter().map(|nic| (nic.name, nic.class)),
+            classes,
             self.in_force,
             self.protections_off(),
             self.look.found.problems.len() + self.errors.len(),
         );
         self.account_caps();
+        self.account_traffic();
     }
 
     fn account_caps(&mut self) {
@@ -442,8 +542,13 @@ impl Engine {
     pub fn reset(&mut self) -> api::Report {
         self.state = api::State::Reset;
         self.errors.clear();
+        let look = self.look_now(&self.paused());
+        if let Err(error) = hostnet::adopt(&look.plan, &mut self.journal) {
+            self.error("journal", &error);
+        }
         let report = self.undo();
         self.look.plan = Plan::default();
+        self.applied.clear();
         self.account("reset");
         view::report(&report, self.look.intent.method.name(), false)
     }
@@ -482,7 +587,7 @@ impl Engine {
                     tracing::error!("restoring {knob}: {error}");
                 }
             }
-            self.look.replan(false);
+            self.look.replan(&self.journal, false);
             if self.state == api::State::Applied {
                 if let Err(error) = hostnet::apply(&self.host, &self.look.plan, &mut self.journal) {
                     tracing::error!("{error}");
@@ -501,6 +606,26 @@ impl Engine {
         if let Some(guardian) = guardian {
             guardian.relieve();
         }
+    }
+}
+
+/// The host, read past the pauses of caps.
+struct PastPauses<'a> {
+    host: &'a LiveHost,
+    pauses: Pauses,
+}
+
+impl Host for PastPauses<'_> {
+    fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
+        let value = self.host.read(knob)?;
+        Ok(match (knob, value) {
+            (Knob::ThreadPolicy { thread, .. }, Value::Policy(read)) => Value::Policy(self.pauses.past(*thread, read)),
+            (_, value) => value,
+        })
+    }
+
+    fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
+        self.host.write(knob, value)
     }
 }
 

@@ -1,0 +1,348 @@
+//! `ontime bench rt-server` and `ablation`: Access'18, IV-A to IV-C. One load, two lists of cases.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode};
+
+use anyhow::{Context, bail};
+use ontime_bench::goals;
+use ontime_bench::host::Site;
+use ontime_bench::paper::Figures;
+use ontime_bench::rt_server::{self, Case, Plan};
+use ontime_bench::schema::{Load, MethodResult, Report, SCHEMA_VERSION};
+use ontime_bench::server::{self, Server};
+use ontime_lab::{Clock, Kernel, Machine, isolate};
+use serde::{Deserialize, Serialize};
+
+use super::{Output, created, machine_name, schema_clock, write};
+use crate::exit::{OK, THRESHOLD};
+use crate::lab;
+
+/// An experiment of this load.
+#[derive(Debug)]
+pub struct Kind {
+    /// Its name on the command line and in reports.
+    name: &'static str,
+    /// What answers.
+    server: Server,
+    /// What is measured where nothing is said.
+    methods: &'static [&'static str],
+}
+
+/// Table 3 and Figures 6 to 8.
+pub const RT_SERVER: Kind = Kind {
+    name: "rt-server",
+    server: server::SOCKPERF,
+    methods: &["vanilla", "rt-default", "threaded", "partitioned", "outsourcing", "host-process"],
+};
+/// Figure 9, a to d, and what both techniques are left out of.
+pub const ABLATION: Kind = Kind {
+    name: "ablation",
+    server: server::SOCKPERF,
+    methods: &["outsourcing", "partitioned", "outsourcing-only", "outsourcing-interrupt", "threaded"],
+};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Methods: vanilla (a kernel without PREEMPT_RT), rt-default, threaded, exclusive, partitioned, outsourcing,
+    /// outsourcing-interrupt, outsourcing-only (on threaded's path), host-process (the limit); default: those of the experiment
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    /// What time is in the host: virtual or real; `exclusive` needs real, and brings what it is compared with
+    #[arg(long, default_value = "virtual")]
+    clock: Clock,
+    /// CPUs of the host on the real clock
+    #[arg(long, default_value_t = 2)]
+    cpus: u8,
+    /// The host's RT kernel: 7.2-rt or 6.12-rt (may be given twice)
+    #[arg(long = "kernel", default_value = "7.2-rt", value_delimiter = ',')]
+    kernels: Vec<Kernel>,
+    /// Counted requests a method
+    #[arg(long, default_value_t = 1000)]
+    requests: u64,
+    /// Seed of the gaps between requests
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// What the bulk VMs receive: tcp (at full speed, as in the paper), small-packets (UDP at full speed), none
+    #[arg(long = "load", value_name = "LOAD", value_delimiter = ',', default_value = "tcp")]
+    loads: Vec<Load>,
+    #[command(flatten)]
+    output: Output,
+    /// Most real seconds without a sign of life of a host, at least 30: more where the machine has other work
+    #[arg(long, default_value_t = 180)]
+    silence: u64,
+    /// Directory for captures and logs (default: removed at the end)
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// One host's part, written to this file (the command starts itself so, a host at a time)
+    #[arg(long, hide = true)]
+    part: Option<PathBuf>,
+}
+
+/// One emulated host: its kernel and what is measured on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Host {
+    kernel: Kernel,
+    clock: Clock,
+    methods: Vec<String>,
+}
+
+impl Host {
+    /// Every method under every load.
+    fn cases(&self, loads: &[Load]) -> Vec<Case> {
+        let of = |name: &String| loads.iter().map(|load| Case { name: name.clone(), load: *load }).collect::<Vec<_>>();
+        self.methods.iter().flat_map(of).collect()
+    }
+}
+
+/// Which hosts the wanted methods need: `vanilla` a kernel without PREEMPT_RT, `exclusive` two CPUs.
+fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Host>> {
+    let defaults = || kind.methods.iter().map(|&name| name.to_owned()).collect();
+    let wanted: Vec<String> = if args.methods.is_empty() { defaults() } else { args.methods.clone() };
+    if let Some(unknown) = wanted.iter().find(|method| !rt_server::CASES.contains(&method.as_str())) {
+        bail!("method '{unknown}' is not one of {}", rt_server::CASES.join(", "));
+    }
+    if wanted.iter().any(|method| method == "exclusive") && (args.clock == Clock::Virtual || args.cpus < 2) {
+        bail!("exclusive keeps a CPU for the RT group, and the virtual clock has one: add --clock real --cpus 2");
+    }
+    let mut hosts = Vec::new();
+    if wanted.iter().any(|method| method == "vanilla") {
+        hosts.push(Host { kernel: Kernel::Plain72, clock: args.clock, methods: vec!["vanilla".to_owned()] });
+    }
+    let of_rt: Vec<String> = wanted.into_iter().filter(|method| method != "vanilla").collect();
+    for kernel in &args.kernels {
+        if *kernel == Kernel::Plain72 {
+            bail!("--kernel is the RT kernel, 7.2-rt or 6.12-rt; vanilla brings 7.2 without PREEMPT_RT by itself");
+        }
+        // The virtual clock is the same in every host, and hosts run side by side.
+        let at_most = if args.clock == Clock::Virtual { 3 } else { of_rt.len().max(1) };
+        let host = |methods: &[String]| Host { kernel: *kernel, clock: args.clock, methods: methods.to_vec() };
+        hosts.extend(of_rt.chunks(at_most).map(host));
+    }
+    Ok(hosts)
+}
+
+/// Measures every host, two at a time on the virtual clock, whose time is instructions, one on the real clock.
+///
+/// # Errors
+/// A method that is none, or that these hosts cannot have; nothing could be measured.
+pub fn run(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
+    if let Some(part) = &args.part {
+        return measure_part(args, kind, part);
+    }
+    let hosts = hosts(args, kind)?;
+    // Here, where there is a network: a part is in a namespace without one.
+    let images = lab::images()?;
+    let cases = |host: &Host| host.cases(&args.loads);
+    if hosts.iter().flat_map(cases).any(|case| case.is_outsourced()) {
+        lab::module(&images)?;
+    }
+    let kept = tempfile::tempdir().context("a directory for the results")?;
+    let at_once = if args.clock == Clock::Virtual { 2 } else { 1 };
+    let (mut results, mut missing) = (Vec::new(), Vec::new());
+    let mut waiting = hosts.iter().enumerate();
+    let mut running: Vec<(Part, Child)> = Vec::new();
+    loop {
+        for _ in running.len()..at_once {
+            let Some((number, host)) = waiting.next() else { break };
+            let part = Part { number, file: kept.path().join(format!("{number}.json")) };
+            let child = part.start(args, kind, host)?;
+            running.push((part, child));
+        }
+        if running.is_empty() {
+            break;
+        }
+        let (part, mut child) = running.remove(0);
+        let status = child.wait().context("waiting for a part of the measurement")?;
+        if status.success() {
+            let found = part.read()?;
+            results.push((part.number, found.results));
+            missing.extend(found.missing);
+        } else if let Some(host) = hosts.get(part.number) {
+            missing.push(format!(
+                "{} on {}: not measured, the emulated host or a VM failed",
+                host.methods.join(", "),
+                host.kernel
+            ));
+        }
+    }
+    if results.iter().all(|(_, results)| results.is_empty()) {
+        bail!("nothing could be measured; what went wrong stands above");
+    }
+    results.sort_by_key(|(number, _)| *number);
+    let results = results.into_iter().flat_map(|(_, results)| results).collect();
+    let mut report = assemble(args, kind, results)?;
+    report.notes.extend(missing.iter().cloned());
+    write(&report, &args.output)?;
+    for line in &missing {
+        eprintln!("ontime: {line}");
+    }
+    Ok(ExitCode::from(if missing.is_empty() { OK } else { THRESHOLD }))
+}
+
+struct Part {
+    number: usize,
+    file: PathBuf,
+}
+
+/// What a part measured.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Found {
+    results: Vec<MethodResult>,
+    /// Cases that failed, and why.
+    missing: Vec<String>,
+}
+
+impl Part {
+    fn start(&self, args: &Args, kind: &Kind, host: &Host) -> anyhow::Result<Child> {
+        let clock = if host.clock == Clock::Virtual { "virtual" } else { "real" };
+        let mut line: Vec<String> = vec!["bench".into(), kind.name.into()];
+        for (option, value) in [
+            ("--clock", clock.to_owned()),
+            ("--cpus", args.cpus.to_string()),
+            ("--kernel", host.kernel.to_string()),
+            ("--method", host.methods.join(",")),
+            ("--requests", args.requests.to_string()),
+            ("--seed", args.seed.to_string()),
+            ("--silence", args.silence.to_string()),
+            ("--part", self.file.to_string_lossy().into_owned()),
+        ] {
+            line.extend([option.to_owned(), value]);
+        }
+        if let Some(out) = &args.out {
+            line.extend([
+                "--out".to_owned(),
+                out.join(format!("{}-{}", host.kernel, self.number)).to_string_lossy().into_owned(),
+            ]);
+        }
+        line.push(format!("--load={}", args.loads.iter().map(|load| load.name()).collect::<Vec<_>>().join(",")));
+        let mut command = Command::new(std::env::current_exe().context("this program")?);
+        command.args(line);
+        // SAFETY: between fork and exec only prctl(2) is called, which is async-signal-safe.
+        unsafe { command.pre_exec(die_with_parent) };
+        command.spawn().context("starting a part of the measurement")
+    }
+
+    fn read(&self) -> anyhow::Result<Found> {
+        let text = fs::read(&self.file).with_context(|| format!("reading {}", self.file.display()))?;
+        Ok(serde_json::from_slice(&text)?)
+    }
+}
+
+fn die_with_parent() -> std::io::Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?)
+}
+
+/// Measures one host in namespaces of its own.
+fn measure_part(args: &Args, kind: &Kind, part: &Path) -> anyhow::Result<ExitCode> {
+    isolate::enter()?;
+    let images = lab::images()?;
+    let kernel = *args.kernels.first().context("a part has a kernel")?;
+    let kernel = if args.methods.iter().any(|method| method == "vanilla") { Kernel::Plain72 } else { kernel };
+    let mut machine = Machine::new(args.clock, kernel);
+    if args.clock == Clock::Real {
+        machine.cpus = args.cpus;
+    }
+    machine.silence_seconds = args.silence;
+    let cases = Host { kernel, clock: args.clock, methods: args.methods.clone() }.cases(&args.loads);
+    let kept = tempfile::tempdir().context("a directory for the lab")?;
+    let dir = args.out.clone().unwrap_or_else(|| kept.path().to_owned());
+    fs::create_dir_all(&dir).with_context(|| format!("directory {}", dir.display()))?;
+    let binary = std::env::current_exe().context("this program")?;
+    let site = Site { machine, dir, binary };
+    let plan = Plan { site, server: kind.server, cases, requests: args.requests, seed: args.seed };
+    let mut missing = Vec::new();
+    let measured =
+        rt_server::measure(&plan, &images, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
+            missing.push(format!("{case} on {kernel}: not measured: {error}"));
+        });
+    let results = match measured {
+        Ok(results) => results,
+        Err(error) => {
+            // The console log that the message names must outlive this process.
+            if args.out.is_none() {
+                let _ = kept.keep();
+            }
+            return Err(error.into());
+        }
+    };
+    fs::write(part, serde_json::to_vec(&Found { results, missing })?)
+        .with_context(|| format!("writing {}", part.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn assemble(args: &Args, kind: &Kind, results: Vec<MethodResult>) -> anyhow::Result<Report> {
+    let clock = schema_clock(args.clock);
+    let kernel = results.iter().map(|result| result.kernel.as_str()).max().unwrap_or_default().to_owned();
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    Ok(Report {
+        schema_version: SCHEMA_VERSION,
+        experiment: kind.name.to_owned(),
+        clock,
+        goals: goals::evaluate(goals::of_experiment(kind.name), &results, clock, &kernel),
+        kernel,
+        seed: args.seed,
+        command: format!("ontime {}", words.join(" ")),
+        created: created()?,
+        machine: machine_name(),
+        results,
+        paper: Figures::load()?.rows(kind.name)?,
+        notes: Vec::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_goals_name_cases_that_are_measured_where_nothing_is_said() {
+        use ontime_bench::goals::Measure::{BulkRatio, CostRatio, LeastCount, P95Ratio, P99Ratio, SdRatio};
+        for kind in [&RT_SERVER, &ABLATION] {
+            assert!(kind.methods.iter().all(|method| rt_server::CASES.contains(method)), "{}", kind.name);
+            assert!(!goals::of_experiment(kind.name).is_empty());
+            for spec in goals::of_experiment(kind.name) {
+                let cases = match spec.measure {
+                    P99Ratio(over, under) | P95Ratio(over, under) | SdRatio(over, under) => [over, under],
+                    BulkRatio(over, under) | CostRatio(over, under) => [over, under],
+                    LeastCount => continue,
+                };
+                for case in cases {
+                    assert!(kind.methods.contains(&case.method), "{}: {} is not measured", kind.name, case.method);
+                }
+            }
+            assert!(Figures::load().unwrap().rows(kind.name).is_ok());
+        }
+    }
+
+    #[test]
+    fn vanilla_has_a_host_of_its_own() {
+        let args = |methods: &[&str]| Args {
+            methods: methods.iter().map(|&name| name.to_owned()).collect(),
+            clock: Clock::Virtual,
+            cpus: 2,
+            kernels: vec![Kernel::Rt72],
+            requests: 1,
+            seed: 1,
+            loads: vec![Load::Tcp],
+            silence: 180,
+            output: Output { json: None, csv: None, html: None },
+            out: None,
+            part: None,
+        };
+        let both = hosts(&args(&[]), &RT_SERVER).unwrap();
+        assert_eq!(
+            both.iter().map(|host| host.kernel).collect::<Vec<_>>(),
+            [Kernel::Plain72, Kernel::Rt72, Kernel::Rt72]
+        );
+        assert!(both[2].methods.iter().any(|method| method == "outsourcing"));
+        assert_eq!(
+            hosts(&args(&[]), &ABLATION).unwrap().iter().map(|host| host.methods.len()).collect::<Vec<_>>(),
+            [3, 2]
+        );
+        let error = hosts(&args(&["outsourced"]), &RT_SERVER).unwrap_err().to_string();
+        assert!(error.contains("host-process"), "{error}");
+        assert!(hosts(&args(&["exclusive"]), &RT_SERVER).unwrap_err().to_string().contains("--clock real"));
+    }
+}

@@ -1,0 +1,87 @@
+//! Adaptive polling under method `busypoll`: reads what NICs received, and says when a pass is due because some are to begin or
+//! end polling. What it decides by is pure ([`ontime_hostnet::adaptive`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use ontime_hostnet::NicId;
+use ontime_hostnet::adaptive::{Adaptive, LOOK, Settings};
+
+use super::Engine;
+use crate::api;
+
+/// What is known of the traffic of NICs that poll.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    adaptive: Adaptive,
+    last: Option<Instant>,
+    /// NICs that are to wait for interrupts now.
+    pub(super) resting: BTreeSet<u32>,
+}
+
+impl Engine {
+    fn adaptive(&self) -> Option<Settings> {
+        self.config.host.adaptive.filter(|_| self.state == api::State::Applied && !self.look.polls.is_empty())
+    }
+
+    /// How soon NICs are to be looked at; none where nothing polls adaptively: then nothing is woken for it.
+    pub fn look_in(&self) -> Option<Duration> {
+        self.adaptive()?;
+        Some(self.traffic.last.map_or(Duration::ZERO, |last| LOOK.saturating_sub(last.elapsed())))
+    }
+
+    /// Looks at the traffic, if it is time. Whether a pass is due, because a NIC is to begin or end polling.
+    pub fn look_at_traffic(&mut self) -> bool {
+        let Some(settings) = self.adaptive() else {
+            self.traffic.last = None;
+            return !std::mem::take(&mut self.traffic.resting).is_empty();
+        };
+        let elapsed = self.traffic.last.map(|last| last.elapsed());
+        if elapsed.is_some_and(|elapsed| elapsed < LOOK) {
+            return false;
+        }
+        self.traffic.last = Some(Instant::now());
+        let packets = self.received();
+        let resting = self.traffic.adaptive.look(settings, elapsed.unwrap_or_default(), &packets);
+        let changed = resting != self.traffic.resting;
+        self.traffic.resting = resting;
+        changed
+    }
+
+    /// Packets that each NIC which polls has received. One that went meanwhile has none.
+    fn received(&self) -> BTreeMap<u32, u64> {
+        let net = self.host.roots().sys.join("class/net");
+        let received = |nic: &NicId| {
+            let text = std::fs::read_to_string(net.join(&nic.name).join("statistics/rx_packets")).ok()?;
+            Some((nic.ifindex, text.trim().parse().ok()?))
+        };
+        self.look.polls.iter().filter_map(received).collect()
+    }
+
+    /// What adaptive polling took and saved so far.
+    pub(super) fn polling(&self) -> Vec<api::Polling> {
+        if self.adaptive().is_none() {
+            return Vec::new();
+        }
+        let name = |index| self.look.inventory.nic_by_index(index).map(|nic| nic.id.name.clone());
+        self.traffic
+            .adaptive
+            .accounts()
+            .filter_map(|(index, account)| {
+                Some(api::Polling {
+                    nic: name(index)?,
+                    polling: account.polling,
+                    polled_seconds: account.polled.as_secs_f64(),
+                    saved_seconds: account.rested.as_secs_f64(),
+                    starts: account.starts,
+                    bounded: account.bounded,
+                })
+            })
+            .collect()
+    }
+
+    pub(super) fn account_traffic(&mut self) {
+        let polling = self.polling();
+        self.metrics.polling(&polling);
+    }
+}

@@ -1,0 +1,85 @@
+//! `ontime device`: the host side of one VM's outsourced sockets (run by ontime-device@VM.service).
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use ontime_sockets::{Options, config, sandbox};
+
+use crate::paths::Paths;
+use crate::{exit, log};
+
+/// `ontime device`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The VM: its table in sockets.toml, and its directory in /run/ontime/device.
+    #[arg(long, value_name = "NAME", value_parser = vm_name)]
+    vm: String,
+    /// Network namespace of the VM's sockets: a name in /run/netns, or a file. Needs root; without it, the process stays
+    /// where its service manager put it.
+    #[arg(long, value_name = "NETNS")]
+    netns: Option<PathBuf>,
+    /// Become this user and group, after everything that needs root.
+    #[arg(long, value_name = "UID:GID", value_parser = user)]
+    user: Option<(u32, u32)>,
+    /// The group that may connect to the sockets for QEMU (QEMU's own, say 64055 for libvirt-qemu).
+    #[arg(long, value_name = "GID")]
+    group: Option<u32>,
+    /// Leave the system call filter out, to find out what it lacks.
+    #[arg(long, hide = true)]
+    unfiltered: bool,
+}
+
+/// A name that is one component of a path.
+pub fn vm_name(text: &str) -> Result<String, String> {
+    let fine = !text.is_empty() && text.len() <= 64 && !text.starts_with('.') && !text.contains(['/', '\0']);
+    if fine {
+        Ok(text.to_owned())
+    } else {
+        Err("a VM's name has 1 to 64 characters, no '/', and no '.' first".to_owned())
+    }
+}
+
+fn user(text: &str) -> Result<(u32, u32), String> {
+    let numbers = text.split_once(':').and_then(|(user, group)| Some((user.parse().ok()?, group.parse().ok()?)));
+    numbers.ok_or_else(|| "written UID:GID, both numbers".to_owned())
+}
+
+/// Serves the VM until QEMU goes.
+///
+/// # Errors
+/// Where the configuration is wrong, or the process cannot serve.
+pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    log::start();
+    let vm = config::load(&paths.config_dir, &args.vm)?.unwrap_or_else(|| {
+        tracing::warn!(
+            vm = args.vm,
+            "no table [vm.{}] in {}/sockets.toml: everything is denied",
+            args.vm,
+            paths.config_dir.display()
+        );
+        config::Vm::default()
+    });
+    let network = args
+        .netns
+        .as_ref()
+        .map(|netns| if netns.is_absolute() { netns.clone() } else { PathBuf::from("/run/netns").join(netns) });
+    let sandbox = sandbox::Options { network, user: args.user, group: args.group, unfiltered: args.unfiltered };
+    let device_paths = ontime_sockets::Paths::new(&paths.run_dir, &args.vm);
+    ontime_sockets::run(&Options { name: args.vm.clone(), vm, paths: device_paths, sandbox })?;
+    Ok(ExitCode::from(exit::OK))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_in_their_directory() {
+        assert!(vm_name("web-1").is_ok());
+        for name in ["", ".", "..", "a/b", "../a", ".hidden"] {
+            assert!(vm_name(name).is_err(), "{name:?}");
+        }
+        assert_eq!(user("64055:108"), Ok((64055, 108)));
+        assert!(user("root").is_err() && user("1").is_err());
+    }
+}

@@ -1,0 +1,193 @@
+//! The next device process for a VM that runs: QEMU's devices of the last one are unplugged, and plugged in anew.
+//!
+//! QEMU (10.2 to 11.1) does not connect such a device a second time: with `reconnect-ms` it ends with a failed assertion,
+//! because the device's state was cleared when the first process went (`hw/virtio/vhost-user-base.c`).
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+
+/// How long a guest may take to let a device go: it waits 5 s for one who takes it back.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One command of QEMU's monitor (`docs/interop/qmp-spec.rst`).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Command {
+    /// As it is sent.
+    pub json: Value,
+    /// It names what may be gone already.
+    optional: bool,
+    /// The device that is gone only once an event says so.
+    deleted: Option<String>,
+}
+
+/// One device of a VM.
+pub struct Plug<'a> {
+    /// Its channel.
+    pub channel: u32,
+    /// Where its process listens.
+    pub socket: &'a Path,
+    /// Its properties beside bus and chardev: what `-device` has behind the driver's name.
+    pub properties: Vec<(&'static str, u32)>,
+}
+
+/// What replaces these devices.
+pub fn commands(plugs: &[Plug]) -> Vec<Command> {
+    let command = |name: &str, arguments: Value| Command {
+        json: json!({ "execute": name, "arguments": arguments }),
+        optional: false,
+        deleted: None,
+    };
+    let mut all = Vec::new();
+    for Plug { channel, .. } in plugs {
+        let (device, chardev) = (format!("ontime-dev{channel}"), format!("ontime{channel}"));
+        let del = command("device_del", json!({ "id": device }));
+        all.push(Command { optional: true, deleted: Some(device), ..del });
+        all.push(Command { optional: true, ..command("chardev-remove", json!({ "id": chardev })) });
+    }
+    for Plug { channel, socket, properties } in plugs {
+        let chardev = format!("ontime{channel}");
+        let address = json!({ "type": "unix", "data": { "path": socket } });
+        let backend = json!({ "type": "socket", "data": { "server": false, "addr": address } });
+        all.push(command("chardev-add", json!({ "id": chardev, "backend": backend })));
+        let named = [
+            ("driver", "vhost-user-test-device-pci".to_owned()),
+            ("id", format!("ontime-dev{channel}")),
+            ("bus", format!("ontime-port{channel}")),
+            ("chardev", chardev),
+        ];
+        let named = named.into_iter().map(|(name, value)| (name.to_owned(), json!(value)));
+        let numbers = properties.iter().map(|(name, value)| ((*name).to_owned(), json!(value)));
+        all.push(command("device_add", Value::Object(named.chain(numbers).collect())));
+    }
+    all
+}
+
+/// Has a QEMU process do it.
+///
+/// # Errors
+/// Where its monitor cannot be reached, or refuses.
+pub fn run(monitor: &Path, commands: &[Command]) -> anyhow::Result<()> {
+    let stream = UnixStream::connect(monitor)
+        .with_context(|| format!("{}: is it a socket of `-qmp unix:...,server=on`?", monitor.display()))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut talk = Talk { lines: BufReader::new(&stream), gone: Vec::new() };
+    talk.next().context("no greeting; another client may hold the monitor")?;
+    let enter = Command { json: json!({ "execute": "qmp_capabilities" }), optional: false, deleted: None };
+    for command in std::iter::once(&enter).chain(commands) {
+        (&stream).write_all(format!("{}\n", command.json).as_bytes())?;
+        let reply = talk.reply()?;
+        let reason = |error: &Value| error.get("desc").and_then(Value::as_str).unwrap_or("no reason given").to_owned();
+        let refused = reply.get("error").map(reason);
+        match (refused, &command.deleted) {
+            (Some(_), _) if command.optional => {}
+            (Some(reason), _) => bail!("QEMU refuses {}: {reason}", command.json),
+            (None, Some(device)) => talk.gone(device)?,
+            (None, None) => {}
+        }
+    }
+    Ok(())
+}
+
+struct Talk<'a> {
+    lines: BufReader<&'a UnixStream>,
+    gone: Vec<String>,
+}
+
+impl Talk<'_> {
+    fn next(&mut self) -> anyhow::Result<Value> {
+        let mut line = String::new();
+        if self.lines.read_line(&mut line).context("QEMU does not answer")? == 0 {
+            bail!("QEMU hung up");
+        }
+        let value: Value = serde_json::from_str(&line).context("QEMU's monitor sends no JSON")?;
+        let deleted = value.get("event").is_some_and(|event| event == "DEVICE_DELETED");
+        let device = value.pointer("/data/device").and_then(Value::as_str).filter(|_| deleted);
+        self.gone.extend(device.map(str::to_owned));
+        Ok(value)
+    }
+
+    fn reply(&mut self) -> anyhow::Result<Value> {
+        loop {
+            let value = self.next()?;
+            if value.get("event").is_none() {
+                return Ok(value);
+            }
+        }
+    }
+
+    fn gone(&mut self, device: &str) -> anyhow::Result<()> {
+        let until = Instant::now() + PATIENCE;
+        while !self.gone.iter().any(|gone| gone == device) {
+            if Instant::now() > until {
+                bail!("the guest does not let {device} go; is it up, and on a machine with PCIe (q35)?");
+            }
+            self.next()?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn two() -> Vec<Command> {
+        let plug = |channel, socket| Plug { channel, socket, properties: vec![("num_vqs", 3 - channel)] };
+        commands(&[plug(0, "/run/main".as_ref()), plug(1, "/run/one".as_ref())])
+    }
+
+    #[test]
+    fn all_go_before_the_first_comes() {
+        let names: Vec<String> =
+            two().iter().map(|command| command.json["execute"].as_str().unwrap().to_owned()).collect();
+        let (del, add) = (["device_del", "chardev-remove"], ["chardev-add", "device_add"]);
+        assert_eq!(names, [del, del, add, add].concat());
+        let device = &two()[7].json["arguments"];
+        assert_eq!((&device["id"], &device["bus"]), (&json!("ontime-dev1"), &json!("ontime-port1")));
+        assert_eq!(device["num_vqs"], 2);
+    }
+
+    /// Says these lines, one after each command; gives what it was told.
+    fn monitor(answers: Vec<&'static str>) -> (tempfile::TempDir, std::thread::JoinHandle<Vec<String>>) {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("qmp")).unwrap();
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"{\"QMP\":{}}\n").unwrap();
+            let mut commands = BufReader::new(stream.try_clone().unwrap()).lines();
+            let told = answers.iter().map(|answer| {
+                let line = commands.next().unwrap().unwrap();
+                stream.write_all(answer.as_bytes()).unwrap();
+                line
+            });
+            told.collect()
+        });
+        (dir, thread)
+    }
+
+    const DONE: &str = "{\"return\":{}}\n";
+
+    #[test]
+    fn a_device_is_waited_for_and_one_that_is_gone_is_not() {
+        let deleted = "{\"return\":{}}\n{\"event\":\"X\"}\n{\"event\":\"DEVICE_DELETED\",\"data\":{\"device\":\"ontime-dev1\"}}\n";
+        let missing = "{\"error\":{\"desc\":\"not found\"}}\n";
+        let (dir, thread) = monitor(vec![DONE, missing, missing, deleted, DONE, DONE, DONE, DONE, DONE]);
+        run(&dir.path().join("qmp"), &two()).unwrap();
+        assert_eq!(thread.join().unwrap().len(), 9);
+    }
+
+    #[test]
+    fn a_refusal_is_told() {
+        let refusal = "{\"error\":{\"desc\":\"no such bus\"}}\n";
+        let (dir, _thread) = monitor(vec![DONE, refusal, refusal, refusal, refusal, DONE, refusal]);
+        let error = run(&dir.path().join("qmp"), &two()).unwrap_err().to_string();
+        assert!(error.contains("no such bus") && error.contains("device_add"), "{error}");
+    }
+}

@@ -1,0 +1,74 @@
+//! `ontime sockets`: a VM's outsourced sockets, as `ss` would show them.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use ontime_sockets::status::{SocketStatus, Status};
+
+use crate::device::vm_name;
+use crate::paths::Paths;
+use crate::table;
+
+/// Longer than the device process itself waits for its worker.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The largest answer taken, bytes: 60,000 sockets.
+const ANSWER_MAX: u64 = 64 << 20;
+
+/// `ontime sockets`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The VM.
+    #[arg(value_name = "VM", value_parser = vm_name)]
+    vm: String,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows the sockets, and how many calls were refused.
+///
+/// # Errors
+/// Where no device process runs for the VM.
+pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    let status = ask(&ontime_sockets::Paths::new(&paths.run_dir, &args.vm), &args.vm)?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &status)?;
+        writeln!(out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let head = ["PROTO", "STATE", "RECV-Q", "SEND-Q", "LOCAL", "GUEST", "PEER", "CHANNEL"];
+    let rows: Vec<[String; 8]> = status.sockets.iter().map(row).collect();
+    table::write(&mut out, head, &rows)?;
+    let counted: Vec<String> = status.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    writeln!(out, "\n{}", counted.join(", "))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ask(paths: &ontime_sockets::Paths, vm: &str) -> anyhow::Result<Status> {
+    let path = paths.status();
+    let hint =
+        || format!("{}: no device process serves {vm}; start it: systemctl start ontime-device@{vm}", path.display());
+    let stream = UnixStream::connect(&path).with_context(hint)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_MAX).read_to_end(&mut answer).with_context(|| format!("{}: no answer", path.display()))?;
+    serde_json::from_slice(&answer).with_context(|| format!("{}: not an answer of this version", path.display()))
+}
+
+fn row(socket: &SocketStatus) -> [String; 8] {
+    let or = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    [
+        socket.protocol.clone(),
+        socket.state.clone(),
+        socket.recv_queue.to_string(),
+        socket.send_queue.to_string(),
+        socket.local.clone(),
+        or(&socket.guest),
+        or(&socket.peer),
+        socket.channel.map_or_else(|| "-".to_owned(), |channel| channel.to_string()),
+    ]
+}

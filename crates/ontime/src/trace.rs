@@ -1,0 +1,362 @@
+//! `ontime trace`: where RT requests spend their time, and who is in their way.
+
+use std::fs::File;
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use ontime_hostnet::{CpuSet, Intent, Inventory};
+use ontime_tenants::{Sources, discover};
+use ontime_trace::event::Event;
+use ontime_trace::hints::{Counters, Hints};
+use ontime_trace::tracefs::Instance;
+use ontime_trace::{Analyser, Choice, Document, Run, Session, Watch, cost, html, perfetto, text, tracefs};
+
+use crate::daemon::config::Config;
+use crate::exit;
+use crate::paths::Paths;
+use crate::table::visible;
+
+/// How often the rings are read.
+const READ: Duration = Duration::from_millis(100);
+/// How often the live view is drawn.
+const DRAW: Duration = Duration::from_secs(1);
+/// How often tenants' threads are looked for again.
+const LOOK: Duration = Duration::from_secs(15);
+
+/// `ontime trace`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The requests of this VM; of every RT tenant where none is named.
+    #[arg(long, value_name = "NAME", conflicts_with = "container")]
+    vm: Option<String>,
+    /// The requests of this container.
+    #[arg(long, value_name = "NAME")]
+    container: Option<String>,
+    /// Requests that come by this NIC; may be given several times.
+    #[arg(long, value_name = "IFACE")]
+    nic: Vec<String>,
+    /// Stop at the first request that takes longer, and show it (exit status 1).
+    #[arg(long = "break", value_name = "US")]
+    break_us: Option<u64>,
+    /// Stop after so long; at Ctrl-C where it is not given.
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    duration: Option<u64>,
+    /// Segments alone, with a few probes a request; no inversions are looked for.
+    #[arg(long)]
+    segments_only: bool,
+    /// What delays a request less than this is no inversion.
+    #[arg(long, value_name = "US", default_value_t = 20)]
+    floor: u64,
+    /// So many of the worst requests are kept in full.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1_000))]
+    worst: u16,
+    /// Size of each watched CPU's ring in the kernel, KiB.
+    #[arg(long, value_name = "KIB", default_value_t = 8_192, value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
+    ring: u32,
+    /// Write the report here as JSON; - for standard output, in place of the text.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the report here as one self-contained page.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the worst requests here for ui.perfetto.dev.
+    #[arg(long, value_name = "FILE")]
+    perfetto: Option<PathBuf>,
+    /// Write what is watched and every event here, a JSON line each: to analyse again, or to report a fault.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// No live view.
+    #[arg(long)]
+    quiet: bool,
+}
+
+/// Traces. Exit status 1 where `--break` ended it, 3 where the kernel does not let us trace.
+///
+/// # Errors
+/// What is to be traced is not there, tracing is not to be had, or a file cannot be written.
+pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    let config = Config::load(&paths.config_dir)?;
+    let choice = Choice {
+        vm: args.vm.clone(),
+        container: args.container.clone(),
+        nics: args.nic.clone(),
+        segments_only: args.segments_only,
+    };
+    let watch = look(&choice, &config, paths)?;
+    let root = Path::new(tracefs::TRACEFS);
+    let probe_ns = cost::of_a_probe(root).map_err(unsupported)?;
+    let mut files = Files::create(args)?;
+    files.record(&watch)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context("catching signals")?;
+    }
+    let place = Instance::place(root, "trace").map_err(unsupported)?;
+    // First of all: we may be killed while the probes are switched on.
+    let guard = Guard::start(&place)?;
+    let session = Session::start(root, place, &watch, args.ring).map_err(unsupported)?;
+    let mut trace = Trace {
+        args,
+        analyser: Analyser::new(watch.clone(), args.floor.saturating_mul(1_000), usize::from(args.worst)),
+        counters: Counters::new(&watch.cpus),
+        run: Run {
+            kernel: release(),
+            started_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            probe_ns: Some(probe_ns),
+            ..Run::default()
+        },
+        files: &mut files,
+        broke: None,
+    };
+    trace.follow(session, &stop, || look(&choice, &config, paths).ok())?;
+    drop(guard);
+    let (analyser, run, broke) = (trace.analyser, trace.run, trace.broke);
+    files.write(&analyser, &Document::new(&analyser, &run))?;
+    Ok(ExitCode::from(if broke.is_some() { exit::THRESHOLD } else { exit::OK }))
+}
+
+fn unsupported(error: ontime_trace::TraceError) -> anyhow::Error {
+    exit::Exit { status: exit::UNSUPPORTED, message: error.to_string() }.into()
+}
+
+fn release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+/// Finds the path as it is now.
+fn look(choice: &Choice, config: &Config, paths: &Paths) -> anyhow::Result<Watch> {
+    let inventory = Inventory::scan(&paths.roots());
+    let found = discover(&Sources::host(), &config.rules);
+    let intent = Intent::new(&config.host, config.rules.table(), found.tenants, false);
+    let affinity = |tid: i32| {
+        let thread = inventory.threads.iter().find(|thread| thread.id.tid == tid)?;
+        CpuSet::from_list(&thread.id.affinity().ok()?.to_string()).ok()
+    };
+    Ok(Watch::new(choice, &inventory, &intent, affinity)?)
+}
+
+/// A trace under way.
+struct Trace<'a> {
+    args: &'a Args,
+    analyser: Analyser,
+    counters: Counters,
+    run: Run,
+    files: &'a mut Files,
+    /// The request that was too slow, ns.
+    broke: Option<u64>,
+}
+
+impl Trace<'_> {
+    /// Reads until told to stop, the time is over or a request is too slow.
+    fn follow(
+        &mut self,
+        mut session: Session,
+        stop: &AtomicBool,
+        look: impl Fn() -> Option<Watch>,
+    ) -> anyhow::Result<()> {
+        let start = Instant::now();
+        let (mut drawn, mut looked, mut from) = (start, start, tracefs::now());
+        let over =
+            |start: Instant| self.args.duration.is_some_and(|limit| start.elapsed() >= Duration::from_secs(limit));
+        while !stop.load(Ordering::Relaxed) && !over(start) && self.broke.is_none() {
+            std::thread::sleep(READ);
+            let events = session.poll()?;
+            self.take(&events)?;
+            from = self.hints(from);
+            self.run.records = session.read_counts();
+            if drawn.elapsed() >= DRAW {
+                drawn = Instant::now();
+                self.draw()?;
+            }
+            if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                if let Some(watch) = look().filter(|watch| self.is_news(watch)) {
+                    session.rewatch(&watch)?;
+                    self.files.record(&watch)?;
+                    self.analyser.rewatch(watch);
+                }
+            }
+        }
+        self.run.notes.extend(session.notes().iter().map(|note| visible(note)));
+        let rest = session.finish()?;
+        self.take(&rest)?;
+        self.hints(from);
+        Ok(())
+    }
+
+    /// Whether the same paths have other threads; a path that comes or goes is another trace.
+    fn is_news(&self, watch: &Watch) -> bool {
+        let names = |watch: &Watch| watch.paths.iter().map(|path| path.tenant.clone()).collect::<Vec<_>>();
+        let own = self.analyser.watch();
+        names(own) == names(watch) && own != watch
+    }
+
+    fn take(&mut self, events: &[Event]) -> anyhow::Result<()> {
+        self.files.events(events)?;
+        for event in events {
+            if self.broke.is_some() {
+                break;
+            }
+            let limit = self.args.break_us.map(|us| us.saturating_mul(1_000));
+            let slow = |total: &u64| limit.is_some_and(|limit| *total > limit);
+            self.broke = self.analyser.step(event).iter().map(|request| request.total()).find(slow);
+            self.run.broke_at_us = self.broke.map(|ns| ns as f64 / 1e3);
+        }
+        Ok(())
+    }
+
+    /// What took time from the whole machine since `from`.
+    fn hints(&mut self, from: u64) -> u64 {
+        let (now, hints): (u64, Hints) = (tracefs::now(), self.counters.look());
+        if let Some(words) = hints.words() {
+            self.analyser.hint(from, now, &words);
+        }
+        self.run.hints.add(hints);
+        now
+    }
+
+    fn draw(&self) -> anyhow::Result<()> {
+        if self.args.quiet || !io::stderr().is_terminal() {
+            return Ok(());
+        }
+        let document = Document::new(&self.analyser, &self.run);
+        let mut err = io::stderr().lock();
+        // From the top, each line cleared behind itself: a full clear flickers.
+        let body = text::text(&document).replace('\n', "\x1b[K\n");
+        write!(err, "\x1b[H{body}\x1b[J")?;
+        Ok(err.flush()?)
+    }
+}
+
+/// What is written where. Made before the trace, so that it is not in vain.
+struct Files {
+    json: Option<Box<dyn Write>>,
+    html: Option<File>,
+    perfetto: Option<File>,
+    record: Option<io::BufWriter<File>>,
+    text: bool,
+}
+
+impl Files {
+    fn create(args: &Args) -> anyhow::Result<Self> {
+        let file = |path: &Option<PathBuf>| -> anyhow::Result<Option<File>> {
+            path.as_ref()
+                .map(|path| File::create(path).with_context(|| format!("making {}", path.display())))
+                .transpose()
+        };
+        let to_stdout = args.json.as_deref() == Some(Path::new("-"));
+        let json: Option<Box<dyn Write>> = if to_stdout {
+            Some(Box::new(io::stdout()))
+        } else {
+            file(&args.json)?.map(|file| Box::new(file) as Box<dyn Write>)
+        };
+        let record = file(&args.record)?.map(io::BufWriter::new);
+        Ok(Self { json, html: file(&args.html)?, perfetto: file(&args.perfetto)?, record, text: !to_stdout })
+    }
+
+    fn record(&mut self, watch: &Watch) -> anyhow::Result<()> {
+        let Some(file) = &mut self.record else { return Ok(()) };
+        serde_json::to_writer(&mut *file, watch)?;
+        Ok(writeln!(file)?)
+    }
+
+    fn events(&mut self, events: &[Event]) -> anyhow::Result<()> {
+        let Some(file) = &mut self.record else { return Ok(()) };
+        for event in events {
+            serde_json::to_writer(&mut *file, event)?;
+            writeln!(file)?;
+        }
+        Ok(())
+    }
+
+    fn write(self, analyser: &Analyser, document: &Document) -> anyhow::Result<()> {
+        if let Some(json) = self.json {
+            // A write for each token would take longer than the trace on a busy host.
+            let mut json = io::BufWriter::new(json);
+            serde_json::to_writer_pretty(&mut json, document)?;
+            writeln!(json)?;
+            json.flush()?;
+        }
+        if let Some(mut file) = self.html {
+            file.write_all(html::html(analyser, document).as_bytes())?;
+        }
+        if let Some(mut file) = self.perfetto {
+            file.write_all(&perfetto::perfetto(analyser))?;
+        }
+        if let Some(mut file) = self.record {
+            file.flush()?;
+        }
+        if !self.text {
+            return Ok(());
+        }
+        let mut out = io::stdout().lock();
+        if let (Some(us), Some(worst)) = (document.broke_at_us, document.worst.first()) {
+            writeln!(out, "a request of {} took {us:.1} us:", visible(&worst.tenant))?;
+            worst.segments_us.iter().try_for_each(|(name, us)| writeln!(out, "  {name:14}{us:>10.1}"))?;
+            worst.words.iter().try_for_each(|words| writeln!(out, "  {words}"))?;
+            writeln!(out)?;
+        }
+        Ok(out.write_all(text::text(document).as_bytes())?)
+    }
+}
+
+/// Removes the tracing instance when we are killed: it would go on without us.
+struct Guard {
+    child: Child,
+    pipe: Option<ChildStdin>,
+}
+
+impl Guard {
+    fn start(instance: &Path) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("finding our own program")?;
+        let mut child = Command::new(program)
+            .arg("trace-guardian")
+            .arg(instance)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            // Ctrl-C is for us; it has to outlive us.
+            .process_group(0)
+            .spawn()
+            .context("starting the trace's guardian")?;
+        let pipe = child.stdin.take();
+        Ok(Self { child, pipe })
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        drop(self.pipe.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// `ontime trace-guardian`: waits for its parent's end, then removes the instance.
+pub mod guardian {
+    use super::{BufRead, ExitCode, PathBuf, Paths, io, tracefs};
+
+    /// The instance.
+    #[derive(Debug, clap::Args)]
+    pub struct Args {
+        /// Its directory.
+        instance: PathBuf,
+    }
+
+    /// Waits for the end of standard input.
+    ///
+    /// # Errors
+    /// None.
+    pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
+        let mut line = String::new();
+        while io::stdin().lock().read_line(&mut line).is_ok_and(|length| length > 0) {
+            line.clear();
+        }
+        tracefs::remove(&args.instance);
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,67 @@
+//! `ontime net status`: wanted, actual, and why they differ, with a daemon and without.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test ends by panicking"
+)]
+
+mod support;
+
+use serde_json::Value;
+use support::{Daemon, Site, possible, until};
+
+fn nic<'a>(all: &'a Value, name: &str) -> &'a Value {
+    all.as_array().unwrap().iter().find(|nic| nic["name"] == name).unwrap_or_else(|| panic!("no {name} in {all}"))
+}
+
+fn states(nic: &Value) -> Vec<&str> {
+    nic["knobs"].as_array().unwrap().iter().map(|knob| knob["state"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn the_path_is_shown_nic_by_nic_with_why() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    site.configure("host.toml", "[nic.va0]\nclass = \"rt\"\nlevel = 1\n[nic.eth77]\nclass = \"bulk\"\n");
+    for args in [
+        ["link", "add", "va0", "type", "veth", "peer", "name", "va1"].as_slice(),
+        &["link", "set", "va0", "up"],
+        &["link", "set", "va1", "up"],
+    ] {
+        site.ip(args);
+    }
+    // A veth has NAPI where GRO is on.
+    let ethtool = std::process::Command::new("ip")
+        .args(["netns", "exec", site.netns(), "ethtool", "-K", "va0", "gro", "on"])
+        .status();
+    if !ethtool.is_ok_and(|status| status.success()) {
+        println!("SKIPPED: this test needs ethtool");
+        return;
+    }
+    let before = site.run(&["net", "status", "va0", "--json"]);
+    assert_eq!(before.status.code(), Some(1), "{before:?}");
+    let all: Value = serde_json::from_slice(&before.stdout).unwrap();
+    assert_eq!((&nic(&all, "va0")["class"], &nic(&all, "va0")["class_by"]), (&"rt1".into(), &"configured".into()));
+    assert!(states(nic(&all, "va0")).contains(&"not-applied"), "{all}");
+    assert_eq!(site.run(&["net", "status", "eth77"]).status.code(), Some(2));
+
+    let _daemon = Daemon::start(&site);
+    let applied = until("all of va0 is as wanted", || {
+        let all = site.json(&["net", "status", "va0", "--json"]);
+        states(nic(&all, "va0")).iter().all(|state| *state == "ok").then_some(all)
+    });
+    let knobs = nic(&applied, "va0")["knobs"].as_array().unwrap();
+    assert!(knobs.iter().any(|knob| knob["rule"] == "napi-threaded" && knob["actual"] == "1"), "{applied}");
+    let text = site.run(&["net", "status", "va0"]);
+    assert_eq!(text.status.code(), Some(0));
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("va0  rt1 (by host.toml), veth, up"), "{text}");
+    let status = site.json(&["status", "--json"]);
+    let findings = status["findings"].as_array().unwrap();
+    assert!(findings.iter().any(|of| of["rule"] == "host-config" && of["object"] == "eth77"), "{status}");
+}
