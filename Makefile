@@ -4,12 +4,12 @@ REPORT ?= target/report
 REQUESTS ?= 1000
 ONTIME = target/release/ontime
 
-.PHONY: demo test figures exclusive lint setup release images clean
+.PHONY: demo test endurance hundred figures exclusive lint setup release images clean
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
 	@mkdir -p $(REPORT)
-	$(ONTIME) bench rt-server --quiet-too --requests $(REQUESTS) --json $(REPORT)/rt-server.json \
+	$(ONTIME) bench rt-server --load tcp,small-packets,none --requests $(REQUESTS) --json $(REPORT)/rt-server.json \
 		--csv $(REPORT)/rt-server.csv --html $(REPORT)/index.html
 	@echo "The report page: $(CURDIR)/$(REPORT)/index.html"
 
@@ -18,10 +18,18 @@ test: release images
 	cargo test --workspace
 	scripts/lab-test.sh $(ONTIME)
 
+## endurance: applied and reset a hundred times under traffic in the emulated host, and every fault (half an hour)
+endurance: release images
+	CYCLES=100 scripts/lab-test.sh $(ONTIME) path_holds_under_traffic_and_faults
+
+## hundred: what 100 VMs and 64 queues cost the daemon on this machine, and what it costs idle
+hundred: release
+	scripts/bench/hundred.sh $(ONTIME)
+
 ## figures: the README's table, 20,000 requests a method (hours), on 7.2-rt and 6.12-rt
 figures: release images
 	@mkdir -p $(REPORT)
-	$(ONTIME) bench rt-server --quiet-too --kernel 7.2-rt,6.12-rt --requests 20000 \
+	$(ONTIME) bench rt-server --load tcp,small-packets,none --kernel 7.2-rt,6.12-rt --requests 20000 \
 		--json $(REPORT)/figures.json --csv $(REPORT)/figures.csv --html $(REPORT)/figures.html
 
 ## exclusive: the paper's exclusive CPU beside what it is compared with; two CPUs, so on the real clock (indicative)

@@ -9,7 +9,7 @@ debian:12 | debian:13) ;;
 esac
 
 # Building, the lab's images, the clients outside the emulated host, and what the tests run for real.
-packages="gcc libc6-dev pkg-config make
+packages="gcc libc6-dev linux-libc-dev libclang-dev pkg-config make
     mmdebstrap debian-archive-keyring busybox-static cpio zstd xz-utils e2fsprogs python3-minimal kmod
     iproute2 iperf3 procps util-linux ethtool
     qemu-system-x86 sockperf tcpdump systemd"

@@ -1,0 +1,38 @@
+# In the emulated host: a VM of class rt that spins is held to its cap while the kernel's protections are off, and leaves the
+# rest of the CPU to housekeeping and to a bulk VM that could use all of it as well.
+set -eu
+. /lab/lib.sh
+mkdir -p /etc/ontime
+printf '[[tenant]]\nname = "spin"\nclass = "rt"\nruntime-cap = 0.5\n' > /etc/ontime/tenants.toml
+lab-vm start spin spin rt 10.1.0.2
+lab-vm wait spin
+spinner=$(cat /run/lab-vm/spin.pid)
+kill -STOP "$spinner" # it would only make the other one boot slowly
+lab-vm start busy spin bulk 10.2.0.2
+lab-vm wait busy
+spin=$(thread "$spinner" 'CPU 0/KVM') busy=$(thread "$(cat /run/lab-vm/busy.pid)" 'CPU 0/KVM')
+daemon_starts
+sh -c 'while :; do :; done' &
+housekeeping=$!
+kill -CONT "$spinner"
+paused() { ontime status --json | tr -d ' \n' | grep -q '"protections_off":true.*"of":"spin"[^}]*"pauses":[1-9]'; }
+within 10 paused
+ran() { awk '{print int($1 / 1000000)}' "/proc/$1/schedstat"; } # ms on a CPU
+start=$(uptime_ms) spin_ran=$(ran "$spin") work_ran=$(ran $housekeeping) busy_ran=$(ran "$busy")
+ontime status | grep -q 'kernel protections off' || fail "protections are on"
+sleep 3
+ontime status | grep -q 'kernel protections off' || fail "protections came on"
+took=$(($(uptime_ms) - start))
+spin_share=$((($(ran "$spin") - spin_ran) * 100 / took))
+work_share=$((($(ran $housekeeping) - work_ran) * 100 / took))
+busy_share=$((($(ran "$busy") - busy_ran) * 100 / took))
+kill $housekeeping
+echo "figures: a spinning RT VM $spin_share % of the CPU (cap 50), housekeeping $work_share %, a busy bulk VM $busy_share %"
+# Below it by what the watcher itself takes at the emulated CPU's pace.
+[ $spin_share -le 55 ] && [ $spin_share -ge 25 ] || fail "the spinning VM's share is not its cap"
+[ $work_share -ge 12 ] && [ $busy_share -ge 12 ] || fail "the others have no share"
+ontime reset > /dev/null
+placed "$spin" "SCHED_OTHER 0" || fail "the spinning VM keeps its place after reset"
+grep -qx 0 /sys/kernel/debug/sched/fair_server/cpu0/runtime && fail "protections are off after reset"
+kill $daemon
+wait $daemon || fail "the daemon ended with $?"

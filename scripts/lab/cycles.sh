@@ -1,0 +1,22 @@
+# CYCLES times reset and applied under traffic; sourced by path.sh, the daemon runs and has applied.
+echo "== $CYCLES cycles of reset and apply under traffic"
+cycle() { ontime reset > /lab/cycle.log && ontime apply >> /lab/cycle.log; }
+cycles() { done_cycles=0; while [ $done_cycles -lt "$CYCLES" ]; do cycle; done_cycles=$((done_cycles + 1)); done; }
+incidents > /lab/incidents-before
+ontime reset > /dev/null
+window default sleep 1
+usual=$slowest
+ontime apply > /dev/null
+window applied sleep 1
+noise=$((lost * 1000 / (segments + 1)))
+window cycles cycles
+[ "$done_cycles" -ge 1 ] && [ "$segments" -gt 500 ] && [ "$asked" -gt 20 ] || fail "there was no traffic to speak of"
+[ $lost -le $((segments * (noise + 1) / 1000 + 1)) ] || fail "$lost of $segments segments were lost, $noise of 1000 without cycles"
+[ "$unanswered" -le 1 ] || fail "$unanswered requests were not answered" # one may be on its way at the end
+# While it is reset, the RT VM has an ordinary VM's priority, and waits for others as it did before.
+[ "$slowest" -le $((usual + 10000)) ] || fail "the RT VM stood still for $slowest us; without cycles for $usual"
+incidents > /lab/incidents-after
+diff /lab/incidents-before /lab/incidents-after
+rm /lab/ask
+within 60 test -e /lab/asked
+grep -q 'dropped messages = 0' /lab/ask.log || fail "answers to the client outside were lost: $(tail -n 12 /lab/ask.log)"

@@ -1,0 +1,51 @@
+# What the tests in the emulated host share; sourced. Each works in /lab, where the test's files are.
+fail() { echo "FAILED: $*"; tail -n 20 /lab/daemon.log 2> /dev/null; exit 1; }
+expect() { [ "$2" = "$3" ] || fail "$1: wanted '$2', found '$3'"; } # WHAT WANTED ACTUAL
+within() { # SECONDS COMMAND...: until it succeeds, on the host's clock. A pass may take a second there, and rests for four.
+    end=$(($(uptime_ms) + $1 * 1000))
+    shift
+    until "$@" > /dev/null 2>&1; do
+        [ "$(uptime_ms)" -lt "$end" ] || fail "not in time: $*"
+        sleep 0.1
+    done
+}
+uptime_ms() { read -r up rest < /proc/uptime; whole=${up%.*}; echo $((whole * 1000 + 1${up#*.} * 10 - 1000)); }
+place() { chrt -p "$1" | sed -n 's/|SCHED_RESET_ON_FORK//; s/.*policy: //p; s/.*priority: //p' | tr '\n' ' '; } # TID: 'SCHED_FIFO 47 '
+placed() { [ "$(place "$1")" = "$2 " ]; }
+thread() { for task in /proc/"$1"/task/*; do case $(cat "$task/comm") in $2) echo "${task##*/}" ;; esac; done; } # PID PATTERN
+daemon_starts() {
+    ontime daemon "$@" >> /lab/daemon.log 2>&1 &
+    daemon=$!
+    for _ in $(seq 100); do
+        status=0
+        ontime status > /dev/null 2>&1 || status=$?
+        [ $status -gt 1 ] || return 0
+        sleep 0.1
+    done
+    fail "the daemon does not answer"
+}
+snapshot() { # every knob that the daemon may touch, by name, of threads that are there before and after
+    for task in /proc/[0-9]*/task/[0-9]*; do
+        name=$(cat "$task/comm" 2> /dev/null) || continue
+        case $name in
+        irq/* | napi/* | ksoftirqd/* | ktimers/* | rcuc/* | backlog_napi/* | vhost-* | CPU* | kvm-pit*) ;;
+        *) continue ;;
+        esac
+        echo "$name $(chrt -p "${task##*/}" 2> /dev/null | sed 's/pid [0-9]*//' | tr '\n' ' ')$(taskset -p "${task##*/}" 2> /dev/null | sed 's/.*mask//')"
+    done | sort
+    for file in /sys/class/net/*/threaded /sys/class/net/*/queues/tx-*/xps_cpus /proc/sys/net/core/skb_defer_max \
+        /proc/sys/kernel/sched_rt_runtime_us /sys/module/kvm/parameters/halt_poll_ns /proc/irq/*/smp_affinity_list \
+        /sys/kernel/debug/sched/*_server/cpu*/runtime; do
+        [ -e "$file" ] && echo "$file $(cat "$file" 2> /dev/null)"
+    done
+    for nic in /sys/class/net/*; do tc qdisc show dev "${nic##*/}" | sed "s/^/${nic##*/} /; s/ qdisc \([a-z_]*\) [0-9a-f]*:/ \1/"; done
+    true
+}
+metric() { # NAME: the daemon's metrics that begin so, added up
+    perl -MIO::Socket::UNIX -e '
+        my $s = IO::Socket::UNIX->new(Peer => "/run/ontime/ontime.sock") or die "no daemon: $!";
+        print $s "GET /metrics HTTP/1.0\r\n\r\n";
+        my $sum = 0;
+        while (<$s>) { $sum += $1 if /^\Q$ARGV[0]\E.* (\S+)$/ }
+        print "$sum\n"' "$1"
+}

@@ -1,0 +1,18 @@
+#!/bin/sh
+# In the guest: runs /lab/test.sh, writes what it left in /lab/out to the second disk as a tar, goes off.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/lab
+mount -t tmpfs tmpfs /tmp
+mount -t tmpfs tmpfs /run
+mkdir -p /dev/shm /dev/pts /lab/out
+mount -t tmpfs shm /dev/shm
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+ip link set lo up
+hostname guest 2> /dev/null
+cd /lab
+sh /lab/test.sh > /lab/out/log 2>&1
+echo $? > /lab/out/status
+dmesg > /lab/out/dmesg
+tar -C /lab/out -cf /dev/vdb .
+sync
+echo o > /proc/sysrq-trigger
+sleep 60

@@ -1,0 +1,235 @@
+# In the guest: the module on outsourced sockets against the guest's own stack, and unmodified programs on them.
+# In /lab/args: channels=N, wake=idle or interrupt; cycles=N: so many processes killed (1000); limit=S: how long a check may
+# take (600); only=NAME,NAME: these checks.
+failed=0
+word() { sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" /lab/args; }
+limit=$(word limit)
+limit=${limit:-600}
+only=$(word only)
+cycles=$(word cycles)
+
+# The first run of the VM is killed with sockets open.
+if grep -q ontime.first /proc/cmdline; then
+    insmod /lab/ontime.ko || exit 1
+    python3 -c '
+import socket, time
+listener = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(listener.getsockname())
+server, _ = listener.accept()
+print("FIRST-RUN", file=open("/dev/console", "w"))
+time.sleep(10000)'
+    exit 1
+fi
+
+check() { # NAME COMMAND...
+    name=$1
+    shift
+    case ,$only, in ,, | *,"$name",*) ;; *) return ;; esac
+    ("$@") > "out/$name.log" 2>&1 &
+    job=$!
+    (sleep "$limit" && echo "too long" >> "out/$name.log" && kill -9 $job) &
+    dog=$!
+    wait $job
+    status=$?
+    kill $dog 2> /dev/null
+    # Without the module every test would pass on the guest's own stack.
+    [ -d /sys/module/ontime ] || status="the module is gone"
+    [ "$status" = 0 ] && echo "ok $name" | tee /dev/console && return
+    echo "FAILED $name ($status)"
+    tail -n 20 "out/$name.log"
+    failed=1
+}
+steer() { echo "$1" > /sys/module/ontime/parameters/steer; }
+python() { python3 "/lab/$1.py"; }
+
+same_calls() {
+    steer none
+    ./conform > out/own
+    steer all
+    ./conform > out/outsourced
+    steer all
+    tail -n 1 out/own | grep -q end && diff out/own out/outsourced
+}
+
+# The same under a real-time priority: the sockets are on the vCPU's channel. With wake=idle that ends halts and interrupts
+# nobody.
+channel_interrupts() {
+    device=$(dmesg | sed -n 's/.*ontime \(virtio[0-9]*\): channel 1:.*/\1/p' | tail -n 1)
+    awk -v name="$device-config" '$NF == name {for (i = 2; $i ~ /^[0-9]+$/; i++) n += $i} END {print n + 0}' /proc/interrupts
+}
+rt_channel() {
+    grep -q 'channels=[1-9]' /lab/args || return 0
+    before=$(channel_interrupts)
+    chrt -f 40 ./conform > out/outsourced-rt
+    after=$(channel_interrupts)
+    echo "interrupts of the channel: $before before, $after after"
+    diff out/own out/outsourced-rt || return 1
+    if grep -q 'wake=interrupt' /lab/args; then
+        [ "$after" -gt "$before" ]
+    else
+        cat /sys/devices/system/cpu/cpuidle/current_driver
+        [ "$(cat /sys/devices/system/cpu/cpuidle/current_driver)" = ontime ] && [ "$after" = "$before" ]
+    fi
+}
+
+# The module's own sockets are in use: what is steered and what is not.
+in_use() { awk '/^ONTIME/ {n += $3} END {print n + 0}' /proc/net/protocols; }
+steering() {
+    cat /proc/net/protocols | grep ONTIME
+    steer none
+    python3 -c 'import socket; socket.socket().bind(("127.0.0.1", 5001)); print("own")' || return 1
+    steer all
+    mkdir -p /sys/fs/cgroup/in/below /sys/fs/cgroup/out
+    steer cgroup
+    echo /in > /sys/module/ontime/parameters/cgroups
+    for group in in in/below out; do
+        (echo 0 > /sys/fs/cgroup/$group/cgroup.procs
+         python3 -c 'import socket; s = socket.socket(); print(open("/proc/net/tcp").read().count(":1389") if not s.bind(("127.0.0.1", 5001)) and not s.listen() else 0)') > "out/steer-${group##*/}"
+    done
+    steer all
+    # A listener of the guest's own stack is in its table, an outsourced one is not.
+    [ "$(cat out/steer-in) $(cat out/steer-below) $(cat out/steer-out)" = "0 0 1" ]
+}
+
+own_namespace_stays() {
+    unshare -n sh -c 'ip link set lo up; python3 -c "
+import socket
+s = socket.socket(); s.bind((\"127.0.0.1\", 5001)); s.listen()
+assert open(\"/proc/net/tcp\").read().count(\":1389\") == 1"'
+}
+
+not_while_open() {
+    [ "$(in_use)" = 0 ] || return 1
+    python3 -c 'import socket, time; s = socket.socket(); time.sleep(60)' &
+    for _ in $(seq 100); do [ "$(in_use)" = 1 ] && break; sleep 0.1; done
+    ! rmmod ontime && [ "$(in_use)" = 1 ] && kill $! && ! wait $! && [ "$(in_use)" = 0 ]
+}
+
+# A server that runs until it is killed, and a client.
+against() { # SERVER-COMMAND CLIENT-COMMAND...
+    sh -c "exec $1" &
+    server=$!
+    shift
+    sleep 2
+    "$@"
+    status=$?
+    kill $server
+    wait $server
+    return $status
+}
+outsourced() { # PROTOCOL PORT: nobody of the guest's own stack is there
+    ! grep -q ":$(printf %04X "$2") " "/proc/net/$1"
+}
+
+memcached_client() {
+    outsourced tcp 11211 && python3 -c '
+import socket
+s = socket.create_connection(("127.0.0.1", 11211)); f = s.makefile("rwb")
+for i in range(50):
+    value = bytes([i]) * 1024
+    f.write(b"set k%d 0 0 1024\r\n" % i + value + b"\r\n"); f.flush(); assert f.readline() == b"STORED\r\n"
+    f.write(b"get k%d\r\n" % i); f.flush(); assert f.readline() == b"VALUE k%d 0 1024\r\n" % i
+    assert f.read(1026)[:-2] == value and f.readline() == b"END\r\n"
+' && memccapable -h 127.0.0.1 -p 11211 2>&1
+}
+memcached_serves() { against 'memcached -u root -l 127.0.0.1 -p 11211' memcached_client; }
+
+nginx_serves() {
+    mkdir -p /run/nginx /tmp/www
+    head -c 3000000 /dev/urandom > /tmp/www/large
+    head -c 1000 /tmp/www/large > /tmp/www/small
+    printf 'user root; pid /run/nginx.pid; error_log stderr; events {}\nhttp { access_log off; client_body_temp_path /tmp/b; proxy_temp_path /tmp/p; fastcgi_temp_path /tmp/f; uwsgi_temp_path /tmp/u; scgi_temp_path /tmp/s; sendfile on; server { listen 127.0.0.1:8080; listen [::1]:8080; root /tmp/www; } }\n' > /tmp/nginx.conf
+    nginx -c /tmp/nginx.conf && outsourced tcp 8080 || return 1
+    for address in 127.0.0.1 '[::1]'; do
+        curl -sS --noproxy '*' -o /tmp/got "http://$address:8080/large" && cmp /tmp/got /tmp/www/large || return 1
+    done
+    for file in small large; do
+        wrk -t 1 -c 8 -d 5 --timeout 60s "http://127.0.0.1:8080/$file" > out/wrk
+        cat out/wrk
+        ! grep -E 'Socket errors|Non-2xx' out/wrk && [ "$(awk '/requests in/ {print $1}' out/wrk)" -gt 0 ] || return 1
+    done
+    nginx -c /tmp/nginx.conf -s quit
+}
+
+# Go's net/http on both sides, raw system calls and its own poller.
+go_client() {
+    outsourced tcp6 8081 && curl -sS --retry 60 --retry-delay 1 --retry-connrefused --noproxy '*' -o /tmp/got http://127.0.0.1:8081/large && cmp /tmp/got /tmp/www/large || return 1
+    hey -n 200 -c 8 -t 0 http://127.0.0.1:8081/small > out/hey
+    cat out/hey
+    grep -q '\[200\].*200 responses' out/hey
+}
+go_serves() {
+    mkdir -p /tmp/www
+    head -c 3000000 /dev/urandom > /tmp/www/large
+    head -c 1000 /tmp/www/large > /tmp/www/small
+    against 'caddy file-server --root /tmp/www --listen :8081' go_client
+}
+
+# SIPp calls SIPp through Kamailio, by UDP.
+sip_client() {
+    outsourced udp 5060 || return 1
+    sipp -sn uas -i 127.0.0.1 -p 5070 -nostdin > out/uas.log 2>&1 &
+    callee=$!
+    # Calls that come before Kamailio is up are sent again.
+    timeout 200 sipp -sn uac -i 127.0.0.1 -p 5080 -rsa 127.0.0.1:5060 127.0.0.1:5070 -m 20 -r 2 -nostdin > out/uac.log 2>&1
+    status=$?
+    kill $callee
+    wait $callee
+    grep -E 'Successful|Failed' out/uac.log
+    return $status
+}
+kamailio_relays() {
+    printf '#!KAMAILIO\ndebug=1\nlog_stderror=yes\nchildren=1\nlisten=udp:127.0.0.1:5060\nmpath="/usr/lib/x86_64-linux-gnu/kamailio/modules/"\nloadmodule "tm.so"\nloadmodule "sl.so"\nloadmodule "rr.so"\nloadmodule "pv.so"\nrequest_route { loose_route(); if (method == "INVITE") record_route(); t_relay(); }\n' > /tmp/kamailio.cfg
+    against 'kamailio -f /tmp/kamailio.cfg -DD -E -m 32 -M 4 -u root' sip_client
+}
+
+iperf_runs() {
+    iperf3 -s -1 -B 127.0.0.1 > out/iperf-server.log 2>&1 &
+    sleep 1
+    outsourced tcp 5201 && timeout 100 iperf3 -c 127.0.0.1 -t 2 "$@" || return 1
+    wait $!
+}
+
+# Killed while they wait, connect or receive: nothing is left. The host's count is looked at outside.
+killed() {
+    for round in $(seq "${1:-30}"); do
+        timeout -s KILL 0.$((round % 9 + 1)) python3 /lab/busy.py
+    done
+    sleep 1
+    [ "$(in_use)" = 0 ]
+}
+
+
+# Each wait ends with an error, and what comes after is picked up.
+device_replaced() { python3 /lab/restart.py DEVICE; }
+
+insmod /lab/ontime.ko || exit 1
+check same-calls same_calls
+check rt-channel rt_channel
+check steering steering
+check own-namespace-stays own_namespace_stays
+check not-while-open not_while_open
+check what-others-got-wrong python others
+check asyncio python asyncio_echo
+check udp python udp_echo
+check memcached memcached_serves
+check nginx nginx_serves
+check go go_serves
+check kamailio kamailio_relays
+check iperf-tcp iperf_runs
+check iperf-tcp-reverse iperf_runs -R
+check iperf-udp iperf_runs -u -b 20M
+check iperf-udp-reverse iperf_runs -u -b 20M -R
+check killed killed 20
+check faults python3 /lab/faults.py "${cycles:-1000}"
+test_socket() {
+    for mode in none all; do
+        steer $mode
+        timeout "$((limit / 2))" python3 -m test -v test_socket > "out/test_socket-$mode.log" 2>&1
+    done
+    python3 /lab/compare.py out/test_socket-none.log out/test_socket-all.log /lab/differ
+}
+limit=$((limit * 4)) check test_socket test_socket
+check device-replaced device_replaced
+rmmod ontime || { echo "FAILED to unload"; failed=1; }
+exit $failed

@@ -1,0 +1,89 @@
+# In the emulated host, or in its image on this machine (ACCEL=tcg): outsourced.sh [CHANNELS [WAKE]]: boots the guest of /lab
+# (disk.img, extra.cpio), its sockets served by `ontime device`. What the guest left is in /lab/out; ends with its status, and
+# fails where a socket is left over. A first run of the VM is killed, with sockets open; in the second one the guest says when
+# the device process is to be killed and replaced.
+set -eu
+channels=${1:-0}
+mkdir -p /etc/ontime /lab/out /run/outsourced
+cat > /etc/ontime/sockets.toml << END
+[vm.guest]
+bind = ["tcp/0-65535", "udp/0-65535"]
+reach = ["0.0.0.0/0", "::/0"]
+sockets = 600
+channels = $channels
+wake = "${2:-idle}"
+END
+accel=${ACCEL:-kvm}
+memory="memory-backend-memfd,id=ram,size=${GUEST_MB:-256}M,share=on"
+cpu=qemu64,+x2apic,-cx16
+# The lab's hosts keep guests' memory in huge pages.
+[ "$accel" = tcg ] && cpu=max || memory=$memory,hugetlb=on,prealloc=on
+
+start_device() {
+    rm -f /run/ontime/device/guest/main.sock
+    ontime device --vm guest >> /lab/out/device.log 2>&1 &
+    device=$!
+    for _ in $(seq 100); do [ -S /run/ontime/device/guest/main.sock ] && break; sleep 0.2; done
+}
+boot() { # MORE-KERNEL-PARAMETERS
+    # All but the memory.
+    devices=$(ontime attach guest | grep -E '^-(chardev|device)' | tr -d '\\\n')
+    qemu-system-x86_64 -name guest=outsourced,debug-threads=on -m "${GUEST_MB:-256}" \
+        -machine "q35,accel=$accel,memory-backend=ram" -object "$memory" -smp "${GUEST_CPUS:-1}" \
+        -cpu $cpu -no-reboot -no-user-config -nodefaults -display none -qmp unix:/run/outsourced/qmp,server=on,wait=off \
+        -kernel /boot/vmlinux-guest -initrd /run/outsourced/initrd -append "console=ttyS0 quiet panic=-1 no_timer_check $1" \
+        -drive file=/lab/disk.img,if=virtio,format=raw,readonly=on,file.locking=off \
+        -drive file=/run/outsourced/results,if=virtio,format=raw \
+        -serial file:/lab/out/console $devices >> /lab/out/qemu.log 2>&1 &
+    vm=$!
+    seconds=0
+}
+# Once a second while the VM runs.
+tick() {
+    sleep 1
+    seconds=$((seconds + 1))
+    [ $seconds -le "${GUEST_SECONDS:-3000}" ] && return
+    echo "the guest is still up after $seconds s; its console:"
+    tail -n 30 /lab/out/console
+    kill -9 $vm $device
+    exit 1
+}
+said() { grep -qs "$1" /lab/out/console; }
+host_sockets() { awk 'NR > 1 && $10 != 0' /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6 | wc -l; }
+
+cat /boot/initrd-guest /lab/extra.cpio > /run/outsourced/initrd
+truncate -s 64M /run/outsourced/results
+sockets_before=$(host_sockets)
+start_device
+boot ontime.first
+while kill -0 $vm 2> /dev/null && ! said FIRST-RUN; do tick; done
+[ "$(host_sockets)" -gt "$sockets_before" ] || { echo "the first run has no sockets on the host"; exit 1; }
+kill -9 $vm
+for _ in $(seq 100); do kill -0 $device 2> /dev/null || break; sleep 0.1; done
+! kill -0 $device 2> /dev/null || { echo "the VM is gone, its device process is not"; exit 1; }
+[ "$(host_sockets)" = "$sockets_before" ] || { echo "sockets of a VM that is gone"; cat /proc/net/tcp /proc/net/udp; exit 1; }
+echo "ok vm-killed"
+
+start_device
+boot ''
+replaced=
+while kill -0 $vm 2> /dev/null; do
+    tick
+    if [ -z "$replaced" ] && said DEVICE-NOW; then
+        replaced=$seconds
+        kill -9 $device
+    fi
+    # The guest is to find out by itself that nobody answers, before another device comes.
+    if [ -n "$replaced" ] && [ "$replaced" != done ] && said DEVICE-GONE; then
+        replaced=done
+        start_device
+        timeout 120 ontime attach --qmp /run/outsourced/qmp guest || echo "FAILED to replace the device"
+    fi
+done
+tar -C /lab/out -xf /run/outsourced/results || { tail -n 30 /lab/out/console; cat /lab/out/qemu.log; exit 1; }
+status=$(cat /lab/out/status)
+# The device process ends with QEMU.
+for _ in $(seq 50); do kill -0 $device 2> /dev/null || break; sleep 0.2; done
+! kill -0 $device 2> /dev/null || { echo "the device process stays"; kill $device; status=1; }
+[ "$(host_sockets)" = "$sockets_before" ] || { echo "sockets are left over"; cat /proc/net/tcp /proc/net/udp; status=1; }
+exit "$status"
