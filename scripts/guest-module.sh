@@ -34,10 +34,12 @@ ask_mirror() {
 }
 headers=${only:+ linux-headers-$only}
 [ -n "$only" ] || ask_mirror
-[ -n "$only" ] || for meta in linux-headers-cloud-amd64 linux-headers-rt-amd64 linux-headers-amd64; do
+# By name, not by metapackage: backports' metapackage leaves a series while its kernels stay.
+[ -n "$only" ] || for flavour in cloud-amd64 rt-amd64 amd64; do
     for series in 6.12 7.2; do
-        package=$(own_apt apt-cache show "$meta" | sed -n "s/^Depends:.*\(linux-headers-$series[^ ]*\).*/\1/p" | head -n 1)
-        [ -n "$package" ] || fail "the mirror has no $meta of $series"
+        package=$(own_apt apt-cache pkgnames "linux-headers-$series." | grep -E "^linux-headers-$series\.[^-]*-$flavour\$" |
+            sort -V | tail -n 1)
+        [ -n "$package" ] || fail "the mirror has no linux-headers-$series.*-$flavour in trixie or trixie-backports"
         headers="$headers $package"
     done
 done

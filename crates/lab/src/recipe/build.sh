@@ -45,11 +45,10 @@ own_apt() {
         -o Dir::Etc::SourceList="$apt_dir/sources.list" -o Dir::Etc::SourceParts=- -o APT::Sandbox::User=root "$@"
 }
 
-kernel() { # LABEL METAPACKAGE VERSION-PREFIX ROOT: unpacks the kernel, its modules into ROOT
-    image=$(own_apt apt-cache show "$2" | awk -v want="$3" '
-        /^Version:/ {v = $2} /^Depends:/ && index(v, want) == 1 {
-            if (match($0, /linux-image-[0-9][^ ]*/)) {print substr($0, RSTART, RLENGTH); exit}}')
-    [ -n "$image" ] || { echo "lab images: the mirror has no $2 $3*" >&2; exit 3; }
+kernel() { # LABEL FLAVOUR SERIES ROOT: unpacks the newest kernel of the series, its modules into ROOT
+    # By name, not by metapackage: backports' metapackage leaves a series while its kernels stay.
+    image=$(own_apt apt-cache pkgnames "linux-image-$3." | grep -E "^linux-image-$3\.[^-]*-$2\$" | sort -V | tail -n 1)
+    [ -n "$image" ] || { echo "lab images: the mirror has no linux-image-$3.*-$2 in trixie or trixie-backports" >&2; exit 3; }
     version=${image#linux-image-}
     packages=$image
     for part in binary modules base; do
@@ -104,10 +103,10 @@ mkdir -p "$work/guest/usr/lib/modules"
 
 step "4/6 kernels (7.2-rt, 7.2, 6.12-rt; the guests' 6.12)"
 own_apt apt-get update >> "$log" 2>&1
-kernel 7.2-rt linux-image-rt-amd64 7.2 "$work/host"
-kernel 7.2 linux-image-amd64 7.2 "$work/host"
-kernel 6.12-rt linux-image-rt-amd64 6.12 "$work/host"
-kernel guest linux-image-cloud-amd64 6.12 "$work/guest"
+kernel 7.2-rt rt-amd64 7.2 "$work/host"
+kernel 7.2 amd64 7.2 "$work/host"
+kernel 6.12-rt rt-amd64 6.12 "$work/host"
+kernel guest cloud-amd64 6.12 "$work/guest"
 
 step "5/6 boot files"
 for label in 7.2-rt 7.2 6.12-rt; do initrd "$label" "$work/host" virtio_pci virtio_blk ext4; done
