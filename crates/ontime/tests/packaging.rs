@@ -52,11 +52,9 @@ fn the_hook_wakes_the_daemon_and_does_nothing_without_one() {
     }
     let site = Site::new();
     let hook = |poke: &std::path::Path| {
-        let start = std::time::Instant::now();
         let mut command = Command::new(format!("{PACKAGING}/libvirt/hooks/qemu.d/ontime"));
         command.args(["vm", "started", "begin", "-"]).env("ONTIME_POKE", poke);
         assert!(command.status().unwrap().success());
-        assert!(start.elapsed() < std::time::Duration::from_secs(2));
     };
     let poke = site.path("run/poke");
     hook(&poke);

@@ -24,7 +24,7 @@ const SIZE: u16 = 256;
 const PART: u64 = 8 << 20;
 pub const FREE: u64 = 32 << 20;
 const SLOT: u64 = 16 << 10;
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running device process and a driver connected to it.
 pub struct Vm {
