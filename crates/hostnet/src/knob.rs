@@ -113,6 +113,11 @@ pub enum Knob {
         /// NAPI id, as netlink family `netdev` gives it.
         napi: u32,
     },
+    /// How long a NIC may hold a receive interrupt back (`ethtool -C`, netlink family `ethtool`).
+    Moderation {
+        /// Which NIC.
+        nic: NicId,
+    },
     /// The clsact qdisc, the place of filters that stands beside the root qdisc. Taken away only while it is empty.
     Clsact {
         /// Which NIC.
@@ -153,6 +158,7 @@ impl Knob {
             Knob::NicFile { nic, path } => format!("nic:{}/{path}", nic.ifindex),
             Knob::XpsCpus { nic, queue } => format!("nic:{}/xps:{queue}", nic.ifindex),
             Knob::NapiThreaded { nic, napi } => format!("nic:{}/napi:{napi}", nic.ifindex),
+            Knob::Moderation { nic } => format!("nic:{}/moderation", nic.ifindex),
             Knob::Clsact { nic } => format!("nic:{}/clsact", nic.ifindex),
             Knob::TxSteer { nic, queue, from } => format!("nic:{}/steer:{queue}:{}", nic.ifindex, source_key(from)),
             Knob::TxPriority { nic, from } => format!("nic:{}/priority:{}", nic.ifindex, source_key(from)),
@@ -206,6 +212,7 @@ impl fmt::Display for Knob {
             Knob::NicFile { nic, path } => write!(f, "{} {path}", nic.name),
             Knob::XpsCpus { nic, queue } => write!(f, "{} XPS CPUs of transmit queue {queue}", nic.name),
             Knob::NapiThreaded { nic, napi } => write!(f, "{} threading of NAPI {napi}", nic.name),
+            Knob::Moderation { nic } => write!(f, "{} receive interrupt moderation", nic.name),
             Knob::Clsact { nic } => write!(f, "{} clsact qdisc", nic.name),
             Knob::TxSteer { nic, queue, from } => {
                 write!(f, "{} filter: from {from} to transmit queue {queue}", nic.name)
@@ -213,6 +220,23 @@ impl fmt::Display for Knob {
             Knob::TxPriority { nic, from } => write!(f, "{} filter: from {from} to the first band", nic.name),
             Knob::RootQdisc { nic } => write!(f, "{} root qdisc", nic.name),
         }
+    }
+}
+
+/// How a NIC holds its receive interrupts back, to take several packets with one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moderation {
+    /// Microseconds an interrupt may wait after a packet; 0: none does. Some drivers give small numbers meanings of their own
+    /// (e1000e and igb: 1 and 3 are adaptive).
+    pub rx_usecs: u32,
+    /// Whether the driver changes that by the traffic; `None` where it has no such switch.
+    pub adaptive: Option<bool>,
+}
+
+impl fmt::Display for Moderation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let adaptive = if self.adaptive == Some(true) { ", adaptive" } else { "" };
+        write!(f, "rx-usecs {}{adaptive}", self.rx_usecs)
     }
 }
 
@@ -228,6 +252,8 @@ pub enum Value {
     Text(String),
     /// Of [`Knob::NapiThreaded`].
     Threaded(u32),
+    /// Of [`Knob::Moderation`].
+    Moderation(Moderation),
     /// Of [`Knob::Clsact`], [`Knob::TxSteer`] and [`Knob::TxPriority`]: whether it is there.
     Present(bool),
 }
@@ -240,6 +266,7 @@ impl fmt::Display for Value {
             Value::Cpus(cpus) => write!(f, "CPUs {cpus}"),
             Value::Text(text) => f.write_str(text),
             Value::Threaded(mode) => mode.fmt(f),
+            Value::Moderation(moderation) => moderation.fmt(f),
             Value::Present(true) => f.write_str("present"),
             Value::Present(false) => f.write_str("absent"),
         }

@@ -13,6 +13,7 @@ use ontime_tenants::{Policy, ThreadError, ThreadId};
 use crate::cpus::CpuSet;
 use crate::knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
 use crate::netlink::Netlink;
+use crate::netlink::ethtool::Ethtool;
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
 use crate::netlink::tc::{self, Edit, Match};
@@ -53,6 +54,7 @@ pub struct LiveHost {
     roots: Roots,
     netdev: RefCell<Option<Netdev>>,
     route: RefCell<Option<Netlink>>,
+    ethtool: RefCell<Option<Ethtool>>,
 }
 
 impl LiveHost {
@@ -99,6 +101,22 @@ impl LiveHost {
             }
             (_, io::ErrorKind::AddrInUse) => unsupported(knob, &error.to_string()),
             _ => os(knob, "asking rtnetlink", error),
+        })
+    }
+
+    fn with_ethtool<T>(&self, knob: &Knob, run: impl FnOnce(&mut Ethtool) -> io::Result<T>) -> Result<T, KnobError> {
+        let mut slot = self.ethtool.borrow_mut();
+        if slot.is_none() {
+            *slot = Some(Ethtool::open().map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => unsupported(knob, "the kernel has no netlink family ethtool (5.6)"),
+                _ => os(knob, "opening netlink family ethtool", error),
+            })?);
+        }
+        let Some(ethtool) = slot.as_mut() else { return Err(unsupported(knob, "netlink is not open")) };
+        run(ethtool).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENODEV) => KnobError::Gone(knob.to_string()),
+            Some(libc::EOPNOTSUPP | libc::EINVAL) => unsupported(knob, "its driver does not let this be set"),
+            _ => os(knob, "asking netlink family ethtool", error),
         })
     }
 
@@ -215,6 +233,9 @@ impl Host for LiveHost {
                     .map(Value::Threaded)
                     .ok_or_else(|| unsupported(knob, "threading of one NAPI instance needs kernel 6.17"))
             }
+            Knob::Moderation { nic } => {
+                self.with_ethtool(knob, |ethtool| ethtool.moderation(nic.ifindex)).map(Value::Moderation)
+            }
             Knob::Clsact { nic } => {
                 self.nic_dir(knob, nic)?;
                 self.with_route(knob, |route| tc::has_clsact(route, nic.ifindex)).map(Value::Present)
@@ -261,6 +282,9 @@ impl Host for LiveHost {
                 }
                 netdev.set_threaded(*napi, *mode)
             }),
+            (Knob::Moderation { nic }, Value::Moderation(wanted)) => {
+                self.with_ethtool(knob, |ethtool| ethtool.set_moderation(nic.ifindex, *wanted))
+            }
             (Knob::Clsact { nic }, Value::Present(wanted)) => {
                 self.nic_dir(knob, nic)?;
                 self.with_route(knob, |route| match (tc::has_clsact(route, nic.ifindex)?, wanted) {

@@ -45,13 +45,14 @@ pub enum MethodError {
 }
 
 /// Every core rule.
-const PARTITIONED: [RuleId; 12] = [
+const PARTITIONED: [RuleId; 13] = [
     RuleId::HostConfig,
     RuleId::NapiThreaded,
     RuleId::IrqThread,
     RuleId::NapiThread,
     RuleId::Backlog,
     RuleId::SoftirqThreads,
+    RuleId::Moderation,
     RuleId::VcpuPlace,
     RuleId::VnicPlace,
     RuleId::RtTxQueue,

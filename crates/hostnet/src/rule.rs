@@ -29,6 +29,8 @@ pub enum RuleId {
     Backlog,
     /// `ktimers/N`, `ksoftirqd/N`, `rcuc/N` placed below the vCPUs.
     SoftirqThreads,
+    /// Receive interrupts of RT NICs not held back.
+    Moderation,
     /// vCPU threads placed by their tenant's class.
     VcpuPlace,
     /// vhost and kvm-pit threads placed by their tenant's class.
@@ -58,6 +60,7 @@ impl RuleId {
             RuleId::BusyPoll => "busy-poll",
             RuleId::Backlog => "backlog",
             RuleId::SoftirqThreads => "softirq-threads",
+            RuleId::Moderation => "moderation",
             RuleId::VcpuPlace => "vcpu-place",
             RuleId::VnicPlace => "vnic-place",
             RuleId::ExclusiveCpu => "exclusive-cpu",

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use fleet::{host, hundred_vms, mixed, of_rule, policies, refusals, rt, two_vms, vm};
 use ontime_hostnet::inventory::{Kernel, Lockdown, Nic};
 use ontime_hostnet::{
-    Intent, Inventory, Knob, Method, NicConfig, NicId, NicUse, Plan, RULES, Refusal, RuleId, Severity, SteerFrom,
-    Value, plan, rules,
+    Intent, Inventory, Knob, Method, Moderation, NicConfig, NicId, NicUse, Plan, RULES, Refusal, RuleId, Severity,
+    SteerFrom, Value, plan, rules,
 };
 use ontime_tenants::{Class, Policy, PriorityTable, Vnic};
 
@@ -162,6 +162,28 @@ fn what_host_toml_names_and_the_host_has_not_is_found() {
     }
     let found = words(&plan(&inventory, &intent));
     assert!(found.iter().any(|words| words.contains("does not say which NAPI")), "{found:?}");
+}
+
+#[test]
+fn an_rt_nic_does_not_hold_its_interrupts_back() {
+    let (mut inventory, intent) = two_vms();
+    assert!(of_rule(&plan(&inventory, &intent), RuleId::Moderation).is_empty(), "a driver that does not say");
+    for nic in &mut inventory.nics {
+        nic.moderation = Some(Moderation { rx_usecs: 3, adaptive: None });
+        nic.driver = Some("e1000e".to_owned());
+    }
+    let wanted = ("eth0 receive interrupt moderation".to_owned(), "rx-usecs 0".to_owned());
+    assert_eq!(of_rule(&plan(&inventory, &intent), RuleId::Moderation), [wanted]);
+    // What another driver would do to its queues is not known: it is said once, and not where there is nothing to gain.
+    inventory.nics[0].driver = Some("mlx5_core".to_owned());
+    inventory.nics[0].moderation = Some(Moderation { rx_usecs: 8, adaptive: Some(true) });
+    let found = plan(&inventory, &intent);
+    assert!(of_rule(&found, RuleId::Moderation).is_empty());
+    let finding = found.findings.iter().find(|finding| finding.rule == RuleId::Moderation).unwrap();
+    assert!(finding.found.contains("held back (rx-usecs 8, adaptive)"), "{finding:?}");
+    assert_eq!(finding.remedy, "while it is idle: ethtool -C eth0 adaptive-rx off rx-usecs 0");
+    inventory.nics[0].moderation = Some(Moderation { rx_usecs: 0, adaptive: Some(false) });
+    assert!(refusals(&plan(&inventory, &intent), RuleId::Moderation).is_empty());
 }
 
 #[test]

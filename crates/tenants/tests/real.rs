@@ -15,6 +15,9 @@ use ontime_tenants::{
 
 const QEMU: &str = "qemu-system-x86_64";
 
+/// How long anything may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// A VM that is stopped before its first instruction, ended with the test.
 struct Vm(Child);
 
@@ -35,7 +38,7 @@ impl Vm {
 
     /// Discovers until this VM has two vCPU threads.
     fn discover(&self, sources: &Sources, rules: &Rules) -> (Tenant, Discovery) {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let found = discover(sources, rules);
             let own = found.tenants.iter().find(|tenant| tenant.process.pid == self.pid());
@@ -146,7 +149,7 @@ fn a_qemu_that_cannot_be_asked_is_reported_and_costs_no_wait_twice() {
     let name = format!("mute-{}", std::process::id());
     let Some(vm) = Vm::start(&["-name", &format!("guest={name},debug-threads=off")]) else { return };
     let sources = Sources::host();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + PATIENCE;
     while !has_unnamed(&discover(&sources, &rules(&name)), &name) {
         assert!(Instant::now() < deadline);
         std::thread::sleep(Duration::from_millis(20));
@@ -166,7 +169,7 @@ fn a_monitor_held_by_another_client_delays_once_only() {
     let mut holder = std::os::unix::net::UnixStream::connect(&socket).unwrap();
     std::io::Read::read(&mut holder, &mut [0u8; 16]).unwrap();
     let sources = Sources::host();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + PATIENCE;
     while !has_unnamed(&discover(&sources, &rules(&name)), &name) {
         assert!(Instant::now() < deadline);
         std::thread::sleep(Duration::from_millis(20));
@@ -268,7 +271,7 @@ fn has_unnamed(found: &Discovery, name: &str) -> bool {
 }
 
 fn wait_for(path: &Path) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + PATIENCE;
     while !path.exists() {
         assert!(Instant::now() < deadline, "{} never came", path.display());
         std::thread::sleep(Duration::from_millis(10));

@@ -15,7 +15,7 @@ use ontime_tenants::{Policy, ThreadId};
 use serde::{Deserialize, Serialize};
 
 use crate::cpus::CpuSet;
-use crate::knob::{IrqId, Knob, NicId};
+use crate::knob::{IrqId, Knob, Moderation, NicId};
 
 /// Everything the rules look at.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -139,6 +139,8 @@ pub struct Nic {
     pub napis: Vec<Napi>,
     /// Numbers of its message-signalled interrupts.
     pub irqs: Vec<u32>,
+    /// How it holds receive interrupts back; `None` where its driver does not say (or the kernel: 5.7).
+    pub moderation: Option<Moderation>,
 }
 
 /// A transmit queue.
@@ -267,6 +269,7 @@ impl Inventory {
             Knob::NicFile { nic, .. }
             | Knob::XpsCpus { nic, .. }
             | Knob::NapiThreaded { nic, .. }
+            | Knob::Moderation { nic }
             | Knob::Clsact { nic }
             | Knob::TxSteer { nic, .. }
             | Knob::TxPriority { nic, .. }

@@ -11,6 +11,7 @@ use crate::cpus::CpuSet;
 use crate::knob::NicId;
 use crate::live::Roots;
 use crate::netlink::Netlink;
+use crate::netlink::ethtool::Ethtool;
 use crate::netlink::link::{Link, links};
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
@@ -37,6 +38,8 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
             napis_by_thread(inventory, &found)
         }
     };
+    // Of kernels and drivers that do not say, no rule wants it.
+    let mut moderations = Ethtool::open().and_then(|mut ethtool| ethtool.moderations()).unwrap_or_default();
     inventory.nics = found
         .into_iter()
         .filter(|link| !link.loopback)
@@ -46,7 +49,8 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
                 Some(root @ RootQdisc::Others(..)) => Some(root.text()),
                 _ => None,
             };
-            Nic { qdisc_by_others: by_others, ..nic(roots, inventory, link, own) }
+            let moderation = moderations.remove(&link.ifindex);
+            Nic { qdisc_by_others: by_others, moderation, ..nic(roots, inventory, link, own) }
         })
         .collect();
 }
@@ -103,6 +107,7 @@ fn nic(roots: &Roots, inventory: &Inventory, link: Link, napis: Vec<Napi>) -> Ni
         threaded: read_number(&dir.join("threaded")),
         napis,
         irqs,
+        moderation: None,
     }
 }
 

@@ -1,10 +1,12 @@
 //! Netlink, as far as the packet path needs it: one socket, requests, dumps and attributes.
 //!
-//! In: requests of the rooms below (`link`: interfaces, `netdev`: NAPI, `tc`: filters, `qdisc`: root
-//! qdiscs). Out: the kernel's answers, checked.
+//! In: requests of the rooms below (`link`: interfaces, `generic`: families by name, of which
+//! `netdev`: NAPI, and `ethtool`: interrupt moderation; `tc`: filters, `qdisc`: root qdiscs). Out: the kernel's answers, checked.
 //! Crates `netlink-sys` and `netlink-packet-core` carry the socket and the framing; the few messages used here are in no
-//! published crate (family `netdev`, `act_skbedit`), so their attributes are written out with their kernel headers named.
+//! published crate (family `netdev`, `act_skbedit`) or in one for asynchronous run-times only (`ethtool`), so their attributes are written out with their kernel headers named.
 
+pub mod ethtool;
+pub mod generic;
 pub mod link;
 pub mod netdev;
 pub mod qdisc;

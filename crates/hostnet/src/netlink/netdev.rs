@@ -5,14 +5,9 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use super::{Attributes, Netlink, attributes, read_u16, read_u32};
+use super::generic::{Family, HEADER, command};
+use super::{attributes, read_u32};
 use crate::inventory::Napi;
-
-const GENL_ID_CTRL: u16 = 0x10;
-const CTRL_CMD_GETFAMILY: u8 = 3;
-const CTRL_ATTR_FAMILY_ID: u16 = 1;
-const CTRL_ATTR_FAMILY_NAME: u16 = 2;
-const GENL_HEADER: usize = 4;
 
 const CMD_QUEUE_GET: u8 = 10;
 const CMD_NAPI_GET: u8 = 11;
@@ -31,10 +26,7 @@ const QUEUE_NAPI_ID: u16 = 4;
 const QUEUE_TYPE_RX: u32 = 0;
 
 /// The family, where this kernel has it.
-pub struct Netdev {
-    netlink: Netlink,
-    family: u16,
-}
+pub struct Netdev(Family);
 
 impl Netdev {
     /// Opens it in this thread's network namespace.
@@ -42,16 +34,7 @@ impl Netdev {
     /// # Errors
     /// `NotFound` where the kernel has no such family (before 6.3), else the kernel's error.
     pub fn open() -> io::Result<Self> {
-        let mut netlink = Netlink::open(netlink_sys::protocols::NETLINK_GENERIC)?;
-        let ask = Attributes::after(&[CTRL_CMD_GETFAMILY, 1, 0, 0]).with_text(CTRL_ATTR_FAMILY_NAME, "netdev");
-        let answer = netlink.request(GENL_ID_CTRL, 0, ask.bytes())?;
-        let family = answer
-            .iter()
-            .flat_map(|part| attributes(part.get(GENL_HEADER..).unwrap_or_default()))
-            .find(|(kind, _)| *kind == CTRL_ATTR_FAMILY_ID)
-            .and_then(|(_, value)| read_u16(value))
-            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the kernel has no netlink family netdev"))?;
-        Ok(Self { netlink, family })
+        Family::open("netdev").map(Self)
     }
 
     /// NAPI instances of all interfaces that are up, with their queues, by interface index.
@@ -60,11 +43,11 @@ impl Netdev {
     /// `EOPNOTSUPP` before 6.8.
     pub fn napis(&mut self) -> io::Result<BTreeMap<u32, Vec<Napi>>> {
         let mut found: BTreeMap<u32, Vec<Napi>> = BTreeMap::new();
-        for part in self.netlink.dump(self.family, &[CMD_NAPI_GET, 1, 0, 0])? {
+        for part in self.0.dump(&command(CMD_NAPI_GET))? {
             let (ifindex, napi) = parse_napi(&part);
             found.entry(ifindex).or_default().push(napi);
         }
-        for part in self.netlink.dump(self.family, &[CMD_QUEUE_GET, 1, 0, 0])? {
+        for part in self.0.dump(&command(CMD_QUEUE_GET))? {
             add_queue(&mut found, &part);
         }
         Ok(found)
@@ -75,8 +58,7 @@ impl Netdev {
     /// # Errors
     /// `ENOENT` where it is gone.
     pub fn napi(&mut self, id: u32) -> io::Result<(u32, Napi)> {
-        let ask = Attributes::after(&[CMD_NAPI_GET, 1, 0, 0]).with_u32(NAPI_ID, id);
-        let answer = self.netlink.request(self.family, 0, ask.bytes())?;
+        let answer = self.0.request(&command(CMD_NAPI_GET).with_u32(NAPI_ID, id))?;
         let part = answer.first().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
         Ok(parse_napi(part))
     }
@@ -86,15 +68,15 @@ impl Netdev {
     /// # Errors
     /// `EOPNOTSUPP` before 6.13, `EINVAL` before 6.17 or for a mode the kernel does not know, `ENOENT` where it is gone.
     pub fn set_threaded(&mut self, id: u32, mode: u32) -> io::Result<()> {
-        let set = Attributes::after(&[CMD_NAPI_SET, 1, 0, 0]).with_u32(NAPI_ID, id).with_u32(NAPI_THREADED, mode);
-        self.netlink.request(self.family, 0, set.bytes()).map(|_| ())
+        let set = command(CMD_NAPI_SET).with_u32(NAPI_ID, id).with_u32(NAPI_THREADED, mode);
+        self.0.request(&set).map(|_| ())
     }
 }
 
 fn parse_napi(part: &[u8]) -> (u32, Napi) {
     let mut ifindex = 0;
     let mut napi = Napi::default();
-    for (kind, value) in attributes(part.get(GENL_HEADER..).unwrap_or_default()) {
+    for (kind, value) in attributes(part.get(HEADER..).unwrap_or_default()) {
         let number = read_u32(value);
         match kind {
             NAPI_IFINDEX => ifindex = number.unwrap_or_default(),
@@ -110,7 +92,7 @@ fn parse_napi(part: &[u8]) -> (u32, Napi) {
 
 fn add_queue(found: &mut BTreeMap<u32, Vec<Napi>>, part: &[u8]) {
     let (mut id, mut ifindex, mut direction, mut napi_id) = (None, None, None, None);
-    for (kind, value) in attributes(part.get(GENL_HEADER..).unwrap_or_default()) {
+    for (kind, value) in attributes(part.get(HEADER..).unwrap_or_default()) {
         let number = read_u32(value);
         match kind {
             QUEUE_ID => id = number,
@@ -133,8 +115,7 @@ mod tests {
 
     #[test]
     fn a_napi_is_read_with_its_queues() {
-        let header = [CMD_NAPI_GET, 1, 0, 0];
-        let part = Attributes::after(&header)
+        let part = command(CMD_NAPI_GET)
             .with_u32(NAPI_IFINDEX, 3)
             .with_u32(NAPI_ID, 8194)
             .with_u32(NAPI_IRQ, 41)
@@ -143,7 +124,7 @@ mod tests {
         let (ifindex, napi) = parse_napi(part.bytes());
         let mut found = BTreeMap::from([(ifindex, vec![napi])]);
         for (id, direction) in [(0, 0), (5, 1)] {
-            let queue = Attributes::after(&header)
+            let queue = command(CMD_QUEUE_GET)
                 .with_u32(QUEUE_ID, id)
                 .with_u32(QUEUE_IFINDEX, 3)
                 .with_u32(QUEUE_TYPE, direction)

@@ -8,6 +8,7 @@ mod busy_poll;
 mod exclusive;
 mod host;
 mod host_config;
+mod moderation;
 mod nic_qdisc;
 mod nic_threads;
 mod tenant_threads;
@@ -66,6 +67,19 @@ pub static RULES: &[Rule] = &[
         cure: "FIFO 49-5l for a NIC of RT level l, SCHED_OTHER for a bulk one",
         live_safe: "net/core/dev.c, napi_threaded_poll: an ordinary thread; sched_setattr only requeues it",
         plan: nic_threads::napi_thread,
+    },
+    Rule {
+        id: RuleId::Moderation,
+        title: "receive interrupts of RT NICs not held back",
+        waits_behind: "its NIC's interrupt moderation; and a second interrupt of the NIC's timer, while the request is on its way",
+        cost: Cost {
+            text: "a VM's path without flood: 327/423/442 us where the NIC's timer interrupts a second time, 284/379/383 with rx-usecs 0",
+            source: "7.2-rt and e1000e, emulated, virtual clock (docs/hostnet.md)",
+        },
+        cure: "ethtool -C: rx-usecs 0, adaptive-rx off, on NICs of RT tenants",
+        live_safe: "drivers/net/ethernet/intel/e1000e/ethtool.c, e1000_set_coalesce, and those of igb, igc, i40e, ice and virtio_net: \
+                    only the interval is written; drivers that may stop their queues for it are left alone, with a finding",
+        plan: moderation::moderation,
     },
     Rule {
         id: RuleId::BusyPoll,
