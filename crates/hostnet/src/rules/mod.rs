@@ -71,10 +71,10 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::Moderation,
         title: "receive interrupts of RT NICs not held back",
-        waits_behind: "its NIC's interrupt moderation; and a second interrupt of the NIC's timer, while the request is on its way",
+        waits_behind: "its NIC's interrupt moderation, where a packet came a moment before",
         cost: Cost {
-            text: "a VM's path without flood: 327/423/442 us where the NIC's timer interrupts a second time, 284/379/383 with rx-usecs 0",
-            source: "7.2-rt and e1000e, emulated, virtual clock (docs/hostnet.md)",
+            text: "50 to 250 us between interrupts by default (Intel's dynamic conservative mode); VATC, Fig. 12: latency grows with it",
+            source: "the paper's hardware: Intel 1 Gb/s NIC",
         },
         cure: "ethtool -C: rx-usecs 0, adaptive-rx off, on NICs of RT tenants",
         live_safe: "drivers/net/ethernet/intel/e1000e/ethtool.c, e1000_set_coalesce, and those of igb, igc, i40e, ice and virtio_net: \
