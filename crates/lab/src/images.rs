@@ -16,7 +16,7 @@ const RECIPE: &[(&str, &str)] = &[
     ("host.packages", include_str!("recipe/host.packages")),
     ("initrd-init.sh", include_str!("recipe/initrd-init.sh")),
     ("spin.c", include_str!("recipe/spin.c")),
-    ("svm-fix.c", include_str!("recipe/svm-fix.c")),
+    ("emulator-fix.c", include_str!("recipe/emulator-fix.c")),
     ("unpack-kernel.py", include_str!("recipe/unpack-kernel.py")),
 ];
 
@@ -56,7 +56,7 @@ impl Images {
             "--library-path".into(),
             format!("{libraries}:{libraries}/pulseaudio"),
             "--preload".into(),
-            self.path("svm-fix.so"),
+            self.path("emulator-fix.so"),
             at("usr/bin/qemu-system-x86_64"),
             "-L".into(),
             at("usr/share/qemu"),

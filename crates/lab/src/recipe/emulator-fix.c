@@ -1,6 +1,6 @@
 /*
  * Preloaded into the lab's emulator: mends two faults of QEMU's emulated SVM (target/i386/tcg, seg_helper.c and
- * sysemu/svm_helper.c).
+ * sysemu/svm_helper.c) and one of its e1000e (hw/net/e1000e_core.c).
  *
  * 1. helper_vmrun delivers an injected interrupt at once and leaves its vector in cpu->exception_index. If the emulated
  * CPU is asked to stop before the guest's next exit (with -icount: at every timer of the virtual clock), the main loop
@@ -14,7 +14,12 @@
  * at the type alone: where that next exit is the guest's first access to a device page, it takes the access for one that
  * cannot be emulated ("KVM internal error. Suberror: 3") and the VM stops. The mask that keeps vector and type becomes 0.
  *
- * A third fault, of CMPXCHG16B's flags, is avoided by not offering the instruction (lab/src/qemu.rs).
+ * 3. e1000e keeps at least 128 us between two interrupts of a vector, whatever the driver asks, and sends one that came
+ * earlier when the time is over (e1000e_intrmgr_on_msix_throttling_timer). It forgets that it has sent it: once one was
+ * held back, every later one is sent a second time, in the middle of the request whose packet it was for. The test of
+ * eitr_intr_pending becomes one that clears it. Where the code is not found, the NIC stays as it is.
+ *
+ * Another fault, of CMPXCHG16B's flags, is avoided by not offering the instruction (lab/src/qemu.rs).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -48,7 +53,7 @@ static void deliver(void *env, int vector, int is_hw)
 
 static void not_ours(const char *what)
 {
-	fprintf(stderr, "svm-fix: this emulator has no %s: it is not the QEMU 7.2 that the lab installs\n", what);
+	fprintf(stderr, "emulator-fix: this emulator has no %s: it is not the QEMU 7.2 that the lab installs\n", what);
 	exit(3);
 }
 
@@ -66,7 +71,7 @@ static void patch(unsigned char *at, const void *bytes, size_t count)
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)at & ~(page - 1);
 
 	if (mprotect((void *)start, 2 * page, PROT_READ | PROT_WRITE | PROT_EXEC)) {
-		perror("svm-fix: mprotect");
+		perror("emulator-fix: mprotect");
 		exit(3);
 	}
 	memcpy(at, bytes, count);
@@ -89,6 +94,44 @@ static unsigned char *only(void *function, const char *name, const void *bytes, 
 	return found;
 }
 
+struct text {
+	unsigned char *at;
+	size_t size;
+};
+
+/* dl_iterate_phdr: the executable comes first. */
+static int executable_text(struct dl_phdr_info *info, size_t size, void *found)
+{
+	struct text *text = found;
+
+	(void)size;
+	for (int i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *header = &info->dlpi_phdr[i];
+
+		if (header->p_type == PT_LOAD && header->p_flags & PF_X) {
+			text->at = (unsigned char *)(info->dlpi_addr + header->p_vaddr);
+			text->size = header->p_memsz;
+		}
+	}
+	return 1;
+}
+
+static void forget_sent_interrupts(void)
+{
+	/* cmpb $0, eitr_intr_pending(%rax,%rdx); je: and shrb eitr_intr_pending(%rax,%rdx); nop; jnc */
+	static const unsigned char test[] = { 0x80, 0xbc, 0x10, 0x28, 0x04, 0x02, 0, 0, 0x74 };
+	static const unsigned char take[] = { 0xd0, 0xac, 0x10, 0x28, 0x04, 0x02, 0, 0x90, 0x73 };
+	struct text text = { 0 };
+	unsigned char *found;
+
+	dl_iterate_phdr(executable_text, &text);
+	found = text.at ? memmem(text.at, text.size, test, sizeof(test)) : NULL;
+	if (found && !memmem(found + 1, text.size - (size_t)(found + 1 - text.at), test, sizeof(test)))
+		patch(found, take, sizeof(take));
+	else
+		fprintf(stderr, "emulator-fix: e1000e is not as expected; its interrupts may come twice\n");
+}
+
 __attribute__((constructor)) static void mend(void)
 {
 	/* movabs $deliver, %r11; jmp *%r11 */
@@ -107,4 +150,5 @@ __attribute__((constructor)) static void mend(void)
 	memcpy(jump + 2, &to, sizeof(to));
 	patch(need("do_interrupt_x86_hardirq"), jump, sizeof(jump));
 	patch(only(do_interrupt_all, "mask of EVENTINJ in do_interrupt_all", keep, sizeof(keep)), none, sizeof(none));
+	forget_sent_interrupts();
 }
