@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::frame::{Frame, Segment, parse};
 use crate::pcap::{PcapError, Record, Tail};
+use crate::tcp::Counter;
 
 /// What to count.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,30 +74,6 @@ impl BulkAnalysis {
     }
 }
 
-/// A 32-bit TCP counter unwrapped to 64 bits, and how far it went.
-#[derive(Debug, Clone, Copy)]
-struct Counter {
-    first: u64,
-    last: u64,
-}
-
-impl Counter {
-    fn at(start: u64) -> Self {
-        Self { first: start, last: start }
-    }
-
-    /// The 64-bit value next to the highest one so far. Steps of 2 GiB or more cannot be told from steps back; TCP's
-    /// window is at most 1 GiB (RFC 7323).
-    fn unwrap(self, value: u32) -> u64 {
-        let step = value.wrapping_sub(self.last as u32) as i32;
-        self.last.saturating_add_signed(i64::from(step))
-    }
-
-    fn advance(self) -> u64 {
-        self.last - self.first
-    }
-}
-
 /// One TCP connection toward a VM. SYN and FIN take a sequence number each that is no byte.
 #[derive(Debug, Default, Clone, Copy)]
 struct Connection {
@@ -107,14 +84,13 @@ struct Connection {
 }
 
 impl Connection {
-    /// A counter that begins at `value`, on the zero that both directions share. The zero is far from 0, so that a
-    /// value from before the start (reordering) does not wrap below.
+    /// A counter that begins at `value`, on the zero that both directions share.
     fn begin(&self, value: u32) -> Counter {
         let near = self.sent.or(self.acknowledged);
-        Counter::at(near.map_or((1 << 32) + u64::from(value), |counter| counter.unwrap(value)))
+        near.map_or_else(|| Counter::begin(value), |counter| Counter::at(counter.unwrap(value)))
     }
 
-    fn segment(&mut self, segment: &Segment) {
+    fn segment(&mut self, segment: &Segment<'_>) {
         if segment.syn {
             self.sent = Some(self.sent.unwrap_or_else(|| self.begin(segment.sequence.wrapping_add(1))));
             return;

@@ -6,7 +6,7 @@
 //! The load is Access'18, IV-A: netperf's UDP request/response, changed to send at random inter-arrival times of 1 to
 //! 10 ms; here uniform, seeded, counted from the reply, on the clock of the host under test. It is a closed loop: one
 //! request is out at a time, so a slow reply delays the requests after it, in the paper's client as in this one.
-//! The server is a stock `sockperf server` (see [`crate::sockperf`]).
+//! The server is a stock `sockperf server` (see [`crate::sockperf`]), or whatever a [`Peer`] asks.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -116,7 +116,7 @@ pub enum ClientError {
     },
     /// Nothing answers.
     #[error(
-        "{server} did not answer {requests} requests in a row; check that `sockperf server` runs there, by the guest's console"
+        "{server} did not answer {requests} requests in a row; check that the server (`sockperf server`, memcached) runs there, by the guest's console"
     )]
     NoReply {
         /// The server.
@@ -125,6 +125,14 @@ pub enum ClientError {
         requests: u64,
         /// What was reached until then.
         report: Box<ClientReport>,
+    },
+    /// What came is no answer of the server that is asked.
+    #[error("{server} answered {said:?}, which is no answer to what was asked; check what runs there")]
+    Answer {
+        /// The server.
+        server: SocketAddr,
+        /// The beginning of what it said.
+        said: String,
     },
     /// The clock's capture cannot be read.
     #[error(transparent)]
@@ -192,7 +200,46 @@ pub struct ClientReport {
     pub stopped: bool,
 }
 
-/// Runs the load on the clock that the configuration names. `progress` is called at least every 0.2 s and may end it.
+/// What is asked, and how: a protocol and its sockets.
+pub trait Peer {
+    /// Sends request number `sequence`, from 1. Whether the system took it (port closed, no route yet).
+    ///
+    /// # Errors
+    /// No further request can be sent.
+    fn ask(&mut self, sequence: u64) -> Result<bool, ClientError>;
+
+    /// Waits for the answer to request `sequence`, the last that was sent, at most `limit` of real time.
+    ///
+    /// # Errors
+    /// What came cannot be an answer, or no other will come.
+    fn hear(&mut self, sequence: u64, limit: Duration) -> Result<Heard, ClientError>;
+
+    /// The last request is given up: its answer may still come.
+    ///
+    /// # Errors
+    /// No further request can be sent.
+    fn give_up(&mut self) -> Result<(), ClientError> {
+        Ok(())
+    }
+}
+
+/// What was heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// The answer.
+    Answer,
+    /// The answer to a request that had been given up.
+    Late,
+    /// Something else.
+    Foreign,
+    /// The system's word that nobody listens.
+    Refused,
+    /// Nothing, or not all of it yet.
+    Nothing,
+}
+
+/// Runs the load on the clock that the configuration names, against a `sockperf server`. `progress` is called at least every
+/// 0.2 s and may end it.
 ///
 /// # Errors
 /// See [`ClientError`].
@@ -200,24 +247,33 @@ pub fn run(
     config: &ClientConfig,
     progress: impl FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<ClientReport, ClientError> {
-    if config.captures.is_empty() {
-        return run_on(config, &mut RealClock::default(), progress);
-    }
     config.check()?;
-    run_on(config, &mut VirtualClock::open(&config.captures, config.scale)?, progress)
+    run_with(config, &mut sockperf(config)?, progress)
 }
 
-/// As [`run`], on a given clock.
+/// Who asks the `sockperf server` of a configuration.
+///
+/// # Errors
+/// [`ClientError::Socket`].
+pub fn sockperf(config: &ClientConfig) -> Result<impl Peer + use<>, ClientError> {
+    Sockperf::open(config)
+}
+
+/// As [`run`], against another server.
 ///
 /// # Errors
 /// See [`ClientError`].
-pub fn run_on(
+pub fn run_with(
     config: &ClientConfig,
-    clock: &mut dyn Clock,
+    peer: &mut dyn Peer,
     mut progress: impl FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<ClientReport, ClientError> {
     config.check()?;
-    let mut client = Client::open(config, clock, &mut progress)?;
+    let clock: &mut dyn Clock = match config.captures.as_slice() {
+        [] => &mut RealClock::default(),
+        captures => &mut VirtualClock::open(captures, config.scale)?,
+    };
+    let mut client = Client::new(config, clock, peer, &mut progress)?;
     client.load()?;
     client.finish()
 }
@@ -230,25 +286,15 @@ enum Wait {
     Stopped,
 }
 
-struct Client<'a> {
-    config: &'a ClientConfig,
-    clock: &'a mut dyn Clock,
-    progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
+/// sockperf's protocol: a datagram a message.
+struct Sockperf {
     socket: UdpSocket,
-    gaps: ChaCha8Rng,
+    server: SocketAddr,
     message: Vec<u8>,
-    report: ClientReport,
-    started: Instant,
-    started_ns: u64,
-    told: Instant,
 }
 
-impl<'a> Client<'a> {
-    fn open(
-        config: &'a ClientConfig,
-        clock: &'a mut dyn Clock,
-        progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
-    ) -> Result<Self, ClientError> {
+impl Sockperf {
+    fn open(config: &ClientConfig) -> Result<Self, ClientError> {
         let any = match config.server {
             SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
             SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
@@ -257,14 +303,60 @@ impl<'a> Client<'a> {
         let error = |what, address| move |source| ClientError::Socket { what, address, source };
         let socket = UdpSocket::bind(bind).map_err(error("bind to", bind))?;
         socket.connect(config.server).map_err(error("connect to", config.server))?;
+        Ok(Self { socket, server: config.server, message: vec![0; config.message_bytes] })
+    }
+}
+
+impl Peer for Sockperf {
+    fn ask(&mut self, sequence: u64) -> Result<bool, ClientError> {
+        sockperf::write_request(&mut self.message, sequence);
+        // A refusal of the request before shows here too.
+        Ok(self.socket.send(&self.message).is_ok())
+    }
+
+    fn hear(&mut self, sequence: u64, limit: Duration) -> Result<Heard, ClientError> {
+        let address = self.server;
+        let error = |source| ClientError::Socket { what: "set a receive timeout for", address, source };
+        self.socket.set_read_timeout(Some(limit)).map_err(error)?;
+        let mut buffer = [0_u8; 2_048];
+        Ok(match self.socket.recv(&mut buffer) {
+            Ok(length) => match sockperf::read_reply(buffer.get(..length).unwrap_or_default()) {
+                Some(reply) if reply == sequence => Heard::Answer,
+                Some(reply) if reply < sequence => Heard::Late,
+                _ => Heard::Foreign,
+            },
+            Err(error) if is_timeout(&error) => Heard::Nothing,
+            Err(_) => Heard::Refused,
+        })
+    }
+}
+
+struct Client<'a> {
+    config: &'a ClientConfig,
+    clock: &'a mut dyn Clock,
+    peer: &'a mut dyn Peer,
+    progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    gaps: ChaCha8Rng,
+    report: ClientReport,
+    started: Instant,
+    started_ns: u64,
+    told: Instant,
+}
+
+impl<'a> Client<'a> {
+    fn new(
+        config: &'a ClientConfig,
+        clock: &'a mut dyn Clock,
+        peer: &'a mut dyn Peer,
+        progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<Self, ClientError> {
         let started_ns = clock.now_ns()?;
         Ok(Self {
             config,
             clock,
+            peer,
             progress,
-            socket,
             gaps: ChaCha8Rng::seed_from_u64(config.seed),
-            message: vec![0; config.message_bytes],
             report: ClientReport::default(),
             started: Instant::now(),
             started_ns,
@@ -307,39 +399,28 @@ impl<'a> Client<'a> {
     fn exchange(&mut self) -> Result<Wait, ClientError> {
         self.report.sent += 1;
         let sequence = self.report.sent;
-        sockperf::write_request(&mut self.message, sequence);
-        if self.socket.send(&self.message).is_err() {
-            // A refusal of the request before shows here too; either way this one is not out. It is given up after
-            // its timeout, so that a server which is not there yet is not asked in a tight loop.
-            self.report.refused += 1;
-        }
+        // One that is not out is given up after its timeout, so that a server which is not there yet is not asked in a tight loop.
+        self.report.refused += u64::from(!self.peer.ask(sequence)?);
         let due = self.clock.now_ns()?.saturating_add(self.config.timeout_us * 1_000);
-        let mut buffer = [0_u8; 2_048];
         loop {
-            let Some(real) = self.real_left(due)? else { return Ok(Wait::Passed) };
+            let Some(real) = self.real_left(due)? else {
+                self.peer.give_up()?;
+                return Ok(Wait::Passed);
+            };
             if self.tell()? == Wait::Stopped {
                 return Ok(Wait::Stopped);
             }
-            self.set_timeout(real)?;
-            match self.socket.recv(&mut buffer) {
-                Ok(length) => match sockperf::read_reply(buffer.get(..length).unwrap_or_default()) {
-                    Some(reply) if reply == sequence => return Ok(Wait::Replied),
-                    Some(reply) if reply < sequence => self.report.late += 1,
-                    _ => self.report.foreign += 1,
-                },
-                Err(error) if is_timeout(&error) => {}
-                Err(_) => {
+            match self.peer.hear(sequence, real)? {
+                Heard::Answer => return Ok(Wait::Replied),
+                Heard::Late => self.report.late += 1,
+                Heard::Foreign => self.report.foreign += 1,
+                Heard::Refused => {
                     self.report.refused += 1;
                     std::thread::sleep(Duration::from_millis(1));
                 }
+                Heard::Nothing => {}
             }
         }
-    }
-
-    fn set_timeout(&self, real: Duration) -> Result<(), ClientError> {
-        let address = self.config.server;
-        let error = |source| ClientError::Socket { what: "set a receive timeout for", address, source };
-        self.socket.set_read_timeout(Some(real)).map_err(error)
     }
 
     fn sleep_until(&mut self, due_ns: u64) -> Result<Wait, ClientError> {
@@ -396,7 +477,7 @@ impl<'a> Client<'a> {
     }
 }
 
-fn is_timeout(error: &std::io::Error) -> bool {
+pub(crate) fn is_timeout(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 

@@ -1,7 +1,7 @@
 //! What the monitor needs of one Ethernet frame, however short it was cut: addresses, ports, TCP's counters.
 //!
 //! In: a [`Record`]. Out: a [`Datagram`] or a [`Segment`], or nothing for all else. VLAN tags and IPv6 are passed
-//! through. Only the first 20 bytes of a TCP header are read, so that a snap length of 96 bytes is enough.
+//! through. Of TCP's counters the first 20 bytes of its header are enough, and so a snap length of 96 bytes.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,7 +21,7 @@ pub enum Frame<'a> {
     /// A UDP datagram.
     Udp(Datagram<'a>),
     /// A TCP segment.
-    Tcp(Segment),
+    Tcp(Segment<'a>),
     /// A fragment of an IP packet: it has no ports to tell it by.
     Fragment,
 }
@@ -37,9 +37,9 @@ pub struct Datagram<'a> {
     pub payload: &'a [u8],
 }
 
-/// A TCP segment's counters.
+/// A TCP segment's counters, and what was captured of its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub struct Segment<'a> {
     /// Sender.
     pub from: SocketAddr,
     /// Receiver.
@@ -54,6 +54,8 @@ pub struct Segment {
     pub syn: bool,
     /// Has the FIN flag, which takes one sequence number.
     pub fin: bool,
+    /// As much of the payload as was captured, at most `len` bytes.
+    pub payload: &'a [u8],
 }
 
 /// Reads a frame; `None` for what is neither UDP nor TCP over IP, or is cut too short to tell.
@@ -104,14 +106,18 @@ fn parse_ethernet(data: &[u8], wire_len: usize) -> Option<Frame<'_>> {
         IpNumber::TCP => {
             let offset = usize::from(ip.payload.get(12)? >> 4) * 4;
             let flags = *ip.payload.get(13)?;
+            let len = transport_len.checked_sub(offset)?;
+            // Short frames are padded; captures are cut.
+            let payload = ip.payload.get(offset..).unwrap_or_default();
             Some(Frame::Tcp(Segment {
                 from: from(be16(ip.payload, 0)?),
                 to: to(be16(ip.payload, 2)?),
                 sequence: be32(ip.payload, 4)?,
                 acknowledged: if flags & 0x10 != 0 { Some(be32(ip.payload, 8)?) } else { None },
-                len: u32::try_from(transport_len.checked_sub(offset)?).ok()?,
+                len: u32::try_from(len).ok()?,
                 syn: flags & 0x02 != 0,
                 fin: flags & 0x01 != 0,
+                payload: payload.get(..len).unwrap_or(payload),
             }))
         }
         _ => None,

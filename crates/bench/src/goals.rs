@@ -188,6 +188,36 @@ pub const ABLATION: [GoalSpec; 3] = [
     },
 ];
 
+/// What Access'18 finds of memcached in IV-G 2: p99 67 % below threaded's.
+pub const MEMCACHED: [GoalSpec; 2] = [
+    outsourced(
+        "p99-vs-threaded",
+        "outsourcing: p99 of GETs at most 0.33 of threaded's (the paper's 67 % less)",
+        Tcp,
+        "threaded",
+        0.33,
+    ),
+    outsourced("p99-vs-partitioned", "outsourcing: p99 of GETs at most partitioned's", Tcp, "partitioned", 1.0),
+];
+
+/// What Access'18 finds of the VoIP server in IV-G 1: p99 63 % below threaded's.
+pub const VOIP: [GoalSpec; 2] = [
+    outsourced(
+        "p99-vs-threaded",
+        "outsourcing: p99 of forward delays at most 0.37 of threaded's (the paper's 63 % less)",
+        Tcp,
+        "threaded",
+        0.37,
+    ),
+    outsourced(
+        "p99-vs-partitioned",
+        "outsourcing: p99 of forward delays at most partitioned's",
+        Tcp,
+        "partitioned",
+        1.0,
+    ),
+];
+
 /// The speed goals of `bulk`, by its cases' names.
 pub const BULK: [GoalSpec; 2] = [
     GoalSpec {
@@ -212,6 +242,8 @@ pub fn of_experiment(experiment: &str) -> &'static [GoalSpec] {
         "rt-server" => &RT_SERVER,
         "ablation" => &ABLATION,
         "bulk" => &BULK,
+        "memcached" => &MEMCACHED,
+        "voip" => &VOIP,
         "vatc" => &VATC,
         _ => &[],
     }

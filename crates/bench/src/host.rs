@@ -13,7 +13,7 @@ use ontime_lab::images::Images;
 use ontime_lab::{Lab, LabError, Machine};
 use thiserror::Error;
 
-use crate::client::{self, ClientConfig, ClientError};
+use crate::client::{self, ClientConfig, ClientError, Peer};
 use crate::pcap::PcapError;
 use crate::schema::Clock;
 
@@ -74,6 +74,14 @@ pub enum MeasureError {
     Flood {
         /// To which VM.
         vm: String,
+        /// What is known of it.
+        said: String,
+    },
+    /// A program that the load needs.
+    #[error("{program} failed: {said}")]
+    Program {
+        /// Which.
+        program: String,
         /// What is known of it.
         said: String,
     },
@@ -151,13 +159,29 @@ impl Host {
         Ok(())
     }
 
-    /// Sends requests from this process's namespace by the host's clock, which these captures carry, and watches the host
-    /// meanwhile.
+    /// Sends sockperf's requests from this process's namespace by the host's clock, which these captures carry, and watches the
+    /// host meanwhile.
     ///
     /// # Errors
     /// The host is no more, or nobody answers.
     pub fn requests(
         &mut self,
+        config: ClientConfig,
+        captures: &[PathBuf],
+        name: &str,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<(), MeasureError> {
+        let mut peer = client::sockperf(&config)?;
+        self.requests_to(&mut peer, config, captures, name, progress)
+    }
+
+    /// As [`Host::requests`], to another server.
+    ///
+    /// # Errors
+    /// As [`Host::requests`].
+    pub fn requests_to(
+        &mut self,
+        peer: &mut dyn Peer,
         mut config: ClientConfig,
         captures: &[PathBuf],
         name: &str,
@@ -169,7 +193,7 @@ impl Host {
         }
         let mut failure = None;
         let mut told = Instant::now();
-        let outcome = client::run(&config, |at| {
+        let outcome = client::run_with(&config, peer, |at| {
             if let Err(error) = self.lab.alive() {
                 failure = Some(error);
                 return ControlFlow::Break(());

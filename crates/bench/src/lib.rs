@@ -25,7 +25,8 @@
 //!   [`histogram::hgrm`] write what other tools read.
 //!
 //! [`rt_server`], [`heavy`] and [`vatc`] are experiments: each starts an emulated host ([`host`], [`ontime_lab`]) and runs its load ([`flood`],
-//! [`client`]) against it. [`server`] is where the RT server runs: in a VM, in one with outsourced sockets, on the host.
+//! [`client`]) against it. [`server`] is where the RT server runs: in a VM, in one with outsourced sockets, on the host; [`workload`] what
+//! it is and who asks it: sockperf, memcached ([`memcached`]), Kamailio between two SIPp ([`voip`]).
 //!
 //! Definitions are in `docs/bench.md`. Nothing but the experiments, the client and the two file readers does I/O.
 
@@ -38,6 +39,7 @@ pub mod goals;
 pub mod heavy;
 pub mod histogram;
 pub mod host;
+pub mod memcached;
 pub mod number;
 pub mod paper;
 pub mod pcap;
@@ -47,5 +49,8 @@ pub mod schema;
 pub mod server;
 pub mod sockperf;
 pub mod stats;
+pub mod tcp;
 pub mod vatc;
+pub mod voip;
 pub mod wire;
+pub mod workload;

@@ -3,21 +3,20 @@
 //! In: which [`Case`]s on which emulated host. Out: a [`MethodResult`] for each. One [`measure`] is one boot of the
 //! host: three VMs are started as a user would (QEMU, vhost-net, bridges), `ontime daemon` runs, and each case is a
 //! method that `ontime apply` switches to, and a place of the server ([`crate::server`]). Requests come from outside; so does
-//! the flood ([`crate::flood`]); so do all times. `ablation` is the same with other cases.
+//! the flood ([`crate::flood`]); so do all times. `ablation` is the same with other cases, `memcached` and `voip` with another
+//! [`Workload`].
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use ontime_lab::images::Images;
 
 use crate::bulk::{self, BulkFlows};
-use crate::client::ClientConfig;
 use crate::flood::{self, Flood, Kind};
 use crate::host::{Host, MeasureError, Site, Vm, size, slice};
 use crate::schema::{Load, MethodResult, Run};
-use crate::server::{self, Place, Seat, Server, Wake};
-use crate::wire::{self, RtFlow};
+use crate::server::{self, Place, Seat, Wake};
+use crate::workload::{self, Workload};
 
 /// The bulk VMs' names and addresses on the bulk network.
 const BULK_VMS: [(&str, &str); 2] = [("bulk1", "10.2.0.2"), ("bulk2", "10.2.0.3")];
@@ -97,8 +96,8 @@ impl Case {
 pub struct Plan {
     /// The host.
     pub site: Site,
-    /// What answers.
-    pub server: Server,
+    /// What answers, and who asks.
+    pub workload: Workload,
     /// In this order.
     pub cases: Vec<Case>,
     /// Counted requests a case, at least.
@@ -119,7 +118,7 @@ pub fn measure(
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let outsourced = plan.cases.iter().any(Case::is_outsourced);
-    let mut seat = Seat::new(plan.server, &plan.site, images, outsourced, progress)?;
+    let mut seat = Seat::new(plan.workload.server(), &plan.site, images, outsourced, progress)?;
     let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
     let mut host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
     let mut results = Vec::new();
@@ -154,6 +153,7 @@ fn measure_case(
         Load::Tcp => Some(Kind::Receive { streams: STREAMS }),
         Load::SmallPackets => Some(Kind::ReceiveSmall),
     };
+    let client = plan.workload.ready(host, plan.seed)?;
     let flood = match kind {
         Some(kind) => Some(Flood::start(&mut host.lab, &captures[1], &BULK_VMS, kind)?),
         None => None,
@@ -161,10 +161,14 @@ fn measure_case(
     host.lab.stamp_arrivals(true)?;
     let offsets = captures.clone().map(|path| size(&path));
     let before = host.cpu_time()?;
-    let port = plan.server.port;
-    let server = SocketAddr::new(IpAddr::from(server::ADDRESS), port);
-    let config = ClientConfig::new(server, plan.requests + WARM_UP, plan.seed);
-    host.requests(config, &captures, &name, progress)?;
+    let load = workload::Load {
+        requests: plan.requests + WARM_UP,
+        seed: plan.seed,
+        captures: &captures,
+        dir: &plan.site.dir,
+        name: &name,
+    };
+    plan.workload.send(client, host, &load, progress)?;
     let after = host.cpu_time()?;
     host.lab.stamp_arrivals(false)?;
     if let Some(flood) = flood {
@@ -177,13 +181,12 @@ fn measure_case(
     let ([rt_all, bulk_all], [rt_from, bulk_from]) = (&captures, offsets);
     let rt_capture = cut(rt_all, rt_from, "rt")?;
     let bulk_capture = cut(bulk_all, bulk_from, "bulk")?;
-    let flow = RtFlow { warmup: WARM_UP, ..RtFlow::new(port) };
-    let wire = wire::analyse(&rt_capture, flow)?;
+    let (wire, notes) = plan.workload.analyse(&rt_capture, WARM_UP)?;
     let flows = BulkFlows { ports: vec![flood::PORT], window: wire.span_ns };
     let bulk = if case.load == Load::Tcp { Some(bulk::analyse(&bulk_capture, flows)?) } else { None };
     // A flood's capture is large, and its sums are in the result.
     let _ = fs::remove_file(&bulk_capture);
-    Ok(MethodResult::new(&Run {
+    let mut result = MethodResult::new(&Run {
         method: &case.name,
         label: &case.label(),
         kernel: &host.kernel,
@@ -193,5 +196,7 @@ fn measure_case(
         wire: &wire,
         bulk: bulk.as_ref(),
         cpu_share: after.share_since(&before, host.cpus),
-    }))
+    });
+    result.notes.extend(notes);
+    Ok(result)
 }

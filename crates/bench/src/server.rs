@@ -52,6 +52,21 @@ pub struct Server {
 /// `sockperf server`, UDP.
 pub const SOCKPERF: Server =
     Server { role: "rt", command: "sockperf server -i 10.1.0.2 -p 11111", bind: "udp/11111", port: 11_111 };
+/// memcached, TCP; a thread for requests, as there is a vCPU.
+pub const MEMCACHED: Server = Server {
+    role: "memcached",
+    command: "memcached -u root -l 10.1.0.2 -p 11211 -t 1",
+    bind: "tcp/11211",
+    port: 11_211,
+};
+/// Kamailio, UDP, as a proxy that relays calls (`lab/src/recipe/kamailio.cfg`).
+pub const KAMAILIO: Server = Server {
+    role: "kamailio",
+    command: "kamailio -f /etc/kamailio/lab.cfg -l udp:10.1.0.2:5060 -DD -E -m 32 -M 4",
+    bind: "udp/5060",
+    port: 5_060,
+};
+
 /// The server and where it runs now.
 #[derive(Debug)]
 pub struct Seat {

@@ -154,12 +154,42 @@ impl Monitor {
 
     /// Takes a packet, of the flow or not.
     pub fn record(&mut self, record: &Record<'_>) {
-        self.last_ns = self.last_ns.max(record.at_ns);
+        self.saw(record.at_ns);
         match parse(record) {
             Some(Frame::Udp(datagram)) => self.datagram(record.at_ns, &datagram),
             Some(Frame::Fragment) => self.counts.fragments += 1,
             Some(Frame::Tcp(_)) | None => {}
         }
+    }
+
+    /// The capture goes on until here at least.
+    fn saw(&mut self, at_ns: u64) {
+        self.last_ns = self.last_ns.max(at_ns);
+    }
+
+    /// A request passed; the same `sequence` of the same two again is a duplicate.
+    pub fn request(&mut self, at_ns: u64, client: SocketAddr, server: SocketAddr, sequence: u64) {
+        self.events.push(Event { at_ns, way: Way::Request, client, server, sequence });
+    }
+
+    /// Its reply passed.
+    pub fn reply(&mut self, at_ns: u64, client: SocketAddr, server: SocketAddr, sequence: u64) {
+        self.events.push(Event { at_ns, way: Way::Reply, client, server, sequence });
+    }
+
+    /// Something of the server that is neither.
+    pub fn malformed(&mut self) {
+        self.counts.malformed += 1;
+    }
+
+    /// Data that answers nothing.
+    pub fn stray(&mut self) {
+        self.counts.stray_replies += 1;
+    }
+
+    /// An answer's data again.
+    pub fn repeated(&mut self) {
+        self.counts.duplicate_replies += 1;
     }
 
     fn datagram(&mut self, at_ns: u64, datagram: &Datagram<'_>) {
@@ -174,7 +204,7 @@ impl Monitor {
         let field = datagram.payload.get(at..at.saturating_add(8)).and_then(|bytes| bytes.try_into().ok());
         match field.map(u64::from_be_bytes) {
             Some(sequence) => self.events.push(Event { at_ns, way, client, server, sequence }),
-            None => self.counts.malformed += 1,
+            None => self.malformed(),
         }
     }
 
@@ -257,18 +287,49 @@ struct Matched {
     replied_ns: Option<u64>,
 }
 
-/// Reads a whole capture. A damaged or unfinished end is told in the result; what stands before it counts.
+/// Tells requests and replies of an application from its packets. Pure.
+pub trait Reader {
+    /// Takes a packet, of the application or not.
+    fn record(&mut self, record: &Record<'_>, monitor: &mut Monitor);
+
+    /// There are no more packets.
+    fn finish(&mut self, _: &mut Monitor) {}
+}
+
+/// sockperf's: what a [`Monitor`] reads by itself.
+struct Sockperf;
+
+impl Reader for Sockperf {
+    fn record(&mut self, record: &Record<'_>, monitor: &mut Monitor) {
+        monitor.record(record);
+    }
+}
+
+/// Reads a whole capture of sockperf's. A damaged or unfinished end is told in the result; what stands before it counts.
 ///
 /// # Errors
 /// [`PcapError::Io`], [`PcapError::NotPcap`] and [`PcapError::LinkType`]: then there is nothing to analyse.
 pub fn analyse(path: &Path, flow: RtFlow) -> Result<WireAnalysis, PcapError> {
+    analyse_by(&mut Sockperf, path, flow)
+}
+
+/// As [`analyse`], of another application; the flow's port and address are the reader's business then.
+///
+/// # Errors
+/// As [`analyse`].
+pub fn analyse_by(reader: &mut dyn Reader, path: &Path, flow: RtFlow) -> Result<WireAnalysis, PcapError> {
     let mut tail = Tail::open(path)?;
     let mut monitor = Monitor::new(flow);
-    let damage = match tail.read_new(|record| monitor.record(&record)) {
+    let read = tail.read_new(|record| {
+        monitor.saw(record.at_ns);
+        reader.record(&record, &mut monitor);
+    });
+    let damage = match read {
         Ok(_) => None,
         Err(error @ PcapError::Damaged { .. }) => Some(error.to_string()),
         Err(error) => return Err(error),
     };
+    reader.finish(&mut monitor);
     let mut analysis = monitor.finish();
     analysis.resolution_ns = tail.resolution_ns().unwrap_or(1_000);
     analysis.counts.truncated_bytes = if damage.is_none() { tail.pending() as u64 } else { 0 };

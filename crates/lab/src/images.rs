@@ -15,6 +15,7 @@ const RECIPE: &[(&str, &str)] = &[
     ("guest.packages", include_str!("recipe/guest.packages")),
     ("host.packages", include_str!("recipe/host.packages")),
     ("initrd-init.sh", include_str!("recipe/initrd-init.sh")),
+    ("kamailio.cfg", include_str!("recipe/kamailio.cfg")),
     ("spin.c", include_str!("recipe/spin.c")),
     ("emulator-fix.c", include_str!("recipe/emulator-fix.c")),
     ("unpack-kernel.py", include_str!("recipe/unpack-kernel.py")),

@@ -109,7 +109,12 @@ pub struct Machine {
     /// Real seconds without a sign of life after which it counts as hung, at least 30: the agent's heart beats every 10 s
     /// of the host's time.
     pub silence_seconds: u64,
+    /// Bytes of a frame that the RT NIC's capture holds, at most; the bulk NIC's holds headers.
+    pub captured_bytes: u32,
 }
+
+/// Bytes of a frame that hold its headers.
+const HEADERS: u32 = 96;
 
 impl Machine {
     /// A machine of this clock and kernel: 4 GiB; one CPU on the virtual clock, two on the real one.
@@ -123,6 +128,7 @@ impl Machine {
             kernel_arguments: Vec::new(),
             console: Console::Log,
             silence_seconds: 180,
+            captured_bytes: HEADERS,
         }
     }
 
@@ -200,10 +206,12 @@ impl Machine {
             line.option("-netdev", &tap_netdev("rt", RT_TAP));
         }
         line.option("-netdev", &tap_netdev("bulk", BULK_TAP));
-        for (nic, mac) in [("rt", "52:54:00:00:00:01"), ("bulk", "52:54:00:00:00:02")] {
+        for (nic, mac, bytes) in
+            [("rt", "52:54:00:00:00:01", self.captured_bytes), ("bulk", "52:54:00:00:00:02", HEADERS)]
+        {
             line.option("-device", &format!("e1000e,netdev={nic},mac={mac},romfile="));
             let capture = at(&format!("{nic}.pcap"));
-            line.option("-object", &format!("filter-dump,id={nic}-dump,netdev={nic},file={capture},maxlen=96"));
+            line.option("-object", &format!("filter-dump,id={nic}-dump,netdev={nic},file={capture},maxlen={bytes}"));
         }
         match self.console {
             Console::Log => line.option("-display", "none").option("-serial", &format!("file:{}", at("console.log"))),

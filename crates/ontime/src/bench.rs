@@ -36,6 +36,10 @@ enum Experiment {
     Vatc(vatc::Vatc),
     /// Access'18 IV-F (Fig. 13): what a byte of bulk TCP costs host and guest, through vhost-net and by outsourced sockets
     Bulk(bulk::Bulk),
+    /// Access'18 IV-G 1 (Fig. 14): forward delays of Kamailio between two SIPp, beside the same bulk VMs
+    Voip(rt_server::Args),
+    /// Access'18 IV-G 2 (Fig. 15): GET response times of memcached, beside the same bulk VMs
+    Memcached(rt_server::Memcached),
     /// Make the table and the page again from results that `--json` wrote
     Show(Show),
 }
@@ -120,6 +124,8 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
     match &args.experiment {
         Experiment::RtServer(args) => rt_server::run(args, &rt_server::RT_SERVER),
         Experiment::Ablation(args) => rt_server::run(args, &rt_server::ABLATION),
+        Experiment::Voip(args) => rt_server::run(args, &rt_server::VOIP),
+        Experiment::Memcached(args) => rt_server::memcached(args),
         Experiment::Bulk(args) => bulk::run(args),
         Experiment::Vatc(args) => vatc::run(args),
         Experiment::Show(args) => show(args),

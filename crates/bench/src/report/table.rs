@@ -50,6 +50,14 @@ pub fn terminal(report: &Report) -> String {
     if let Some(paper) = report.paper.first() {
         let _ = writeln!(text, "paper: {}: {}", paper.source, paper.conditions);
     }
+    for note in &report.notes {
+        let _ = writeln!(text, "{note}");
+    }
+    for result in &report.results {
+        for note in &result.notes {
+            let _ = writeln!(text, "{} ({}): {note}", result.method, result.load.words());
+        }
+    }
     text.push_str(&goals(report));
     let against = unfavourable(report);
     if !against.is_empty() {

@@ -81,6 +81,11 @@ impl Capture {
     }
 
     pub fn tcp(&mut self, at_ns: u64, from: &str, to: &str, segment: Tcp) {
+        self.tcp_with(at_ns, from, to, segment, &vec![0; segment.len]);
+    }
+
+    /// With this payload; `segment.len` is not looked at.
+    pub fn tcp_with(&mut self, at_ns: u64, from: &str, to: &str, segment: Tcp, payload: &[u8]) {
         let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
         let mut builder = self.ip(from, to).tcp(from.port(), to.port(), segment.sequence, 65_535);
         if let Some(acknowledged) = segment.acknowledged {
@@ -93,7 +98,7 @@ impl Capture {
             builder = builder.fin();
         }
         let mut frame = Vec::new();
-        builder.write(&mut frame, &vec![0; segment.len]).unwrap();
+        builder.write(&mut frame, payload).unwrap();
         self.frame(at_ns, &frame);
     }
 

@@ -116,6 +116,7 @@ step "6/6 disks"
 cc -O2 -static -nostdlib -Wl,-e,_start -o "$work/host/usr/local/sbin/lab-spin" "$recipe/spin.c"
 cc -O2 -Wall -Wextra -shared -fPIC -o "$out/emulator-fix.so" "$recipe/emulator-fix.c"
 install -m 755 "$recipe/guest-init.sh" "$work/guest/sbin/lab-guest-init"
+install -m 644 "$recipe/kamailio.cfg" "$work/guest/etc/kamailio/lab.cfg"
 mkdir -p "$work/host/lab" "$work/host/boot"
 # A guest's kernel is handed over unpacked (its ELF image, entered by PVH): unpacking is a third of an emulated boot.
 python3 "$recipe/unpack-kernel.py" "$out/vmlinuz-guest" "$work/host/boot/vmlinux-guest" 2>> "$log"

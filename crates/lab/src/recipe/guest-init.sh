@@ -17,6 +17,8 @@ ip addr add "$address/24" dev eth0
 echo "LAB-GUEST-UP $role $address" > /dev/console
 case $role in
 rt) exec chrt --fifo 50 sockperf server -i "$address" -p 11111 > /dev/console 2>&1 ;;
+memcached) exec chrt --fifo 50 memcached -u root -l "$address" -p 11211 -t 1 > /dev/console 2>&1 ;;
+kamailio) exec chrt --fifo 50 kamailio -f /etc/kamailio/lab.cfg -l "udp:$address:5060" -DD -E -m 32 -M 4 > /dev/console 2>&1 ;;
 bulk) exec iperf3 -s > /dev/null 2>&1 ;;
 spin) exec chrt --fifo 50 sh -c 'while :; do :; done' ;;
 idle) exec sleep 100000000 ;;

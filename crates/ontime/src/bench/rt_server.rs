@@ -1,4 +1,5 @@
-//! `ontime bench rt-server` and `ablation`: Access'18, IV-A to IV-C. One load, two lists of cases.
+//! `ontime bench rt-server`, `ablation`, `memcached` and `voip`: Access'18, IV-A to IV-C and IV-G. An RT server beside two bulk VMs: lists
+//! of cases, and what the server is.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -11,7 +12,7 @@ use ontime_bench::host::Site;
 use ontime_bench::paper::Figures;
 use ontime_bench::rt_server::{self, Case, Plan};
 use ontime_bench::schema::{Load, MethodResult, Report, SCHEMA_VERSION};
-use ontime_bench::server::{self, Server};
+use ontime_bench::workload::Workload;
 use ontime_lab::{Clock, Kernel, Machine, isolate};
 use serde::{Deserialize, Serialize};
 
@@ -19,13 +20,13 @@ use super::{Output, created, machine_name, schema_clock, write};
 use crate::exit::{OK, THRESHOLD};
 use crate::lab;
 
-/// An experiment of this load.
-#[derive(Debug)]
+/// An experiment of an RT server.
+#[derive(Debug, Clone, Copy)]
 pub struct Kind {
     /// Its name on the command line and in reports.
     name: &'static str,
-    /// What answers.
-    server: Server,
+    /// What answers, and who asks.
+    workload: Workload,
     /// What is measured where nothing is said.
     methods: &'static [&'static str],
 }
@@ -33,15 +34,42 @@ pub struct Kind {
 /// Table 3 and Figures 6 to 8.
 pub const RT_SERVER: Kind = Kind {
     name: "rt-server",
-    server: server::SOCKPERF,
+    workload: Workload::Sockperf,
     methods: &["vanilla", "rt-default", "threaded", "partitioned", "outsourcing", "host-process"],
 };
 /// Figure 9, a to d, and what both techniques are left out of.
 pub const ABLATION: Kind = Kind {
     name: "ablation",
-    server: server::SOCKPERF,
+    workload: Workload::Sockperf,
     methods: &["outsourcing", "partitioned", "outsourcing-only", "outsourcing-interrupt", "threaded"],
 };
+
+/// What an application is measured with where nothing is said: as the RT server.
+const APPLICATION: &[&str] = &["vanilla", "threaded", "partitioned", "outsourcing", "host-process"];
+/// Figure 14.
+pub const VOIP: Kind = Kind { name: "voip", workload: Workload::Voip, methods: APPLICATION };
+/// Figure 15.
+const MEMCACHED: Kind =
+    Kind { name: "memcached", workload: Workload::Memcached { connections: CONNECTIONS }, methods: APPLICATION };
+/// The memcached client's connections where nothing is said; the paper does not say how many it had.
+const CONNECTIONS: u8 = 4;
+
+#[derive(Debug, clap::Args)]
+pub struct Memcached {
+    #[command(flatten)]
+    args: Args,
+    /// TCP connections of the client; requests go by each in turn
+    #[arg(long, default_value_t = CONNECTIONS, value_parser = clap::value_parser!(u8).range(1..=64))]
+    connections: u8,
+}
+
+/// Measures memcached.
+///
+/// # Errors
+/// As [`run`].
+pub fn memcached(args: &Memcached) -> anyhow::Result<ExitCode> {
+    run(&args.args, &Kind { workload: Workload::Memcached { connections: args.connections }, ..MEMCACHED })
+}
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -216,6 +244,7 @@ impl Part {
                 out.join(format!("{}-{}", host.kernel, self.number)).to_string_lossy().into_owned(),
             ]);
         }
+        line.extend(kind.workload.options());
         line.push(format!("--load={}", args.loads.iter().map(|load| load.name()).collect::<Vec<_>>().join(",")));
         let mut command = Command::new(std::env::current_exe().context("this program")?);
         command.args(line);
@@ -245,13 +274,14 @@ fn measure_part(args: &Args, kind: &Kind, part: &Path) -> anyhow::Result<ExitCod
         machine.cpus = args.cpus;
     }
     machine.silence_seconds = args.silence;
+    machine.captured_bytes = kind.workload.captured();
     let cases = Host { kernel, clock: args.clock, methods: args.methods.clone() }.cases(&args.loads);
     let kept = tempfile::tempdir().context("a directory for the lab")?;
     let dir = args.out.clone().unwrap_or_else(|| kept.path().to_owned());
     fs::create_dir_all(&dir).with_context(|| format!("directory {}", dir.display()))?;
     let binary = std::env::current_exe().context("this program")?;
     let site = Site { machine, dir, binary };
-    let plan = Plan { site, server: kind.server, cases, requests: args.requests, seed: args.seed };
+    let plan = Plan { site, workload: kind.workload, cases, requests: args.requests, seed: args.seed };
     let mut missing = Vec::new();
     let measured =
         rt_server::measure(&plan, &images, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
@@ -288,7 +318,7 @@ fn assemble(args: &Args, kind: &Kind, results: Vec<MethodResult>) -> anyhow::Res
         machine: machine_name(),
         results,
         paper: Figures::load()?.rows(kind.name)?,
-        notes: Vec::new(),
+        notes: Figures::load()?.notes(kind.name),
     })
 }
 
@@ -299,7 +329,7 @@ mod tests {
     #[test]
     fn the_goals_name_cases_that_are_measured_where_nothing_is_said() {
         use ontime_bench::goals::Measure::{BulkRatio, CostRatio, LeastCount, P95Ratio, P99Ratio, SdRatio};
-        for kind in [&RT_SERVER, &ABLATION] {
+        for kind in [&RT_SERVER, &ABLATION, &MEMCACHED, &VOIP] {
             assert!(kind.methods.iter().all(|method| rt_server::CASES.contains(method)), "{}", kind.name);
             assert!(!goals::of_experiment(kind.name).is_empty());
             for spec in goals::of_experiment(kind.name) {

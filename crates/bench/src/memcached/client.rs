@@ -1,0 +1,117 @@
+//! The client: asks over one TCP connection or several, in turn, and checks every answer.
+//!
+//! In: which server. Out: requests on the wire, by [`client::run_with`](crate::client::run_with), which knows when.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::{KEYS, OF, STORED, get, get_answer, set};
+use crate::client::{ClientError, Heard, Peer, is_timeout};
+
+/// Real time for a connection to come up, and for an answer while keys are stored: an emulated host under flood is slow.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How much of a wrong answer is told, bytes.
+const TOLD: usize = 60;
+
+/// Connections to a memcached.
+#[derive(Debug)]
+pub struct Client {
+    server: SocketAddr,
+    streams: Vec<TcpStream>,
+    /// The one that the last request went by.
+    current: usize,
+    mix: ChaCha8Rng,
+    /// Which of each ten is the SET.
+    set_at: u64,
+    expected: Vec<u8>,
+    heard: Vec<u8>,
+}
+
+impl Client {
+    /// Connects, and stores a value for every key.
+    ///
+    /// # Errors
+    /// [`ClientError::Socket`] where nobody listens yet, [`ClientError::Answer`].
+    pub fn open(server: SocketAddr, connections: u8, seed: u64) -> Result<Self, ClientError> {
+        let streams = (0..connections.max(1)).map(|_| connect(server)).collect::<Result<_, _>>()?;
+        let mix = ChaCha8Rng::seed_from_u64(seed);
+        let mut client = Self { server, streams, current: 0, mix, set_at: 0, expected: Vec::new(), heard: Vec::new() };
+        for number in 0..KEYS {
+            let sent = client.send(&set(number), STORED.to_vec());
+            // At worst it comes byte by byte.
+            let heard =
+                STORED.iter().map(|_| client.hear(0, PATIENCE)).find(|heard| !matches!(heard, Ok(Heard::Nothing)));
+            match heard {
+                Some(Err(error)) => return Err(error),
+                Some(Ok(Heard::Answer)) if sent => {}
+                _ => return Err(ClientError::NoReply { server, requests: 1, report: Box::default() }),
+            }
+        }
+        Ok(client)
+    }
+
+    /// Sends by the next connection; whether the system took it.
+    fn send(&mut self, request: &[u8], expected: Vec<u8>) -> bool {
+        self.current = (self.current + 1) % self.streams.len();
+        self.expected = expected;
+        self.heard.clear();
+        self.streams.get_mut(self.current).is_some_and(|stream| stream.write_all(request).is_ok())
+    }
+}
+
+impl Peer for Client {
+    fn ask(&mut self, sequence: u64) -> Result<bool, ClientError> {
+        let place = sequence.saturating_sub(1) % OF;
+        if place == 0 {
+            self.set_at = self.mix.random_range(0..OF);
+        }
+        let number = self.mix.random_range(0..KEYS);
+        Ok(if place == self.set_at {
+            self.send(&set(number), STORED.to_vec())
+        } else {
+            self.send(&get(number), get_answer(number))
+        })
+    }
+
+    fn hear(&mut self, _: u64, limit: Duration) -> Result<Heard, ClientError> {
+        let Some(stream) = self.streams.get_mut(self.current) else { return Ok(Heard::Refused) };
+        let address = self.server;
+        let error = |source| ClientError::Socket { what: "set a receive timeout for", address, source };
+        stream.set_read_timeout(Some(limit)).map_err(error)?;
+        let mut buffer = [0; 2_048];
+        match stream.read(&mut buffer) {
+            Ok(0) => return Ok(Heard::Refused),
+            Ok(length) => self.heard.extend_from_slice(buffer.get(..length).unwrap_or_default()),
+            Err(error) if is_timeout(&error) => return Ok(Heard::Nothing),
+            Err(_) => return Ok(Heard::Refused),
+        }
+        if self.heard == self.expected {
+            Ok(Heard::Answer)
+        } else if self.expected.starts_with(&self.heard) {
+            Ok(Heard::Nothing)
+        } else {
+            let said = self.heard.get(..TOLD).unwrap_or(&self.heard);
+            Err(ClientError::Answer { server: address, said: String::from_utf8_lossy(said).into_owned() })
+        }
+    }
+
+    /// An answer that still comes must not be taken for that of the next request: another connection takes its place.
+    fn give_up(&mut self) -> Result<(), ClientError> {
+        if let Some(stream) = self.streams.get_mut(self.current) {
+            *stream = connect(self.server)?;
+        }
+        Ok(())
+    }
+}
+
+fn connect(address: SocketAddr) -> Result<TcpStream, ClientError> {
+    let error = |source| ClientError::Socket { what: "connect to", address, source };
+    let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(error)?;
+    stream.set_nodelay(true).map_err(error)?;
+    stream.set_write_timeout(Some(PATIENCE)).map_err(error)?;
+    Ok(stream)
+}

@@ -1,0 +1,186 @@
+//! What an RT server is and who asks it: the server program, the client outside, and how the wire is read.
+//!
+//! In: a [`Workload`] and the host. Out: requests on the wire, and response times of its capture. Where the server runs is
+//! [`crate::server`]'s business, and the same for all.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::client::{ClientConfig, ClientError};
+use crate::host::{Host, MeasureError};
+use crate::memcached;
+use crate::number;
+use crate::pcap::PcapError;
+use crate::server::{self, Server};
+use crate::stats::Summary;
+use crate::voip;
+use crate::wire::{self, RtFlow, WireAnalysis};
+
+/// Real time until a TCP server that does not listen yet is given up.
+const LIMIT: Duration = Duration::from_secs(300);
+/// A request over TCP may take so long on the host's clock, us: retransmissions begin at 0.2 s and double.
+const TCP_TIMEOUT_US: u64 = 10_000_000;
+/// Bytes of a frame that hold a whole SIP message.
+const WHOLE_FRAME: u32 = 2_048;
+/// Bytes of a frame that hold its headers.
+const HEADERS: u32 = 96;
+
+/// A server and its load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Workload {
+    /// `sockperf server`, UDP (Access'18, IV-A).
+    Sockperf,
+    /// memcached, TCP (IV-G 2).
+    Memcached {
+        /// The client's connections; requests go by each in turn.
+        connections: u8,
+    },
+    /// Kamailio, UDP, between two SIPp (IV-G 1).
+    Voip,
+}
+
+/// A client that is ready: the server is up and knows it.
+pub enum Client {
+    /// Its first request is the first that the server sees.
+    Sockperf,
+    /// Connected, every key has a value.
+    Memcached(Box<memcached::client::Client>),
+    /// The proxy has answered.
+    Voip,
+}
+
+/// One measured stretch.
+#[derive(Debug)]
+pub struct Load<'a> {
+    /// Requests that are to count, and some before them that are not.
+    pub requests: u64,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Captures of the RT NIC and the bulk NIC.
+    pub captures: &'a [PathBuf],
+    /// Where logs go.
+    pub dir: &'a Path,
+    /// The case, for progress.
+    pub name: &'a str,
+}
+
+impl Workload {
+    /// The server program.
+    pub fn server(self) -> Server {
+        match self {
+            Workload::Sockperf => server::SOCKPERF,
+            Workload::Memcached { .. } => server::MEMCACHED,
+            Workload::Voip => server::KAMAILIO,
+        }
+    }
+
+    /// Its address on the RT network.
+    fn address(self) -> SocketAddr {
+        SocketAddr::new(IpAddr::from(server::ADDRESS), self.server().port)
+    }
+
+    /// Bytes of a frame that the RT NIC's capture must hold.
+    pub fn captured(self) -> u32 {
+        if self == Workload::Voip { WHOLE_FRAME } else { HEADERS }
+    }
+
+    /// Makes the client ready, before anything is measured.
+    ///
+    /// # Errors
+    /// The server does not come up, or is another; the host is no more.
+    pub fn ready(self, host: &mut Host, seed: u64) -> Result<Client, MeasureError> {
+        match self {
+            Workload::Sockperf => Ok(Client::Sockperf),
+            Workload::Voip => voip::sipp::wait_for(host, self.address()).map(|()| Client::Voip),
+            Workload::Memcached { connections } => {
+                let start = Instant::now();
+                loop {
+                    host.lab.alive()?;
+                    match memcached::client::Client::open(self.address(), connections, seed) {
+                        Ok(client) => return Ok(Client::Memcached(Box::new(client))),
+                        Err(ClientError::Socket { .. }) if start.elapsed() < LIMIT => {
+                            thread::sleep(Duration::from_millis(500));
+                        }
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends the load by the host's clock.
+    ///
+    /// # Errors
+    /// Nobody answers, a program fails; the host is no more.
+    pub fn send(
+        self,
+        client: Client,
+        host: &mut Host,
+        load: &Load<'_>,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<(), MeasureError> {
+        let config = ClientConfig::new(self.address(), load.requests, load.seed);
+        match client {
+            Client::Sockperf => host.requests(config, load.captures, load.name, progress),
+            Client::Memcached(mut client) => {
+                let requests = Some(memcached::requests(load.requests));
+                let config = ClientConfig { requests, timeout_us: TCP_TIMEOUT_US, give_up_after: 3, ..config };
+                host.requests_to(client.as_mut(), config, load.captures, load.name, progress)
+            }
+            Client::Voip => {
+                let calls = voip::sipp::Calls {
+                    proxy: self.address(),
+                    count: load.requests.div_ceil(voip::MESSAGES),
+                    seed: load.seed,
+                    captures: load.captures.to_vec(),
+                    dir: load.dir.to_owned(),
+                };
+                voip::sipp::call(host, &calls, load.name, progress)
+            }
+        }
+    }
+
+    /// Response times, and what a reader must know of them.
+    ///
+    /// # Errors
+    /// Those of [`wire::analyse`].
+    pub fn analyse(self, capture: &Path, warmup: u64) -> Result<(WireAnalysis, Vec<String>), PcapError> {
+        let port = self.server().port;
+        match self {
+            Workload::Sockperf => Ok((wire::analyse(capture, RtFlow { warmup, ..RtFlow::new(port) })?, Vec::new())),
+            Workload::Memcached { connections } => {
+                let memcached::wire::Analysis { gets, sets } = memcached::wire::analyse(capture, port, warmup)?;
+                let asked = format!(
+                    "GETs over {connections} TCP connections; {} SETs between them have no response time here, as in the paper",
+                    number::count(sets)
+                );
+                Ok((gets, vec![asked]))
+            }
+            Workload::Voip => {
+                let voip::wire::Analysis { forwards, invites_ns, calls } = voip::wire::analyse(capture, port, warmup)?;
+                let mut notes = vec![format!("forward delays of the six messages of {} calls", number::count(calls))];
+                if let Some(invites) = Summary::of(&invites_ns) {
+                    let us = |ns: u64| number::us(ns as f64 / 1e3);
+                    notes.push(format!(
+                        "INVITE alone: {} of them, p50 {}, p99 {}, max {} us",
+                        invites_ns.len(),
+                        us(invites.p50),
+                        us(invites.p99),
+                        us(invites.max)
+                    ));
+                }
+                Ok((forwards, notes))
+            }
+        }
+    }
+
+    /// Options of the command line that it is not without.
+    pub fn options(self) -> Vec<String> {
+        match self {
+            Workload::Memcached { connections } => vec!["--connections".to_owned(), connections.to_string()],
+            Workload::Sockperf | Workload::Voip => Vec::new(),
+        }
+    }
+}
