@@ -12,6 +12,7 @@
 
 mod driver;
 mod hostile;
+mod many;
 mod order;
 mod refusals;
 
