@@ -3,7 +3,8 @@
 # device` on the emulated host, and runs scripts/lab/outsourced-test.sh in it. MODULES: what guest-module.sh built (built if
 # it is not there). CHANNELS: 0, or 1 for a real-time channel. WORDS: wake=idle (default) or wake=interrupt, and those of
 # outsourced-test.sh. With the word `direct` the guest has two CPUs and is emulated on this machine, where the device process runs
-# as well: without KVM, so that channels can only interrupt, but many times faster. It needs root, and the lab's image.
+# as well: without KVM, so that channels can only interrupt, but many times faster. $GUEST_KERNEL: another kernel than the lab's guests
+# have, as guest-kernel.sh takes it ("rt 7.2"). It needs root, and the lab's image.
 set -eu
 ontime=$(realpath "${1:?guest-test.sh ONTIME [MODULES [CHANNELS [WORDS]]]}")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -24,8 +25,14 @@ install -m 755 "$here/lab/outsourced-init.sh" "$tree/init"
 install -m 755 "$here/lab/outsourced-main.sh" "$tree/lab/main.sh"
 install -m 755 "$here/lab/outsourced-test.sh" "$tree/lab/test.sh"
 cp "$here"/../guest/tests/programs/* "$modules/conform" "$tree/lab/"
-# The lab's guests have Debian 13's own cloud kernel.
-cp "$modules"/6.12*-cloud-amd64/ontime.ko "$tree/lab/"
+if [ -n "${GUEST_KERNEL:-}" ]; then
+    kernel=$("$here/guest-kernel.sh" $GUEST_KERNEL)
+    cp "$kernel/vmlinux" "$kernel/initrd" "$files/"
+    cp "$modules/$(cat "$kernel/version")/ontime.ko" "$tree/lab/"
+else
+    # The lab's guests have Debian 13's own cloud kernel.
+    cp "$modules"/6.12*-cloud-amd64/ontime.ko "$tree/lab/"
+fi
 echo "$words wake=$wake channels=$channels" > "$tree/lab/args"
 (cd "$tree" && find . | cpio -o -H newc --quiet) > "$files/extra.cpio"
 cp --reflink=auto "$disk" "$files/disk.img"

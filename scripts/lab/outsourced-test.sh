@@ -200,6 +200,12 @@ killed() {
 }
 
 
+# The vCPU of a real-time server goes and comes back; where there is more than one.
+vcpu_offline() {
+    [ "$(nproc)" -gt 1 ] || { echo "one vCPU: nothing to take offline"; return 0; }
+    python3 /lab/offline.py && ! dmesg | grep -E 'WARNING|BUG|Oops'
+}
+
 # Each wait ends with an error, and what comes after is picked up.
 device_replaced() { python3 /lab/restart.py DEVICE; }
 
@@ -221,6 +227,8 @@ check iperf-tcp-reverse iperf_runs -R
 check iperf-udp iperf_runs -u -b 20M
 check iperf-udp-reverse iperf_runs -u -b 20M -R
 check killed killed 20
+check network-down python3 /lab/network.py
+check vcpu-offline vcpu_offline
 check faults python3 /lab/faults.py "${cycles:-1000}"
 test_socket() {
     for mode in none all; do

@@ -1,7 +1,7 @@
 # In the emulated host, or in its image on this machine (ACCEL=tcg): outsourced.sh [CHANNELS [WAKE]]: boots the guest of /lab
 # (disk.img, extra.cpio), its sockets served by `ontime device`. What the guest left is in /lab/out; ends with its status, and
 # fails where a socket is left over. A first run of the VM is killed, with sockets open; in the second one the guest says when
-# the device process is to be killed and replaced.
+# the device process is to be killed and replaced, and when the network is to go down and come back.
 set -eu
 channels=${1:-0}
 mkdir -p /etc/ontime /lab/out /run/outsourced
@@ -31,7 +31,7 @@ boot() { # MORE-KERNEL-PARAMETERS
     qemu-system-x86_64 -name guest=outsourced,debug-threads=on -m "${GUEST_MB:-256}" \
         -machine "q35,accel=$accel,memory-backend=ram" -object "$memory" -smp "${GUEST_CPUS:-1}" \
         -cpu $cpu -no-reboot -no-user-config -nodefaults -display none -qmp unix:/run/outsourced/qmp,server=on,wait=off \
-        -kernel /boot/vmlinux-guest -initrd /run/outsourced/initrd -append "console=ttyS0 quiet panic=-1 no_timer_check $1" \
+        -kernel "$kernel" -initrd /run/outsourced/initrd -append "console=ttyS0 quiet panic=-1 no_timer_check $1" \
         -drive file=/lab/disk.img,if=virtio,format=raw,readonly=on,file.locking=off \
         -drive file=/run/outsourced/results,if=virtio,format=raw \
         -serial file:/lab/out/console $devices >> /lab/out/qemu.log 2>&1 &
@@ -51,7 +51,10 @@ tick() {
 said() { grep -qs "$1" /lab/out/console; }
 host_sockets() { awk 'NR > 1 && $10 != 0' /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6 | wc -l; }
 
-cat /boot/initrd-guest /lab/extra.cpio > /run/outsourced/initrd
+# Another kernel than the lab's guests have.
+kernel=/lab/vmlinux initrd=/lab/initrd
+[ -e "$kernel" ] || kernel=/boot/vmlinux-guest initrd=/boot/initrd-guest
+cat "$initrd" /lab/extra.cpio > /run/outsourced/initrd
 truncate -s 64M /run/outsourced/results
 sockets_before=$(host_sockets)
 start_device
@@ -66,12 +69,20 @@ echo "ok vm-killed"
 
 start_device
 boot ''
-replaced=
+replaced= network=up
 while kill -0 $vm 2> /dev/null; do
     tick
     if [ -z "$replaced" ] && said DEVICE-NOW; then
         replaced=$seconds
         kill -9 $device
+    fi
+    # The network that its sockets are in: here the host's own.
+    if [ $network = up ] && said NETWORK-DOWN; then
+        network=down
+        ip link set lo down
+    elif [ $network = down ] && said NETWORK-UP; then
+        network=again
+        ip link set lo up
     fi
     # The guest is to find out by itself that nobody answers, before another device comes.
     if [ -n "$replaced" ] && [ "$replaced" != done ] && said DEVICE-GONE; then
