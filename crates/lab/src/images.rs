@@ -53,7 +53,8 @@ impl Images {
         let at = |path: &str| tools.join(path).to_string_lossy().into_owned();
         let libraries = at("usr/lib/x86_64-linux-gnu");
         vec![
-            at("lib64/ld-linux-x86-64.so.2"),
+            // Not the one in lib64: that is a link to the system's, which may be of another release.
+            format!("{libraries}/ld-linux-x86-64.so.2"),
             "--library-path".into(),
             format!("{libraries}:{libraries}/pulseaudio"),
             "--preload".into(),

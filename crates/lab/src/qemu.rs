@@ -17,6 +17,9 @@ pub const ICOUNT_SHIFT: u8 = 2;
 /// store the current one before its helper), and where the instruction budget ends just behind it, garbage in RFLAGS
 /// stays: a guest's next VM exit saves it, and the guest dies of it. Kernels have another way without the feature.
 const CPU: &str = "max,-erms,-fsrm,-cx16";
+/// Beside it, that the TSC is invariant, which TCG does not offer by itself though its TSC is: KVM of an RT kernel refuses to load
+/// without. From 6.15 on the kernel is told so by `setcpuid`.
+const INVARIANT_TSC: &str = ",+invtsc,x-force-features=on";
 /// The object that releases arriving packets of the RT NIC.
 pub const RELEASE: &str = "release";
 /// Virtual microseconds between releases of arriving packets: an arrival is stamped when it is released.
@@ -178,7 +181,9 @@ impl Machine {
         let mut line = Line(images.emulator());
         let at = |name: &str| dir.join(name).to_string_lossy().into_owned();
         line.flag("-nodefaults").flag("-no-user-config").flag("-no-reboot");
-        line.option("-machine", "q35").option("-cpu", CPU);
+        let old = self.kernel == Kernel::Rt612;
+        let cpu = if old { format!("{CPU}{INVARIANT_TSC}") } else { CPU.to_owned() };
+        line.option("-machine", "q35").option("-cpu", &cpu);
         line.option("-m", &self.memory_mib.to_string()).option("-smp", &self.cpus.to_string());
         match self.clock {
             Clock::Virtual => {
