@@ -4,6 +4,9 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, Sub};
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, de};
 
 /// A time or a duration in nanoseconds. Sums and differences saturate: 0 to 584 years.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -46,6 +49,41 @@ impl Sum for Nanos {
     }
 }
 
+/// A duration as people write it: `250us`, `13.5ms`, `1s`. Exact: no more decimals than nanoseconds have.
+impl FromStr for Nanos {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse(text)
+            .ok_or_else(|| format!("`{text}` is no duration; write a number and ns, us, ms or s, such as \"13.5ms\""))
+    }
+}
+
+fn parse(text: &str) -> Option<Nanos> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    let (number, unit) = text.split_at(digits);
+    let (unit, decimals) = match unit.trim() {
+        "ns" => (1_u64, 0),
+        "us" => (1_000, 3),
+        "ms" => (1_000_000, 6),
+        "s" => (1_000_000_000, 9),
+        _ => return None,
+    };
+    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+    if part.len() > decimals.max(1) || part.is_empty() {
+        return None;
+    }
+    let part = format!("{part:0<decimals$}").parse::<u64>().ok()?;
+    let part = if decimals == 0 && part > 0 { return None } else { part };
+    Some(Nanos(whole.parse::<u64>().ok()?.checked_mul(unit)?.checked_add(part)?))
+}
+
+impl<'de> Deserialize<'de> for Nanos {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
 /// Exact, in ms, us or ns: the largest that is not above it and needs no more than three decimals.
 impl fmt::Display for Nanos {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,6 +108,12 @@ const PART_MAX: u64 = 1 << 62;
 pub struct Bandwidth {
     runtime: u64,
     period: u64,
+}
+
+impl Default for Bandwidth {
+    fn default() -> Self {
+        Self::ZERO
+    }
 }
 
 impl Bandwidth {
@@ -200,6 +244,18 @@ mod tests {
     fn durations_are_shown_in_a_fitting_unit() {
         let shown = [0, 5, 1_500, 250_000, 7_500_000, 30_000_001].map(|n| Nanos(n).to_string());
         assert_eq!(shown, ["0 ms", "5 ns", "1.5 us", "250 us", "7.5 ms", "30000.001 us"]);
+    }
+
+    #[test]
+    fn durations_are_exact() {
+        let good = [("13ms", 13_000_000), ("0.5us", 500), ("1.000000001s", 1_000_000_001), ("7 ns", 7)];
+        for (text, ns) in good {
+            assert_eq!(parse(text), Some(Nanos(ns)), "{text}");
+        }
+        for text in ["", "13", "ms", "1.5ns", "1.0001us", "-1ms", "1e3ms", "1.ms", "99999999999999s", "1.2.3ms", "٣ms"]
+        {
+            assert_eq!(parse(text), None, "{text}");
+        }
     }
 
     proptest! {
