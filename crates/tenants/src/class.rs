@@ -199,6 +199,11 @@ impl PriorityTable {
         Policy::Fifo(self.base + 5)
     }
 
+    /// The priority of the daemon's pacers: above every thread they have to preempt, below the cap watcher.
+    pub fn pacer(self) -> Policy {
+        Policy::Fifo(self.base + 4)
+    }
+
     /// The policy for a thread of this role on the path of this class.
     pub fn policy(self, class: Class, role: Role) -> Policy {
         let Class::Rt(level) = class else {

@@ -96,7 +96,8 @@ pub(crate) fn set_policy(tid: i32, policy: Policy) -> io::Result<()> {
 
 /// Gives the thread a policy that its children do not inherit where it is a real-time one.
 pub(crate) fn set_policy_alone(tid: i32, policy: Policy) -> io::Result<()> {
-    let realtime = matches!(policy, Policy::Fifo(_) | Policy::Rr(_));
+    // A SCHED_DEADLINE thread without the flag cannot make another at all (sched(7)).
+    let realtime = matches!(policy, Policy::Fifo(_) | Policy::Rr(_) | Policy::Deadline { .. });
     setattr(tid, SchedAttr { flags: if realtime { FLAG_RESET_ON_FORK } else { 0 }, ..attr_from(policy) })
 }
 
