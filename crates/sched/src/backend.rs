@@ -1,0 +1,238 @@
+//! The back ends: how a reservation is kept.
+//!
+//! | | what keeps the share | price |
+//! |---|---|---|
+//! | `paced` | [`crate::pacer`] changes priorities by the planner's slices; what is left goes to others | a few changes of priority a slice |
+//! | `deadline` | the kernel's SCHED_DEADLINE, one reservation a vCPU: each on its own, as RT-Xen's servers | no share of what is left; each thread's affinity must be all CPUs of its root domain |
+//!
+//! Neither sets a thread's policy for the first time, nor gives it back: that is the daemon's plan, whose journal keeps originals. A
+//! back end says which policy the plan is to give ([`Backend::place`]).
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ontime_tenants::{Policy, ThreadId};
+use serde::Deserialize;
+
+use crate::pacer::{PacerError, Pacers, Pacing, Seats, now};
+use crate::seat::{Places, Seat};
+use crate::settle::{Reserved, Settled};
+use crate::shares::{Shares, Snapshot, Tally};
+
+/// The back ends there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackendKind {
+    /// By pacers.
+    #[default]
+    Paced,
+    /// By SCHED_DEADLINE.
+    Deadline,
+}
+
+impl BackendKind {
+    /// Its word.
+    pub fn name(self) -> &'static str {
+        match self {
+            BackendKind::Paced => "paced",
+            BackendKind::Deadline => "deadline",
+        }
+    }
+}
+
+/// What a vCPU with a reservation has had since it has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Use {
+    /// CPU time within its shares, ns; by `deadline`, all.
+    pub ran: u64,
+    /// CPU time beyond them, which nobody else wanted, ns.
+    pub beyond: u64,
+    /// Times that it used its share of a slice up.
+    pub overruns: u64,
+    /// Periods.
+    pub periods: u64,
+    /// Of those, in how many it had less than its budget although it wanted it.
+    pub misses: u64,
+    /// Changes of its place.
+    pub flips: u64,
+    /// Of those, how many the kernel refused.
+    pub refused: u64,
+}
+
+/// How reservations are kept.
+pub trait Backend: Debug {
+    /// The policy that a vCPU's thread has when this back end takes it over.
+    fn place(&self, reserved: &Reserved) -> Policy;
+
+    /// The policies that this back end moves threads between, so that they are not to be put right; None where it moves none.
+    fn places(&self) -> Option<Places>;
+
+    /// Looks no longer after vCPUs that are not in `settled`: the plan may place them now.
+    ///
+    /// # Errors
+    /// [`PacerError`]: nothing is looked after any more.
+    fn release(&mut self, settled: &Settled) -> Result<(), PacerError>;
+
+    /// Looks after exactly these vCPUs: the plan has placed them.
+    ///
+    /// # Errors
+    /// [`PacerError`]: nothing is looked after any more.
+    fn set(&mut self, settled: &Settled) -> Result<(), PacerError>;
+
+    /// What each has had.
+    fn uses(&self) -> BTreeMap<ThreadId, Use>;
+
+    /// The present slice, where there is one.
+    fn show(&mut self) -> Option<Snapshot>;
+}
+
+/// See [`BackendKind::Paced`].
+#[derive(Debug)]
+pub struct Paced {
+    places: Places,
+    /// The pacers' own.
+    place: Policy,
+    pacers: Option<Pacers>,
+    settled: Settled,
+    tallies: BTreeMap<ThreadId, Arc<Tally>>,
+}
+
+impl Paced {
+    /// Pacers, started with the first reservation, at the place `pacer`.
+    pub fn new(places: Places, pacer: Policy) -> Self {
+        Self { places, place: pacer, pacers: None, settled: Settled::default(), tallies: BTreeMap::new() }
+    }
+
+    /// Works on these; ends the pacers where that fails.
+    fn work_on(&mut self, settled: Settled) -> Result<(), PacerError> {
+        if settled.cpus != self.settled.cpus {
+            // A CPU came or went. Threads stay where they are until there are new pacers.
+            self.pacers = None;
+        }
+        let done = self.try_work_on(&settled);
+        if done.is_err() {
+            self.pacers = None;
+            self.settled = Settled::default();
+            return done;
+        }
+        self.tallies.retain(|id, _| settled.vcpus.iter().any(|vcpu| vcpu.id == *id));
+        self.settled = settled;
+        done
+    }
+
+    fn try_work_on(&mut self, settled: &Settled) -> Result<(), PacerError> {
+        if settled.vcpus.is_empty() {
+            return self.pacers.as_mut().map_or(Ok(()), |pacers| pacers.replace(None));
+        }
+        let pacers = match &mut self.pacers {
+            Some(pacers) => pacers,
+            none => none.insert(Pacers::start(&settled.cpus, self.place)?),
+        };
+        for vcpu in &settled.vcpus {
+            self.tallies.entry(vcpu.id).or_default();
+        }
+        let tally = |id| self.tallies.get(&id).map(Arc::clone).unwrap_or_default();
+        let open = |vcpu: &Reserved| Seat::open(vcpu.id, self.places, tally(vcpu.id)).ok();
+        let mut seats = Seats(settled.vcpus.iter().map(open).collect());
+        let mut shares = Shares::new(settled, now(), tally);
+        shares.begin(&mut seats);
+        pacers.replace(Some(Box::new(Pacing { shares, seats })))
+    }
+}
+
+impl Backend for Paced {
+    fn place(&self, _reserved: &Reserved) -> Policy {
+        // A pass may take long; until its end nobody keeps a new one from spinning, so it is not to stand level with the planned.
+        self.places.entitled
+    }
+
+    fn places(&self) -> Option<Places> {
+        Some(self.places)
+    }
+
+    fn release(&mut self, settled: &Settled) -> Result<(), PacerError> {
+        let stays = |vcpu: &Reserved| settled.vcpus.iter().any(|other| other.id == vcpu.id);
+        if self.settled.vcpus.iter().all(stays) {
+            return Ok(());
+        }
+        let mut rest = self.settled.clone();
+        rest.vcpus.retain(stays);
+        self.work_on(rest)
+    }
+
+    fn set(&mut self, settled: &Settled) -> Result<(), PacerError> {
+        let same = |one: &Settled, other: &Settled| {
+            (&one.vcpus, &one.cpus, &one.shared, one.reserve)
+                == (&other.vcpus, &other.cpus, &other.shared, other.reserve)
+        };
+        if same(&self.settled, settled) {
+            return Ok(());
+        }
+        self.work_on(settled.clone())
+    }
+
+    fn uses(&self) -> BTreeMap<ThreadId, Use> {
+        let used = |tally: &Tally| Use {
+            ran: tally.ran.load(Ordering::Relaxed),
+            beyond: tally.beyond.load(Ordering::Relaxed),
+            overruns: tally.overruns.load(Ordering::Relaxed),
+            periods: tally.periods.load(Ordering::Relaxed),
+            misses: tally.misses.load(Ordering::Relaxed),
+            flips: tally.flips.load(Ordering::Relaxed),
+            refused: tally.refused.load(Ordering::Relaxed),
+        };
+        self.tallies.iter().map(|(id, tally)| (*id, used(tally))).collect()
+    }
+
+    fn show(&mut self) -> Option<Snapshot> {
+        let vcpus = self.settled.vcpus.len();
+        if vcpus == 0 {
+            return None;
+        }
+        self.pacers.as_mut()?.show(vcpus).ok()
+    }
+}
+
+/// See [`BackendKind::Deadline`].
+#[derive(Debug, Default)]
+pub struct Deadline {
+    /// What each had had when it was taken over, ns.
+    had: BTreeMap<ThreadId, u64>,
+}
+
+impl Backend for Deadline {
+    fn place(&self, reserved: &Reserved) -> Policy {
+        Policy::Deadline { runtime: reserved.budget.0, deadline: reserved.period.0, period: reserved.period.0 }
+    }
+
+    fn places(&self) -> Option<Places> {
+        None
+    }
+
+    fn release(&mut self, settled: &Settled) -> Result<(), PacerError> {
+        self.had.retain(|id, _| settled.vcpus.iter().any(|vcpu| vcpu.id == *id));
+        Ok(())
+    }
+
+    fn set(&mut self, settled: &Settled) -> Result<(), PacerError> {
+        self.release(settled)?;
+        for vcpu in &settled.vcpus {
+            self.had.entry(vcpu.id).or_insert_with(|| vcpu.id.cpu_time().unwrap_or(0));
+        }
+        Ok(())
+    }
+
+    fn uses(&self) -> BTreeMap<ThreadId, Use> {
+        let used = |(id, had): (&ThreadId, &u64)| {
+            let ran = id.cpu_time().unwrap_or(0).saturating_sub(*had);
+            (*id, Use { ran, ..Use::default() })
+        };
+        self.had.iter().map(used).collect()
+    }
+
+    fn show(&mut self) -> Option<Snapshot> {
+        None
+    }
+}

@@ -1,0 +1,239 @@
+//! `/etc/ontime/sched.toml` and `sched.conf.d`: CPU time declared for VMs.
+//!
+//! In: strict TOML. Out: a [`SchedConfig`], checked as far as text can be; whether it fits this host is for
+//! [`crate::settle`]. Without a file there are no reservations, and nothing of this crate runs.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use ontime_plan::{Arrivals, Bandwidth, Nanos, Rta, Vcpu};
+use ontime_tenants::CpuList;
+use ontime_tenants::config::{self, ConfigError, Place, Text};
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::backend::BackendKind;
+
+/// The shortest and longest period of a reservation: a slice is at least 250 us, and takes some changes of policy.
+const PERIODS: std::ops::RangeInclusive<Nanos> = Nanos::from_millis(1)..=Nanos::from_millis(1_000);
+
+/// What of each CPU is kept for everybody else where nothing is said, in millionths: what the kernel's own protections leave.
+const RESERVE_PPM: u64 = 50_000;
+
+/// What a vCPU runs as once it has had its share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Beyond {
+    /// SCHED_IDLE: it has what nobody else wants.
+    #[default]
+    Idle,
+    /// SCHED_OTHER: it competes as a bulk tenant does.
+    Other,
+}
+
+/// Reserved for each of some vCPUs of a VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Declared {
+    /// The VM.
+    pub name: String,
+    /// CPU time in each period, slack included.
+    pub budget: Nanos,
+    /// The period.
+    pub period: Nanos,
+    /// Budget over period.
+    pub bandwidth: Bandwidth,
+    /// Which vCPUs; None is all.
+    pub vcpus: Option<BTreeSet<u32>>,
+    place: Place,
+}
+
+/// What the files say.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SchedConfig {
+    /// How shares are kept.
+    pub backend: BackendKind,
+    /// Of each CPU: what is never reserved.
+    pub reserve: Bandwidth,
+    /// CPUs for reservations; None is all that are online.
+    pub cpus: Option<CpuList>,
+    /// What a vCPU runs as that has had its share.
+    pub beyond: Beyond,
+    /// In the order of the files.
+    pub reservations: Vec<Declared>,
+}
+
+impl Default for SchedConfig {
+    fn default() -> Self {
+        Self {
+            backend: BackendKind::default(),
+            reserve: Bandwidth::ppm(RESERVE_PPM),
+            cpus: None,
+            beyond: Beyond::default(),
+            reservations: Vec::new(),
+        }
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    backend: Option<BackendKind>,
+    reserve: Option<Spanned<f64>>,
+    cpus: Option<Spanned<String>>,
+    beyond: Option<Beyond>,
+    slack: Option<Nanos>,
+    #[serde(default)]
+    reservation: Vec<Spanned<Entry>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Entry {
+    name: String,
+    budget: Nanos,
+    period: Nanos,
+    slack: Option<Nanos>,
+    vcpus: Option<BTreeSet<u32>>,
+}
+
+impl SchedConfig {
+    /// Reads `DIRECTORY/sched.toml` and `DIRECTORY/sched.conf.d/*.toml`; of what the host has one of, a later file has the last
+    /// word. `slack` is for the reservations of its own file.
+    ///
+    /// # Errors
+    /// [`ConfigError`], with file, line, what is wrong and what is allowed.
+    pub fn load(directory: &Path) -> Result<Self, ConfigError> {
+        let mut all = Self::default();
+        for path in config::files(directory, "sched")? {
+            all.add(&Text::read(&path)?)?;
+        }
+        Ok(all)
+    }
+
+    /// Adds what one file says.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn add(&mut self, text: &Text) -> Result<(), ConfigError> {
+        let file: File = text.parse()?;
+        self.backend = file.backend.unwrap_or(self.backend);
+        self.beyond = file.beyond.unwrap_or(self.beyond);
+        if let Some(reserve) = file.reserve {
+            self.reserve = checked_reserve(text, &reserve)?;
+        }
+        if let Some(cpus) = file.cpus {
+            let list = cpus.get_ref().parse::<CpuList>().map_err(|what| text.error(&cpus.span(), what))?;
+            if list.is_empty() {
+                return Err(text.error(&cpus.span(), "`cpus` names no CPU; leave it out for all"));
+            }
+            self.cpus = Some(list);
+        }
+        for entry in file.reservation {
+            let declared = self.declared(text, &entry, file.slack.unwrap_or(Nanos::ZERO))?;
+            self.reservations.push(declared);
+        }
+        Ok(())
+    }
+
+    fn declared(&self, text: &Text, entry: &Spanned<Entry>, slack: Nanos) -> Result<Declared, ConfigError> {
+        let refuse = |what: String| text.error(&entry.span(), what);
+        let Entry { name, budget, period, slack: own, vcpus } = entry.get_ref();
+        if !PERIODS.contains(period) {
+            let (least, most) = PERIODS.into_inner();
+            return Err(refuse(format!("`{name}`: a period of {period} is not between {least} and {most}")));
+        }
+        if vcpus.as_ref().is_some_and(BTreeSet::is_empty) {
+            return Err(refuse(format!("`{name}`: `vcpus` names none; leave it out for all")));
+        }
+        let rta =
+            Rta::new(*budget, *period, Arrivals::Periodic).map_err(|error| refuse(format!("`{name}`: {error}")))?;
+        let vcpu = Vcpu::new(vec![rta], own.unwrap_or(slack), None);
+        let bandwidth = vcpu.map_err(|error| refuse(format!("`{name}`: {error}")))?.bandwidth();
+        if let Some(first) = self.reservations.iter().find(|first| first.name == *name && overlap(&first.vcpus, vcpus))
+        {
+            return Err(refuse(format!(
+                "`{name}` has a reservation for the same vCPUs at {}; give different `vcpus`, or one of the two",
+                first.place
+            )));
+        }
+        Ok(Declared {
+            name: name.clone(),
+            budget: bandwidth.of(*period),
+            period: *period,
+            bandwidth,
+            vcpus: vcpus.clone(),
+            place: text.place(entry.span().start),
+        })
+    }
+}
+
+fn overlap(one: &Option<BTreeSet<u32>>, other: &Option<BTreeSet<u32>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => !one.is_disjoint(other),
+        _ => true,
+    }
+}
+
+fn checked_reserve(text: &Text, reserve: &Spanned<f64>) -> Result<Bandwidth, ConfigError> {
+    let value = *reserve.get_ref();
+    if (0.01..=0.9).contains(&value) {
+        // To the millionth of a CPU, upwards; the range was checked.
+        return Ok(Bandwidth::ppm((value * 1e6).ceil() as u64));
+    }
+    let what = format!(
+        "reserve {value} is not one of 0.01 to 0.9 (of each CPU, for the host and bulk tenants: without any they would starve)"
+    );
+    Err(text.error(&reserve.span(), what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<SchedConfig, String> {
+        let mut config = SchedConfig::default();
+        config.add(&Text::new("/etc/ontime/sched.toml", text)).map(|()| config).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_file_is_read_and_slack_is_part_of_the_budget() {
+        let config = read(
+            "backend = \"deadline\"\nreserve = 0.1\ncpus = \"0-3\"\nbeyond = \"other\"\nslack = \"500us\"\n\
+             [[reservation]]\nname = \"a\"\nbudget = \"3ms\"\nperiod = \"10ms\"\nvcpus = [0, 2]\n\
+             [[reservation]]\nname = \"a\"\nbudget = \"1ms\"\nperiod = \"10ms\"\nslack = \"0us\"\nvcpus = [1]\n",
+        )
+        .unwrap();
+        assert_eq!((config.backend, config.beyond), (BackendKind::Deadline, Beyond::Other));
+        assert_eq!(config.reserve, Bandwidth::ppm(100_000));
+        let budgets: Vec<_> = config.reservations.iter().map(|one| one.budget.0 / 1_000).collect();
+        assert_eq!(budgets, [3_500, 1_000]);
+        assert_eq!(read("").unwrap(), SchedConfig::default());
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_refused_with_its_line() {
+        let one = |rest: &str| format!("\n[[reservation]]\nname = \"a\"\n{rest}\n");
+        let twice = format!(
+            "{}{}",
+            one("budget = \"1ms\"\nperiod = \"10ms\""),
+            one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpus = [1]")
+        );
+        for (text, line, word) in [
+            ("reserve = 0.0\n".to_owned(), 1, "0.01 to 0.9"),
+            ("reserve = nan\n".to_owned(), 1, "0.01 to 0.9"),
+            ("backend = \"magic\"\n".to_owned(), 1, "paced"),
+            ("cpus = \"\"\n".to_owned(), 1, "names no CPU"),
+            (one("budget = \"3\"\nperiod = \"10ms\""), 4, "is no duration"),
+            (one("budget = \"30ms\"\nperiod = \"10ms\""), 2, "at most the period"),
+            (one("budget = \"10ms\"\nperiod = \"10ms\"\nslack = \"1ms\""), 2, "more than 1"),
+            (one("budget = \"1us\"\nperiod = \"100us\""), 2, "not between 1 ms and 1000 ms"),
+            (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpus = []"), 2, "names none"),
+            (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpu = [0]"), 6, "did you mean `vcpus`?"),
+            (twice, 7, "sched.toml:2:1"),
+        ] {
+            let said = read(&text).unwrap_err();
+            assert!(said.starts_with(&format!("/etc/ontime/sched.toml:{line}:")), "{said}");
+            assert!(said.contains(word), "{said}\n{word}");
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! CPU time reserved for vCPUs, and kept: declared in `/etc/ontime/sched.toml`, admitted exactly, enforced on any kernel and VMM.
+//!
+//! In: the configuration, the tenants found, the CPUs that are online. Out: which vCPUs have a reservation and which are refused
+//! and why ([`settle`]); vCPU threads kept to their shares by a [`Backend`]; what each had ([`Use`]).
+//!
+//! | file | |
+//! |---|---|
+//! | `config` | strict TOML |
+//! | `settle` | reservations of the VMs that run: who is admitted (pure; on `ontime_plan`) |
+//! | `shares` | who is at which place until when, from readings and the planner's slices (pure) |
+//! | `seat` | one vCPU thread: what it has used, and its change of place |
+//! | `pacer` | the FIFO threads that do what `shares` says, and how they are told of changes |
+//! | `backend` | the back ends: `paced`, `deadline` |
+
+pub mod backend;
+pub mod config;
+pub mod pacer;
+pub mod seat;
+pub mod settle;
+pub mod shares;
+
+pub use backend::{Backend, BackendKind, Use};
+pub use config::{Beyond, Declared, SchedConfig};
+pub use settle::{Refused, Reserved, Settled, settle};

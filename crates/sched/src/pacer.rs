@@ -1,0 +1,288 @@
+//! The pacers: one thread a CPU, which does what [`crate::shares`] says and sleeps until the next time that it is needed.
+//!
+//! Each runs at SCHED_FIFO just below the cap watcher, on its own CPU, in locked memory, and allocates nothing after its start. It
+//! sleeps in a futex with an absolute time-out: on PREEMPT_RT that of a real-time thread expires in the interrupt itself, while
+//! a timerfd's needs `ktimers/N`, which a spinning vCPU keeps from running (`kernel/time/hrtimer.c`, `__hrtimer_setup_sleeper`).
+//!
+//! Pacers share the state under a mutex that nobody else takes; they are all of one priority, on different CPUs, and hold it for a few
+//! changes of place. The daemon's thread, which may be kept from running for long, talks to them by two cells that are swapped,
+//! never locked: [`Order`]s go in, and come back carried out, to be freed where they were made.
+
+use std::io;
+use std::num::NonZeroU32;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ontime_tenants::{CpuList, Policy, ThreadId};
+use rustix::thread::futex;
+use rustix::time::Timespec;
+use thiserror::Error;
+
+use crate::seat::Seat;
+use crate::shares::{Counts, NEVER, Place, Shares, Snapshot, Threads};
+
+/// The longest wait for pacers to carry out an order: a slice takes 100 ms at most.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often an order's end is looked for.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Why shares cannot be kept.
+#[derive(Debug, Error)]
+pub enum PacerError {
+    /// The pacers could not be set up.
+    #[error("reservations: {what}: {source}; they are not kept")]
+    Setup {
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's word.
+        source: io::Error,
+    },
+    /// The pacers do not answer.
+    #[error("reservations: the pacer threads have ended or do not answer; they are not kept any more")]
+    Lost,
+}
+
+/// Everything that pacers work on.
+#[derive(Debug)]
+pub struct Pacing {
+    /// Who stands where.
+    pub shares: Shares,
+    /// Their threads, as these count.
+    pub seats: Seats,
+}
+
+/// vCPU threads; None are those that had ended when they were opened.
+#[derive(Debug, Default)]
+pub struct Seats(pub Vec<Option<Seat>>);
+
+impl Threads for Seats {
+    fn read(&mut self, seat: usize) -> Option<Counts> {
+        self.0.get(seat)?.as_ref()?.read().ok()
+    }
+
+    fn place(&mut self, seat: usize, place: Place) -> Option<Counts> {
+        let seat = self.0.get(seat)?.as_ref()?;
+        // That the thread has ended shows in the reading.
+        if seat.place(place).is_err() {
+            seat.tally.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        seat.read().ok()
+    }
+}
+
+/// What the daemon asks of the pacers.
+#[derive(Debug)]
+enum Order {
+    /// Work on this from the end of the slice on; comes back with what was worked on before.
+    Replace(Option<Box<Pacing>>),
+    /// Fill this in.
+    Show(Snapshot),
+}
+
+/// What pacers and the daemon share.
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Changes when somebody is to look; the futex.
+    word: AtomicU32,
+    stop: AtomicBool,
+    inbox: AtomicPtr<Order>,
+    outbox: AtomicPtr<Order>,
+}
+
+/// Of the pacers alone.
+#[derive(Debug, Default)]
+struct State {
+    pacing: Option<Box<Pacing>>,
+    waiting: Option<Box<Order>>,
+}
+
+/// Now, ns of CLOCK_MONOTONIC.
+pub fn now() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
+}
+
+impl Shared {
+    /// Takes what lies in a cell.
+    fn take(cell: &AtomicPtr<Order>) -> Option<Box<Order>> {
+        let raw = cell.swap(ptr::null_mut(), Ordering::AcqRel);
+        // SAFETY: what is put into a cell comes from Box::into_raw (`put`), and a swap takes it out for one taker only.
+        (!raw.is_null()).then(|| unsafe { Box::from_raw(raw) })
+    }
+
+    /// Puts an order into a cell; gives what lay there.
+    fn put(cell: &AtomicPtr<Order>, order: Box<Order>) -> Option<Box<Order>> {
+        let raw = cell.swap(Box::into_raw(order), Ordering::AcqRel);
+        // SAFETY: as in `take`.
+        (!raw.is_null()).then(|| unsafe { Box::from_raw(raw) })
+    }
+
+    fn wake_all(&self) {
+        self.word.fetch_add(1, Ordering::Release);
+        // Waking fails for an address that is none only.
+        let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
+    }
+
+    /// What a pacer does when it is awake. Returns when it is to wake next.
+    fn work(&self, cpu: usize) -> u64 {
+        // Poisoned by a panic, which there is none of; what is in there is as good as it was.
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.waiting.is_none() {
+            state.waiting = Self::take(&self.inbox);
+        }
+        let done = state.obey(now());
+        let due = state.pacing.as_mut().map_or(NEVER, |pacing| pacing.shares.step(cpu, now(), &mut pacing.seats));
+        let stirred = state.pacing.as_mut().is_some_and(|pacing| pacing.shares.take_stirred());
+        drop(state);
+        if let Some(order) = done {
+            // One order is under way at a time, so nothing lies there that would be dropped here.
+            let before = Self::put(&self.outbox, order);
+            debug_assert!(before.is_none());
+        }
+        if stirred {
+            self.wake_all();
+        }
+        due
+    }
+
+    /// The thread of one CPU.
+    fn run(&self, cpu: usize) {
+        loop {
+            let seen = self.word.load(Ordering::Acquire);
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            let due = self.work(cpu);
+            let until = Timespec { tv_sec: (due / 1_000_000_000) as i64, tv_nsec: (due % 1_000_000_000) as _ };
+            let until = (due != NEVER).then_some(&until);
+            // Woken, timed out, interrupted, or the word had changed: look again.
+            let _ = futex::wait_bitset(&self.word, futex::Flags::PRIVATE, seen, until, NonZeroU32::MAX);
+        }
+    }
+}
+
+impl State {
+    /// Carries out the order that waits, if it can be now.
+    fn obey(&mut self, now: u64) -> Option<Box<Order>> {
+        match self.waiting.as_deref_mut()? {
+            Order::Show(snapshot) => {
+                if let Some(pacing) = &self.pacing {
+                    pacing.shares.show(now, snapshot);
+                }
+            }
+            Order::Replace(next) => {
+                let amid = |old: &Pacing| !old.shares.is_calm() && !old.shares.is_empty() && now < old.shares.end();
+                if self.pacing.as_deref().is_some_and(amid) {
+                    return None;
+                }
+                if let (Some(next), Some(old)) = (next, &self.pacing) {
+                    next.shares.take_over(&old.shares, now);
+                }
+                if let Some(Order::Replace(next)) = self.waiting.as_deref_mut() {
+                    std::mem::swap(next, &mut self.pacing);
+                }
+            }
+        }
+        self.waiting.take()
+    }
+}
+
+/// The daemon's handle of the pacers.
+#[derive(Debug)]
+pub struct Pacers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pacers {
+    /// Starts a pacer on each of these CPUs, at this place.
+    ///
+    /// # Errors
+    /// [`PacerError::Setup`] where memory cannot be locked, or a thread not be started, placed or bound.
+    pub fn start(cpus: &[u32], place: Policy) -> Result<Self, PacerError> {
+        let setup = |what| move |source: io::Error| PacerError::Setup { what, source };
+        rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
+            .map_err(|error| setup("locking memory (LimitMEMLOCK=infinity)")(error.into()))?;
+        let mut pacers = Self { shared: Arc::default(), threads: Vec::new() };
+        for (index, cpu) in cpus.iter().copied().enumerate() {
+            let shared = Arc::clone(&pacers.shared);
+            let (tell, told) = sync_channel(1);
+            let thread = std::thread::Builder::new()
+                .name(format!("ontime-pace/{cpu}"))
+                .stack_size(256 * 1024)
+                .spawn(move || {
+                    let placed = place_here(cpu, place);
+                    let go = placed.is_ok();
+                    let _ = tell.send(placed);
+                    if go {
+                        shared.run(index);
+                    }
+                })
+                .map_err(setup("starting a pacer thread"))?;
+            pacers.threads.push(thread);
+            told.recv().map_err(|_| PacerError::Lost)?.map_err(setup("placing a pacer thread (CAP_SYS_NICE)"))?;
+        }
+        Ok(pacers)
+    }
+
+    /// Has the pacers work on this from the end of the present slice on; None for nothing. Waits until they do.
+    ///
+    /// # Errors
+    /// [`PacerError::Lost`].
+    pub fn replace(&mut self, pacing: Option<Box<Pacing>>) -> Result<(), PacerError> {
+        self.order(Order::Replace(pacing)).map(drop)
+    }
+
+    /// What they are doing; `vcpus` is how many there are.
+    ///
+    /// # Errors
+    /// [`PacerError::Lost`].
+    pub fn show(&mut self, vcpus: usize) -> Result<Snapshot, PacerError> {
+        match *self.order(Order::Show(Snapshot::with_room(vcpus)))? {
+            Order::Show(snapshot) => Ok(snapshot),
+            Order::Replace(_) => Err(PacerError::Lost),
+        }
+    }
+
+    fn order(&mut self, order: Order) -> Result<Box<Order>, PacerError> {
+        drop(Shared::put(&self.shared.inbox, Box::new(order)));
+        self.shared.wake_all();
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(done) = Shared::take(&self.shared.outbox) {
+                return Ok(done);
+            }
+            if Instant::now() > end || self.threads.iter().all(JoinHandle::is_finished) {
+                return Err(PacerError::Lost);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+impl Drop for Pacers {
+    /// Ends the pacers; threads stay where they are. One that does not end is not waited for for ever: it is at most in a system call.
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.wake_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        drop(Shared::take(&self.shared.inbox));
+        drop(Shared::take(&self.shared.outbox));
+    }
+}
+
+/// Places and binds the calling thread.
+fn place_here(cpu: u32, place: Policy) -> io::Result<()> {
+    let own = rustix::thread::gettid().as_raw_nonzero().get();
+    let process = rustix::process::getpid().as_raw_nonzero().get();
+    let id = ThreadId::of(process, own).map_err(io::Error::other)?;
+    id.set_affinity(&CpuList::from_iter([cpu])).map_err(io::Error::other)?;
+    id.set_policy(place).map_err(io::Error::other)
+}

@@ -1,0 +1,169 @@
+//! One vCPU thread: what it has had, and its change of place. Three system calls a change, no allocation.
+//!
+//! The thread's `schedstat` file is held open, which names the thread and not its number: reading it fails with ESRCH once the
+//! thread has ended, whoever has the number then. It is read before and after every change, the same proof as
+//! `ontime_tenants::thread` gives by pidfd. Source of its form: `fs/proc/base.c`, `proc_pid_schedstat`.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use ontime_tenants::{Class, Level, Policy, PriorityTable, Role, ThreadId};
+
+use crate::config::Beyond;
+use crate::shares::{Counts, Place, Tally};
+
+/// The policies of the three places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Places {
+    /// Of [`Place::Planned`].
+    pub planned: Policy,
+    /// Of [`Place::Entitled`].
+    pub entitled: Policy,
+    /// Of [`Place::Beyond`].
+    pub beyond: Policy,
+}
+
+impl Places {
+    /// By the priority table. Among reservations time is shared by the plan, not by level: all have the first level's places.
+    pub fn of(table: PriorityTable, beyond: Beyond) -> Self {
+        let rt = Class::Rt(Level::HIGHEST);
+        Self {
+            planned: table.policy(rt, Role::VcpuPlanned),
+            entitled: table.policy(rt, Role::VcpuEntitled),
+            beyond: match beyond {
+                Beyond::Idle => Policy::Idle,
+                Beyond::Other => Policy::BULK,
+            },
+        }
+    }
+
+    /// Whether a thread that is paced may be found with this policy.
+    pub fn has(&self, policy: Policy) -> bool {
+        let at_beyond = match (self.beyond, policy) {
+            // Its nice value is its own.
+            (Policy::Other { .. }, Policy::Other { .. }) => true,
+            (beyond, policy) => beyond == policy,
+        };
+        at_beyond || policy == self.planned || policy == self.entitled
+    }
+
+    fn raw(&self, place: Place) -> (libc::c_int, libc::c_int) {
+        let policy = match place {
+            Place::Planned => self.planned,
+            Place::Entitled => self.entitled,
+            Place::Beyond => self.beyond,
+        };
+        match policy {
+            Policy::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
+            Policy::Idle => (libc::SCHED_IDLE, 0),
+            _ => (libc::SCHED_OTHER, 0),
+        }
+    }
+}
+
+/// A vCPU thread.
+#[derive(Debug)]
+pub struct Seat {
+    tid: i32,
+    schedstat: File,
+    places: Places,
+    /// For what the kernel refuses.
+    pub(crate) tally: Arc<Tally>,
+}
+
+impl Seat {
+    /// The thread `id`.
+    ///
+    /// # Errors
+    /// ESRCH or ENOENT where it has ended.
+    pub fn open(id: ThreadId, places: Places, tally: Arc<Tally>) -> io::Result<Self> {
+        let schedstat = File::open(format!("/proc/{}/task/{}/schedstat", id.pid, id.tid))?;
+        // The number means the thread that was found, now that the file is open: so the file is its.
+        id.verify().map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+        let seat = Self { tid: id.tid, schedstat, places, tally };
+        seat.read()?;
+        Ok(seat)
+    }
+
+    /// What it has had.
+    ///
+    /// # Errors
+    /// ESRCH where it has ended.
+    pub fn read(&self) -> io::Result<Counts> {
+        let mut line = [0; 96];
+        let length = self.schedstat.read_at(&mut line, 0)?;
+        counts(line.get(..length).unwrap_or_default()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Gives it a place, which what it makes does not inherit.
+    ///
+    /// # Errors
+    /// ESRCH where it has ended; else the kernel's.
+    pub fn place(&self, place: Place) -> io::Result<()> {
+        self.read()?;
+        let (policy, priority) = self.places.raw(place);
+        let param = libc::sched_param { sched_priority: priority };
+        // SAFETY: the kernel copies param, which outlives the call.
+        if unsafe { libc::sched_setscheduler(self.tid, policy | libc::SCHED_RESET_ON_FORK, &raw const param) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+}
+
+fn counts(line: &[u8]) -> Option<Counts> {
+    let mut numbers = line.split(|byte| byte.is_ascii_whitespace()).map(number);
+    Some(Counts { ran: numbers.next()??, waited: numbers.next()?? })
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedstat_is_read() {
+        assert_eq!(counts(b"123 45 6\n"), Some(Counts { ran: 123, waited: 45 }));
+        for bad in [&b""[..], b"12", b"x 1 2", b"1 y 2"] {
+            assert_eq!(counts(bad), None);
+        }
+    }
+
+    #[test]
+    fn places_are_the_first_levels() {
+        let places = Places::of(PriorityTable::default(), Beyond::Idle);
+        assert_eq!((places.planned, places.entitled), (Policy::Fifo(47), Policy::Fifo(46)));
+        assert!(places.has(Policy::Idle) && places.has(Policy::Fifo(46)) && !places.has(Policy::BULK));
+        let places = Places::of(PriorityTable::default(), Beyond::Other);
+        assert!(places.has(Policy::Other { nice: 5 }) && !places.has(Policy::Idle));
+    }
+
+    #[test]
+    fn a_thread_takes_its_places_and_one_that_ended_is_noticed() {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED: placing threads needs root");
+            return;
+        }
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let id = ThreadId::of(pid, pid).unwrap();
+        let places = Places::of(PriorityTable::default(), Beyond::Idle);
+        let seat = Seat::open(id, places, Arc::default()).unwrap();
+        for (place, policy) in
+            [(Place::Planned, places.planned), (Place::Entitled, places.entitled), (Place::Beyond, places.beyond)]
+        {
+            seat.place(place).unwrap();
+            assert_eq!(id.policy().unwrap(), policy);
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(seat.read().is_err());
+        assert_eq!(seat.place(Place::Planned).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        assert!(Seat::open(id, places, Arc::default()).is_err());
+    }
+}

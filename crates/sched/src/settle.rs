@@ -1,0 +1,336 @@
+//! Which of the declared reservations hold on this host, for the VMs that run now. Pure.
+//!
+//! In: the configuration, the tenants, the CPUs online, who had a reservation before. Out: admitted vCPUs with what the planner needs,
+//! and everybody refused with the reason. A VM is admitted whole or not at all. Who was admitted stays admitted whoever comes; among
+//! others the VM that started first is first, so a daemon that was restarted admits the same ones.
+//!
+//! The reserve is kept on *each* CPU, not of all together: a thread of the kernel that is bound to a CPU has nowhere else to go. The
+//! planner sees it as one more vCPU, pinned there, that nobody is.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ontime_plan::{Admission, Admitted, Bandwidth, Nanos, Refusal, Reservation};
+use ontime_tenants::{Class, CpuList, Tenant, TenantThread, ThreadId, ThreadRole};
+
+use crate::config::{Declared, SchedConfig};
+
+/// What the planner's rounding takes of a CPU that a reserve and a vCPU share.
+const ROUNDING_PPM: u64 = 12;
+
+/// A vCPU with a reservation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reserved {
+    /// Its thread.
+    pub id: ThreadId,
+    /// Its VM.
+    pub tenant: String,
+    /// The VM's class.
+    pub class: Class,
+    /// Its number in the VM.
+    pub vcpu: u32,
+    /// CPU time in each period.
+    pub budget: Nanos,
+    /// The period.
+    pub period: Nanos,
+    /// Budget over period.
+    pub bandwidth: Bandwidth,
+    /// The CPU that the plan keeps it on, an index of [`Settled::cpus`]; None if it may wrap.
+    pub home: Option<u32>,
+}
+
+/// A VM whose reservation does not hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// The VM.
+    pub tenant: String,
+    /// Why, and what to do.
+    pub why: String,
+}
+
+/// What holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// In the order of admission.
+    pub vcpus: Vec<Reserved>,
+    /// Whose does not.
+    pub refused: Vec<Refused>,
+    /// The host's CPUs for reservations, by number; the planner calls them 0, 1, 2...
+    pub cpus: Vec<u32>,
+    /// Of each of these: whether vCPUs without a home run there.
+    pub shared: Vec<bool>,
+    /// What is kept of each for others.
+    pub reserve: Bandwidth,
+}
+
+impl Settled {
+    /// What is reserved in all, in CPUs.
+    pub fn total(&self) -> Bandwidth {
+        self.vcpus.iter().map(|vcpu| vcpu.bandwidth).sum()
+    }
+
+    /// The threads.
+    pub fn ids(&self) -> BTreeSet<ThreadId> {
+        self.vcpus.iter().map(|vcpu| vcpu.id).collect()
+    }
+}
+
+/// Settles whose reservations hold.
+pub fn settle(config: &SchedConfig, tenants: &[Tenant], online: &CpuList, before: &BTreeSet<ThreadId>) -> Settled {
+    let cpus: Vec<u32> =
+        online.iter().filter(|cpu| config.cpus.as_ref().is_none_or(|only| only.contains(*cpu))).collect();
+    let mut settled = Settled { cpus, reserve: config.reserve, ..Settled::default() };
+    let mut names: BTreeMap<&str, usize> = BTreeMap::new();
+    for tenant in tenants {
+        *names.entry(&tenant.name).or_default() += 1;
+    }
+    let mut order: Vec<&Tenant> = tenants.iter().filter(|tenant| config.names(&tenant.name)).collect();
+    let is_new = |tenant: &Tenant| !tenant.threads.iter().any(|thread| before.contains(&thread.id));
+    order.sort_by_key(|tenant| (is_new(tenant), tenant.process.start_time, tenant.process.pid));
+    for tenant in order {
+        let asked = if names.get(tenant.name.as_str()).is_some_and(|count| *count > 1) {
+            Err("several tenants have this name; give them different names".to_owned())
+        } else {
+            asked(config, tenant, &settled.cpus)
+        };
+        let admitted = asked.and_then(|asked| admit(&mut settled, tenant, asked));
+        if let Err(why) = admitted {
+            settled.refused.push(Refused { tenant: tenant.name.clone(), why });
+        }
+    }
+    settled
+}
+
+impl SchedConfig {
+    fn names(&self, tenant: &str) -> bool {
+        self.reservations.iter().any(|declared| declared.name == tenant)
+    }
+}
+
+/// The vCPUs of a VM that a reservation is declared for, each with the CPUs it may run on (None: all).
+type Asked<'a> = Vec<(u32, &'a TenantThread, &'a Declared, Option<BTreeSet<u32>>)>;
+
+fn asked<'a>(config: &'a SchedConfig, tenant: &'a Tenant, cpus: &[u32]) -> Result<Asked<'a>, String> {
+    if tenant.class == Class::Bulk {
+        // Who may have CPU time ahead of others is decided in one place, which knows who chose the VM's name.
+        return Err(
+            "it is of class bulk; reservations are for class rt: say so in tenants.toml or its metadata".to_owned()
+        );
+    }
+    let mut asked = Vec::new();
+    for declared in config.reservations.iter().filter(|declared| declared.name == tenant.name) {
+        let mut found = BTreeSet::new();
+        for thread in &tenant.threads {
+            let ThreadRole::Vcpu(number) = thread.role else { continue };
+            if declared.vcpus.as_ref().is_some_and(|only| !only.contains(&number)) {
+                continue;
+            }
+            if let Some(sched) = thread.libvirt.sched {
+                return Err(format!(
+                    "vCPU {number} has {sched} by the domain's <vcpusched>, which stays libvirt's; remove it"
+                ));
+            }
+            found.insert(number);
+            asked.push((number, thread, declared, affinity(number, thread, cpus)?));
+        }
+        if let Some(missing) = declared.vcpus.iter().flatten().find(|number| !found.contains(number)) {
+            return Err(format!("it has no vCPU {missing}; correct `vcpus`"));
+        }
+    }
+    if asked.is_empty() {
+        return Err("it has no vCPU threads that are known; see `ontime ps`".to_owned());
+    }
+    Ok(asked)
+}
+
+/// As indices of `cpus`.
+fn affinity(number: u32, thread: &TenantThread, cpus: &[u32]) -> Result<Option<BTreeSet<u32>>, String> {
+    let allowed: CpuList = thread.affinity.parse().unwrap_or_default();
+    let within: BTreeSet<u32> = (0..).zip(cpus).filter(|(_, cpu)| allowed.contains(**cpu)).map(|(at, _)| at).collect();
+    if within.is_empty() {
+        return Err(format!(
+            "vCPU {number} may run on CPUs {} only, none of which is for reservations; widen its pinning, or `cpus` in sched.toml",
+            thread.affinity
+        ));
+    }
+    Ok((within.len() < cpus.len()).then_some(within))
+}
+
+fn admit(settled: &mut Settled, tenant: &Tenant, asked: Asked<'_>) -> Result<(), String> {
+    let mut all = settled.vcpus.clone();
+    let mut wishes: Vec<Option<BTreeSet<u32>>> = settled.vcpus.iter().map(|_| None).collect();
+    // A home once given stays: moving it is harmless to its guarantee, but not to its caches.
+    for (wish, vcpu) in wishes.iter_mut().zip(&settled.vcpus) {
+        *wish = vcpu.home.map(|home| BTreeSet::from([home]));
+    }
+    for (number, thread, declared, affinity) in asked {
+        all.push(Reserved {
+            id: thread.id,
+            tenant: tenant.name.clone(),
+            class: tenant.class,
+            vcpu: number,
+            budget: declared.budget,
+            period: declared.period,
+            bandwidth: declared.bandwidth,
+            home: None,
+        });
+        wishes.push(affinity);
+    }
+    let count = settled.cpus.len();
+    let admitted = fit(settled.reserve, count, &all, &wishes)?;
+    let mut homes = admitted.home.into_iter().skip(count);
+    for vcpu in &mut all {
+        vcpu.home = homes.next().flatten();
+    }
+    settled.vcpus = all;
+    settled.shared = admitted.shared;
+    Ok(())
+}
+
+/// Admits the reserves of `count` CPUs and these vCPUs.
+fn fit(
+    reserve: Bandwidth,
+    count: usize,
+    vcpus: &[Reserved],
+    wishes: &[Option<BTreeSet<u32>>],
+) -> Result<Admitted, String> {
+    let number = u32::try_from(count).unwrap_or(u32::MAX);
+    let name = |at: usize| vcpus.get(at).map_or_else(String::new, |one| format!("vCPU {} of {}", one.vcpu, one.tenant));
+    let want = |vcpu: &Reserved, wish: &Option<BTreeSet<u32>>| Reservation {
+        bandwidth: vcpu.bandwidth,
+        affinity: wish.clone(),
+    };
+    let asked: Vec<Reservation> = vcpus.iter().zip(wishes).map(|(vcpu, wish)| want(vcpu, wish)).collect();
+    let beside = reserve + Bandwidth::ppm(ROUNDING_PPM);
+    if let Some(at) = vcpus.iter().position(|vcpu| vcpu.bandwidth + beside > Bandwidth::ONE) {
+        return Err(format!(
+            "{} asks for more of a CPU than is left beside the reserve ({reserve} of each CPU); ask for less, or reserve less",
+            name(at)
+        ));
+    }
+    let kept: Bandwidth = std::iter::repeat_n(reserve, count).sum();
+    let total: Bandwidth = asked.iter().map(|ask| ask.bandwidth).sum();
+    if total + kept > Bandwidth::cpus(count) {
+        return Err(Refusal::Full { total, reserve: kept, cpus: number }.to_string());
+    }
+    let reserves = (0..number).map(|cpu| Reservation { bandwidth: reserve, affinity: Some(BTreeSet::from([cpu])) });
+    let all: Vec<Reservation> = reserves.chain(asked).collect();
+    Admission::new(number, Bandwidth::ZERO).admit(&all).map_err(|refusal| match refusal {
+        Refusal::Affinity { vcpu, bandwidth } => format!(
+            "{} asks for {bandwidth} of a CPU, and no CPU that it may run on has that room; widen its pinning",
+            name(vcpu.saturating_sub(count))
+        ),
+        // What is left of whole CPUs is less than rounding takes.
+        Refusal::Full { .. } => "it would fill the CPUs to less than the planner's rounding (10 millionths of a CPU \
+                                 for each vCPU); ask for a little less"
+            .to_owned(),
+        other => other.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use ontime_tenants::config::Text;
+    use ontime_tenants::{ClassSource, Kind, Level, LibvirtTuning, Policy};
+
+    use super::*;
+
+    fn vm(name: &str, started: u64, vcpus: u32, affinity: &str) -> Tenant {
+        let pid = i32::try_from(started).unwrap();
+        let thread = |number: u32| TenantThread {
+            id: ThreadId { pid, tid: pid * 100 + i32::try_from(number).unwrap(), start_time: started },
+            role: ThreadRole::Vcpu(number),
+            comm: format!("CPU {number}/KVM"),
+            policy: Policy::BULK,
+            affinity: affinity.to_owned(),
+            last_cpu: 0,
+            libvirt: LibvirtTuning::default(),
+        };
+        Tenant {
+            name: name.to_owned(),
+            uuid: None,
+            kind: Kind::Qemu,
+            owner: 0,
+            process: ThreadId { pid, tid: pid, start_time: started },
+            cgroup: None,
+            class: Class::Rt(Level::HIGHEST),
+            class_source: ClassSource::Default,
+            runtime_cap: 0.95,
+            threads: (0..vcpus).map(thread).collect(),
+            vnics: Vec::new(),
+        }
+    }
+
+    fn config(reservations: &[(&str, u64)]) -> SchedConfig {
+        let mut config = SchedConfig::default();
+        let one = |(name, budget): &(&str, u64)| {
+            format!("[[reservation]]\nname = \"{name}\"\nbudget = \"{budget}us\"\nperiod = \"10ms\"\n")
+        };
+        let text: String = reservations.iter().map(one).collect();
+        config.add(&Text::new("sched.toml", text)).unwrap();
+        config
+    }
+
+    fn online(count: u32) -> CpuList {
+        (0..count).collect()
+    }
+
+    fn who(settled: &Settled) -> Vec<(&str, u32)> {
+        settled.vcpus.iter().map(|vcpu| (vcpu.tenant.as_str(), vcpu.vcpu)).collect()
+    }
+
+    #[test]
+    fn the_one_that_does_not_fit_is_named_and_the_others_stay() {
+        let config = config(&[("a", 3_000), ("b", 4_000), ("c", 3_000), ("d", 2_000)]);
+        let tenants = [vm("c", 30, 1, "0"), vm("a", 10, 1, "0"), vm("b", 20, 1, "0"), vm("d", 40, 1, "0")];
+        let settled = settle(&config, &tenants, &online(1), &BTreeSet::new());
+        assert_eq!(who(&settled), [("a", 0), ("b", 0), ("d", 0)]);
+        assert_eq!(settled.refused.len(), 1);
+        assert_eq!(settled.refused[0].tenant, "c");
+        assert!(settled.refused[0].why.contains("1.000 CPUs asked, 0.050 kept for bulk"), "{:?}", settled.refused);
+        // d came, c had been there before it: who holds a reservation keeps it.
+        let before = settle(&config, &tenants[..1], &online(1), &BTreeSet::new()).ids();
+        let settled = settle(&config, &tenants, &online(1), &before);
+        assert_eq!(who(&settled), [("c", 0), ("a", 0), ("d", 0)]);
+        assert_eq!(settled.refused[0].tenant, "b");
+    }
+
+    #[test]
+    fn a_vm_is_admitted_whole_or_not_at_all_and_pins_are_honoured() {
+        let config = config(&[("a", 6_000), ("b", 5_000)]);
+        let tenants = [vm("a", 10, 2, "0-1"), vm("b", 20, 2, "1")];
+        let settled = settle(&config, &tenants, &online(2), &BTreeSet::new());
+        assert_eq!(who(&settled), [("a", 0), ("a", 1)]);
+        assert!(settled.refused[0].why.contains("more than the 2 there are"), "{:?}", settled.refused);
+        let settled = settle(&config, &tenants[1..], &online(2), &BTreeSet::new());
+        assert!(settled.refused[0].why.contains("vCPU 1 of b asks for 0.500"), "{:?}", settled.refused);
+        let settled = settle(&config, &tenants, &online(4), &BTreeSet::new());
+        assert_eq!(settled.refused.len(), 1, "both vCPUs of b need CPU 1: {settled:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_reserved_is_said() {
+        let config = config(&[("a", 9_600), ("bulk", 100), ("twin", 100), ("lv", 100), ("far", 100)]);
+        let bulk = Tenant { class: Class::Bulk, ..vm("bulk", 20, 1, "0") };
+        let mut lv = vm("lv", 30, 1, "0");
+        lv.threads[0].libvirt.sched = Some(Policy::Fifo(1));
+        let tenants =
+            [vm("a", 10, 1, "0"), bulk, vm("twin", 40, 1, "0"), vm("twin", 50, 1, "0"), lv, vm("far", 60, 1, "7")];
+        let settled = settle(&config, &tenants, &online(2), &BTreeSet::new());
+        assert!(settled.vcpus.is_empty(), "{settled:?}");
+        let why: Vec<&str> = settled.refused.iter().map(|refused| refused.why.as_str()).collect();
+        for (why, word) in
+            why.iter().zip(["beside the reserve", "class bulk", "<vcpusched>", "this name", "this name", "7 only"])
+        {
+            assert!(why.contains(word), "{why}\n{word}");
+        }
+        assert_eq!(why.len(), 6);
+    }
+
+    #[test]
+    fn with_no_cpu_left_everybody_is_refused() {
+        let mut config = config(&[("a", 100)]);
+        config.cpus = Some([9].into_iter().collect());
+        let settled = settle(&config, &[vm("a", 10, 1, "0")], &online(1), &BTreeSet::new());
+        assert!(settled.vcpus.is_empty() && settled.refused.len() == 1, "{settled:?}");
+    }
+}
