@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ontime_tenants::{Class, PriorityTable, Tenant};
+use ontime_tenants::{Class, Policy, PriorityTable, Tenant, ThreadId};
 use serde::Serialize;
 
 use crate::host_config::{HostConfig, NicConfig};
@@ -32,6 +32,9 @@ pub struct Intent {
     /// NICs whose RT queues are to wait for interrupts this moment although [`Method::Busypoll`] is in force: nothing comes by
     /// them, or polling has used up its bound ([`crate::adaptive`]). By interface index.
     pub resting: BTreeSet<u32>,
+    /// vCPU threads with reserved CPU time, and the policy with which they are handed to who keeps it.
+    #[serde(skip)]
+    pub reserved: BTreeMap<ThreadId, Policy>,
 }
 
 /// How a NIC is used.
@@ -67,7 +70,14 @@ impl Intent {
             caps_in_force,
             exclusive_cpu: config.exclusive_cpu,
             resting: BTreeSet::new(),
+            reserved: BTreeMap::new(),
         }
+    }
+
+    /// Whether a planner shares out the vCPUs' time: then the planned place is for who is in its plan, and every other RT vCPU
+    /// stands at the entitled one.
+    pub fn planner_runs(&self) -> bool {
+        self.reserved.values().any(|policy| matches!(policy, Policy::Fifo(_)))
     }
 
     /// How a NIC is used: as configured, else by the classes of the tenants whose packets pass it.

@@ -207,6 +207,100 @@ pub struct CapThread {
     pub rt_seconds: f64,
 }
 
+/// Reserved CPU time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Reservations {
+    /// What keeps it: `paced` or `deadline`.
+    pub backend: String,
+    /// Why nothing is kept although it is configured.
+    pub off: Option<String>,
+    /// The host's CPUs for reservations.
+    pub cpus: Vec<u32>,
+    /// What of each is kept for others, as a fraction.
+    pub reserve: f64,
+    /// What is reserved in all, in CPUs.
+    pub reserved: f64,
+    /// Whose.
+    pub vcpus: Vec<ReservedVcpu>,
+    /// VMs whose reservation does not hold, and why.
+    pub refused: Vec<Problem>,
+    /// Names with a reservation of which no VM runs.
+    pub absent: Vec<String>,
+    /// The present slice (`paced`).
+    pub slice: Option<Slice>,
+}
+
+/// A vCPU with reserved CPU time. What it has had is counted since it has the reservation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ReservedVcpu {
+    /// Its VM.
+    pub vm: String,
+    /// The VM's class.
+    pub class: String,
+    /// Its number in the VM.
+    pub vcpu: u32,
+    /// Its thread.
+    pub tid: i32,
+    /// CPU time reserved in each period, us, slack included.
+    pub budget_us: f64,
+    /// The period, us.
+    pub period_us: f64,
+    /// Budget over period.
+    pub bandwidth: f64,
+    /// The CPU that the plan keeps it on; none where it may run on all.
+    pub cpu: Option<u32>,
+    /// Where it is this moment: `planned`, `entitled`, or `beyond` its share of the slice; none by `deadline`.
+    pub place: Option<String>,
+    /// From now to the end of its period, us.
+    pub deadline_in_us: Option<f64>,
+    /// CPU time within its shares, seconds; by `deadline`, all.
+    pub ran_seconds: f64,
+    /// CPU time beyond them, which nobody else wanted, seconds.
+    pub beyond_seconds: f64,
+    /// Times that it used up its share of a slice.
+    pub overruns: u64,
+    /// Periods.
+    pub periods: u64,
+    /// Periods in which it had less than its budget although it wanted it.
+    pub misses: u64,
+    /// Changes of its place.
+    pub changes: u64,
+    /// Changes that the kernel refused.
+    pub refused: u64,
+}
+
+/// The present slice.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Slice {
+    /// Nobody needs a plan: all vCPUs are nearly idle.
+    pub calm: bool,
+    /// Its length, us.
+    pub length_us: f64,
+    /// How much of it has gone by, us.
+    pub elapsed_us: f64,
+    /// Slices planned so far.
+    pub slices: u64,
+    /// Times a pacer has looked so far.
+    pub looks: u64,
+    /// Who is planned where and when; empty in calm times.
+    pub plan: Vec<PlannedPart>,
+}
+
+/// A vCPU's part of a slice.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PlannedPart {
+    /// On which CPU.
+    pub cpu: u32,
+    /// The VM.
+    pub vm: String,
+    /// Its vCPU.
+    pub vcpu: u32,
+    /// From, us after the slice's start.
+    pub start_us: f64,
+    /// To.
+    pub end_us: f64,
+}
+
 /// One knob: wanted and actual.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct KnobState {

@@ -23,6 +23,7 @@ mod reset;
 mod sockets;
 mod status;
 mod table;
+mod top;
 mod trace;
 
 use std::process::ExitCode;
@@ -62,6 +63,8 @@ commands! {
     Daemon => daemon,
     /// Show what is wanted of this host, what is, and why they differ
     Status => status,
+    /// Show reserved CPU time live: reserved, used, missed, and the plan of the present slice
+    Top => top,
     /// The host's packet path, NIC by NIC
     Net => net,
     /// Apply, with another method if one is given

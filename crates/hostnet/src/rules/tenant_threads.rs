@@ -1,7 +1,7 @@
 //! Threads of tenants: vCPU, vhost, kvm-pit. What each should have is the tenants crate's word (`ownership`).
 
-use ontime_tenants::ThreadRole;
 use ontime_tenants::ownership::wanted;
+use ontime_tenants::{Role, ThreadRole};
 
 use crate::intent::Intent;
 use crate::inventory::Inventory;
@@ -23,6 +23,13 @@ fn places(intent: &Intent, rule: RuleId, of_rule: impl Fn(ThreadRole) -> bool) -
     for tenant in &intent.tenants {
         for thread in tenant.threads.iter().filter(|thread| of_rule(thread.role)) {
             if let Some(policy) = wanted(tenant, thread, &intent.table) {
+                let policy = match intent.reserved.get(&thread.id) {
+                    Some(reserved) => *reserved,
+                    None if rule == RuleId::VcpuPlace && intent.planner_runs() => {
+                        intent.table.policy(tenant.class, Role::VcpuEntitled)
+                    }
+                    None => policy,
+                };
                 let knob = Knob::ThreadPolicy { thread: thread.id, comm: thread.comm.clone() };
                 outcome.settings.push(Setting::new(rule, Stage::Place, knob, Value::Policy(policy)));
             }

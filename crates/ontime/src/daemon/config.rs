@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ontime_hostnet::HostConfig;
+use ontime_sched::SchedConfig;
 use ontime_tenants::config::{self, ConfigError, Text};
 use ontime_tenants::{PriorityTable, Rules};
 use serde::Deserialize;
@@ -21,6 +22,8 @@ pub struct Config {
     pub host: HostConfig,
     /// `daemon.toml`.
     pub daemon: DaemonConfig,
+    /// `sched.toml`: reserved CPU time.
+    pub sched: SchedConfig,
 }
 
 /// `daemon.toml`: how the daemon itself works.
@@ -129,6 +132,7 @@ impl Config {
             rules: Rules::load(directory)?,
             host: HostConfig::load(directory)?,
             daemon: DaemonConfig::load(directory)?,
+            sched: SchedConfig::load(directory)?,
         })
     }
 }

@@ -3,7 +3,8 @@
 //! While runtime caps are in force, the kernel's own protections against threads at real-time priority may be off. Should the
 //! daemon be killed, nobody caps any more: within milliseconds the guardian writes the protections' originals. Threads that
 //! were off their place this moment get it back. Should the protections not come back (or never have been on), every capped
-//! thread goes to SCHED_OTHER: slower, but no machine is lost to a spinning guest.
+//! thread goes to SCHED_OTHER: slower, but no machine is lost to a spinning guest. vCPUs with reserved CPU time have their original
+//! policy again, until the next daemon takes them over.
 //!
 //! In: one JSON line a change on standard input ([`Charge`]); its end is the daemon's death. It runs above every thread it
 //! may have to get past, in locked memory, and prepares everything on receipt. `ontime reset --protections` does the same
@@ -29,6 +30,10 @@ pub struct Charge {
     pub then_protected: bool,
     /// Capped threads, and their places.
     pub threads: Vec<(ThreadId, Policy)>,
+    /// vCPUs with reserved CPU time, whose pacers die with the daemon, and their originals: whatever place one stands at this
+    /// moment, without a pacer it would keep others waiting, or wait for them for ever.
+    #[serde(default)]
+    pub paced: Vec<(ThreadId, Policy)>,
     /// The daemon ends as it should: there is nothing to do.
     pub relieved: bool,
 }
@@ -145,6 +150,10 @@ fn act(charge: &Charge) {
         if std::fs::write(path, value).is_err() {
             protected = false;
         }
+    }
+    for (id, original) in &charge.paced {
+        // As below.
+        let _ = id.set_policy_alone(*original);
     }
     for (id, place) in &charge.threads {
         // A thread that has ended needs nothing; one that cannot be placed has nobody left to try again.

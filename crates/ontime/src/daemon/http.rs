@@ -36,6 +36,8 @@ pub enum Ask {
     Status(oneshot::Sender<api::Status>),
     /// The NICs.
     Nics(oneshot::Sender<Vec<api::Nic>>),
+    /// Reserved CPU time.
+    Reservations(oneshot::Sender<api::Reservations>),
     /// Metrics, as text.
     Metrics(oneshot::Sender<String>),
     /// Apply.
@@ -152,6 +154,14 @@ async fn nics(State(to): State<Loop>) -> Result<Json<Vec<api::Nic>>, Refusal> {
     to.ask(Ask::Nics).await.map(Json)
 }
 
+/// Reserved CPU time: whose, how much of it was used, missed or overrun, and the plan of the present slice.
+#[utoipa::path(get, path = "/v1/reservations", responses(
+    (status = 200, body = api::Reservations),
+    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
+async fn reservations(State(to): State<Loop>) -> Result<Json<api::Reservations>, Refusal> {
+    to.ask(Ask::Reservations).await.map(Json)
+}
+
 /// Apply: the method in force again, or another one. Root only.
 #[utoipa::path(post, path = "/v1/apply", request_body = api::ApplyRequest, responses(
     (status = 200, body = api::Report),
@@ -204,6 +214,7 @@ fn router() -> OpenApiRouter<Loop> {
         .routes(routes!(tenants))
         .routes(routes!(status))
         .routes(routes!(nics))
+        .routes(routes!(reservations))
         .routes(routes!(apply))
         .routes(routes!(reset))
         .routes(routes!(metrics))

@@ -1,7 +1,8 @@
 //! What Prometheus reads. Names `ontime_*_seconds` and `_total`; labels domain, class, nic; never a thread's number.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use ontime_sched::{Reserved, Settled, Use};
 use ontime_tenants::ThreadId;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -10,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::cap::Use;
+use super::cap;
 use super::view::Owned;
 use crate::api;
 
@@ -76,6 +77,16 @@ pub struct Metrics {
     ran: Family<Domain, Seconds>,
     polled: Family<OfNic, Seconds>,
     saved: Family<OfNic, Seconds>,
+    reserved: Family<Domain, Gauge<f64, std::sync::atomic::AtomicU64>>,
+    shares: Family<Domain, Seconds>,
+    beyond: Family<Domain, Seconds>,
+    overruns: Family<Domain, Counter>,
+    periods: Family<Domain, Counter>,
+    misses: Family<Domain, Counter>,
+    refused: Gauge,
+    used: BTreeMap<ThreadId, Use>,
+    /// Domains with reservations, as name and class.
+    reserving: BTreeSet<(String, String)>,
     seen: BTreeMap<ThreadId, Seen>,
 }
 
@@ -102,6 +113,15 @@ impl Default for Metrics {
             ran: Family::default(),
             polled: Family::default(),
             saved: Family::default(),
+            reserved: Family::default(),
+            shares: Family::default(),
+            beyond: Family::default(),
+            overruns: Family::default(),
+            periods: Family::default(),
+            misses: Family::default(),
+            refused: Gauge::default(),
+            used: BTreeMap::new(),
+            reserving: BTreeSet::new(),
             seen: BTreeMap::new(),
         };
         metrics.register();
@@ -128,6 +148,13 @@ impl Metrics {
         r.register_with_unit("cap_paused", "Time off real-time priority", Unit::Seconds, self.paused.clone());
         r.register_with_unit("busypoll", "Time that a NIC polled", Unit::Seconds, self.polled.clone());
         r.register_with_unit("busypoll_saved", "Time that it did not need to", Unit::Seconds, self.saved.clone());
+        r.register("reserved_cpus", "CPU time reserved, in CPUs", self.reserved.clone());
+        r.register_with_unit("share", "CPU time had within reserved shares", Unit::Seconds, self.shares.clone());
+        r.register_with_unit("beyond_share", "CPU time had beyond them", Unit::Seconds, self.beyond.clone());
+        r.register("share_overruns", "Times a vCPU used up its share of a slice", self.overruns.clone());
+        r.register("share_periods", "Periods of vCPUs with reserved CPU time", self.periods.clone());
+        r.register("share_misses", "Of those, with less than the budget although it was wanted", self.misses.clone());
+        r.register("reservations_refused", "VMs whose reservation does not hold", self.refused.clone());
         r.register_with_unit("rt_cpu", "CPU time at real-time priority", Unit::Seconds, self.ran.clone());
     }
 
@@ -190,7 +217,7 @@ impl Metrics {
     }
 
     /// What capped threads did since the last time. Domains that are gone leave the metrics.
-    pub fn caps(&mut self, uses: &[Use], of: &BTreeMap<ThreadId, Owned>) {
+    pub fn caps(&mut self, uses: &[cap::Use], of: &BTreeMap<ThreadId, Owned>) {
         for used in uses {
             let Some(owned) = of.get(&used.id) else { continue };
             let domain = Domain { domain: owned.name.clone(), class: owned.class.clone() };
@@ -201,6 +228,41 @@ impl Metrics {
             *last = Seen { pauses: used.pauses, paused_ns: used.paused_ns, ran_ns: used.ran_ns };
         }
         self.seen.retain(|id, _| uses.iter().any(|used| used.id == *id));
+    }
+
+    /// Reserved CPU time, and what was had of it since the last time. Domains without any leave the metrics.
+    pub fn reservations(&mut self, settled: &Settled, uses: &BTreeMap<ThreadId, Use>) {
+        let domain = |vcpu: &Reserved| Domain { domain: vcpu.tenant.clone(), class: vcpu.class.to_string() };
+        let mut reserved: BTreeMap<(String, String), f64> = BTreeMap::new();
+        for vcpu in &settled.vcpus {
+            let domain = domain(vcpu);
+            *reserved.entry((domain.domain.clone(), domain.class.clone())).or_default() += vcpu.bandwidth.as_f64();
+            let now = uses.get(&vcpu.id).copied().unwrap_or_default();
+            let last = self.used.insert(vcpu.id, now).unwrap_or_default();
+            let seconds = |now: u64, last: u64| now.saturating_sub(last) as f64 / 1e9;
+            self.shares.get_or_create(&domain).inc_by(seconds(now.ran, last.ran));
+            self.beyond.get_or_create(&domain).inc_by(seconds(now.beyond, last.beyond));
+            self.overruns.get_or_create(&domain).inc_by(now.overruns.saturating_sub(last.overruns));
+            self.periods.get_or_create(&domain).inc_by(now.periods.saturating_sub(last.periods));
+            self.misses.get_or_create(&domain).inc_by(now.misses.saturating_sub(last.misses));
+        }
+        self.used.retain(|id, _| settled.vcpus.iter().any(|vcpu| vcpu.id == *id));
+        let gone = self.reserving.iter().filter(|domain| !reserved.contains_key(*domain));
+        for (domain, class) in gone.cloned().collect::<Vec<_>>() {
+            let domain = Domain { domain, class };
+            for family in [&self.shares, &self.beyond] {
+                family.remove(&domain);
+            }
+            for family in [&self.overruns, &self.periods, &self.misses] {
+                family.remove(&domain);
+            }
+        }
+        self.reserving = reserved.keys().cloned().collect();
+        self.reserved.clear();
+        for ((domain, class), cpus) in reserved {
+            self.reserved.get_or_create(&Domain { domain, class }).set(cpus);
+        }
+        self.refused.set(i64::try_from(settled.refused.len()).unwrap_or(i64::MAX));
     }
 
     /// Forgets a domain that is gone.
@@ -231,7 +293,7 @@ mod tests {
         let id = ThreadId { pid: 4711, tid: 4712, start_time: 1 };
         let owned = Owned { name: "vm \"a\"\n".to_owned(), class: "rt0".to_owned() };
         let of = BTreeMap::from([(id, owned.clone())]);
-        let used = |pauses| Use {
+        let used = |pauses| cap::Use {
             id,
             cover: Cover::Watched,
             pauses,

@@ -7,10 +7,11 @@
 //! |---|---|---|---|
 //! | main | SCHED_OTHER | passes over the host, answers | epoll: signals, links, tenants, hooks, requests, clock |
 //! | `ontime-cap` | FIFO base + 5 (55) | caps: takes spinning threads off their place and back | epoll: orders; its time-out: looks, pauses' ends |
+//! | `ontime-pace/CPU` | FIFO base + 4 (54) | shares of CPU time: changes vCPUs' places by the plan; there from the first reservation on | futex with time-out |
 //! | `ontime-http` | SCHED_OTHER | HTTP on the Unix socket | epoll (tokio) |
 //! | guardian (a process) | FIFO base + 6 (56) | puts protections back when the daemon dies | read of a pipe |
 //!
-//! Nothing polls but the caps, while a thread is at real-time priority, and adaptive busy polling where it is configured, which
+//! Nothing polls but the caps, the pacers, while a thread is at real-time priority, and adaptive busy polling where it is configured, which
 //! looks at its NICs ten times a second: a host without RT tenants costs a look every `rescan-seconds`.
 
 pub mod cap;
@@ -20,6 +21,7 @@ mod ethtool;
 mod events;
 pub mod guardian;
 mod http;
+pub mod keeper;
 mod lock;
 mod metrics;
 pub mod protections;
@@ -226,6 +228,7 @@ impl Daemon {
                 Ask::Tenants(answer) => drop(answer.send(self.engine.tenants())),
                 Ask::Status(answer) => drop(answer.send(self.engine.status())),
                 Ask::Nics(answer) => drop(answer.send(self.engine.nics())),
+                Ask::Reservations(answer) => drop(answer.send(self.engine.reservations())),
                 Ask::Metrics(answer) => drop(answer.send(self.engine.metrics_text())),
                 Ask::Apply(request, answer) => {
                     drop(answer.send(self.engine.apply_request(&request)));

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use ontime_hostnet::{CpuSet, Knob, Plan, RuleId, Value};
+use ontime_hostnet::{CpuSet, Knob, Plan, RuleId, Setting, Value};
 use ontime_tenants::{Policy, PriorityTable, Tenant, TenantThread, ThreadId, ownership};
 
 use super::cap::{Share, Watch};
@@ -21,12 +21,20 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// Of tenants as they are but for pauses.
-    pub fn of(plan: &Plan, tenants: &[Tenant], table: PriorityTable, kernel: Share) -> Self {
+    /// Of tenants as they are but for pauses. Not of `reserved` threads: whoever keeps their share holds them to it.
+    pub fn of(
+        plan: &Plan,
+        tenants: &[Tenant],
+        table: PriorityTable,
+        kernel: Share,
+        reserved: &BTreeMap<ThreadId, Policy>,
+    ) -> Self {
         let mut watches = Self::default();
+        let planned = planned(plan);
         for tenant in tenants {
-            for thread in &tenant.threads {
-                if let Some(place) = place(tenant, thread, table) {
+            for thread in tenant.threads.iter().filter(|thread| !reserved.contains_key(&thread.id)) {
+                let planned = planned.get(&thread.id).copied();
+                if let Some(place) = planned.or_else(|| place(tenant, thread, table)) {
                     // A cap outside its range cannot be: the configuration refuses it. If it were, the default holds.
                     let share = Share::new(tenant.runtime_cap).unwrap_or(Share::NINETY_FIVE);
                     let cpus = CpuSet::from_list(&thread.affinity).unwrap_or_default().iter().collect();
@@ -55,6 +63,17 @@ impl Watches {
             self.list.push(watch);
         }
     }
+}
+
+/// The real-time policies that the plan gives to threads.
+fn planned(plan: &Plan) -> BTreeMap<ThreadId, Policy> {
+    let place = |setting: &Setting| match (&setting.knob, &setting.value) {
+        (Knob::ThreadPolicy { thread, .. }, Value::Policy(place @ (Policy::Fifo(_) | Policy::Rr(_)))) => {
+            Some((*thread, *place))
+        }
+        _ => None,
+    };
+    plan.settings.iter().filter_map(place).collect()
 }
 
 fn place(tenant: &Tenant, thread: &TenantThread, table: PriorityTable) -> Option<Policy> {
@@ -105,7 +124,8 @@ mod tests {
     }
 
     fn watched(tenant: Tenant) -> Vec<(i32, Policy)> {
-        let all = Watches::of(&Plan::default(), &[tenant], PriorityTable::default(), Share::NINETY_FIVE);
+        let reserved = BTreeMap::from([(ThreadId { pid: 1, tid: 77, start_time: 7 }, Policy::Fifo(47))]);
+        let all = Watches::of(&Plan::default(), &[tenant], PriorityTable::default(), Share::NINETY_FIVE, &reserved);
         all.list.iter().map(|watch| (watch.id.tid, watch.place)).collect()
     }
 
@@ -116,6 +136,7 @@ mod tests {
             thread(2, ThreadRole::Vcpu(0), Policy::BULK),
             thread(3, ThreadRole::Vhost, Policy::Idle),
             thread(4, ThreadRole::Emulator, Policy::BULK),
+            thread(77, ThreadRole::Vcpu(1), Policy::Fifo(47)),
         ];
         assert_eq!(watched(tenant(rt, threads)), [(2, Policy::Fifo(47)), (3, Policy::Fifo(48))]);
     }

@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use ontime_hostnet::{self as hostnet, Host, Knob, Method};
 use ontime_tenants::{Policy, discover};
 
-use super::{Engine, Known, Look};
+use super::{Engine, Known, Look, PastPauses};
 use crate::api;
+use crate::daemon::cap::Pauses;
 use crate::daemon::view;
 
 impl Engine {
@@ -20,6 +21,7 @@ impl Engine {
             caps: self.in_force,
             paused: &paused,
             pauses: Some(&pauses),
+            keeper: Some(&self.keeper),
             ..Known::default()
         };
         let look = Look::at(&self.sources, &self.config, &self.paths, known);
@@ -34,7 +36,7 @@ impl Engine {
                 outcome: outcome.to_owned(),
                 why,
             };
-            match self.host.read(&setting.knob) {
+            match self.past_pacers().read(&setting.knob) {
                 Ok(found) if found == setting.value => unchanged += 1,
                 Ok(found) => changes.push(change(Some(found.to_string()), "would-change", None)),
                 Err(error) => changes.push(change(None, "unsupported", Some(error.to_string()))),
@@ -68,7 +70,20 @@ impl Engine {
     /// The tenants as they are now.
     pub fn tenants(&self) -> Vec<api::Tenant> {
         let found = discover(&self.sources, &self.config.rules);
-        found.tenants.iter().map(|tenant| view::tenant(tenant, self.table())).collect()
+        let mut shown: Vec<_> = found.tenants.iter().map(|tenant| view::tenant(tenant, self.table())).collect();
+        let past = self.keeper.past();
+        for setting in &self.look.plan.settings {
+            let Knob::ThreadPolicy { thread: id, .. } = &setting.knob else { continue };
+            let threads = shown.iter_mut().filter(|tenant| tenant.pid == id.pid).flat_map(|tenant| &mut tenant.threads);
+            for thread in threads.filter(|thread| thread.tid == id.tid) {
+                thread.wanted = (!past.moves(*id)).then(|| setting.value.to_string());
+            }
+        }
+        shown
+    }
+
+    fn past_pacers(&self) -> PastPauses<'_> {
+        PastPauses { host: &self.host, pauses: Pauses::default(), paced: self.keeper.past() }
     }
 
     /// The NICs as the last pass found them.
@@ -80,6 +95,7 @@ impl Engine {
     /// Metrics, up to now.
     pub fn metrics_text(&mut self) -> String {
         self.account_caps();
+        self.account_reservations();
         self.account_traffic();
         self.metrics.text()
     }
@@ -114,7 +130,7 @@ impl Engine {
     }
 
     fn knob_state(&self, setting: &hostnet::Setting) -> api::KnobState {
-        let mut known = view::knob_state(&self.host, setting);
+        let mut known = view::knob_state(&self.past_pacers(), setting);
         if known.state != "drifted" {
             return known;
         }
@@ -139,6 +155,8 @@ impl Engine {
                 let why = open.map(|used| view::cap_thread(used, &self.watches.of));
                 let why =
                     why.map(|thread| format!("thread {} of {} is watched {}", thread.tid, thread.of, thread.watched));
+                let by_plan = "vCPUs with reserved CPU time are held to that; kernel protections stay on beside them";
+                let why = why.or_else(|| (!self.look.settled.vcpus.is_empty()).then(|| by_plan.to_owned()));
                 (report.iter().map(|used| view::cap_thread(used, &self.watches.of)).collect(), why)
             }
             Err(why) => (Vec::new(), Some(why.clone())),

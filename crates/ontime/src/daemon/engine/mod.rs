@@ -4,11 +4,13 @@
 //! The order within a pass is what makes it safe:
 //! 1. threads that are no longer to be capped are released, so that only the planner places them;
 //! 2. the plan is applied, with the kernel's protections on if a thread is to come to real-time priority that is not capped yet;
-//! 3. every thread at real-time priority is capped;
+//! 3. vCPUs with reserved CPU time are kept to it (`keeper`), every other thread at real-time priority is capped;
 //! 4. the guardian learns what to put back;
-//! 5. only then, and only if every thread is capped, do protections go off.
+//! 5. only then, and only if every thread is capped, do protections go off. They stay on where CPU time is reserved: the reserve is at
+//!    least what they give to others, so that they never have to.
 
 mod answers;
+mod reservations;
 mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +22,7 @@ use ontime_hostnet::{
     self as hostnet, Done, Host, Inherited, Intent, Inventory, Item, Journal, Knob, KnobError, LiveHost, Method, NicId,
     Paused, Plan, Value,
 };
+use ontime_sched::{Refused, Settled};
 use ontime_tenants::{Discovery, Policy, PriorityTable, Rules, Sources, ThreadId, discover};
 
 use self::traffic::Traffic;
@@ -27,6 +30,7 @@ use crate::api;
 use crate::daemon::cap::{Caps, Pauses};
 use crate::daemon::config::Config;
 use crate::daemon::guardian::{Charge, Guardian};
+use crate::daemon::keeper::{Keeper, Past};
 use crate::daemon::metrics::Metrics;
 use crate::daemon::protections;
 use crate::daemon::view::{self, Owned};
@@ -47,6 +51,8 @@ pub struct Look {
     pub inherited: Inherited,
     /// The plan.
     pub plan: Plan,
+    /// Reserved CPU time.
+    pub settled: Settled,
     /// NICs that poll under the method, now or when packets come.
     pub polls: Vec<NicId>,
     /// How long discovery took.
@@ -61,6 +67,7 @@ impl Look {
         let discovering = start.elapsed();
         for thread in found.tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {
             thread.policy = known.pauses.map_or(thread.policy, |pauses| pauses.past(thread.id, thread.policy));
+            thread.policy = known.keeper.map_or(thread.policy, |keeper| keeper.past().past(thread.id, thread.policy));
         }
         let find = |journal| Inherited::find(&found.tenants, known.paused, journal);
         let inherited = known.journal.map(find).unwrap_or_default();
@@ -69,7 +76,12 @@ impl Look {
         let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants.clone(), known.caps);
         intent.method = known.method.unwrap_or(intent.method);
         intent.resting = known.resting.cloned().unwrap_or_default();
-        let mut look = Self { found, inventory, intent, inherited, discovering, ..Self::default() };
+        let mut settled = Settled::default();
+        if let Some(keeper) = known.keeper {
+            settled = keeper.settle(&config.sched, &found.tenants, &inventory.cpus.online, intent.method);
+            intent.reserved = keeper.places(&settled);
+        }
+        let mut look = Self { found, inventory, intent, inherited, settled, discovering, ..Self::default() };
         look.plan_again(known.journal);
         look
     }
@@ -104,6 +116,8 @@ pub struct Known<'a> {
     pub paused: &'a [Paused],
     /// Who may be paused since before this look: at SCHED_IDLE by its cap, not by its own choice.
     pub pauses: Option<&'a Pauses>,
+    /// Who keeps reserved CPU time; without one nothing is reserved.
+    pub keeper: Option<&'a Keeper>,
 }
 
 /// The plan, and the NICs that poll under its method.
@@ -134,6 +148,7 @@ pub struct Engine {
     /// Every thread of `watches` is capped, and the guardian knows.
     in_force: bool,
     watches: Watches,
+    keeper: Keeper,
     /// Those that have metrics.
     domains: BTreeSet<Owned>,
     look: Look,
@@ -166,6 +181,7 @@ impl Engine {
             paths,
             sources: Sources::host(),
             caps: Err("not started".to_owned()),
+            keeper: Keeper::new(&config.sched, config.rules.table()),
             config,
             method: None,
             journal,
@@ -276,10 +292,14 @@ impl Engine {
         let paused = self.paused();
         let before = std::mem::take(&mut self.applied);
         let mut report = self.converge(&paused);
+        if !self.keeper.set(&self.look.settled) {
+            let again = self.converge(&paused);
+            add_new(&mut report, again);
+        }
         self.cap();
         if self.look.intent.caps_in_force != self.in_force {
             self.look.replan(&self.journal, self.in_force);
-            let host = PastPauses { host: &self.host, pauses: self.pauses() };
+            let host = PastPauses { host: &self.host, pauses: self.pauses(), paced: self.keeper.past() };
             match hostnet::apply(&host, &self.look.plan, &mut self.journal) {
                 Ok(more) => add_new(&mut report, more),
                 Err(error) => self.error("journal", &error),
@@ -300,12 +320,14 @@ impl Engine {
         let capped: BTreeSet<_> = self.watches.list.iter().map(|watch| watch.id).collect();
         let kernel = self.config.daemon.cap_cpu_share;
         let pauses = self.pauses();
-        let Self { host, journal, sources, config, method, paths, caps, look, watches, in_force, traffic, .. } = self;
+        let Self {
+            host, journal, sources, config, method, paths, caps, look, watches, in_force, traffic, keeper, ..
+        } = self;
         let mut lost = None;
         // A second look is for the threads that the first one's settings made: tenants need not be found again.
         let mut found: Option<Discovery> = None;
         let mut discovering = Duration::ZERO;
-        let host = PastPauses { host, pauses };
+        let host = PastPauses { host, pauses, paced: keeper.past() };
         let result = hostnet::converge(&host, journal, |journal| -> Result<Plan, Infallible> {
             let known = Known {
                 found: found.as_ref(),
@@ -315,15 +337,19 @@ impl Engine {
                 resting: Some(&traffic.resting),
                 paused,
                 pauses: Some(&host.pauses),
+                keeper: Some(&*keeper),
             };
             *look = Look::at(sources, config, paths, known);
             discovering += look.discovering;
             found = Some(look.found.clone());
-            *watches = Watches::of(&look.plan, &look.found.tenants, look.intent.table, kernel);
-            look.replan(journal, *in_force && watches.list.iter().all(|watch| capped.contains(&watch.id)));
+            let reserved = &look.intent.reserved;
+            *watches = Watches::of(&look.plan, &look.found.tenants, look.intent.table, kernel, reserved);
+            let all_capped = watches.list.iter().all(|watch| capped.contains(&watch.id));
+            look.replan(journal, *in_force && all_capped && look.settled.vcpus.is_empty());
             if let Ok(caps) = caps {
                 lost = caps.release(&watches.list).err().or(lost.take());
             }
+            keeper.release(&look.settled);
             Ok(look.plan.clone())
         });
         if let Some(error) = lost {
@@ -349,6 +375,7 @@ impl Engine {
             self.caps_lost(&why);
             false
         });
+        let complete = complete && self.look.settled.vcpus.is_empty();
         let intent = Intent { caps_in_force: complete, ..self.look.intent.clone() };
         let (plan, _) = planned(&self.look.inventory, &intent, Some(&self.journal));
         let charge = self.charge_for(&plan);
@@ -378,6 +405,7 @@ impl Engine {
             protections: files,
             then_protected: protections::kernel_protects(&self.host, &self.look.inventory, &self.journal),
             threads: self.watches.list.iter().map(|watch| (watch.id, watch.place)).collect(),
+            paced: self.paced_originals(),
             relieved: false,
         }
     }
@@ -468,6 +496,9 @@ impl Engine {
         for problem in self.look.found.problems.clone() {
             self.repeats.warn(&problem.to_string());
         }
+        for Refused { tenant, why } in self.look.settled.refused.clone() {
+            self.error(&tenant, &format!("its reservation does not hold: {why}"));
+        }
     }
 
     fn account(&mut self, reason: &str) {
@@ -481,6 +512,7 @@ impl Engine {
             self.look.found.problems.len() + self.errors.len(),
         );
         self.account_caps();
+        self.account_reservations();
         self.account_traffic();
     }
 
@@ -507,7 +539,11 @@ impl Engine {
         let config = Config::load(&self.paths.config_dir).inspect_err(|_| self.metrics.reloaded(false))?;
         self.metrics.reloaded(true);
         let other_caps = config.daemon != self.config.daemon || config.rules.table() != self.table();
+        let other_keeper = config.sched != self.config.sched || config.rules.table() != self.table();
         self.config = config;
+        if other_keeper {
+            self.rebuild_keeper();
+        }
         if other_caps {
             self.watches = Watches::default();
             for (knob, done) in protections::restore(&self.host, &self.journal) {
@@ -562,6 +598,8 @@ impl Engine {
         }
         self.in_force = false;
         self.watches = Watches::default();
+        self.keeper.set(&Settled::default());
+        self.look.settled = Settled::default();
         if let Ok(caps) = &mut self.caps {
             if let Err(error) = caps.set(&[]) {
                 self.caps_lost(&error.to_string());
@@ -588,11 +626,13 @@ impl Engine {
                 }
             }
             self.look.replan(&self.journal, false);
+            self.keeper.set(&Settled::default());
             if self.state == api::State::Applied {
                 if let Err(error) = hostnet::apply(&self.host, &self.look.plan, &mut self.journal) {
                     tracing::error!("{error}");
                 }
             }
+            self.give_back_paced();
             tracing::info!("stopped; settings stay until `ontime reset`, kernel protections are on");
         } else {
             let report = self.undo();
@@ -609,17 +649,20 @@ impl Engine {
     }
 }
 
-/// The host, read past the pauses of caps.
+/// The host, read past the pauses of caps and the changes of pacers.
 struct PastPauses<'a> {
     host: &'a LiveHost,
     pauses: Pauses,
+    paced: Past,
 }
 
 impl Host for PastPauses<'_> {
     fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
         let value = self.host.read(knob)?;
         Ok(match (knob, value) {
-            (Knob::ThreadPolicy { thread, .. }, Value::Policy(read)) => Value::Policy(self.pauses.past(*thread, read)),
+            (Knob::ThreadPolicy { thread, .. }, Value::Policy(read)) => {
+                Value::Policy(self.paced.past(*thread, self.pauses.past(*thread, read)))
+            }
             (_, value) => value,
         })
     }

@@ -1,0 +1,136 @@
+//! What the engine does about reserved CPU time, besides its place in a pass: what the guardian must know, what is given back, what is
+//! told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ontime_hostnet::{Knob, Value, apply};
+use ontime_sched::shares::Place;
+use ontime_tenants::{Policy, ThreadId};
+
+use super::Engine;
+use crate::api;
+use crate::daemon::keeper::Keeper;
+
+impl Engine {
+    /// The threads that a back end moves, and their originals.
+    pub(super) fn paced_originals(&self) -> Vec<(ThreadId, Policy)> {
+        let past = self.keeper.past();
+        let of = |entry: &ontime_hostnet::Original| match (&entry.knob, &entry.value) {
+            (Knob::ThreadPolicy { thread, .. }, Value::Policy(original)) if past.moves(*thread) => {
+                Some((*thread, *original))
+            }
+            _ => None,
+        };
+        self.journal.entries().iter().filter_map(of).collect()
+    }
+
+    /// The daemon ends, and the pacers with it: without them a vCPU at their places keeps others waiting.
+    pub(super) fn give_back_paced(&self) {
+        if !self.look.intent.planner_runs() {
+            return;
+        }
+        let reserved = &self.look.intent.reserved;
+        let is_paced = |knob: &Knob| matches!(knob, Knob::ThreadPolicy { thread, .. } if reserved.contains_key(thread));
+        apply::give_back(&self.host, &self.journal, is_paced);
+    }
+
+    /// Another configuration of reservations, or another priority table: the next pass places and takes over everybody anew, and what
+    /// failed is tried again. Only a change of the back end or of its places ends the pacers.
+    pub(super) fn rebuild_keeper(&mut self) {
+        let next = Keeper::new(&self.config.sched, self.table());
+        if self.keeper.off().is_some() || !self.keeper.like(&next) {
+            self.keeper = next;
+        }
+    }
+
+    /// For Prometheus.
+    pub(super) fn account_reservations(&mut self) {
+        self.metrics.reservations(&self.look.settled, &self.keeper.uses());
+    }
+
+    /// Reserved CPU time: whose, and how it is kept.
+    pub fn reservations(&mut self) -> api::Reservations {
+        let settled = &self.look.settled;
+        let uses = self.keeper.uses();
+        let shown = self.keeper.show();
+        let standings: BTreeMap<ThreadId, (Place, u64)> = shown
+            .iter()
+            .flat_map(|shown| &shown.standings)
+            .map(|standing| (standing.id, (standing.place, standing.deadline)))
+            .collect();
+        let now = shown.as_ref().map_or(0, |shown| shown.now);
+        let names: BTreeMap<ThreadId, (&str, u32)> =
+            settled.vcpus.iter().map(|vcpu| (vcpu.id, (vcpu.tenant.as_str(), vcpu.vcpu))).collect();
+        let micros = |ns: u64| ns as f64 / 1e3;
+        let vcpus = settled.vcpus.iter().map(|vcpu| {
+            let used = uses.get(&vcpu.id).copied().unwrap_or_default();
+            let standing = standings.get(&vcpu.id);
+            api::ReservedVcpu {
+                vm: vcpu.tenant.clone(),
+                class: vcpu.class.to_string(),
+                vcpu: vcpu.vcpu,
+                tid: vcpu.id.tid,
+                budget_us: micros(vcpu.budget.0),
+                period_us: micros(vcpu.period.0),
+                bandwidth: vcpu.bandwidth.as_f64(),
+                cpu: vcpu.home.and_then(|home| settled.cpus.get(usize::try_from(home).ok()?).copied()),
+                place: standing.map(|(place, _)| place_name(*place).to_owned()),
+                deadline_in_us: standing.map(|(_, deadline)| micros(deadline.saturating_sub(now))),
+                ran_seconds: used.ran as f64 / 1e9,
+                beyond_seconds: used.beyond as f64 / 1e9,
+                overruns: used.overruns,
+                periods: used.periods,
+                misses: used.misses,
+                changes: used.flips,
+                refused: used.refused,
+            }
+        });
+        let slice = shown.as_ref().map(|shown| api::Slice {
+            calm: shown.calm,
+            length_us: micros(shown.end.saturating_sub(shown.start)),
+            elapsed_us: micros(shown.now.saturating_sub(shown.start)),
+            slices: shown.slices,
+            looks: shown.looks,
+            plan: shown
+                .plan
+                .iter()
+                .filter_map(|part| {
+                    let (vm, vcpu) = names.get(&part.id)?;
+                    Some(api::PlannedPart {
+                        cpu: settled.cpus.get(part.cpu).copied()?,
+                        vm: (*vm).to_owned(),
+                        vcpu: *vcpu,
+                        start_us: micros(part.start.saturating_sub(shown.start)),
+                        end_us: micros(part.end.saturating_sub(shown.start)),
+                    })
+                })
+                .collect(),
+        });
+        let refused = |refused: &ontime_sched::Refused| api::Problem {
+            subject: refused.tenant.clone(),
+            message: refused.why.clone(),
+        };
+        let running: BTreeSet<&str> = self.look.found.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
+        let absent = self.config.sched.reservations.iter().map(|declared| declared.name.as_str());
+        let absent: BTreeSet<&str> = absent.filter(|name| !running.contains(name)).collect();
+        api::Reservations {
+            backend: self.keeper.kind().name().to_owned(),
+            off: self.keeper.off().map(str::to_owned),
+            cpus: settled.cpus.clone(),
+            reserve: self.config.sched.reserve.as_f64(),
+            reserved: settled.total().as_f64(),
+            vcpus: vcpus.collect(),
+            refused: settled.refused.iter().map(refused).collect(),
+            absent: absent.into_iter().map(str::to_owned).collect(),
+            slice,
+        }
+    }
+}
+
+fn place_name(place: Place) -> &'static str {
+    match place {
+        Place::Planned => "planned",
+        Place::Entitled => "entitled",
+        Place::Beyond => "beyond",
+    }
+}

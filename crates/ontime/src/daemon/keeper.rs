@@ -1,0 +1,148 @@
+//! Reserved CPU time in the daemon: which back end keeps it, for which threads, and what a pass must know of it.
+//!
+//! In: the configuration, tenants as found. Out: whose reservations hold ([`Keeper::settle`]); their threads looked after by a back
+//! end of `ontime_sched`; a view of policies past its changes ([`Past`]).
+//!
+//! Who does what: the plan gives a thread its first place and the journal keeps its original, as for every thread; from then on the back
+//! end moves it, and the plan sees it at the place it gave. Whoever is not looked after any more is placed by the same pass.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use ontime_hostnet::{CpuSet, Method, RuleId};
+use ontime_sched::backend::{Deadline, Paced};
+use ontime_sched::seat::Places;
+use ontime_sched::shares::Snapshot;
+use ontime_sched::{Backend, BackendKind, Refused, SchedConfig, Settled, Use, settle};
+use ontime_tenants::{Policy, PriorityTable, Tenant, ThreadId};
+
+/// The back end in force, and whom it looks after.
+#[derive(Debug)]
+pub struct Keeper {
+    kind: BackendKind,
+    backend: Box<dyn Backend>,
+    held: Rc<RefCell<BTreeSet<ThreadId>>>,
+    /// Why nothing is kept although it is configured.
+    off: Option<String>,
+}
+
+/// What a back end does to policies, so that they can be read past it. Follows the [`Keeper`] it is of.
+#[derive(Debug, Clone, Default)]
+pub struct Past {
+    places: Option<Places>,
+    held: Rc<RefCell<BTreeSet<ThreadId>>>,
+}
+
+impl Past {
+    /// The place that the plan gave a thread which was read to have this policy.
+    pub fn past(&self, id: ThreadId, read: Policy) -> Policy {
+        match self.places {
+            Some(places) if places.has(read) && self.held.borrow().contains(&id) => places.entitled,
+            _ => read,
+        }
+    }
+
+    /// Whether a back end moves this thread.
+    pub fn moves(&self, id: ThreadId) -> bool {
+        self.places.is_some() && self.held.borrow().contains(&id)
+    }
+}
+
+impl Keeper {
+    /// The configuration's back end; it starts with the first reservation.
+    pub fn new(config: &SchedConfig, table: PriorityTable) -> Self {
+        let backend: Box<dyn Backend> = match config.backend {
+            BackendKind::Paced => Box::new(Paced::new(Places::of(table, config.beyond), table.pacer())),
+            BackendKind::Deadline => Box::<Deadline>::default(),
+        };
+        Self { kind: config.backend, backend, held: Rc::default(), off: None }
+    }
+
+    /// Whether the other one's back end would do the same.
+    pub fn like(&self, other: &Keeper) -> bool {
+        (self.kind, self.backend.places()) == (other.kind, other.backend.places())
+    }
+
+    /// Its back end.
+    pub fn kind(&self) -> BackendKind {
+        self.kind
+    }
+
+    /// For reading policies from now on.
+    pub fn past(&self) -> Past {
+        Past { places: self.backend.places(), held: Rc::clone(&self.held) }
+    }
+
+    /// Whose reservations hold, among these tenants on these CPUs.
+    pub fn settle(&self, config: &SchedConfig, tenants: &[Tenant], online: &CpuSet, method: Method) -> Settled {
+        if config.reservations.is_empty() {
+            return Settled::default();
+        }
+        let why = match &self.off {
+            Some(why) => Some(why.clone()),
+            None if !method.has(RuleId::VcpuPlace) => Some(format!(
+                "method {method} leaves vCPUs where they are; use one that places them, such as partitioned"
+            )),
+            None => None,
+        };
+        let Some(why) = why else {
+            return settle(config, tenants, &online.iter().collect(), &self.held.borrow());
+        };
+        let refuse = |tenant: &Tenant| Refused { tenant: tenant.name.clone(), why: why.clone() };
+        let named = |tenant: &&Tenant| config.reservations.iter().any(|declared| declared.name == tenant.name);
+        Settled { refused: tenants.iter().filter(named).map(refuse).collect(), ..Settled::default() }
+    }
+
+    /// The policy that the plan is to give each thread.
+    pub fn places(&self, settled: &Settled) -> BTreeMap<ThreadId, Policy> {
+        settled.vcpus.iter().map(|vcpu| (vcpu.id, self.backend.place(vcpu))).collect()
+    }
+
+    /// Looks no longer after who is not in `settled`.
+    pub fn release(&mut self, settled: &Settled) {
+        if let Err(error) = self.backend.release(settled) {
+            self.switch_off(&error.to_string());
+        }
+        let stay = settled.ids();
+        self.held.borrow_mut().retain(|id| stay.contains(id));
+    }
+
+    /// Looks after exactly these, which the plan has placed. False: it cannot, and they are to be placed as if nothing were reserved.
+    pub fn set(&mut self, settled: &Settled) -> bool {
+        if self.off.is_some() {
+            return settled.vcpus.is_empty();
+        }
+        match self.backend.set(settled) {
+            Ok(()) => {
+                *self.held.borrow_mut() = settled.ids();
+                true
+            }
+            Err(error) => {
+                self.switch_off(&error.to_string());
+                false
+            }
+        }
+    }
+
+    fn switch_off(&mut self, why: &str) {
+        tracing::error!("{why}");
+        self.off = Some(format!("{why}; correct it and reload the configuration"));
+        self.held.borrow_mut().clear();
+    }
+
+    /// Why nothing is kept although it is configured.
+    pub fn off(&self) -> Option<&str> {
+        self.off.as_deref()
+    }
+
+    /// What each has had.
+    pub fn uses(&self) -> BTreeMap<ThreadId, Use> {
+        self.backend.uses()
+    }
+
+    /// The present slice, where there is one.
+    pub fn show(&mut self) -> Option<Snapshot> {
+        self.backend.show()
+    }
+}

@@ -1,0 +1,262 @@
+//! `ontime top`: reserved CPU time, live: what each vCPU has reserved, what it used, what it missed, and the plan of the present slice.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::paths::Paths;
+use crate::table::visible;
+use crate::{api, client, table};
+
+/// Columns of a slice's picture.
+const WIDTH: usize = 60;
+
+/// `ontime top`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Seconds between two looks, and over which use is measured: 0.1 to 60.
+    #[arg(long, short, default_value = "1", value_parser = interval)]
+    interval: Duration,
+    /// Show it once, and end.
+    #[arg(long)]
+    once: bool,
+    /// As JSON, one line a look: what GET /v1/reservations answers, and the use since the last look.
+    #[arg(long)]
+    json: bool,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
+    if (0.1..=60.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err("0.1 to 60".to_owned()) }
+}
+
+/// One look, and what was used since the one before.
+#[derive(Debug, Serialize)]
+struct Look<'a> {
+    /// Since the look before.
+    seconds: f64,
+    reservations: &'a api::Reservations,
+    used: Vec<Used>,
+}
+
+/// A vCPU's use of one CPU, as fractions.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Used {
+    vm: String,
+    vcpu: u32,
+    /// Within its shares.
+    share: f64,
+    /// Beyond them.
+    beyond: f64,
+    misses: u64,
+    overruns: u64,
+}
+
+/// Shows reservations until interrupted, or once.
+///
+/// # Errors
+/// Where no daemon answers, or standard output is closed.
+pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    let look = || client::get::<api::Reservations>(&paths.socket(), "/v1/reservations");
+    let live = !args.json && !args.once && std::io::stdout().is_terminal();
+    let (mut before, mut at) = (look()?, Instant::now());
+    loop {
+        std::thread::sleep(args.interval);
+        let (now, seconds) = (look()?, at.elapsed().as_secs_f64());
+        at = Instant::now();
+        let used = used(&before, &now, seconds);
+        let mut text = String::new();
+        if args.json {
+            text = serde_json::to_string(&Look { seconds, reservations: &now, used })?;
+            text.push('\n');
+        } else {
+            // Home, the new text, and away with what is left of the old.
+            text.push_str(if live { "\x1b[H\x1b[2J" } else { "" });
+            show(&mut text, &now, &used)?;
+        }
+        let mut out = std::io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()?;
+        if args.once {
+            return Ok(ExitCode::SUCCESS);
+        }
+        before = now;
+    }
+}
+
+fn used(before: &api::Reservations, now: &api::Reservations, seconds: f64) -> Vec<Used> {
+    let of = |vcpu: &api::ReservedVcpu| {
+        // One that has come since begins at 0, and so does one that was taken over anew.
+        let old = before.vcpus.iter().find(|old| old.tid == vcpu.tid && old.ran_seconds <= vcpu.ran_seconds);
+        let rate = |new: f64, old: Option<f64>| (new - old.unwrap_or(0.0)).max(0.0) / seconds.max(1e-9);
+        Used {
+            vm: vcpu.vm.clone(),
+            vcpu: vcpu.vcpu,
+            share: rate(vcpu.ran_seconds, old.map(|old| old.ran_seconds)),
+            beyond: rate(vcpu.beyond_seconds, old.map(|old| old.beyond_seconds)),
+            misses: vcpu.misses.saturating_sub(old.map_or(0, |old| old.misses)),
+            overruns: vcpu.overruns.saturating_sub(old.map_or(0, |old| old.overruns)),
+        }
+    };
+    now.vcpus.iter().map(of).collect()
+}
+
+fn show(text: &mut String, now: &api::Reservations, used: &[Used]) -> anyhow::Result<()> {
+    let kept = now.reserve * now.cpus.len() as f64;
+    write!(
+        text,
+        "{}: {:.3} CPUs reserved of {}, {kept:.2} kept for others",
+        now.backend,
+        now.reserved,
+        now.cpus.len()
+    )?;
+    match &now.slice {
+        Some(slice) if slice.calm => writeln!(text, "; calm: nobody needs a plan ({} looks so far)", slice.looks)?,
+        Some(slice) => {
+            let (gone, length) = (slice.elapsed_us / 1e3, slice.length_us / 1e3);
+            writeln!(text, "; slice {}: {gone:.1} of {length:.1} ms", slice.slices)?;
+        }
+        None => writeln!(text)?,
+    }
+    if let Some(why) = &now.off {
+        writeln!(text, "NOT KEPT: {}", visible(why))?;
+    }
+    let percent = |part: f64| format!("{:.1} %", part * 100.0);
+    let millis = |us: f64| format!("{} ms", us / 1e3);
+    let rows: Vec<[String; 11]> = now
+        .vcpus
+        .iter()
+        .zip(used)
+        .enumerate()
+        .map(|(index, (vcpu, used))| {
+            [
+                letter(index).to_string(),
+                vcpu.vm.clone(),
+                vcpu.vcpu.to_string(),
+                format!("{} / {}", millis(vcpu.budget_us), millis(vcpu.period_us)),
+                percent(vcpu.bandwidth),
+                percent(used.share),
+                percent(used.beyond),
+                format!("{} (+{})", vcpu.misses, used.misses),
+                format!("{} (+{})", vcpu.overruns, used.overruns),
+                vcpu.place.clone().unwrap_or_else(|| "-".to_owned()),
+                vcpu.deadline_in_us.map_or_else(|| "-".to_owned(), |us| format!("{:.1} ms", us / 1e3)),
+            ]
+        })
+        .collect();
+    let head = ["", "VM", "VCPU", "BUDGET", "RESERVED", "USED", "BEYOND", "MISSES", "OVERRUNS", "PLACE", "DEADLINE IN"];
+    let mut out = Vec::new();
+    table::write(&mut out, head, &rows)?;
+    text.push_str(&String::from_utf8_lossy(&out));
+    if let Some(slice) = now.slice.as_ref().filter(|slice| !slice.calm) {
+        for cpu in &now.cpus {
+            writeln!(text, "CPU {cpu:<3} |{}|", picture(now, slice, *cpu))?;
+        }
+    }
+    for refused in &now.refused {
+        writeln!(text, "refused: {}: {}", visible(&refused.subject), visible(&refused.message))?;
+    }
+    if !now.absent.is_empty() {
+        writeln!(text, "not running: {}", visible(&now.absent.join(", ")))?;
+    }
+    Ok(())
+}
+
+/// What stands for a vCPU in the picture.
+fn letter(index: usize) -> char {
+    let letters = ('A'..='Z').chain('a'..='z');
+    letters.cycle().nth(index).unwrap_or('?')
+}
+
+/// One CPU's part of the slice: a letter a vCPU, a dot for nobody's time, `*` for where we are.
+fn picture(now: &api::Reservations, slice: &api::Slice, cpu: u32) -> String {
+    // In range: the positions are fractions of the slice, cut to its columns.
+    let column = |us: f64| ((us / slice.length_us.max(1.0) * WIDTH as f64).round() as usize).min(WIDTH);
+    let mut row = vec!['.'; WIDTH];
+    for part in slice.plan.iter().filter(|part| part.cpu == cpu) {
+        let vcpu = now.vcpus.iter().position(|vcpu| vcpu.vm == part.vm && vcpu.vcpu == part.vcpu);
+        let (from, to) = (column(part.start_us), column(part.end_us));
+        for at in row.iter_mut().take(to).skip(from) {
+            *at = vcpu.map_or('?', letter);
+        }
+    }
+    if let Some(at) = row.get_mut(column(slice.elapsed_us).min(WIDTH - 1)) {
+        *at = '*';
+    }
+    row.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vcpu(vm: &str, tid: i32, ran: f64) -> api::ReservedVcpu {
+        api::ReservedVcpu {
+            vm: vm.to_owned(),
+            class: "rt0".to_owned(),
+            vcpu: 0,
+            tid,
+            budget_us: 3_000.0,
+            period_us: 10_000.0,
+            bandwidth: 0.3,
+            cpu: None,
+            place: Some("planned".to_owned()),
+            deadline_in_us: Some(4_000.0),
+            ran_seconds: ran,
+            beyond_seconds: ran / 2.0,
+            overruns: 3,
+            periods: 100,
+            misses: 1,
+            changes: 6,
+            refused: 0,
+        }
+    }
+
+    fn reservations(vcpus: Vec<api::ReservedVcpu>) -> api::Reservations {
+        let part =
+            |vm: &str, start_us, end_us| api::PlannedPart { cpu: 0, vm: vm.to_owned(), vcpu: 0, start_us, end_us };
+        api::Reservations {
+            backend: "paced".to_owned(),
+            off: None,
+            cpus: vec![0],
+            reserve: 0.05,
+            reserved: 0.6,
+            vcpus,
+            refused: vec![api::Problem { subject: "c\x1b[2J".to_owned(), message: "does not fit".to_owned() }],
+            absent: vec!["d".to_owned()],
+            slice: Some(api::Slice {
+                calm: false,
+                length_us: 10_000.0,
+                elapsed_us: 6_000.0,
+                slices: 7,
+                looks: 70,
+                plan: vec![part("a", 0.0, 3_000.0), part("b", 3_000.0, 6_000.0)],
+            }),
+        }
+    }
+
+    #[test]
+    fn use_is_since_the_look_before_and_the_slice_is_drawn() {
+        let before = reservations(vec![vcpu("a", 1, 1.0)]);
+        let now = reservations(vec![vcpu("a", 1, 1.6), vcpu("b", 2, 0.4)]);
+        let used = used(&before, &now, 2.0);
+        let shares: Vec<(f64, u64)> = used.iter().map(|used| ((used.share * 100.0).round(), used.misses)).collect();
+        assert_eq!(shares, [(30.0, 0), (20.0, 1)]);
+        let mut text = String::new();
+        show(&mut text, &now, &used).unwrap();
+        assert!(text.contains(&format!("|{}{}*{}|", "A".repeat(18), "B".repeat(18), ".".repeat(23))), "{text}");
+        assert!(text.contains("3 ms / 10 ms") && text.contains("30.0 %"), "{text}");
+        assert!(text.contains("not running: d") && !text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn intervals_have_a_range() {
+        assert_eq!(interval("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["0", "-1", "nan", "61", "x"] {
+            assert!(interval(bad).is_err(), "{bad}");
+        }
+    }
+}

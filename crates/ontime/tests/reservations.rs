@@ -1,0 +1,143 @@
+//! Reserved CPU time as a host's administrator meets it: the real program, real QEMU guests (software emulation). How exactly shares are kept
+//! is for the emulated host (scripts/lab/reservations.sh): here is no time of one's own.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test ends by panicking"
+)]
+
+mod support;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use support::{Daemon, Guest, Site, possible, until};
+
+const FIFO: i32 = libc::SCHED_FIFO;
+
+fn rt(names: &[&str]) -> String {
+    names.iter().map(|name| format!("[[tenant]]\nname = \"{name}\"\nclass = \"rt\"\n")).collect()
+}
+
+fn reserve(name: &str, budget: &str) -> String {
+    format!("[[reservation]]\nname = \"{name}\"\nbudget = \"{budget}\"\nperiod = \"20ms\"\n")
+}
+
+fn name(test: &str) -> String {
+    format!("{test}-{}", std::process::id())
+}
+
+fn top(site: &Site) -> Value {
+    site.json(&["top", "--once", "--json", "--interval", "0.2"])
+}
+
+fn vcpu(site: &Site, name: &str) -> Option<Value> {
+    let top = top(site);
+    top["reservations"]["vcpus"].as_array().unwrap().iter().find(|vcpu| vcpu["vm"] == *name).cloned()
+}
+
+#[test]
+fn a_reservation_is_kept_through_kill_9_and_given_back() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let (name, other) = (name("kept"), name("other"));
+    site.configure("tenants.toml", &rt(&[&name, &other]));
+    site.configure("sched.toml", &reserve(&name, "4ms"));
+    let guest = Guest::spinning(&name);
+    let without = Guest::stopped(&other);
+    assert_eq!((guest.policy(), without.policy()), ((0, 0), (0, 0)));
+    let mut daemon = Daemon::start(&site);
+    site.poke();
+    // It never idles: it has its share, slice by slice, and is put behind.
+    let seen = until("shares are used up", || {
+        vcpu(&site, &name)
+            .filter(|vcpu| vcpu["overruns"].as_u64().unwrap() > 5 && vcpu["ran_seconds"].as_f64() > Some(0.0))
+    });
+    assert_eq!(seen["budget_us"].as_f64().unwrap().round(), 4000.0, "{seen}");
+    assert_eq!(seen["refused"], 0, "{seen}");
+    until("who has none stands behind the planned", || (without.policy() == (FIFO, 46)).then_some(()));
+    assert!(site.protected(), "protections are on beside reservations");
+    let status = String::from_utf8(site.run(&["status"]).stdout).unwrap();
+    assert!(!status.contains("drifted  vcpu-place"), "{status}");
+    let metrics = site.curl(&["http://o/metrics"]).1;
+    assert!(metrics.contains(&format!("ontime_reserved_cpus{{domain=\"{name}\",class=\"rt0\"}} 0.2")), "{metrics}");
+    assert!(!metrics.contains("ontime_drift_total{rule=\"vcpu-place\"}"), "{metrics}");
+
+    daemon.kill();
+    until("the guardian gives the original", || (guest.policy() == (0, 0)).then_some(()));
+    let mut daemon = Daemon::start(&site);
+    until("the reservation is taken up again", || vcpu(&site, &name));
+    until("and kept", || vcpu(&site, &name).filter(|vcpu| vcpu["overruns"].as_u64().unwrap() > 0));
+
+    // An orderly end leaves no vCPU at a place where nobody paces it.
+    assert!(daemon.stop().success());
+    assert_eq!(guest.policy(), (0, 0));
+    assert_eq!(without.policy(), (FIFO, 46), "other settings stay");
+    let mut daemon = Daemon::start(&site);
+    until("taken up once more", || vcpu(&site, &name));
+    let reset = site.run(&["reset"]);
+    assert!(reset.status.success(), "{reset:?}");
+    assert_eq!((guest.policy(), without.policy()), ((0, 0), (0, 0)));
+    assert!(vcpu(&site, &name).is_none());
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn vms_and_reservations_come_and_go_and_what_does_not_fit_is_named() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let names = [name("first"), name("second"), name("third")];
+    let [first, second, third] = [&names[0], &names[1], &names[2]];
+
+    site.configure("tenants.toml", &rt(&[first, second, third]));
+    // One CPU's worth: two fit, a third does not.
+    let all = |budgets: [&str; 3]| {
+        let reservations: String = names.iter().zip(budgets).map(|(name, budget)| reserve(name, budget)).collect();
+        format!("cpus = \"0\"\n{reservations}")
+    };
+    site.configure("sched.toml", &all(["8ms", "8ms", "8ms"]));
+    let one = Guest::stopped(first);
+    one.vcpu();
+    let daemon = Daemon::start(&site);
+    site.poke();
+    until("the first has its reservation", || vcpu(&site, first));
+    let absent = top(&site)["reservations"]["absent"].to_string();
+    assert!(absent.contains(second.as_str()), "{absent}");
+    let two = Guest::spinning(second);
+    two.vcpu();
+    until("the second has its reservation", || vcpu(&site, second));
+    let three = Guest::stopped(third);
+    three.vcpu();
+    until("the third is refused by name", || {
+        let shown = String::from_utf8(site.run(&["top", "--once", "--interval", "0.1"]).stdout).unwrap();
+        shown.lines().find(|line| line.starts_with("refused: ") && line.contains(third.as_str())).map(str::to_owned)
+    });
+    assert!(vcpu(&site, first).is_some() && vcpu(&site, second).is_some());
+    until("it is an RT VM like any other", || (three.policy() == (FIFO, 46)).then_some(()));
+
+    // One that ends, while it is paced, makes room.
+    drop(two);
+    until("the third has its reservation", || vcpu(&site, third));
+    assert!(vcpu(&site, second).is_none());
+
+    // Another configuration, and a wrong one, which changes nothing.
+    site.configure("sched.toml", &all(["2ms", "2ms", "2ms"]));
+    daemon.signal(Signal::HUP);
+    until("another budget", || vcpu(&site, first).filter(|vcpu| vcpu["budget_us"].as_f64().unwrap() < 2001.0));
+    site.configure("sched.toml", "reserve = 2.0\n");
+    daemon.signal(Signal::HUP);
+    until("the wrong file is named", || daemon.log().contains("sched.toml:1").then_some(()));
+    assert!(vcpu(&site, first).is_some());
+    site.configure("sched.toml", "");
+    daemon.signal(Signal::HUP);
+    until("none is left", || vcpu(&site, first).is_none().then_some(()));
+    until("all RT VMs are planned again", || {
+        [one.policy(), three.policy()].iter().all(|policy| *policy == (FIFO, 47)).then_some(())
+    });
+}
