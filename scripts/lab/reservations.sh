@@ -1,0 +1,133 @@
+# In the emulated host: two VMs that never idle have the CPU time they reserved in every period, beside bulk work that takes what it can
+# get and an RT VM without a reservation; an idle one costs nothing. A VM too many is refused by name. After kill -9 of the
+# daemon every vCPU goes on, a new daemon takes the reservations up again, and after a reset every policy is as found.
+set -eu
+. /lab/lib.sh
+mkdir -p /etc/ontime
+rt() { printf '[[tenant]]\nname = "%s"\nclass = "rt"\nlevel = %s\n' "$1" "$2"; }
+reserve() { printf '[[reservation]]\nname = "%s"\nbudget = "%s"\nperiod = "20ms"\n' "$1" "$2"; }
+{ rt a 0; rt b 1; rt idle 0; } > /etc/ontime/tenants.toml
+{ reserve a 6ms; reserve b 4ms; reserve idle 2ms; } > /etc/ontime/sched.toml
+for vm in a b idle; do
+    role=spin net=rt
+    [ $vm != idle ] || role=idle
+    [ $vm != b ] || net=bulk
+    LAB_VM_MB=128 lab-vm start $vm $role $net "10.$([ $net = rt ] && echo 1 || echo 2).0.$((2 + ${#vm}))"
+    lab-vm wait $vm
+    eval "pid_$vm=$(cat /run/lab-vm/$vm.pid)"
+    eval "vcpu_$vm=$(thread "$(cat /run/lab-vm/$vm.pid)" 'CPU 0/KVM')"
+    [ $vm = idle ] || kill -STOP "$(cat /run/lab-vm/$vm.pid)" # it would only make the others boot slowly
+done
+snapshot > /lab/before
+
+# CPU time of vCPU threads in each of COUNT periods, read at their borders ahead of everybody: 'least most mean' in us, a line each.
+periods() { # MS COUNT TID...
+    chrt -f 60 perl -e '
+        my ($ms, $count, @tids) = @ARGV;
+        my $period = $ms * 1000000;
+        sub now { my $t = pack("qq", 0, 0); syscall(228, 1, $t); my ($s, $n) = unpack("qq", $t); $s * 1000000000 + $n }
+        my @files = map { open(my $f, "<", "/proc/$_/schedstat") or die "$_: $!"; $f } @tids;
+        my $at = (int(now() / $period) + 2) * $period;
+        my (@last, @all);
+        for my $n (0 .. $count) {
+            my $until = pack("qq", int($at / 1000000000), $at % 1000000000);
+            syscall(230, 1, 1, $until, 0);
+            for my $i (0 .. $#files) {
+                sysseek($files[$i], 0, 0); sysread($files[$i], my $line, 100) or die "a vCPU has ended";
+                my ($ran) = split / /, $line;
+                push @{$all[$i]}, $ran - $last[$i] if $n;
+                $last[$i] = $ran;
+            }
+            $at += $period;
+        }
+        for my $ran (@all) {
+            my @sorted = sort { $a <=> $b } @$ran;
+            my $sum = 0;
+            $sum += $_ for @sorted;
+            printf "%d %d %d\n", $sorted[0] / 1000, $sorted[-1] / 1000, $sum / @sorted / 1000;
+        }' "$@"
+}
+look() { ontime top --once --json --interval "${1:-0.5}"; }
+misses() { look 0.1 | tr '{' '\n' | sed -n "s/.*\"vm\":\"$1\".*\"tid\".*\"misses\":\([0-9]*\).*/\1/p"; } # VM: so far
+standing() { look 0.1 | tr '{' '\n' | grep "\"vm\":\"$1\"" | grep -q "$2"; }
+near() { # WHAT WANTED ACTUAL PERCENT
+    [ $((($3 - $2) * 100)) -le $(($2 * $4)) ] && [ $((($2 - $3) * 100)) -le $(($2 * $4)) ] || fail "$1: $3 is not within $4 % of $2"
+}
+
+# Calm: nobody runs but an idle guest. Looks are few, and change nothing.
+kill -STOP "$pid_idle"
+daemon_starts
+within 20 standing a '"period_us":20000'
+sleep 2
+calm=$(look 4 | sed 's/.*"seconds":\([0-9.]*\).*"looks":\([0-9]*\).*/\1 \2/')
+later=$(look 4 | sed 's/.*"seconds":\([0-9.]*\).*"looks":\([0-9]*\).*/\1 \2/')
+looks=$(awk -v a="${calm#* }" -v b="${later#* }" -v s="${later% *}" 'BEGIN { printf "%d", (b - a) / s }')
+[ "$looks" -le 30 ] || fail "$looks looks a second at vCPUs that all sleep"
+kill -CONT "$pid_idle"
+
+# Everybody wants the CPU.
+sh -c 'while :; do :; done' &
+bulk=$!
+kill -CONT "$pid_a" "$pid_b"
+sleep 2 # one may have had to wait for the look that found the other spinning
+misses_a=$(misses a) misses_b=$(misses b)
+pacer=$(thread $daemon 'ontime-pace/*')
+pacer_before=$(cut -d' ' -f1 "/proc/$pacer/schedstat")
+bulk_before=$(cut -d' ' -f1 /proc/$bulk/schedstat) start=$(uptime_ms)
+periods 20 200 "$vcpu_a" "$vcpu_b" "$vcpu_idle" > /lab/periods
+took=$(($(uptime_ms) - start))
+pacer_share=$((($(cut -d' ' -f1 "/proc/$pacer/schedstat") - pacer_before) / took / 1000)) # tenths of a percent
+bulk_share=$((($(cut -d' ' -f1 /proc/$bulk/schedstat) - bulk_before) / took / 10000))
+expect "misses of a" "$misses_a" "$(misses a)"
+expect "misses of b" "$misses_b" "$(misses b)"
+ontime top --once
+{ read -r least_a most_a mean_a; read -r least_b most_b mean_b; read -r rest; } < /lab/periods
+echo "figures: 6 ms of 20: least $least_a us, most $most_a, mean $mean_a; 4 ms of 20: least $least_b, most $most_b, mean $mean_b; idle: $rest; bulk $bulk_share %, pacer $((pacer_share / 10)).$((pacer_share % 10)) %; calm: $looks looks/s"
+near "mean of a" 6000 "$mean_a" 2
+near "mean of b" 4000 "$mean_b" 2
+[ "$least_a" -ge 5880 ] && [ "$least_b" -ge 3920 ] || fail "a period with less than was reserved"
+[ "$bulk_share" -ge 30 ] || fail "bulk had $bulk_share %, and nearly half was nobody's"
+
+# One more than fits is refused by name, the others keep what they have.
+reserve a 6ms > /etc/ontime/sched.toml
+{ reserve b 13ms; reserve idle 2ms; } >> /etc/ontime/sched.toml
+kill -HUP $daemon
+within 20 sh -c "ontime top --once --interval 0.1 | grep -q '^refused: .*CPUs asked'"
+ontime top --once --interval 0.1 | grep '^refused'
+{ reserve a 6ms; reserve b 4ms; reserve idle 2ms; } > /etc/ontime/sched.toml
+kill -HUP $daemon
+within 20 sh -c "! ontime top --once --interval 0.1 | grep -q '^refused'"
+
+# kill -9: at once every vCPU is where it was before Ontime, and runs.
+kill -9 $daemon
+wait $daemon 2> /dev/null || true
+for vm in a b idle; do eval "within 5 placed \$vcpu_$vm 'SCHED_OTHER 0'"; done
+ran_a=$(cut -d' ' -f1 "/proc/$vcpu_a/schedstat") ran_b=$(cut -d' ' -f1 "/proc/$vcpu_b/schedstat")
+sleep 1
+[ $(($(cut -d' ' -f1 "/proc/$vcpu_a/schedstat") - ran_a)) -ge 100000000 ] || fail "a starves while no daemon runs"
+[ $(($(cut -d' ' -f1 "/proc/$vcpu_b/schedstat") - ran_b)) -ge 100000000 ] || fail "b starves while no daemon runs"
+
+# A new daemon takes them up.
+daemon_starts
+within 20 standing a '"period_us":20000'
+sleep 1
+periods 20 50 "$vcpu_a" "$vcpu_b" > /lab/periods
+{ read -r least_a most_a mean_a; read -r least_b most_b mean_b; } < /lab/periods
+echo "after a restart: $mean_a and $mean_b us"
+near "mean of a after the restart" 6000 "$mean_a" 3
+near "mean of b after the restart" 4000 "$mean_b" 3
+
+# A VM that ends while it is paced takes nothing along.
+lab-vm stop b
+within 20 sh -c "! ontime top --once --interval 0.1 | grep -q '^[A-Z]  *b '"
+periods 20 50 "$vcpu_a" > /lab/periods
+read -r least_a most_a mean_a < /lab/periods
+near "mean of a without b" 6000 "$mean_a" 3
+
+kill $bulk
+ontime reset > /dev/null
+vcpus() { grep 'CPU 0/KVM' "$1" | sort -u; }
+snapshot > /lab/after
+expect "vCPUs after the reset" "$(vcpus /lab/before)" "$(vcpus /lab/after)"
+kill $daemon
+wait $daemon || fail "the daemon ended with $?"
