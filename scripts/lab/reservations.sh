@@ -93,7 +93,7 @@ near "mean of b" 4000 "$mean_b" 2
 
 # One more than fits is refused by name, the others keep what they have.
 reserve a 6ms > /etc/ontime/sched.toml
-{ reserve b 13ms; reserve idle 2ms; } >> /etc/ontime/sched.toml
+{ reserve b 14ms; reserve idle 2ms; } >> /etc/ontime/sched.toml
 kill -HUP $daemon
 within 20 sh -c "ontime top --once --interval 0.1 | grep -q '^refused: .*CPUs asked'"
 ontime top --once --interval 0.1 | grep '^refused'
