@@ -1,5 +1,5 @@
 # In the emulated host: two VMs that never idle have the CPU time they reserved in every period, beside bulk work that takes what it can
-# get and an RT VM without a reservation; an idle one costs nothing. A VM too many is refused by name. After kill -9 of the
+# get; an idle one costs nothing. A VM too many is refused by name. After kill -9 of the
 # daemon every vCPU goes on, a new daemon takes the reservations up again, and after a reset every policy is as found.
 set -eu
 . /lab/lib.sh
