@@ -1,4 +1,5 @@
-# In the emulated host: two RT levels, each VM on a NIC of its own; every thread of the path has its level's place.
+# In the emulated host: two RT levels, each VM on a NIC of its own; every thread of the path has its level's place, and interrupt threads of
+# disks and consoles are below; a rule that is switched off gives back what it set.
 set -eu
 mkdir -p /etc/ontime
 printf '[[tenant]]\nname = "rt"\nclass = "rt"\nlevel = 0\n[[tenant]]\nname = "rt1"\nclass = "rt"\nlevel = 1\n' > /etc/ontime/tenants.toml
@@ -15,10 +16,21 @@ irqs() { # NIC: its interrupt threads
     for thread in $(pgrep "^irq/"); do grep -q -- "-$1" "/proc/$thread/comm" && echo "$thread"; done
     true
 }
+devices() { # interrupt threads of devices that are no NIC, as the kernel's own place, or its second half's
+    for thread in $(pgrep "^irq/"); do grep -qE -- '-(rt0|bulk0)' "/proc/$thread/comm" || echo "$thread"; done
+}
+devices_are() { # POLICY PRIORITY [NICE]: what a thread's nice value would be means nothing while it is SCHED_FIFO
+    for thread in $devices; do
+        expect "place of $(cat "/proc/$thread/comm")" "$1 $2 " "$(place "$thread")"
+        [ -z "${3:-}" ] || expect "nice value of $(cat "/proc/$thread/comm")" "$3" "$(awk '{print $19}' "/proc/$thread/stat")"
+    done
+}
 
 LAB_VM_MB=128 lab-vm start rt paused rt 10.1.0.2
 LAB_VM_MB=128 lab-vm start rt1 paused bulk 10.2.0.2
 ontime net status > /lab/before 2>&1 && { echo "nothing is applied, and net status calls that well"; exit 1; }
+devices=$(for thread in $(devices); do [ "$(place "$thread")" != "SCHED_FIFO 50 " ] || echo "$thread"; done)
+[ "$(echo "$devices" | wc -w)" -ge 2 ] || { echo "a disk and a console have no interrupt threads at FIFO 50: '$devices'"; exit 1; }
 ontime daemon > /lab/daemon.log 2>&1 &
 daemon=$!
 for _ in $(seq 100); do if ontime status > /dev/null 2>&1 || [ $? -eq 1 ]; then break; fi; sleep 0.1; done
@@ -34,6 +46,15 @@ for level in 0 1; do
     done
     for thread in $(irqs $nic); do expect "interrupt of $nic" "SCHED_FIFO $((50 - down)) " "$(place "$thread")"; done
 done
+devices_are SCHED_OTHER 0 -20
+dd if=/dev/vdb of=/dev/null bs=4k count=100 iflag=direct 2> /dev/null || { echo "the disk does not answer"; exit 1; }
+# Switched off: as found, with a finding, and the doctor sees it.
+printf 'without = ["device-irq"]\n' > /etc/ontime/host.toml
+kill -HUP $daemon
+sleep 1
+devices_are SCHED_FIFO 50
+ontime status | grep -q 'rule device-irq is switched off'
+ontime doctor | grep -q 'WARNING *device-irq .*wanted OTHER nice -20' || { ontime doctor; exit 1; }
 # One NIC for both levels: its threads have the higher.
 printf '[nic.bulk0]\nclass = "bulk"\n[nic.rt0]\ntenants = ["rt1"]\n[nic.nowhere]\nclass = "rt"\n' > /etc/ontime/host.toml
 kill -HUP $daemon
@@ -41,4 +62,6 @@ sleep 1
 expect "class of bulk0" bulk "$(ontime net status bulk0 | sed -n 's/^bulk0  \([a-z0-9]*\) .*/\1/p')"
 ontime net status rt0 | grep -q 'rt0  rt0 (used by rt, rt1)'
 ontime status | grep -q 'nowhere.*host-config'
+devices_are SCHED_OTHER 0 -20
 ontime reset
+devices_are SCHED_FIFO 50

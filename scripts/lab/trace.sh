@@ -49,9 +49,6 @@ grep -q 'NAPI of bulk0' /lab/vanilla.txt || fail "nobody is said to have been in
 grep -q 'cure \[napi-threaded\]' /lab/vanilla.txt || fail "the cure is not named"
 
 echo "== partitioned: none"
-# No rule moves the interrupt threads of devices that are no NIC (here disk, console, file share), at FIFO 50 as the RT NIC's: the cure
-# that trace has for them, taken by hand.
-for thread in $(pgrep '^irq/[0-9]*-virtio'); do chrt -f -p 5 "$thread"; done
 traced partitioned
 # Each reply belongs to its own request: also where other packets (ARP) come while the server is awake.
 median=$(awk '/^  in all/ {gsub(",", ""); print int($5)}' /lab/partitioned.txt)

@@ -3,7 +3,7 @@
 //! In: strict TOML. Out: a [`HostConfig`], checked as far as text can be; what it names and the host does not have is for the
 //! rules to find (`host-config`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use ontime_tenants::config::{self, ConfigError, Text};
@@ -14,6 +14,7 @@ use toml::Spanned;
 use crate::CpuSet;
 use crate::adaptive;
 use crate::method::Method;
+use crate::rule::RuleId;
 
 /// What the administrator says of this host.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -22,6 +23,8 @@ pub struct HostConfig {
     pub method: Option<Method>,
     /// The CPU kept for the RT group by [`Method::Exclusive`].
     pub exclusive_cpu: Option<u32>,
+    /// Rules that are not in force whatever the method says: their knobs stay somebody else's.
+    pub without: BTreeSet<RuleId>,
     /// NICs, by interface name.
     pub nics: BTreeMap<String, NicConfig>,
     /// Whether [`Method::Busypoll`] polls only while packets come; without it, always.
@@ -46,6 +49,8 @@ pub struct NicConfig {
 struct File {
     method: Option<Method>,
     exclusive_cpu: Option<Spanned<u32>>,
+    #[serde(default)]
+    without: Vec<Spanned<RuleId>>,
     #[serde(default)]
     nic: BTreeMap<String, Spanned<NicEntry>>,
     busypoll: Option<BusypollEntry>,
@@ -118,6 +123,15 @@ impl HostConfig {
             self.exclusive_cpu = Some(one_cpu(text, cpu)?);
         }
         self.method = file.method.or(self.method);
+        for rule in file.without {
+            let id = *rule.get_ref();
+            if id == RuleId::HostConfig || !Method::Partitioned.has(id) {
+                let what =
+                    format!("rule {id} cannot be switched off: it is checked always, or what a method is made of");
+                return Err(text.error(&rule.span(), what));
+            }
+            self.without.insert(id);
+        }
         if let Some(entry) = file.busypoll {
             self.adaptive = busypoll(text, &entry)?;
         }
@@ -227,6 +241,8 @@ mod tests {
         assert_eq!(polling.nics["eth0"].poll_cpu, Some(2));
         assert_eq!(polling.adaptive, Some(adaptive::Settings { bound: 0.3, ..adaptive::Settings::default() }));
         assert_eq!(read("[busypoll]\nadaptive = false\n").unwrap().adaptive, None);
+        let without = read("without = [\"halt-poll\", \"device-irq\"]\n").unwrap().without;
+        assert_eq!(without, BTreeSet::from([RuleId::HaltPoll, RuleId::DeviceIrq]));
         let only_tenants = read("[nic.eth0]\ntenants = [\"plc\"]\n").unwrap();
         assert_eq!(only_tenants.nics["eth0"].class, None);
     }
@@ -255,6 +271,9 @@ mod tests {
             ("exclusive_cpu = 9000\n", 1, "8191"),
             ("exclusive_cpu = -1\n", 1, ""),
             ("what = 1\n", 1, "what"),
+            ("without = [\"napi\"]\n", 1, "napi-threaded"),
+            ("without = [\"host-config\"]\n", 1, "cannot be switched off"),
+            ("without = [\"busy-poll\"]\n", 1, "cannot be switched off"),
         ] {
             let message = read(text).unwrap_err().to_string();
             let place = if line == 0 { String::new() } else { format!("{line}:") };

@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::host_config::{HostConfig, NicConfig};
 use crate::inventory::{Inventory, Napi, Nic};
 use crate::method::Method;
+use crate::rule::RuleId;
 
 /// What is wanted of this host.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -29,6 +30,8 @@ pub struct Intent {
     pub caps_in_force: bool,
     /// The CPU kept for the RT group by [`Method::Exclusive`].
     pub exclusive_cpu: Option<u32>,
+    /// Rules of the method that are not in force all the same.
+    pub without: BTreeSet<RuleId>,
     /// NICs whose RT queues are to wait for interrupts this moment although [`Method::Busypoll`] is in force: nothing comes by
     /// them, or polling has used up its bound ([`crate::adaptive`]). By interface index.
     pub resting: BTreeSet<u32>,
@@ -60,6 +63,11 @@ impl NicUse {
 }
 
 impl Intent {
+    /// Whether a rule is in force.
+    pub fn has(&self, rule: RuleId) -> bool {
+        self.method.has(rule) && !self.without.contains(&rule)
+    }
+
     /// What the configuration says, with these tenants.
     pub fn new(config: &HostConfig, table: PriorityTable, tenants: Vec<Tenant>, caps_in_force: bool) -> Self {
         Self {
@@ -69,6 +77,7 @@ impl Intent {
             tenants,
             caps_in_force,
             exclusive_cpu: config.exclusive_cpu,
+            without: config.without.clone(),
             resting: BTreeSet::new(),
             reserved: BTreeMap::new(),
         }

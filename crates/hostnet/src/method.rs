@@ -45,11 +45,12 @@ pub enum MethodError {
 }
 
 /// Every core rule.
-const PARTITIONED: [RuleId; 13] = [
+const PARTITIONED: [RuleId; 14] = [
     RuleId::HostConfig,
     RuleId::NapiThreaded,
     RuleId::IrqThread,
     RuleId::NapiThread,
+    RuleId::DeviceIrq,
     RuleId::Backlog,
     RuleId::SoftirqThreads,
     RuleId::Moderation,

@@ -22,14 +22,14 @@ pub struct Plan {
     pub findings: Vec<Finding>,
 }
 
-/// Asks every rule of the intent's method.
+/// Asks every rule that is in force.
 ///
 /// Where two rules want different values of one knob, the later in [`RULES`] is not followed and a finding says so; the
 /// core rules never do (tested).
 pub fn plan(inventory: &Inventory, intent: &Intent) -> Plan {
     let mut result = Plan::default();
     let mut taken: BTreeMap<String, Setting> = BTreeMap::new();
-    for rule in RULES.iter().filter(|rule| intent.method.has(rule.id)) {
+    for rule in RULES.iter().filter(|rule| intent.has(rule.id)) {
         let outcome = (rule.plan)(inventory, intent);
         result.findings.extend(outcome.findings);
         for setting in outcome.settings {
@@ -67,7 +67,7 @@ pub fn replan(inventory: Inventory, intent: Intent, journal: &Journal) -> Plan {
 
 /// The host as it was before Ontime changed it, as far as rules start from what they find: where one takes something away (a CPU
 /// from an interrupt's or a thread's CPUs, a queue from XPS), a changed wish is not to add up with an earlier one; and that an
-/// instance polls is somebody's choice only if Ontime did not do it.
+/// instance polls, or where a kernel thread stands, is somebody's choice only if Ontime did not do it.
 pub fn as_found(mut inventory: Inventory, mut intent: Intent, journal: &Journal) -> (Inventory, Intent) {
     let originals = journal.by_key();
     let cpus = |knob: Knob| match originals.get(&knob.key()) {
@@ -92,6 +92,12 @@ pub fn as_found(mut inventory: Inventory, mut intent: Intent, journal: &Journal)
             if let Some(Value::Threaded(original)) = originals.get(&knob.key()) {
                 napi.threaded = Some(*original);
             }
+        }
+    }
+    for thread in &mut inventory.threads {
+        let knob = Knob::ThreadPolicy { thread: thread.id, comm: String::new() };
+        if let Some(Value::Policy(original)) = originals.get(&knob.key()) {
+            thread.policy = *original;
         }
     }
     for thread in intent.tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {

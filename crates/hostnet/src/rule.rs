@@ -23,6 +23,8 @@ pub enum RuleId {
     IrqThread,
     /// NAPI threads placed by the class of their NIC.
     NapiThread,
+    /// Interrupt threads of devices that are no NIC placed below every RT thread.
+    DeviceIrq,
     /// A polling thread for each RT receive queue, placed where it delays no vCPU.
     BusyPoll,
     /// `backlog_napi/N` placed below the vCPUs, and RT paths kept off the backlog.
@@ -57,6 +59,7 @@ impl RuleId {
             RuleId::NapiThreaded => "napi-threaded",
             RuleId::IrqThread => "irq-thread",
             RuleId::NapiThread => "napi-thread",
+            RuleId::DeviceIrq => "device-irq",
             RuleId::BusyPoll => "busy-poll",
             RuleId::Backlog => "backlog",
             RuleId::SoftirqThreads => "softirq-threads",

@@ -53,6 +53,19 @@ fn a_method_sets_what_the_paper_sets_and_no_more() {
 }
 
 #[test]
+fn a_rule_that_is_switched_off_sets_nothing_and_says_so() {
+    let (inventory, mut intent) = two_vms();
+    let all = plan(&inventory, &intent);
+    intent.without = [RuleId::NapiThread, RuleId::ExclusiveCpu].into();
+    let found = plan(&inventory, &intent);
+    assert!(of_rule(&found, RuleId::NapiThread).is_empty() && !of_rule(&all, RuleId::NapiThread).is_empty());
+    assert_eq!(of_rule(&found, RuleId::NapiThreaded), of_rule(&all, RuleId::NapiThreaded));
+    let said: Vec<_> = found.findings.iter().filter(|of| of.found.contains("switched off")).collect();
+    assert_eq!(said.len(), 1, "only what the method has: {said:?}");
+    assert_eq!((said[0].rule, said[0].object.as_str()), (RuleId::HostConfig, "napi-thread"));
+}
+
+#[test]
 fn exclusive_keeps_one_cpu_for_the_rt_group() {
     let (inventory, mut intent) = two_vms();
     intent.method = Method::Exclusive;

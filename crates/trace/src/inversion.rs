@@ -21,8 +21,6 @@ const WATCHER: &str = "ontime-cap";
 // Cures that are no rule's.
 const WATCHED: &str = "Ontime's own cap watcher: above every RT thread, so that it can stop one that spins; by right, and not \
     for nothing. A longer cap.period-ms makes it rarer (daemon.toml)";
-const DEVICE: &str = "the interrupt thread of a device that is no NIC, where the kernel puts all of them (FIFO 50): lower it (chrt), or \
-    keep its interrupt from this CPU (/proc/irq/N/smp_affinity_list)";
 const OUTSIDE: &str = "a real-time thread outside Ontime's table: lower its priority, or give its tenant a class (ontime ps, \
     ontime doctor)";
 const SECTION: &str = "a thread of lower priority held the CPU in a kernel section that cannot be preempted: a PREEMPT_RT kernel, or \
@@ -231,7 +229,7 @@ impl Judge<'_> {
         match () {
             () if named("napi/") && above => return Cure::rule(RuleId::NapiThread),
             () if named("irq/") && above && of_a_nic => return Cure::rule(RuleId::IrqThread),
-            () if named("irq/") && above => return Cure::other(DEVICE),
+            () if named("irq/") && above => return Cure::rule(RuleId::DeviceIrq),
             () if ["ksoftirqd/", "ktimers/", "rcuc/"].into_iter().any(named) => {
                 return Cure::rule(RuleId::SoftirqThreads);
             }

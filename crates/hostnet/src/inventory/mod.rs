@@ -181,6 +181,8 @@ pub struct Irq {
     /// Whether that may be set: not where the kernel or the driver keeps it to itself and the kernel says so, by a file
     /// without write permission (`kernel/irq/proc.c`, `irq_can_set_affinity_usr`).
     pub settable: bool,
+    /// Of a PCI network controller, whether or not its interfaces are in this network namespace.
+    pub network: bool,
 }
 
 /// What a kernel thread on the packet path is for.

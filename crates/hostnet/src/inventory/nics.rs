@@ -111,30 +111,31 @@ fn nic(roots: &Roots, inventory: &Inventory, link: Link, napis: Vec<Napi>) -> Ni
     }
 }
 
-/// Interrupts of a NIC's device. A virtio NIC's belong to the PCI function above it. Where one function carries several
-/// interfaces, only those that a NAPI or a handler's name ties to this one.
+/// Interrupts of a NIC: those that its NAPI or a handler's name ties to it, and its device's. A virtio NIC's belong to the PCI
+/// function above it, a USB NIC's to the host controller further up. Where one function carries several interfaces, only those
+/// that are tied to this one.
 fn irqs_of(device: &Path, name: &str, napis: &[Napi], inventory: &Inventory) -> Vec<u32> {
     let mut irqs: BTreeSet<u32> = napis.iter().filter_map(|napi| napi.irq).collect();
-    let Ok(real) = fs::canonicalize(device) else { return irqs.into_iter().collect() };
-    let Some(owner) = owner_of_irqs(&real) else { return irqs.into_iter().collect() };
-    let of_device = message_signalled(&owner).or_else(|| line(&owner)).unwrap_or_default();
-    let alone = fs::read_dir(real.join("net")).map_or(true, |entries| entries.count() <= 1);
-    for irq in of_device {
-        let named = inventory
-            .irqs
-            .iter()
-            .any(|known| known.id.irq == irq && known.actions.iter().any(|action| names_nic(action, name)));
-        if alone || named {
-            irqs.insert(irq);
+    let named = inventory.irqs.iter().filter(|irq| irq.actions.iter().any(|action| names_nic(action, name)));
+    irqs.extend(named.map(|irq| irq.id.irq));
+    if let Ok(real) = fs::canonicalize(device) {
+        let alone = fs::read_dir(real.join("net")).map_or(true, |entries| entries.count() <= 1);
+        if alone {
+            irqs.extend(owner_of_irqs(&real).iter().flat_map(|owner| own_irqs(owner)));
         }
     }
     irqs.into_iter().collect()
 }
 
+/// The nearest device that has interrupts: every PCI function says so, also one without.
 fn owner_of_irqs(device: &Path) -> Option<PathBuf> {
-    let has = |dir: &Path| dir.join("msi_irqs").exists() || dir.join("irq").exists();
-    let parent = device.parent()?;
-    [device, parent].into_iter().find(|dir| has(dir)).map(Path::to_owned)
+    let has = |dir: &&Path| dir.join("msi_irqs").exists() || dir.join("irq").exists();
+    device.ancestors().find(has).map(Path::to_owned)
+}
+
+/// A device's own interrupts: message-signalled ones, else its line.
+pub(super) fn own_irqs(device: &Path) -> Vec<u32> {
+    message_signalled(device).or_else(|| line(device)).unwrap_or_default()
 }
 
 fn message_signalled(owner: &Path) -> Option<Vec<u32>> {
@@ -184,6 +185,42 @@ fn tx_queue(path: &Path) -> TxQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_nics_interrupts_are_its_devices_its_controllers_or_named_after_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let devices = dir.path();
+        let make = |path: &str| fs::create_dir_all(devices.join(path)).unwrap();
+        // virtio below its PCI function; USB below its controller; a platform device that says nothing; two ports on one function.
+        for path in
+            ["pci/v/virtio1/net/eth0", "pci/v/msi_irqs/30", "pci/x/usb2/2-1/2-1:1.0/net/eth1", "pci/x/msi_irqs/31"]
+        {
+            make(path);
+        }
+        for path in ["platform/mac/net/eth2", "pci/two/net/eth3", "pci/two/net/eth4", "pci/two/msi_irqs/33"] {
+            make(path);
+        }
+        make("pci/two/msi_irqs/34");
+        let irq = |number: u32, handler: &str| crate::inventory::Irq {
+            id: crate::knob::IrqId { irq: number, chip: String::new(), hwirq: String::new() },
+            actions: vec![handler.to_owned()],
+            affinity: CpuSet::default(),
+            settable: true,
+            network: false,
+        };
+        let irqs =
+            vec![irq(30, "virtio1-input.0"), irq(31, "xhci_hcd"), irq(32, "eth2"), irq(33, "eth3"), irq(34, "eth4")];
+        let inventory = Inventory { irqs, ..Inventory::default() };
+        for (device, name, irq) in [
+            ("pci/v/virtio1", "eth0", 30),
+            ("pci/x/usb2/2-1/2-1:1.0", "eth1", 31),
+            ("platform/mac", "eth2", 32),
+            ("pci/two", "eth3", 33),
+            ("pci/two", "eth4", 34),
+        ] {
+            assert_eq!(irqs_of(&devices.join(device), name, &[], &inventory), [irq], "{name}");
+        }
+    }
 
     #[test]
     fn a_handler_names_its_nic_as_a_word() {

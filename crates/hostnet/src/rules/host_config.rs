@@ -12,6 +12,14 @@ use crate::rule::{Finding, Outcome, RuleId, Severity};
 /// See [`RuleId::HostConfig`].
 pub fn host_config(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
+    for rule in intent.without.iter().filter(|rule| intent.method.has(**rule)) {
+        outcome.findings.push(finding(
+            Severity::Info,
+            rule.name(),
+            format!("rule {rule} is switched off: its knobs are as they were found"),
+            "take it out of `without` in /etc/ontime/host.toml",
+        ));
+    }
     for (name, config) in &intent.nics {
         for tenant in config.tenants.iter().filter(|wanted| !intent.tenants.iter().any(|found| found.name == **wanted))
         {

@@ -5,6 +5,7 @@
 //! kernels under emulation, virtual clock, us as p50/p99/max.
 
 mod busy_poll;
+mod device_irq;
 mod exclusive;
 mod host;
 mod host_config;
@@ -80,6 +81,18 @@ pub static RULES: &[Rule] = &[
         live_safe: "drivers/net/ethernet/intel/e1000e/ethtool.c, e1000_set_coalesce, and those of igb, igc, i40e, ice and virtio_net: \
                     only the interval is written; drivers that may stop their queues for it are left alone, with a finding",
         plan: moderation::moderation,
+    },
+    Rule {
+        id: RuleId::DeviceIrq,
+        title: "interrupt threads of other devices below every RT thread",
+        waits_behind: "interrupt threads of disks, consoles, USB: PREEMPT_RT starts them at FIFO 50, above its NIC's NAPI thread",
+        cost: Cost {
+            text: "up to 0.1 ms for each, while a disk or a console is busy (docs/trace.md)",
+            source: "Debian 7.2-rt, emulated, virtual clock",
+        },
+        cure: "SCHED_OTHER, nice -20, as a bulk NIC's",
+        live_safe: "kernel/irq/manage.c, irq_thread: an ordinary thread; sched_setattr only requeues it",
+        plan: device_irq::device_irq,
     },
     Rule {
         id: RuleId::BusyPoll,

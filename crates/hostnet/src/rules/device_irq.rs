@@ -1,0 +1,76 @@
+//! Interrupt threads of devices that are no NIC: disks, consoles, USB, GPUs.
+//!
+//! PREEMPT_RT and `threadirqs` start every interrupt thread at FIFO 50 (`kernel/irq/manage.c`, `setup_irq_thread`, `sched_set_fifo`): level
+//! with an RT NIC's, above its NAPI thread and every vCPU. Their place is a bulk NIC's: ahead of bulk tenants, so that disks and
+//! consoles go on, and never before an RT thread. At real-time priority, however low, an interrupt storm would keep housekeeping from the CPU
+//! for good once the kernel's protections are off, and no runtime cap covers it.
+
+use std::collections::BTreeSet;
+
+use ontime_tenants::{Policy, Role};
+
+use super::nic_threads::place;
+use crate::intent::Intent;
+use crate::inventory::{Inventory, Irq, KernelThread, KernelThreadKind};
+use crate::rule::{Finding, Outcome, RuleId, Severity};
+
+/// Where the kernel starts interrupt threads.
+const AS_STARTED: Policy = Policy::Fifo(50);
+
+/// See [`RuleId::DeviceIrq`]. Touches only threads where the kernel put them: another place is somebody's choice. Interrupts of NICs
+/// are another rule's, also of those in other network namespaces, and those of passed-through devices belong to their VM.
+pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
+    let of_nics: BTreeSet<u32> = inventory.nics.iter().flat_map(|nic| nic.irqs.iter().copied()).collect();
+    // Below this nothing delays an RT tenant.
+    let lowest = intent.rt_tenants().map(|tenant| intent.table.policy(tenant.class, Role::VcpuEntitled));
+    let lowest = lowest.filter_map(real_time).min();
+    let mut outcome = Outcome::default();
+    for thread in &inventory.threads {
+        let KernelThreadKind::Irq(number) = thread.kind else { continue };
+        // Without its handlers' names nobody knows whose it is.
+        let Some(irq) = inventory.irqs.iter().find(|irq| irq.id.irq == number) else { continue };
+        let above = real_time(thread.policy).zip(lowest).is_some_and(|(own, lowest)| own >= lowest);
+        if passed_through(irq) {
+            if above {
+                outcome.findings.push(left(thread, Severity::Info, "is of a passed-through device", PASSED_THROUGH));
+            }
+            continue;
+        }
+        if irq.network || of_nics.contains(&number) {
+            continue;
+        }
+        if [AS_STARTED, Policy::BULK_DRIVER].contains(&thread.policy) {
+            outcome.settings.push(place(RuleId::DeviceIrq, thread, Policy::BULK_DRIVER));
+        } else if above {
+            outcome.findings.push(left(thread, Severity::Warning, "was placed by somebody", CHOSEN));
+        }
+    }
+    outcome
+}
+
+const PASSED_THROUGH: &str = "nothing for an RT VM's device; for a bulk VM's: chrt --other --pid 0 THREAD";
+const CHOSEN: &str =
+    "lower it below every RT vCPU (chrt), or keep its interrupt off RT CPUs (/proc/irq/N/smp_affinity_list)";
+
+/// The handler's name is `vfio-msix[0](0000:01:00.0)`, `vfio-msi[0](...)`, `vfio-intx(...)` (`drivers/vfio/pci/vfio_pci_intrs.c`).
+fn passed_through(irq: &Irq) -> bool {
+    irq.actions.iter().any(|action| action.starts_with("vfio-"))
+}
+
+fn real_time(policy: Policy) -> Option<u8> {
+    match policy {
+        Policy::Fifo(priority) | Policy::Rr(priority) => Some(priority),
+        _ => None,
+    }
+}
+
+fn left(thread: &KernelThread, severity: Severity, why: &str, remedy: &str) -> Finding {
+    Finding {
+        rule: RuleId::DeviceIrq,
+        severity,
+        object: thread.comm.clone(),
+        found: format!("thread {} {why} and stays at {}, where RT threads wait for it", thread.id.tid, thread.policy),
+        remedy: remedy.to_owned(),
+        refusal: None,
+    }
+}

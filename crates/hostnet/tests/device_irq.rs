@@ -1,0 +1,90 @@
+//! Interrupt threads of disks, consoles and the like, planned on made-up hosts.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
+
+#[path = "support/fleet.rs"]
+mod fleet;
+
+use fleet::{of_rule, policies, two_vms};
+use ontime_hostnet::inventory::{Inventory, Irq, KernelThread, KernelThreadKind};
+use ontime_hostnet::{CpuSet, Intent, IrqId, Journal, Knob, Method, Original, RuleId, Severity, Value, plan, replan};
+use ontime_tenants::{Policy, ThreadId};
+
+const RULE: RuleId = RuleId::DeviceIrq;
+
+/// Adds interrupt `number` with its thread, named as the kernel does.
+fn device(inventory: &mut Inventory, number: u32, handler: &str, policy: Policy) -> ThreadId {
+    let tid = 70_000 + i32::try_from(number).unwrap();
+    let id = ThreadId { pid: tid, tid, start_time: 9 };
+    inventory.irqs.push(Irq {
+        id: IrqId { irq: number, chip: "PCI-MSI".to_owned(), hwirq: number.to_string() },
+        actions: vec![handler.to_owned()],
+        affinity: CpuSet::from_iter([0]),
+        settable: true,
+        network: false,
+    });
+    let comm = format!("irq/{number}-{handler}");
+    inventory.threads.push(KernelThread { id, kind: KernelThreadKind::Irq(number), comm, policy });
+    id
+}
+
+#[test]
+fn disks_and_consoles_go_below_every_rt_thread_and_ahead_of_bulk() {
+    let (mut inventory, intent) = two_vms();
+    device(&mut inventory, 9_001, "ahci", Policy::Fifo(50));
+    device(&mut inventory, 9_002, "ttyS0", Policy::Fifo(50));
+    let found = policies(&plan(&inventory, &intent));
+    assert_eq!(found["irq/9001-ahci"], Policy::BULK_DRIVER);
+    assert_eq!(found["irq/9002-ttyS0"], Policy::BULK_DRIVER);
+    // NICs' stay the other rule's, and other kernel threads nobody's.
+    assert_eq!(found["irq/100-eth0-TxRx-0"], Policy::Fifo(45));
+    assert_eq!(of_rule(&plan(&inventory, &intent), RULE).len(), 2);
+    for (method, count) in [(Method::Vanilla, 0), (Method::Threaded, 0), (Method::Vatc, 0), (Method::Busypoll, 2)] {
+        let found = plan(&inventory, &Intent { method, ..intent.clone() });
+        assert_eq!(of_rule(&found, RULE).len(), count, "{method}");
+    }
+}
+
+#[test]
+fn what_somebody_placed_stays_and_is_said_where_it_delays() {
+    let (mut inventory, intent) = two_vms();
+    device(&mut inventory, 9_001, "nvme0q1", Policy::Fifo(60));
+    device(&mut inventory, 9_002, "rtc0", Policy::Fifo(5));
+    device(&mut inventory, 9_003, "s-ahci", Policy::Fifo(1));
+    let found = plan(&inventory, &intent);
+    assert!(of_rule(&found, RULE).is_empty(), "{found:?}");
+    let said: Vec<_> = found.findings.iter().filter(|finding| finding.rule == RULE).collect();
+    assert_eq!(said.len(), 1, "only what delays is said: {said:?}");
+    assert_eq!((said[0].object.as_str(), said[0].severity), ("irq/9001-nvme0q1", Severity::Warning));
+    let nobody = Intent { tenants: Vec::new(), ..intent };
+    assert!(plan(&inventory, &nobody).findings.iter().all(|finding| finding.rule != RULE), "nobody is delayed");
+}
+
+#[test]
+fn a_passed_through_device_and_a_nic_elsewhere_are_left_alone() {
+    let (mut inventory, intent) = two_vms();
+    device(&mut inventory, 9_001, "vfio-msix[0](0000:01:00.0)", Policy::Fifo(50));
+    device(&mut inventory, 9_002, "mlx5_comp0@pci:0000:02:00.0", Policy::Fifo(50));
+    inventory.irqs.iter_mut().find(|irq| irq.id.irq == 9_002).unwrap().network = true;
+    // Its handlers could not be read.
+    device(&mut inventory, 9_003, "ahci", Policy::Fifo(50));
+    inventory.irqs.retain(|irq| irq.id.irq != 9_003);
+    let found = plan(&inventory, &intent);
+    assert!(of_rule(&found, RULE).is_empty(), "{found:?}");
+    let said: Vec<_> = found.findings.iter().filter(|finding| finding.rule == RULE).collect();
+    assert_eq!((said.len(), said[0].severity), (1, Severity::Info), "{said:?}");
+    assert!(said[0].object.contains("vfio"));
+}
+
+#[test]
+fn where_it_was_found_counts_while_it_is_applied() {
+    let (mut inventory, intent) = two_vms();
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
+    // Placed by the rule, then changed by somebody: drift, which is set again, not a choice that gives it up.
+    let thread = device(&mut inventory, 9_001, "ahci", Policy::Fifo(33));
+    let knob = Knob::ThreadPolicy { thread, comm: "irq/9001-ahci".to_owned() };
+    assert!(of_rule(&replan(inventory.clone(), intent.clone(), &journal), RULE).is_empty());
+    journal.keep(vec![Original { knob, value: Value::Policy(Policy::Fifo(50)) }]).unwrap();
+    let found = replan(inventory, intent, &journal);
+    assert_eq!(policies(&found)["irq/9001-ahci"], Policy::BULK_DRIVER);
+}
