@@ -24,6 +24,9 @@ use crate::number;
 use crate::pcap::PcapError;
 use crate::sockperf;
 
+/// Size of a message where nothing else is said, bytes.
+pub const MESSAGE_BYTES: usize = 16;
+
 /// What the client is to do. Times are on the clock of the host under test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,12 +58,12 @@ pub struct ClientConfig {
 }
 
 impl ClientConfig {
-    /// The paper's load against `server` on the real clock: 1 to 10 ms, 16-byte messages, `requests` replies.
+    /// The paper's load against `server` on the real clock: 1 to 10 ms, messages of [`MESSAGE_BYTES`] bytes, `requests` replies.
     pub fn new(server: SocketAddr, requests: u64, seed: u64) -> Self {
         Self {
             server,
             bind: None,
-            message_bytes: 16,
+            message_bytes: MESSAGE_BYTES,
             min_gap_us: 1_000,
             max_gap_us: 10_000,
             timeout_us: 1_000_000,

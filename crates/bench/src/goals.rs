@@ -24,6 +24,10 @@ pub enum Measure {
     P99Ratio(Case, Case),
     /// p95 of the first divided by p95 of the second.
     P95Ratio(Case, Case),
+    /// Maximum of the first divided by that of the second.
+    MaxRatio(Case, Case),
+    /// Zero-loss throughput of the first divided by that of the second.
+    ZeroLossRatio(Case, Case),
     /// Standard deviation of the first divided by that of the second.
     SdRatio(Case, Case),
     /// Bulk throughput of the first divided by that of the second.
@@ -163,6 +167,90 @@ pub const VATC: [GoalSpec; 2] = [
     },
 ];
 
+/// A goal of `busypoll`'s slowest round trip against default NAPI's, as a factor.
+const fn max_below_napi(
+    id: &'static str,
+    text: &'static str,
+    napi: &'static str,
+    poll: &'static str,
+    target: f64,
+) -> GoalSpec {
+    let measure = Measure::MaxRatio(under(SmallPackets, napi), under(SmallPackets, poll));
+    GoalSpec { id, text, measure, bound: Bound::AtLeast, target }
+}
+
+/// A goal of `busypoll`'s rate without loss against default NAPI's.
+const fn rate_above_napi(
+    id: &'static str,
+    text: &'static str,
+    napi: &'static str,
+    poll: &'static str,
+    target: f64,
+) -> GoalSpec {
+    let measure = Measure::ZeroLossRatio(under(SmallPackets, poll), under(SmallPackets, napi));
+    GoalSpec { id, text, measure, bound: Bound::AtLeast, target }
+}
+
+/// The speed goals of `kbp`, by its cases' names.
+pub const KBP: [GoalSpec; 8] = [
+    max_below_napi(
+        "vm-64",
+        "VM, 64 bytes: slowest at least 100 times below NAPI's",
+        "napi-vm-64",
+        "busypoll-vm-64",
+        100.0,
+    ),
+    max_below_napi(
+        "vm-512",
+        "VM, 512 bytes: slowest at least 100 times below NAPI's",
+        "napi-vm-512",
+        "busypoll-vm-512",
+        100.0,
+    ),
+    max_below_napi(
+        "vm-1518",
+        "VM, 1518 bytes: slowest at least 100 times below NAPI's (paper: 83)",
+        "napi-vm-1518",
+        "busypoll-vm-1518",
+        100.0,
+    ),
+    max_below_napi(
+        "nat-64",
+        "container behind NAT, 64 bytes: slowest at least 26 times below NAPI's (paper: up to 26)",
+        "napi-nat-64",
+        "busypoll-nat-64",
+        26.0,
+    ),
+    max_below_napi(
+        "macvlan-64",
+        "container with macvlan, 64 bytes: slowest at least 26 times below NAPI's",
+        "napi-macvlan-64",
+        "busypoll-macvlan-64",
+        26.0,
+    ),
+    rate_above_napi(
+        "rate-64",
+        "VM, 64 bytes: no loss up to at least 1.36 times NAPI's rate",
+        "napi-vm-64",
+        "busypoll-vm-64",
+        1.36,
+    ),
+    rate_above_napi(
+        "rate-512",
+        "VM, 512 bytes: no loss up to at least 1.75 times NAPI's rate",
+        "napi-vm-512",
+        "busypoll-vm-512",
+        1.75,
+    ),
+    rate_above_napi(
+        "rate-1518",
+        "VM, 1518 bytes: no loss up to at least 3.28 times NAPI's rate",
+        "napi-vm-1518",
+        "busypoll-vm-1518",
+        3.28,
+    ),
+];
+
 /// What Access'18 finds in IV-C, as goals of `ablation`.
 pub const ABLATION: [GoalSpec; 3] = [
     GoalSpec {
@@ -245,6 +333,7 @@ pub fn of_experiment(experiment: &str) -> &'static [GoalSpec] {
         "memcached" => &MEMCACHED,
         "voip" => &VOIP,
         "vatc" => &VATC,
+        "kbp" => &KBP,
         _ => &[],
     }
 }
@@ -303,6 +392,14 @@ impl Measure {
             Measure::P95Ratio(above, below) => {
                 let p95 = |result: &MethodResult| result.latency_us.map(|latency| latency.p95);
                 ratio(results, above, below, p95, "µs")
+            }
+            Measure::MaxRatio(above, below) => {
+                let max = |result: &MethodResult| result.latency_us.map(|latency| latency.max);
+                ratio(results, above, below, max, "µs")
+            }
+            Measure::ZeroLossRatio(above, below) => {
+                let rate = |result: &MethodResult| result.zero_loss.map(|of| of.frames_per_s);
+                ratio(results, above, below, rate, "frames/s")
             }
             Measure::SdRatio(above, below) => {
                 let sd = |result: &MethodResult| result.latency_us.map(|latency| latency.sd);

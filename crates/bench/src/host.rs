@@ -14,6 +14,7 @@ use ontime_lab::{Lab, LabError, Machine};
 use thiserror::Error;
 
 use crate::client::{self, ClientConfig, ClientError, Peer};
+use crate::paced::Paced;
 use crate::pcap::PcapError;
 use crate::schema::Clock;
 
@@ -22,8 +23,8 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Boots of a VM before it is given up: emulated SVM hangs a few guests (docs/lab.md).
 const BOOTS: u32 = 6;
 
-/// Rules that make the VM named `rt` known to the daemon as RT.
-const TENANTS: &str = "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n";
+/// Rules that make the VM named `rt`, and what runs in the cgroup `rt.scope`, known to the daemon as RT.
+const TENANTS: &str = "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n[[tenant]]\ncgroup = \"/rt.scope\"\nclass = \"rt\"\nlevel = 0\n";
 
 /// A VM to start: its name, its role, the network it is on and its address there (`lab-vm`, docs/lab.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,6 +89,17 @@ pub enum MeasureError {
     /// The host's CPU accounting.
     #[error("the emulated host's CPU use cannot be read from {0:?}")]
     Accounting(String),
+    /// The trace in the host.
+    #[error("{path}: not a report of ontime trace: {what}", path = path.display())]
+    Trace {
+        /// Its report.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// `ontime doctor` in the host.
+    #[error("ontime doctor in the emulated host: {0}")]
+    Doctor(String),
 }
 
 /// The emulated host.
@@ -208,6 +220,33 @@ impl Host {
             Some(error) => Err(error.into()),
             None => Ok(outcome.map(|_| ())?),
         }
+    }
+
+    /// Sends a steady rate of datagrams from this process's namespace, by the host's clock, and watches the host meanwhile.
+    ///
+    /// # Errors
+    /// The host is no more, or the load cannot be sent.
+    pub fn paced(&mut self, mut load: Paced, captures: &[PathBuf]) -> Result<(), MeasureError> {
+        if self.clock == Clock::Virtual {
+            load.captures = captures.to_vec();
+            load.scale = 5.0;
+        }
+        let mut failure = None;
+        let mut looked = Instant::now();
+        load.send(|_| {
+            if looked.elapsed() < Duration::from_millis(200) {
+                return ControlFlow::Continue(());
+            }
+            looked = Instant::now();
+            match self.lab.alive() {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => {
+                    failure = Some(error);
+                    ControlFlow::Break(())
+                }
+            }
+        })?;
+        failure.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// CPU time that something other than the lab's own spinner used, and the host's uptime.

@@ -24,9 +24,10 @@
 //! - [`goals::evaluate`] judges, [`paper::Figures`] compares, [`report`] shows. [`histogram::rtla`] and
 //!   [`histogram::hgrm`] write what other tools read.
 //!
-//! [`rt_server`], [`heavy`] and [`vatc`] are experiments: each starts an emulated host ([`host`], [`ontime_lab`]) and runs its load ([`flood`],
-//! [`client`]) against it. [`server`] is where the RT server runs: in a VM, in one with outsourced sockets, on the host; [`workload`] what
-//! it is and who asks it: sockperf, memcached ([`memcached`]), Kamailio between two SIPp ([`voip`]).
+//! [`rt_server`], [`heavy`], [`vatc`], [`inversion`] and [`kbp`] are experiments: each starts an emulated host ([`host`], [`ontime_lab`]) and runs its load
+//! ([`trial`], [`flood`], [`client`], [`paced`]) against it; [`segments`] traces it meanwhile. [`server`] is where the RT server runs: in a VM, in one with
+//! outsourced sockets, in a container, on the host; [`workload`] what it is and who asks it: sockperf, memcached ([`memcached`]), Kamailio between
+//! two SIPp ([`voip`]).
 //!
 //! Definitions are in `docs/bench.md`. Nothing but the experiments, the client and the two file readers does I/O.
 
@@ -39,17 +40,22 @@ pub mod goals;
 pub mod heavy;
 pub mod histogram;
 pub mod host;
+pub mod inversion;
+pub mod kbp;
 pub mod memcached;
 pub mod number;
+pub mod paced;
 pub mod paper;
 pub mod pcap;
 pub mod report;
 pub mod rt_server;
 pub mod schema;
+pub mod segments;
 pub mod server;
 pub mod sockperf;
 pub mod stats;
 pub mod tcp;
+pub mod trial;
 pub mod vatc;
 pub mod voip;
 pub mod wire;

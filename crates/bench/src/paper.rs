@@ -18,7 +18,9 @@ pub enum PaperError {
     #[error("papers/figures.toml: {0}")]
     Figures(#[from] toml::de::Error),
     /// No paper has such an experiment.
-    #[error("no paper's figures are known for experiment {0:?}; known are rt-server, ablation, memcached, voip")]
+    #[error(
+        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, vatc, inversion, kbp, memcached, voip"
+    )]
     Experiment(String),
 }
 
@@ -151,6 +153,10 @@ impl Figures {
             "ablation" => vec![("outsourcing", outsourcing), ("threaded", threaded)],
             // Figures 14 and 15 are plots; the text states differences only (`Self::notes`).
             "memcached" | "voip" => Vec::new(),
+            // Figure 11 is a plot; its load, and so the whole of its three segments, is Table 3's.
+            "segments" => vec![("vanilla", vanilla), ("threaded", threaded)],
+            // The text has ratios or no figure.
+            "bulk" | "vatc" | "inversion" | "kbp" => Vec::new(),
             _ => return Err(PaperError::Experiment(experiment.to_string())),
         };
         Ok(rows.into_iter().map(|(method, line)| line.row(method, &conditions)).collect())

@@ -3,25 +3,18 @@
 //! In: which [`Case`]s on which emulated host. Out: a [`MethodResult`] for each. One [`measure`] is one boot of the
 //! host: three VMs are started as a user would (QEMU, vhost-net, bridges), `ontime daemon` runs, and each case is a
 //! method that `ontime apply` switches to, and a place of the server ([`crate::server`]). Requests come from outside; so does
-//! the flood ([`crate::flood`]); so do all times. `ablation` is the same with other cases, `memcached` and `voip` with another
-//! [`Workload`].
-
-use std::fs;
-use std::path::Path;
+//! the flood ([`crate::flood`]); so do all times. `ablation` and `segments` are the same with other cases, `memcached` and `voip` with
+//! another [`Workload`].
 
 use ontime_lab::images::Images;
 
-use crate::bulk::{self, BulkFlows};
-use crate::flood::{self, Flood, Kind};
-use crate::host::{Host, MeasureError, Site, Vm, size, slice};
-use crate::schema::{Load, MethodResult, Run};
+use crate::host::{Host, MeasureError, Site, Vm};
+use crate::schema::{Load, MethodResult};
+use crate::segments::Trace;
 use crate::server::{self, Place, Seat, Wake};
-use crate::workload::{self, Workload};
+use crate::trial::{BULK_VMS, Requests, Trial};
+use crate::workload::Workload;
 
-/// The bulk VMs' names and addresses on the bulk network.
-const BULK_VMS: [(&str, &str); 2] = [("bulk1", "10.2.0.2"), ("bulk2", "10.2.0.3")];
-/// TCP connections to each bulk VM.
-const STREAMS: u8 = 4;
 /// Requests at the start of each case that do not count: caches, ARP, the client learning the clock.
 const WARM_UP: u64 = 20;
 
@@ -100,6 +93,8 @@ pub struct Plan {
     pub workload: Workload,
     /// In this order.
     pub cases: Vec<Case>,
+    /// Whether `ontime trace` runs in the host meanwhile ([`crate::segments`]).
+    pub traced: bool,
     /// Counted requests a case, at least.
     pub requests: u64,
     /// Seed of the gaps between requests.
@@ -144,59 +139,24 @@ fn measure_case(
     case: &Case,
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
-    let name = format!("{}, {}", case.name, case.load.words());
-    progress(&format!("{name}: applying"));
+    let name = format!("{}-{}", case.name, case.load.name());
+    progress(&format!("{}, {}: applying", case.name, case.load.words()));
     host.apply(case.method())?;
-    let captures = [host.lab.capture("rt"), host.lab.capture("bulk")];
-    let kind = match case.load {
-        Load::None => None,
-        Load::Tcp => Some(Kind::Receive { streams: STREAMS }),
-        Load::SmallPackets => Some(Kind::ReceiveSmall),
-    };
-    let client = plan.workload.ready(host, plan.seed)?;
-    let flood = match kind {
-        Some(kind) => Some(Flood::start(&mut host.lab, &captures[1], &BULK_VMS, kind)?),
-        None => None,
-    };
-    host.lab.stamp_arrivals(true)?;
-    let offsets = captures.clone().map(|path| size(&path));
-    let before = host.cpu_time()?;
-    let load = workload::Load {
-        requests: plan.requests + WARM_UP,
-        seed: plan.seed,
-        captures: &captures,
-        dir: &plan.site.dir,
-        name: &name,
-    };
-    plan.workload.send(client, host, &load, progress)?;
-    let after = host.cpu_time()?;
-    host.lab.stamp_arrivals(false)?;
-    if let Some(flood) = flood {
-        flood.stop()?;
-    }
-    let cut = |capture: &Path, from, nic: &str| {
-        let cut = plan.site.dir.join(format!("{}-{}-{nic}.pcap", case.name, case.load.name()));
-        slice(capture, from, &cut).map(|()| cut)
-    };
-    let ([rt_all, bulk_all], [rt_from, bulk_from]) = (&captures, offsets);
-    let rt_capture = cut(rt_all, rt_from, "rt")?;
-    let bulk_capture = cut(bulk_all, bulk_from, "bulk")?;
-    let (wire, notes) = plan.workload.analyse(&rt_capture, WARM_UP)?;
-    let flows = BulkFlows { ports: vec![flood::PORT], window: wire.span_ns };
-    let bulk = if case.load == Load::Tcp { Some(bulk::analyse(&bulk_capture, flows)?) } else { None };
-    // A flood's capture is large, and its sums are in the result.
-    let _ = fs::remove_file(&bulk_capture);
-    let mut result = MethodResult::new(&Run {
+    let trial = Trial {
         method: &case.name,
         label: &case.label(),
-        kernel: &host.kernel,
-        clock: host.clock,
-        cpus: u32::from(host.cpus),
         load: case.load,
-        wire: &wire,
-        bulk: bulk.as_ref(),
-        cpu_share: after.share_since(&before, host.cpus),
-    });
-    result.notes.extend(notes);
+        requests: Requests::Client { workload: plan.workload, count: plan.requests + WARM_UP, seed: plan.seed },
+        warmup: WARM_UP,
+    };
+    if !plan.traced {
+        return trial.run(host, &plan.site.dir, progress);
+    }
+    let trace = Trace::start(host, &name)?;
+    let measured = trial.run(host, &plan.site.dir, progress);
+    // Now that the flood is over it has the time to write its report; and it must not be there in the next case.
+    let segments = trace.finish(host, &plan.site.dir.join("files"));
+    let mut result = measured?;
+    segments?.add_to(&mut result);
     Ok(result)
 }

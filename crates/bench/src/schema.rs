@@ -13,7 +13,7 @@ use crate::stats::Summary;
 use crate::wire::{WireAnalysis, WireCounts};
 
 /// The version that this code writes and reads.
-pub const SCHEMA_VERSION: u32 = 3;
+pub const SCHEMA_VERSION: u32 = 4;
 
 /// Why a report could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -202,6 +202,16 @@ pub struct MethodResult {
     pub cpu_share: Option<f64>,
     /// CPU time of a byte of bulk payload, in `bulk`; `null` elsewhere.
     pub cost: Option<Cost>,
+    /// What `ontime doctor` says of the rule that is switched off, in `inversion`; `null` elsewhere.
+    pub doctor: Option<DoctorRow>,
+    /// Bytes of a frame with its check sequence, in `kbp`; `null` elsewhere.
+    pub frame_bytes: Option<u32>,
+    /// The highest rate without loss, in `kbp`; `null` elsewhere.
+    pub zero_loss: Option<ZeroLoss>,
+    /// How long the RT NIC polled and rested, under adaptive polling in `kbp`; `null` elsewhere.
+    pub polling: Option<Polling>,
+    /// Where the requests' time went, by the trace in the host, in `segments`; empty elsewhere.
+    pub segments: Vec<SegmentTime>,
     /// The response times' occupied bins, ascending.
     pub histogram: Vec<HistogramBin>,
     /// What a reader must know of this result.
@@ -294,6 +304,69 @@ pub struct Cost {
     pub guest_ns_per_byte: f64,
 }
 
+/// A row of `ontime doctor` (docs/doctor.md).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DoctorRow {
+    /// The rule.
+    pub rule: String,
+    /// `ok`, `unknown`, `warning` or `critical`.
+    pub state: String,
+    /// What was found.
+    pub found: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// The highest rate at which no frame was lost (RFC 2544, 26.1), by a binary search, frames a second on the result's clock: on the virtual
+/// one a count of instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ZeroLoss {
+    /// That rate, as it was at the wire; 0 where frames were lost at every rate.
+    pub frames_per_s: f64,
+    /// The lowest rate with loss, as it was at the wire; `null` where the sender could not send so fast.
+    pub lossy_frames_per_s: Option<f64>,
+    /// Rates that were tried.
+    pub trials: u32,
+    /// Frames of a trial.
+    pub frames_each: u64,
+}
+
+/// Adaptive polling's balance since it was put in force, s.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Polling {
+    /// It polled.
+    pub polled_s: f64,
+    /// It waited for interrupts: CPU time saved against polling always.
+    pub saved_s: f64,
+}
+
+/// A part of the requests' way through the host (Access'18, Figure 10), us on the host's clock, the probes' own cost included.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SegmentTime {
+    /// `host receive`, `guest`, `host send`, or `in all`.
+    pub segment: String,
+    /// Requests; those of the warm-up are among them.
+    pub count: u64,
+    /// Smallest.
+    pub min_us: f64,
+    /// Arithmetic mean.
+    pub mean_us: f64,
+    /// Median.
+    pub p50_us: f64,
+    /// 95th percentile.
+    pub p95_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// 99.9th percentile.
+    pub p99_9_us: f64,
+    /// Largest.
+    pub max_us: f64,
+}
+
 /// A goal and what became of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -370,6 +443,11 @@ impl MethodResult {
             bulk: run.bulk.map_or_else(Vec::new, |bulk| bulk.receivers.clone()),
             cpu_share: run.cpu_share.filter(|share| share.is_finite()),
             cost: None,
+            doctor: None,
+            frame_bytes: None,
+            zero_loss: None,
+            polling: None,
+            segments: Vec::new(),
             histogram: bins.bins().iter().map(HistogramBin::from).collect(),
             notes: capture_notes(run),
         }

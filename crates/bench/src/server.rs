@@ -11,6 +11,8 @@ use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
 
 /// The server's address on the RT network.
 pub const ADDRESS: [u8; 4] = [10, 1, 0, 2];
+/// A container's own address behind address translation (`lab-netns nat`).
+const NAT_ADDRESS: &str = "172.17.0.2";
 /// The VM's name: the rules make it RT.
 const NAME: &str = "rt";
 /// Files of `/etc/ontime`: the RT NIC is RT, also while it is in a namespace where no tenant of the host's own is seen to use it.
@@ -34,6 +36,17 @@ pub enum Place {
     Outsourced(Wake),
     /// On the host, at the place of a vCPU: what no VM can be better than.
     Process,
+    /// In a cgroup and a network namespace of its own, where Ontime places it.
+    Container(Net),
+}
+
+/// A container's way to the RT NIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Net {
+    /// A veth pair to a bridge, and address translation, as Docker does.
+    Nat,
+    /// A macvlan.
+    Macvlan,
 }
 
 /// A server program and the port that it answers.
@@ -102,8 +115,8 @@ impl Seat {
         }
         self.place = None;
         vacate(host, NAME)?;
-        let address = ADDRESS.map(|byte| byte.to_string()).join(".");
-        let Server { role, command, bind, .. } = self.server;
+        let address = dotted(ADDRESS);
+        let Server { role, bind, .. } = self.server;
         let vm = |net| Vm { name: NAME, role, net, address: &address };
         match place {
             Place::Vm => boot_vm(&mut host.lab, &vm("rt"), progress)?,
@@ -113,17 +126,38 @@ impl Seat {
             }
             Place::Process => {
                 progress("starting the server on the host itself");
-                host.shell(&format!(
-                    "mkdir -p /run/guest && {{ mountpoint -q /run/guest || mount -o ro /dev/vdb /run/guest; }} && \
-                     lab-netns up {NAME} rt {address} && \
-                     {{ setsid ip netns exec {NAME} chrt --fifo 47 chroot /run/guest {command} \
-                     > /lab/process.log 2>&1 < /dev/null & echo $! > /run/{NAME}.pid; }}"
-                ))?;
+                host.shell(&format!("lab-netns up {NAME} rt {address}"))?;
+                self.run_in_namespace(host, &address, "exec chrt --fifo 47")?;
+            }
+            Place::Container(net) => {
+                progress("starting the server in a container");
+                let (verb, own) = match net {
+                    Net::Nat => ("nat", NAT_ADDRESS),
+                    Net::Macvlan => ("up", address.as_str()),
+                };
+                host.shell(&format!("lab-netns {verb} {NAME} rt {address}"))?;
+                let join = "mkdir -p /sys/fs/cgroup/rt.scope && echo $$ > /sys/fs/cgroup/rt.scope/cgroup.procs && exec";
+                self.run_in_namespace(host, own, join)?;
             }
         }
         self.place = Some(place);
         Ok(())
     }
+
+    /// The server in the namespace that stands by now, at `address` there; `place` is what the shell does for it first.
+    fn run_in_namespace(&self, host: &mut Host, address: &str, place: &str) -> Result<(), MeasureError> {
+        let command = self.server.command.replace(&dotted(ADDRESS), address);
+        host.shell(&format!(
+            "mkdir -p /run/guest && {{ mountpoint -q /run/guest || mount -o ro /dev/vdb /run/guest; }} && \
+             {{ setsid sh -c '{place} ip netns exec {NAME} chroot /run/guest {command}' \
+             > /lab/process.log 2>&1 < /dev/null & echo $! > /run/{NAME}.pid; }}"
+        ))?;
+        Ok(())
+    }
+}
+
+fn dotted(address: [u8; 4]) -> String {
+    address.map(|byte| byte.to_string()).join(".")
 }
 
 /// Gives the host the guest module; before it boots. Built first where it is missing.

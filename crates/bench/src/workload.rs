@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::client::{ClientConfig, ClientError};
+use crate::client::{self, ClientConfig, ClientError};
 use crate::host::{Host, MeasureError};
 use crate::memcached;
 use crate::number;
@@ -31,7 +31,10 @@ const HEADERS: u32 = 96;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Workload {
     /// `sockperf server`, UDP (Access'18, IV-A).
-    Sockperf,
+    Sockperf {
+        /// Size of a message, [`crate::sockperf::HEADER`] to [`crate::sockperf::LONGEST`].
+        message_bytes: usize,
+    },
     /// memcached, TCP (IV-G 2).
     Memcached {
         /// The client's connections; requests go by each in turn.
@@ -41,10 +44,16 @@ pub enum Workload {
     Voip,
 }
 
+/// sockperf with the client's own messages.
+pub const SOCKPERF: Workload = Workload::Sockperf { message_bytes: client::MESSAGE_BYTES };
+
 /// A client that is ready: the server is up and knows it.
 pub enum Client {
     /// Its first request is the first that the server sees.
-    Sockperf,
+    Sockperf {
+        /// As in [`Workload::Sockperf`].
+        message_bytes: usize,
+    },
     /// Connected, every key has a value.
     Memcached(Box<memcached::client::Client>),
     /// The proxy has answered.
@@ -70,14 +79,14 @@ impl Workload {
     /// The server program.
     pub fn server(self) -> Server {
         match self {
-            Workload::Sockperf => server::SOCKPERF,
+            Workload::Sockperf { .. } => server::SOCKPERF,
             Workload::Memcached { .. } => server::MEMCACHED,
             Workload::Voip => server::KAMAILIO,
         }
     }
 
     /// Its address on the RT network.
-    fn address(self) -> SocketAddr {
+    pub fn address(self) -> SocketAddr {
         SocketAddr::new(IpAddr::from(server::ADDRESS), self.server().port)
     }
 
@@ -92,7 +101,7 @@ impl Workload {
     /// The server does not come up, or is another; the host is no more.
     pub fn ready(self, host: &mut Host, seed: u64) -> Result<Client, MeasureError> {
         match self {
-            Workload::Sockperf => Ok(Client::Sockperf),
+            Workload::Sockperf { message_bytes } => Ok(Client::Sockperf { message_bytes }),
             Workload::Voip => voip::sipp::wait_for(host, self.address()).map(|()| Client::Voip),
             Workload::Memcached { connections } => {
                 let start = Instant::now();
@@ -123,7 +132,9 @@ impl Workload {
     ) -> Result<(), MeasureError> {
         let config = ClientConfig::new(self.address(), load.requests, load.seed);
         match client {
-            Client::Sockperf => host.requests(config, load.captures, load.name, progress),
+            Client::Sockperf { message_bytes } => {
+                host.requests(ClientConfig { message_bytes, ..config }, load.captures, load.name, progress)
+            }
             Client::Memcached(mut client) => {
                 let requests = Some(memcached::requests(load.requests));
                 let config = ClientConfig { requests, timeout_us: TCP_TIMEOUT_US, give_up_after: 3, ..config };
@@ -149,7 +160,9 @@ impl Workload {
     pub fn analyse(self, capture: &Path, warmup: u64) -> Result<(WireAnalysis, Vec<String>), PcapError> {
         let port = self.server().port;
         match self {
-            Workload::Sockperf => Ok((wire::analyse(capture, RtFlow { warmup, ..RtFlow::new(port) })?, Vec::new())),
+            Workload::Sockperf { .. } => {
+                Ok((wire::analyse(capture, RtFlow { warmup, ..RtFlow::new(port) })?, Vec::new()))
+            }
             Workload::Memcached { connections } => {
                 let memcached::wire::Analysis { gets, sets } = memcached::wire::analyse(capture, port, warmup)?;
                 let asked = format!(
@@ -180,7 +193,7 @@ impl Workload {
     pub fn options(self) -> Vec<String> {
         match self {
             Workload::Memcached { connections } => vec!["--connections".to_owned(), connections.to_string()],
-            Workload::Sockperf | Workload::Voip => Vec::new(),
+            Workload::Sockperf { .. } | Workload::Voip => Vec::new(),
         }
     }
 }

@@ -15,7 +15,9 @@ use ontime_bench::bulk::{self, BulkAnalysis, BulkFlows};
 use ontime_bench::goals;
 use ontime_bench::paper::Figures;
 use ontime_bench::report;
-use ontime_bench::schema::{Clock, Load, MethodResult, Report, Run, SCHEMA_VERSION, SchemaError, json_schema};
+use ontime_bench::schema::{
+    Clock, DoctorRow, Load, MethodResult, Report, Run, SCHEMA_VERSION, SchemaError, SegmentTime, json_schema,
+};
 use ontime_bench::wire::{self, RtFlow, WireAnalysis};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -253,6 +255,46 @@ fn csv_has_a_line_a_result_and_the_papers_alone() {
     assert_eq!((at(0, "paper_p99_us"), at(4, "paper_p99_us")), ("225".to_string(), String::new()));
     assert_eq!(at(9, "method"), "outsourcing");
     assert_eq!(at(9, "paper_mean_us"), "32.9");
+}
+
+#[test]
+fn segments_and_the_doctors_rows_are_in_every_form() {
+    let mut report = a_report(200);
+    report.experiment = "segments".to_owned();
+    let time = |segment: &str, max_us| SegmentTime {
+        segment: segment.to_owned(),
+        count: 200,
+        min_us: 1.0,
+        mean_us: 2.5,
+        p50_us: 2.0,
+        p95_us: 3.0,
+        p99_us: 4.0,
+        p99_9_us: 5.0,
+        max_us,
+    };
+    report.results[1].segments = vec![time("host receive", 1_234.0), time("guest", 77.0), time("in all", 1_400.0)];
+    let (rule, state) = ("napi-thread".to_owned(), "warning".to_owned());
+    let (found, remedy) = ("2 of 2 not as wanted <napi/rt0>".to_owned(), "FIFO 49".to_owned());
+    report.results[2].doctor = Some(DoctorRow { rule, state, found, remedy });
+    assert!(Report::from_json(&report.to_json().unwrap()).unwrap() == report);
+    let text = report::csv(&report);
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let heads = reader.headers().unwrap().clone();
+    let lines: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+    let at = |line: usize, head: &str| lines[line][heads.iter().position(|h| h == head).unwrap()].to_string();
+    assert_eq!((at(1, "host_receive_max_us"), at(1, "guest_mean_us")), ("1234".to_owned(), "2.5".to_owned()));
+    assert_eq!((at(1, "host_send_max_us"), at(0, "guest_mean_us")), (String::new(), String::new()));
+    assert_eq!(
+        (at(2, "doctor_state"), at(2, "doctor_found")),
+        ("warning".to_owned(), "2 of 2 not as wanted <napi/rt0>".to_owned())
+    );
+    let page = report::html(&report);
+    assert!(page.contains("Segments of the way") && page.contains("1,234") && page.contains("&lt;napi/rt0&gt;"));
+    let terminal = report::terminal(&report);
+    let line = terminal.lines().find(|line| line.contains("host receive")).unwrap();
+    assert!(line.starts_with("rt-default") && line.contains("1,234"), "{line}");
+    report.experiment = "inversion".to_owned();
+    assert!(report::terminal(&report).lines().any(|line| line.starts_with("threaded") && line.ends_with("warning")));
 }
 
 #[test]

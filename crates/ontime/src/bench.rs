@@ -1,6 +1,8 @@
 //! `ontime bench`: the experiments, one for each figure or table of the papers.
 
 mod bulk;
+mod inversion;
+mod kbp;
 mod rt_server;
 mod vatc;
 
@@ -11,11 +13,13 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, bail};
 use clap::Subcommand;
 use ontime_bench::host::{MeasureError, Site};
-use ontime_bench::schema::{self, Report};
+use ontime_bench::paper::Figures;
+use ontime_bench::schema::{self, MethodResult, Report, SCHEMA_VERSION};
 use ontime_bench::{goals, report};
 use ontime_lab::images::Images;
 use ontime_lab::{Clock, Kernel, Machine, isolate};
 
+use crate::exit::{OK, THRESHOLD};
 use crate::lab;
 use crate::paths::Paths;
 
@@ -32,6 +36,12 @@ enum Experiment {
     RtServer(rt_server::Args),
     /// Access'18 IV-C (Fig. 9): the same load with both of its techniques, with each alone, and with virtual interrupts
     Ablation(rt_server::Args),
+    /// Access'18 IV-D (Fig. 11): the same load, and where a request's time goes: host receive, guest, host send
+    Segments(rt_server::Args),
+    /// Each rule of hostnet's table switched off alone under a flood: what it costs, and what `ontime doctor` says
+    Inversion(inversion::Inversion),
+    /// KBP 5 and 6 (Figs. 8, 9, 11, 12): round trips and zero-loss throughput by polling and by interrupts, VM and containers
+    Kbp(kbp::Kbp),
     /// VATC IV-B: a periodic RT request beside up to four VMs that send small packets by the same NIC
     Vatc(vatc::Vatc),
     /// Access'18 IV-F (Fig. 13): what a byte of bulk TCP costs host and guest, through vhost-net and by outsourced sockets
@@ -124,6 +134,9 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
     match &args.experiment {
         Experiment::RtServer(args) => rt_server::run(args, &rt_server::RT_SERVER),
         Experiment::Ablation(args) => rt_server::run(args, &rt_server::ABLATION),
+        Experiment::Segments(args) => rt_server::run(args, &rt_server::SEGMENTS),
+        Experiment::Inversion(args) => inversion::run(args),
+        Experiment::Kbp(args) => kbp::run(args),
         Experiment::Voip(args) => rt_server::run(args, &rt_server::VOIP),
         Experiment::Memcached(args) => rt_server::memcached(args),
         Experiment::Bulk(args) => bulk::run(args),
@@ -136,6 +149,53 @@ fn schema_clock(clock: Clock) -> schema::Clock {
     match clock {
         Clock::Virtual => schema::Clock::Virtual,
         Clock::Real => schema::Clock::Real,
+    }
+}
+
+/// What an experiment measured, and the cases that it could not.
+#[derive(Debug)]
+struct Measured {
+    experiment: &'static str,
+    clock: Clock,
+    seed: u64,
+    results: Vec<MethodResult>,
+    missing: Vec<String>,
+    /// What a reader must know besides.
+    notes: Vec<String>,
+}
+
+impl Measured {
+    /// Puts the report together and shows it. The status says whether anything is missing.
+    fn report(self, output: &Output) -> anyhow::Result<ExitCode> {
+        let Self { experiment, clock, seed, results, missing, mut notes } = self;
+        if results.is_empty() {
+            bail!("nothing could be measured: {}", missing.join("; "));
+        }
+        let figures = Figures::load()?;
+        notes.extend(figures.notes(experiment));
+        notes.extend(missing.iter().cloned());
+        let clock = schema_clock(clock);
+        let kernel = results.iter().map(|result| result.kernel.as_str()).max().unwrap_or_default().to_owned();
+        let words: Vec<String> = std::env::args().skip(1).collect();
+        let report = Report {
+            schema_version: SCHEMA_VERSION,
+            experiment: experiment.to_owned(),
+            clock,
+            goals: goals::evaluate(goals::of_experiment(experiment), &results, clock, &kernel),
+            kernel,
+            seed,
+            command: format!("ontime {}", words.join(" ")),
+            created: created()?,
+            machine: machine_name(),
+            results,
+            paper: figures.rows(experiment)?,
+            notes,
+        };
+        write(&report, output)?;
+        for line in &missing {
+            eprintln!("ontime: {line}");
+        }
+        Ok(ExitCode::from(if missing.is_empty() { OK } else { THRESHOLD }))
     }
 }
 

@@ -2,9 +2,10 @@
 
 use super::rows;
 use crate::schema::{Clock, Distribution, MethodResult, PaperRow, Report};
+use crate::segments::SEGMENTS;
 
 /// The columns, in order. Units are in the names; an empty cell was not measured.
-const COLUMNS: [&str; 35] = [
+const COLUMNS: [&str; 54] = [
     "experiment",
     "method",
     "label",
@@ -35,6 +36,25 @@ const COLUMNS: [&str; 35] = [
     "max_us",
     "bulk_gbps",
     "cpu_share",
+    "host_receive_mean_us",
+    "host_receive_p50_us",
+    "host_receive_p99_us",
+    "host_receive_max_us",
+    "guest_mean_us",
+    "guest_p50_us",
+    "guest_p99_us",
+    "guest_max_us",
+    "host_send_mean_us",
+    "host_send_p50_us",
+    "host_send_p99_us",
+    "host_send_max_us",
+    "doctor_state",
+    "doctor_found",
+    "frame_bytes",
+    "zero_loss_frames_per_s",
+    "lossy_frames_per_s",
+    "polled_s",
+    "saved_s",
     "p99_times_below_vanilla",
     "paper_mean_us",
     "paper_p99_us",
@@ -84,6 +104,19 @@ fn ours(result: &MethodResult, seed: u64) -> Vec<String> {
     cells.push(result.duration_s.to_string());
     cells.extend(latency(result.latency_us.as_ref()));
     cells.extend([cell(result.bulk_gbps), cell(result.cpu_share)]);
+    for name in SEGMENTS {
+        let of = result.segments.iter().find(|of| of.segment == name);
+        let figures = [of.map(|of| of.mean_us), of.map(|of| of.p50_us), of.map(|of| of.p99_us), of.map(|of| of.max_us)];
+        cells.extend(figures.map(cell));
+    }
+    let doctor = result.doctor.as_ref();
+    cells.extend(
+        [doctor.map(|row| row.state.clone()), doctor.map(|row| row.found.clone())].map(Option::unwrap_or_default),
+    );
+    cells.push(result.frame_bytes.map_or_else(String::new, |bytes| bytes.to_string()));
+    let rate = result.zero_loss.as_ref();
+    cells.extend([cell(rate.map(|of| of.frames_per_s)), cell(rate.and_then(|of| of.lossy_frames_per_s))]);
+    cells.extend([cell(result.polling.map(|of| of.polled_s)), cell(result.polling.map(|of| of.saved_s))]);
     cells
 }
 

@@ -22,6 +22,9 @@ pub fn html(report: &Report) -> String {
         &html! {
             (head(report))
             (comparison(report))
+            (segments(report))
+            (rules(report))
+            (throughput(report))
             (goal_table(report))
             (against(report))
             (distributions(report))
@@ -168,6 +171,82 @@ fn key(result: &MethodResult) -> Markup {
         svg.key viewBox="0 0 30 10" aria-hidden="true" {
             path class=(format!("{} {}", stroke(result), colour(&result.method))) d="M1 5L29 5" {}
         }
+    }
+}
+
+/// Where the requests' time went, where the host was traced.
+fn segments(report: &Report) -> Markup {
+    if report.results.iter().all(|result| result.segments.is_empty()) {
+        return html! {};
+    }
+    html! {
+        h2 { "Segments of the way" }
+        p { "By the trace in the host, µs on its clock; the probes' own cost is in them." }
+        div.scroll tabindex="0" role="region" aria-label="Segments" { table {
+            thead { tr {
+                th.left scope="col" { "method" }
+                th.left scope="col" { "segment" }
+                @for name in ["requests", "min", "mean", "p50", "p95", "p99", "p99.9", "max"] { th scope="col" { (name) } }
+            } }
+            @for result in &report.results {
+                tbody { @for of in &result.segments { tr {
+                    th scope="row" { (key(result)) (result.label) small { (condition(result)) } }
+                    td.left { (of.segment) }
+                    td { (number::count(of.count)) }
+                    @for figure in [of.min_us, of.mean_us, of.p50_us, of.p95_us, of.p99_us, of.p99_9_us, of.max_us] {
+                        td { (number::us(figure)) }
+                    }
+                } } }
+            }
+        } }
+    }
+}
+
+/// Zero-loss throughput, and what adaptive polling saved.
+fn throughput(report: &Report) -> Markup {
+    if report.results.iter().all(|result| result.zero_loss.is_none() && result.polling.is_none()) {
+        return html! {};
+    }
+    html! {
+        h2 { "Throughput without loss" }
+        p { "The highest rate at which every frame was answered, by a binary search (RFC 2544). On the virtual clock it is a count of instructions." }
+        div.scroll tabindex="0" role="region" aria-label="Throughput" { table {
+            thead { tr {
+                th.left scope="col" { "method" }
+                @for name in ["frame, bytes", "frames/s without loss", "frames/s with loss", "trials", "frames each", "polled, s", "rested, s"] {
+                    th scope="col" { (name) }
+                }
+            } }
+            tbody { @for result in report.results.iter().filter(|of| of.zero_loss.is_some() || of.polling.is_some()) { tr {
+                th scope="row" { (key(result)) (result.label) small { (condition(result)) } }
+                td { (cell(result.frame_bytes.map(u64::from), number::count)) }
+                td { (cell(result.zero_loss.map(|of| of.frames_per_s), number::significant)) }
+                td { (cell(result.zero_loss.and_then(|of| of.lossy_frames_per_s), number::significant)) }
+                td { (cell(result.zero_loss.map(|of| u64::from(of.trials)), number::count)) }
+                td { (cell(result.zero_loss.map(|of| of.frames_each), number::count)) }
+                td { (cell(result.polling.map(|of| of.polled_s), number::significant)) }
+                td { (cell(result.polling.map(|of| of.saved_s), number::significant)) }
+            } } }
+        } }
+    }
+}
+
+/// What the doctor says of rules that were switched off.
+fn rules(report: &Report) -> Markup {
+    if report.results.iter().all(|result| result.doctor.is_none()) {
+        return html! {};
+    }
+    html! {
+        h2 { "What ontime doctor says of each rule that is switched off" }
+        div.scroll tabindex="0" role="region" aria-label="Doctor" { table.wrap {
+            thead { tr { @for name in ["rule", "state", "found", "remedy"] { th.left scope="col" { (name) } } } }
+            tbody { @for row in report.results.iter().filter_map(|result| result.doctor.as_ref()) { tr {
+                th scope="row" { (row.rule) }
+                td.left { (row.state) }
+                td.left { (row.found) }
+                td.left { (row.remedy) }
+            } } }
+        } }
     }
 }
 

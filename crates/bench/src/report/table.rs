@@ -6,8 +6,8 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 
 use super::{Row, condition, rows, unfavourable};
-use crate::number;
 use crate::schema::{Bound, Distribution, Report};
+use crate::{heavy, inversion, kbp, number, segments, vatc};
 
 const DASH: &str = "-";
 /// Column heads; the first line names the group.
@@ -40,7 +40,8 @@ pub fn terminal(report: &Report) -> String {
             Cell::new(text).set_alignment(alignment)
         }));
     }
-    let mut text = format!("{}: response time at the NIC, µs\n{table}\n", report.experiment);
+    let mut text = own(report).map_or_else(String::new, |own| own + "\n");
+    let _ = writeln!(text, "{}: response time at the NIC, µs\n{table}", report.experiment);
     let mut clocks: Vec<_> = report.results.iter().map(|result| result.clock).collect();
     clocks.sort_unstable();
     clocks.dedup();
@@ -68,6 +69,19 @@ pub fn terminal(report: &Report) -> String {
     }
     let _ = writeln!(text, "Again: {}", report.command);
     text
+}
+
+/// What an experiment shows that the general table has no column for.
+fn own(report: &Report) -> Option<String> {
+    let table = match report.experiment.as_str() {
+        "bulk" => heavy::table,
+        "vatc" => vatc::table,
+        "segments" => segments::table,
+        "inversion" => inversion::table,
+        "kbp" => kbp::table,
+        _ => return None,
+    };
+    Some(table(&report.results))
 }
 
 /// The goals, a line each: met, NOT MET or not measured.

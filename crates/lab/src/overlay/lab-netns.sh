@@ -2,9 +2,11 @@
 # lab-netns up NAME NET ADDRESS: a network namespace with a macvlan on the NIC of NET (rt or bulk), which leaves its bridge
 # for that: from the NIC's NAPI thread straight into the namespace's own stack. Its hardware address is that of a VM of that
 # address (lab-vm), so that clients need not ask again.
+# lab-netns nat NAME NET ADDRESS: the same as containers have it by default: the NIC leaves its bridge and has ADDRESS itself, the namespace is
+# 172.17.0.2 behind a veth pair and a bridge of its own, and addresses are translated.
 # lab-netns down NAME: the NIC is the bridge's again.
 set -eu
-verb=${1:?lab-netns up|down NAME}
+verb=${1:?lab-netns up|nat|down NAME}
 name=${2:?lab-netns: a NAME}
 
 case $verb in
@@ -18,14 +20,44 @@ up)
     ip -n "$name" addr add "$4/24" dev "m-$3"
     ip -n "$name" link set "m-$3" up
     ;;
+nat)
+    nic=${3}0
+    ip netns add "$name"
+    ip link set "$nic" nomaster
+    ip link set "$nic" address "52:54:00:01:$(printf %02x "${4##*.}"):$(printf %02x ${#3})"
+    ip addr add "$4/24" dev "$nic"
+    ip link add "n-$name" type bridge
+    ip addr add 172.17.0.1/16 dev "n-$name"
+    ip link set "n-$name" up
+    ip link add "v-$name" master "n-$name" type veth peer name eth0 netns "$name"
+    ip link set "v-$name" up
+    ip -n "$name" link set lo up
+    ip -n "$name" addr add 172.17.0.2/16 dev eth0
+    ip -n "$name" link set eth0 up
+    ip -n "$name" route add default via 172.17.0.1
+    echo 1 > /proc/sys/net/ipv4/ip_forward
+    iptables -t nat -A PREROUTING -d "$4" -p udp -j DNAT --to-destination 172.17.0.2
+    iptables -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o "n-$name" -j MASQUERADE
+    ;;
 down)
+    if [ -e "/sys/class/net/n-$name" ]; then
+        iptables -t nat -F
+        ip link del "n-$name"
+        for net in rt:01 bulk:02; do
+            nic=${net%:*}0
+            [ -z "$(ip -4 -brief addr show dev "$nic" | awk '{print $3}')" ] && continue
+            ip addr flush dev "$nic"
+            ip link set "$nic" address "52:54:00:00:00:${net#*:}"
+            ip link set "$nic" master "br-${net%:*}" up
+        done
+    fi
     for net in rt bulk; do
         ! ip -n "$name" link del "m-$net" 2> /dev/null || ip link set "${net}0" master "br-$net" up
     done
     ip netns del "$name"
     ;;
 *)
-    echo "lab-netns: '$verb' is not one of up, down" >&2
+    echo "lab-netns: '$verb' is not one of up, nat, down" >&2
     exit 2
     ;;
 esac

@@ -3,11 +3,9 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
-use ontime_bench::schema::{MethodResult, Report, SCHEMA_VERSION};
-use ontime_bench::{goals, heavy};
+use ontime_bench::heavy;
 
-use super::{Emulated, Output, created, machine_name, schema_clock, write};
-use crate::exit::{OK, THRESHOLD};
+use super::{Emulated, Measured, Output};
 
 #[derive(Debug, clap::Args)]
 pub struct Bulk {
@@ -36,43 +34,18 @@ pub fn run(args: &Bulk) -> anyhow::Result<ExitCode> {
             missing.push(format!("{case}: not measured: {error}"));
         })
     })?;
-    if results.is_empty() {
-        bail!("nothing could be measured: {}", missing.join("; "));
-    }
-    let report = assemble(args, results, &missing)?;
-    println!("{}", heavy::table(&report.results));
-    write(&report, &args.output)?;
-    Ok(ExitCode::from(if missing.is_empty() { OK } else { THRESHOLD }))
-}
-
-fn assemble(args: &Bulk, results: Vec<MethodResult>, missing: &[String]) -> anyhow::Result<Report> {
-    let clock = schema_clock(args.emulated.clock);
-    let kernel = results.first().map(|result| result.kernel.clone()).unwrap_or_default();
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let mut notes = vec![
+    let notes = vec![
         "paper (Access'18, IV-B and IV-F, its hardware): outsourcing has 5.6 % more bulk throughput than threaded at 32 % less CPU, \
          0.64 of its CPU a byte; two copies through vhost-net, one by outsourced sockets"
             .to_owned(),
     ];
-    notes.extend(missing.iter().cloned());
-    Ok(Report {
-        schema_version: SCHEMA_VERSION,
-        experiment: "bulk".to_owned(),
-        clock,
-        goals: goals::evaluate(goals::of_experiment("bulk"), &results, clock, &kernel),
-        kernel,
-        seed: 1,
-        command: format!("ontime {}", words.join(" ")),
-        created: created()?,
-        machine: machine_name(),
-        results,
-        paper: Vec::new(),
-        notes,
-    })
+    let measured = Measured { experiment: "bulk", clock: args.emulated.clock, seed: 1, results, missing, notes };
+    measured.report(&args.output)
 }
 
 #[cfg(test)]
 mod tests {
+    use ontime_bench::goals;
     use ontime_bench::schema::Load;
 
     use super::*;

@@ -3,11 +3,9 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
-use ontime_bench::schema::{MethodResult, Report, SCHEMA_VERSION};
-use ontime_bench::{goals, vatc};
+use ontime_bench::vatc;
 
-use super::{Emulated, Output, created, machine_name, schema_clock, write};
-use crate::exit::{OK, THRESHOLD};
+use super::{Emulated, Measured, Output};
 
 #[derive(Debug, clap::Args)]
 pub struct Vatc {
@@ -38,20 +36,7 @@ pub fn run(args: &Vatc) -> anyhow::Result<ExitCode> {
         let plan = vatc::Plan { site, methods, streams: args.streams.clone(), requests: args.requests };
         vatc::measure(&plan, images, &mut |line| eprintln!("{line}"), &mut |line| missing.push(line))
     })?;
-    if results.is_empty() {
-        bail!("nothing could be measured: {}", missing.join("; "));
-    }
-    let report = assemble(args, results, &missing)?;
-    println!("{}", vatc::table(&report.results));
-    write(&report, &args.output)?;
-    Ok(ExitCode::from(if missing.is_empty() { OK } else { THRESHOLD }))
-}
-
-fn assemble(args: &Vatc, results: Vec<MethodResult>, missing: &[String]) -> anyhow::Result<Report> {
-    let clock = schema_clock(args.emulated.clock);
-    let kernel = results.first().map(|result| result.kernel.clone()).unwrap_or_default();
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let mut notes = vec![
+    let notes = vec![
         "paper (VATC, IV-B, its hardware): with two streams the 95th percentile of prio is 8 times VATC's on Linux 3.10 and 40 \
          times on 3.18; VATC's does not depend on the number of streams"
             .to_owned(),
@@ -59,25 +44,14 @@ fn assemble(args: &Vatc, results: Vec<MethodResult>, missing: &[String]) -> anyh
          pass the host in either"
             .to_owned(),
     ];
-    notes.extend(missing.iter().cloned());
-    Ok(Report {
-        schema_version: SCHEMA_VERSION,
-        experiment: "vatc".to_owned(),
-        clock,
-        goals: goals::evaluate(goals::of_experiment("vatc"), &results, clock, &kernel),
-        kernel,
-        seed: 1,
-        command: format!("ontime {}", words.join(" ")),
-        created: created()?,
-        machine: machine_name(),
-        results,
-        paper: Vec::new(),
-        notes,
-    })
+    let measured = Measured { experiment: "vatc", clock: args.emulated.clock, seed: 1, results, missing, notes };
+    measured.report(&args.output)
 }
 
 #[cfg(test)]
 mod tests {
+    use ontime_bench::goals;
+
     use super::*;
 
     #[test]

@@ -1,0 +1,189 @@
+//! `inversion`: each row of hostnet's table switched off alone, under a flood: what the RT server's requests take then, and what
+//! `ontime doctor` says of it.
+//!
+//! In: the rows' names, on one emulated host. Out: a [`MethodResult`] for `all` (every rule in force, measured first and again last) and
+//! for `without-RULE`. The load is `rt-server`'s, small packets; besides, a bulk process of the host reads a disk all the time, for
+//! the rule of disks' interrupts. A rule is switched off by `without` of `host.toml`, as an administrator would.
+
+use std::fs;
+
+use ontime_lab::images::Images;
+use serde::Deserialize;
+
+use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
+use crate::number;
+use crate::schema::{DoctorRow, Load, MethodResult};
+use crate::server;
+use crate::trial::{BULK_VMS, Requests, Trial};
+use crate::workload::SOCKPERF;
+
+/// Every rule in force.
+pub const ALL: &str = "all";
+/// The same, measured again at the end: what differs is noise.
+pub const AGAIN: &str = "all-again";
+/// Requests at the start of each case that do not count.
+const WARM_UP: u64 = 10;
+
+/// What to measure on one emulated host.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The host.
+    pub site: Site,
+    /// Names of hostnet's rules.
+    pub rules: Vec<String>,
+    /// Counted requests a case, at least.
+    pub requests: u64,
+    /// Seed of the gaps between requests.
+    pub seed: u64,
+}
+
+/// A row's name in results.
+pub fn name(rule: &str) -> String {
+    format!("without-{rule}")
+}
+
+/// What a row needs to make a difference and this set-up has not; a figure equal to `all`'s is no proof against such a row.
+pub fn lacks(rule: &str) -> Option<&'static str> {
+    Some(match rule {
+        "rt-tx-queue" => {
+            "a NIC with several transmit queues that both classes use: here each class has a NIC, of one queue"
+        }
+        "backlog" => {
+            "a path by the per-CPU backlog, such as a container's veth without GRO: here a VM is asked by tap and bridge"
+        }
+        "skb-defer" => "several CPUs: buffers are deferred to the CPU that allocated them, and here is one",
+        "halt-poll" => {
+            "an RT vCPU that is alone on its CPU after its hlt: KVM does not poll where another thread is runnable, and here all share one CPU"
+        }
+        "rt-protections" => {
+            "bulk threads that are starved for a second: runtime caps and an RT VM that sleeps leave them more than the fair server would"
+        }
+        "softirq-threads" => "timers of the request's path, such as TCP's: here requests are UDP",
+        _ => return None,
+    })
+}
+
+/// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is measured, as long as
+/// the host lives.
+///
+/// # Errors
+/// The host or a VM does not come up.
+pub fn measure(
+    plan: &Plan,
+    images: &Images,
+    progress: &mut dyn FnMut(&str),
+    missing: &mut dyn FnMut(String),
+) -> Result<Vec<MethodResult>, MeasureError> {
+    let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
+    let mut host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
+    let address = server::ADDRESS.map(|byte| byte.to_string()).join(".");
+    let rt = Vm { name: "rt", role: server::SOCKPERF.role, net: "rt", address: &address };
+    boot_vm(&mut host.lab, &rt, progress)?;
+    // Direct, so that every block is an interrupt of the disk; ended with the host.
+    host.shell(
+        "{ while dd if=/dev/vdb of=/dev/null bs=4k count=20000 iflag=direct 2> /dev/null; do :; done; } > /dev/null 2>&1 < /dev/null &",
+    )?;
+    let mut results = Vec::new();
+    let rows = plan.rules.iter().map(|rule| (name(rule), Some(rule.as_str())));
+    let cases = [(ALL.to_owned(), None)].into_iter().chain(rows).chain([(AGAIN.to_owned(), None)]);
+    for (case, rule) in cases {
+        match measure_case(&mut host, plan, &case, rule, progress) {
+            Ok(result) => results.push(result),
+            Err(error) => {
+                host.lab.alive()?;
+                host.lab.stamp_arrivals(false)?;
+                missing(format!("{case}: not measured: {error}"));
+            }
+        }
+    }
+    host.lab.power_off()?;
+    Ok(results)
+}
+
+fn measure_case(
+    host: &mut Host,
+    plan: &Plan,
+    case: &str,
+    rule: Option<&str>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<MethodResult, MeasureError> {
+    progress(&format!("{case}: applying"));
+    switch_off(host, rule)?;
+    let finding = rule.map(|rule| doctor(host, plan, rule)).transpose()?;
+    let label = rule.map_or_else(|| "every rule of partitioned".to_owned(), |rule| format!("without {rule}"));
+    let trial = Trial {
+        method: case,
+        label: &label,
+        load: Load::SmallPackets,
+        requests: Requests::Client { workload: SOCKPERF, count: plan.requests + WARM_UP, seed: plan.seed },
+        warmup: WARM_UP,
+    };
+    let mut result = trial.run(host, &plan.site.dir, progress)?;
+    result.doctor = finding;
+    if let Some(lacks) = rule.and_then(lacks) {
+        result.notes.push(format!("no difference is to be expected here; it takes {lacks}"));
+    }
+    Ok(result)
+}
+
+/// Has the daemon read `host.toml` with this rule switched off, or none, and waits until it is applied.
+fn switch_off(host: &mut Host, rule: Option<&str>) -> Result<(), MeasureError> {
+    let without = rule.map_or_else(String::new, |rule| format!("without = [\"{rule}\"]\n"));
+    let text: String = server::CONFIG.iter().map(|(_, text)| *text).collect();
+    let said = |rule: &str| format!("ontime status | grep -q 'rule {rule} is switched off'");
+    let holds = rule.map_or_else(|| "! ontime status | grep -q 'is switched off'".to_owned(), said);
+    host.shell(&format!(
+        "printf '%s' '{without}{text}' > /etc/ontime/host.toml; kill -HUP $(pgrep -x -f 'ontime daemon'); \
+         for try in $(seq 200); do {{ {holds}; }} && break; sleep 0.1; done; {{ {holds}; }} || {{ tail -n 5 /lab/daemon.log; exit 1; }}"
+    ))?;
+    host.apply("partitioned")
+}
+
+/// The part of `ontime doctor --json` (docs/doctor.md) that is looked at.
+#[derive(Debug, Deserialize)]
+struct Diagnosis {
+    checks: Vec<Check>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Check {
+    id: String,
+    state: String,
+    found: String,
+    remedy: String,
+}
+
+fn doctor(host: &mut Host, plan: &Plan, rule: &str) -> Result<DoctorRow, MeasureError> {
+    host.shell("ontime doctor --json > /lab/doctor.json 2> /lab/doctor.err; [ -s /lab/doctor.json ] || { cat /lab/doctor.err; exit 1; }")?;
+    let path = plan.site.dir.join("files/doctor.json");
+    let text = fs::read_to_string(&path).map_err(|source| MeasureError::File { path: path.clone(), source })?;
+    let diagnosis: Diagnosis =
+        serde_json::from_str(&text).map_err(|error| MeasureError::Doctor(format!("no report: {error}")))?;
+    let check = diagnosis.checks.into_iter().find(|check| check.id == rule);
+    let check = check.ok_or_else(|| MeasureError::Doctor(format!("it has no row {rule}")))?;
+    Ok(DoctorRow { rule: check.id, state: check.state, found: check.found, remedy: check.remedy })
+}
+
+/// Rows with what they cost, against every rule in force.
+pub fn table(results: &[MethodResult]) -> String {
+    let mut text =
+        String::from("rule off           requests  lost       p50       p99       max  us   p99 by all's  doctor\n");
+    let all = results.iter().find(|result| result.method == ALL).and_then(|result| result.latency_us);
+    for result in results {
+        let figures = result.latency_us.map_or_else(
+            || "  nothing was counted".to_owned(),
+            |of| {
+                let times =
+                    all.filter(|all| all.p99 > 0.0).map_or_else(String::new, |all| format!("{:.2}", of.p99 / all.p99));
+                format!(
+                    "{}  {times:>15}",
+                    [of.p50, of.p99, of.max].map(|value| format!("{:>10}", number::us(value))).concat()
+                )
+            },
+        );
+        let doctor = result.doctor.as_ref().map_or("", |row| row.state.as_str());
+        let name = result.method.strip_prefix("without-").unwrap_or(&result.method);
+        text.push_str(&format!("{name:<18} {:>8} {:>5}{figures}  {doctor}\n", result.count, result.lost));
+    }
+    text
+}

@@ -1,0 +1,325 @@
+//! `kbp`: KBP (IEICE'22), sections 5 and 6. Round trips and zero-loss throughput of a UDP echo in a VM and in containers, by polling and by
+//! interrupts.
+//!
+//! In: methods, places and frame sizes, on one emulated host. Out: for each a [`MethodResult`] named `METHOD-PLACE-FRAME`: round trips of a
+//! closed loop while two bulk VMs are flooded with small packets on the other NIC, and the highest rate without loss (RFC 2544, 26.1: a binary
+//! search) without that flood; and one named `METHOD-PLACE-FRAME-fast`: round trips of an open loop at a steady rate, under the flood.
+//! On the virtual clock a rate is a count of instructions, not of a machine's time.
+
+use ontime_lab::images::Images;
+use serde::Deserialize;
+
+use crate::host::{Host, MeasureError, Site, Vm, size, slice};
+use crate::number;
+use crate::paced::Paced;
+use crate::schema::{Load, MethodResult, Polling, ZeroLoss};
+use crate::server::{self, Net, Place, Seat};
+use crate::trial::{BULK_VMS, Requests, Trial};
+use crate::wire::{self, RtFlow};
+use crate::workload::Workload;
+
+/// Nothing applied; the paper's tuned baseline; KBP by the kernel's own means; the same, polling only while packets come.
+pub const METHODS: [&str; 4] = ["napi", "napi-tuned", "busypoll", "busypoll-adaptive"];
+/// A VM (virtio-net, vhost-net, bridge), a container behind a bridge with NAT as Docker's, a container with a macvlan.
+pub const PLACES: [&str; 3] = ["vm", "nat", "macvlan"];
+/// The paper's frames, bytes with the frame check sequence.
+pub const FRAMES: [u16; 3] = [64, 512, 1518];
+/// Ethernet's header and check sequence, IPv4's and UDP's headers.
+const HEADERS: u16 = 14 + 4 + 20 + 8;
+/// Requests at the start of each closed loop that do not count.
+const WARM_UP: u64 = 10;
+/// The first rate that is tried, frames a second.
+const FIRST_RATE: f64 = 1_000.0;
+/// The search ends where the lossy rate is at most so many times the lossless one.
+const CLOSE: f64 = 1.1;
+/// Or after so many trials.
+const TRIALS: u32 = 12;
+
+/// What to measure on one emulated host.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The host.
+    pub site: Site,
+    /// Of [`METHODS`].
+    pub methods: Vec<String>,
+    /// Of [`PLACES`].
+    pub places: Vec<String>,
+    /// Of [`FRAMES`].
+    pub frames: Vec<u16>,
+    /// Counted requests of a closed loop, at least.
+    pub requests: u64,
+    /// Frames a second of the open loop.
+    pub rate: f64,
+    /// Frames of the open loop, and of each trial of the search; 0 for neither.
+    pub frames_each: u64,
+}
+
+/// A case's name in results.
+pub fn name(method: &str, place: &str, frame: u16) -> String {
+    format!("{method}-{place}-{frame}")
+}
+
+/// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is measured, as long as
+/// the host lives.
+///
+/// # Errors
+/// The host or a bulk VM does not come up.
+pub fn measure(
+    plan: &Plan,
+    images: &Images,
+    progress: &mut dyn FnMut(&str),
+    missing: &mut dyn FnMut(String),
+) -> Result<Vec<MethodResult>, MeasureError> {
+    let mut seat = Seat::new(server::SOCKPERF, &plan.site, images, false, progress)?;
+    let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
+    let mut host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
+    let mut results = Vec::new();
+    for place in &plan.places {
+        for method in &plan.methods {
+            let set = seat.put(&mut host, seat_of(place), progress).and_then(|()| apply(&mut host, method));
+            let outcome = set.and_then(|()| {
+                plan.frames.iter().try_for_each(|frame| {
+                    measure_case(&mut host, plan, (method, place, *frame), progress, &mut results)
+                })
+            });
+            if let Err(error) = outcome {
+                host.lab.alive()?;
+                host.lab.stamp_arrivals(false)?;
+                missing(format!("{method} in {place}: not all measured: {error}"));
+            }
+        }
+    }
+    host.lab.power_off()?;
+    Ok(results)
+}
+
+fn seat_of(place: &str) -> Place {
+    match place {
+        "nat" => Place::Container(Net::Nat),
+        "macvlan" => Place::Container(Net::Macvlan),
+        _ => Place::Vm,
+    }
+}
+
+/// Puts a method in force.
+fn apply(host: &mut Host, method: &str) -> Result<(), MeasureError> {
+    let config: String = server::CONFIG.iter().map(|(_, text)| *text).collect();
+    let poll = format!("poll_cpu = {}", host.cpus - 1);
+    let adaptive = if method == "busypoll-adaptive" { "[busypoll]\nadaptive = true\n" } else { "" };
+    // The signal is taken before a request that comes a second later.
+    host.shell(&format!(
+        "printf '%s\\n' '{config}{poll}\n{adaptive}' > /etc/ontime/host.toml; kill -HUP $(pgrep -x -f 'ontime daemon'); sleep 1"
+    ))?;
+    match method {
+        "napi" => host.shell("ontime reset > /lab/napi.reset 2>&1 || { cat /lab/napi.reset; exit 1; }").map(|_| ()),
+        "napi-tuned" => host.apply("vanilla"),
+        _ => host.apply("busypoll"),
+    }
+}
+
+fn words(method: &str) -> &str {
+    match method {
+        "napi" => "NAPI, the kernel's defaults, nothing at real-time priority",
+        "napi-tuned" => "NAPI, vCPU, vhost and the container's threads at real-time priority",
+        "busypoll" => "a polling thread for the RT NIC (KBP)",
+        "busypoll-adaptive" => "a polling thread while packets come",
+        other => other,
+    }
+}
+
+fn measure_case(
+    host: &mut Host,
+    plan: &Plan,
+    (method, place, frame): (&str, &str, u16),
+    progress: &mut dyn FnMut(&str),
+    results: &mut Vec<MethodResult>,
+) -> Result<(), MeasureError> {
+    let message_bytes = usize::from(frame.saturating_sub(HEADERS));
+    let workload = Workload::Sockperf { message_bytes };
+    let server = workload.address();
+    let case = name(method, place, frame);
+    let label = format!("{}; {place}, frames of {frame} bytes", words(method));
+    let (requests, warmup) = (Requests::Client { workload, count: plan.requests + WARM_UP, seed: 1 }, WARM_UP);
+    let trial = Trial { method: &case, label: &label, load: Load::SmallPackets, requests, warmup };
+    let mut result = trial.run(host, &plan.site.dir, progress)?;
+    result.frame_bytes = Some(u32::from(frame));
+    result.polling = polling(host, method)?;
+    let load = |rate, count| Paced { server, message_bytes, rate, count, captures: Vec::new(), scale: 1.0 };
+    if plan.frames_each > 0 {
+        progress(&format!("{case}: searching the highest rate without loss"));
+        result.zero_loss = Some(zero_loss(host, plan, &|rate| load(rate, plan.frames_each))?);
+    }
+    results.push(result);
+    if plan.frames_each > 0 {
+        let case = format!("{case}-fast");
+        let label = format!("{label}, {} a second", number::significant(plan.rate));
+        let requests = Requests::Paced(load(plan.rate, plan.frames_each));
+        let trial = Trial { method: &case, label: &label, load: Load::SmallPackets, requests, warmup: 0 };
+        let mut result = trial.run(host, &plan.site.dir, progress)?;
+        result.frame_bytes = Some(u32::from(frame));
+        results.push(result);
+    }
+    Ok(())
+}
+
+/// The part of `ontime status --json` that is looked at.
+#[derive(Debug, Deserialize)]
+struct Status {
+    polling: Vec<NicPolling>,
+}
+
+#[derive(Debug, Deserialize)]
+struct NicPolling {
+    nic: String,
+    polled_seconds: f64,
+    saved_seconds: f64,
+}
+
+/// How long the RT NIC has polled and rested under this method, after a rest as long as the linger time twice; of adaptive polling only.
+fn polling(host: &mut Host, method: &str) -> Result<Option<Polling>, MeasureError> {
+    if method != "busypoll-adaptive" {
+        return Ok(None);
+    }
+    let text = host.shell("sleep 2; ontime status --json || [ $? -eq 1 ]")?;
+    let status: Status = serde_json::from_str(&text).map_err(|error| MeasureError::Accounting(error.to_string()))?;
+    let rt = status.polling.into_iter().find(|of| of.nic == "rt0");
+    Ok(rt.map(|of| Polling { polled_s: of.polled_seconds, saved_s: of.saved_seconds }))
+}
+
+/// A binary search for the highest rate without loss. Pure.
+#[derive(Debug)]
+struct Search {
+    next: f64,
+    /// Asked for and without loss; the rate that it was at the wire.
+    good: Option<(f64, f64)>,
+    bad: Option<(f64, f64)>,
+    trials: u32,
+}
+
+impl Search {
+    fn from(rate: f64) -> Self {
+        Self { next: rate, good: None, bad: None, trials: 0 }
+    }
+
+    /// Takes a trial's outcome: frames a second at the wire, frames lost. False where the search is over.
+    fn take(&mut self, at_wire: f64, lost: u64) -> bool {
+        self.trials += 1;
+        if lost == 0 {
+            self.good = Some((self.next, at_wire))
+        } else {
+            self.bad = Some((self.next, at_wire))
+        }
+        let (last, close) = (self.next, |good: f64, bad: f64| bad <= good * CLOSE);
+        self.next = match (self.good, self.bad) {
+            (Some((good, _)), None) => good * 2.0,
+            (None, Some((bad, _))) => bad / 2.0,
+            (Some((good, _)), Some((bad, _))) if close(good, bad) => return false,
+            (Some((good, _)), Some((bad, _))) => (good + bad) / 2.0,
+            (None, None) => last,
+        };
+        // A sender that cannot go faster, or a host that loses at any rate.
+        let stuck = self.bad.is_none() && at_wire < last / 2.0;
+        self.trials < TRIALS && self.next >= 10.0 && !stuck
+    }
+}
+
+fn zero_loss(host: &mut Host, plan: &Plan, load: &dyn Fn(f64) -> Paced) -> Result<ZeroLoss, MeasureError> {
+    let mut search = Search::from(FIRST_RATE);
+    loop {
+        let (at_wire, lost) = trial(host, plan, load(search.next))?;
+        if !search.take(at_wire, lost) {
+            break;
+        }
+    }
+    let at_wire = |of: Option<(f64, f64)>| of.map(|(_, at_wire)| at_wire);
+    Ok(ZeroLoss {
+        frames_per_s: at_wire(search.good).unwrap_or(0.0),
+        lossy_frames_per_s: at_wire(search.bad),
+        trials: search.trials,
+        frames_each: plan.frames_each,
+    })
+}
+
+/// Frames a second at the wire, and how many of them were not answered within 0.3 s.
+fn trial(host: &mut Host, plan: &Plan, load: Paced) -> Result<(f64, u64), MeasureError> {
+    let capture = host.lab.capture("rt");
+    host.lab.stamp_arrivals(true)?;
+    let from = size(&capture);
+    let port = load.server.port();
+    let sent = host.paced(load, std::slice::from_ref(&capture));
+    let settled = host.shell("sleep 0.3");
+    host.lab.stamp_arrivals(false)?;
+    sent?;
+    settled?;
+    let cut = plan.site.dir.join("trial.pcap");
+    slice(&capture, from, &cut)?;
+    let wire = wire::analyse(&cut, RtFlow::new(port))?;
+    let requests = wire.counts.requests;
+    let span = wire.span_ns.map_or(0, |(first, last)| last - first);
+    if requests < 2 || span == 0 {
+        return Err(MeasureError::Flood { vm: "the RT server".to_owned(), said: "nothing was captured".to_owned() });
+    }
+    let answered = wire.counts.counted + wire.counts.batched;
+    Ok(((requests - 1) as f64 * 1e9 / span as f64, requests - answered))
+}
+
+/// Figures 8, 9, 11 and 12 as a table.
+pub fn table(results: &[MethodResult]) -> String {
+    let mut text = String::from(
+        "case                          requests  lost      mean       p99       max  us   frames/s without loss\n",
+    );
+    for result in results {
+        let figures = result.latency_us.map_or_else(
+            || "  nothing was counted         ".to_owned(),
+            |of| [of.mean, of.p99, of.max].map(|value| format!("{:>10}", number::us(value))).concat(),
+        );
+        let rate = result.zero_loss.as_ref().map_or_else(String::new, |of| number::significant(of.frames_per_s));
+        text.push_str(&format!("{:<29} {:>8} {:>5}{figures}  {rate:>22}\n", result.method, result.count, result.lost));
+    }
+    for (method, of) in results.iter().filter_map(|result| Some((&result.method, result.polling?))) {
+        let saved = of.saved_s / (of.polled_s + of.saved_s).max(f64::MIN_POSITIVE);
+        text.push_str(&format!(
+            "{method}: polled {:.1} s, rested {:.1} s: {:.0} % of a CPU saved\n",
+            of.polled_s,
+            of.saved_s,
+            saved * 100.0
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_search_finds_the_highest_rate_without_loss() {
+        for limit in [130.0, 999.0, 5_300.0, 60_000.0] {
+            let mut search = Search::from(FIRST_RATE);
+            while search.take(search.next, u64::from(search.next > limit)) {}
+            let (good, bad) = (search.good.unwrap().1, search.bad.unwrap().1);
+            assert!(
+                good <= limit && bad > limit && bad <= good * CLOSE && search.trials < TRIALS,
+                "{limit}: {search:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_search_ends_where_the_sender_is_the_limit_and_where_all_is_lost() {
+        let mut search = Search::from(FIRST_RATE);
+        while search.take(search.next.min(3_000.0), 0) {}
+        assert!(search.bad.is_none() && search.good.unwrap().1 <= 3_000.0 && search.trials < TRIALS, "{search:?}");
+        let mut search = Search::from(FIRST_RATE);
+        while search.take(search.next, 1) {}
+        assert!(search.good.is_none() && search.trials <= TRIALS);
+    }
+
+    #[test]
+    fn frames_are_the_papers_and_messages_fit() {
+        for frame in FRAMES {
+            let message = usize::from(frame - HEADERS);
+            assert!((crate::sockperf::HEADER..=crate::sockperf::LONGEST).contains(&message), "{frame}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! `segments`: Access'18, IV-D (Figure 11). Where a request's time goes, by `ontime trace` in the host, while the wire is measured outside.
+//!
+//! In: a host, a case's name. Out: [`SegmentTime`]s of the requests of that case. The load is `rt-server`'s ([`crate::rt_server`]). The
+//! trace runs with `--segments-only`, so that it costs few probes a request; what a probe cost is in the result's notes, and the wire's
+//! figures contain it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::host::{Host, MeasureError};
+use crate::number;
+use crate::schema::{MethodResult, SegmentTime};
+
+/// The segments, in the order of the way.
+pub const SEGMENTS: [&str; 3] = ["host receive", "guest", "host send"];
+/// The kernel's ring, KiB: what an emulated host under vanilla's flood writes in the seconds in which the reader does not run.
+const RING_KIB: u32 = 65_536;
+
+/// The part of `ontime trace --json` (docs/trace.md) that is looked at.
+#[derive(Debug, Deserialize)]
+struct Document {
+    paths: Vec<PathReport>,
+    tracing: Tracing,
+}
+
+#[derive(Debug, Deserialize)]
+struct PathReport {
+    total: Option<Figures>,
+    segments: BTreeMap<String, Figures>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct Figures {
+    count: u64,
+    min: f64,
+    mean: f64,
+    p50: f64,
+    p95: f64,
+    p99: f64,
+    p99_9: f64,
+    max: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Tracing {
+    lost: BTreeMap<String, u64>,
+    four_probes_us: Option<f64>,
+}
+
+/// A trace of the VM `rt` that runs in the host.
+#[derive(Debug)]
+pub struct Trace<'a> {
+    name: &'a str,
+}
+
+impl<'a> Trace<'a> {
+    /// Starts it; its report will be `/lab/trace-NAME.json`.
+    ///
+    /// # Errors
+    /// It does not start: the message has its words.
+    pub fn start(host: &mut Host, name: &'a str) -> Result<Self, MeasureError> {
+        host.shell(&format!(
+            "{{ ontime trace --vm rt --segments-only --quiet --ring {RING_KIB} --json /lab/trace-{name}.json \
+             > /lab/trace-{name}.log 2>&1 < /dev/null & echo $! > /run/trace.pid; }}; \
+             for try in $(seq 200); do ls /sys/kernel/tracing/instances | grep -q ontime-trace && exit 0; sleep 0.1; done; \
+             cat /lab/trace-{name}.log; exit 1"
+        ))?;
+        Ok(Self { name })
+    }
+
+    /// Ends it. `files` is the host's `/lab`.
+    ///
+    /// # Errors
+    /// It does not end, or wrote no report; the message has its words.
+    pub fn finish(self, host: &mut Host, files: &Path) -> Result<Found, MeasureError> {
+        let name = self.name;
+        host.shell(&format!(
+            "pid=$(cat /run/trace.pid); kill -INT $pid; \
+             for try in $(seq 600); do kill -0 $pid 2> /dev/null || break; sleep 0.1; done; \
+             [ -s /lab/trace-{name}.json ] || {{ cat /lab/trace-{name}.log; exit 1; }}"
+        ))?;
+        let path = files.join(format!("trace-{name}.json"));
+        let text =
+            std::fs::read_to_string(&path).map_err(|source| MeasureError::File { path: path.clone(), source })?;
+        let read = serde_json::from_str(&text);
+        read.map(Found).map_err(|error| MeasureError::Trace { path, what: error.to_string() })
+    }
+}
+
+/// What a trace found.
+#[derive(Debug)]
+pub struct Found(Document);
+
+impl Found {
+    /// Adds it to the result of the case that was traced.
+    pub fn add_to(self, result: &mut MethodResult) {
+        add(self.0, result);
+    }
+}
+
+fn add(document: Document, result: &mut MethodResult) {
+    let time = |segment: &str, of: Figures| SegmentTime {
+        segment: segment.to_owned(),
+        count: of.count,
+        min_us: of.min,
+        mean_us: of.mean,
+        p50_us: of.p50,
+        p95_us: of.p95,
+        p99_us: of.p99,
+        p99_9_us: of.p99_9,
+        max_us: of.max,
+    };
+    if let Some(path) = document.paths.into_iter().next() {
+        let found = SEGMENTS.into_iter().filter_map(|name| Some(time(name, *path.segments.get(name)?)));
+        result.segments = found.chain(path.total.map(|total| time("in all", total))).collect();
+    }
+    let lost: u64 = document.tracing.lost.values().sum();
+    if lost > 0 {
+        result.notes.push(format!(
+            "the trace lost at least {} events (its ring was full before it was read): its segments are of the other requests",
+            number::count(lost)
+        ));
+    }
+    if let Some(cost) = document.tracing.four_probes_us {
+        result.notes.push(format!(
+            "the trace's own probes are in the times: four of them cost {} us here (the paper's under 0.5)",
+            number::us(cost)
+        ));
+    }
+    if result.segments.is_empty() {
+        result.notes.push("the trace put no request together".to_owned());
+    }
+}
+
+/// Figure 11 as a table.
+pub fn table(results: &[MethodResult]) -> String {
+    let mut text = String::from(
+        "method          segment        requests       p50      mean       p99       max  us, by the host's trace\n",
+    );
+    for result in results {
+        for of in &result.segments {
+            let figures =
+                [of.p50_us, of.mean_us, of.p99_us, of.max_us].map(|value| format!("{:>10}", number::us(value)));
+            text.push_str(&format!("{:<15} {:<13} {:>9}{}\n", result.method, of.segment, of.count, figures.concat()));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::{Clock, Load, Run};
+    use crate::wire::WireAnalysis;
+
+    #[test]
+    fn a_trace_report_becomes_segments_in_the_papers_order() {
+        let figures = r#"{"count":3,"min":1,"mean":2,"p50":2,"p95":3,"p99":3,"p99_9":3,"max":3,"more":0}"#;
+        let json = format!(
+            r#"{{"schema_version":1,"paths":[{{"tenant":"rt","total":{figures},"segments":{{"guest":{figures},"host send":{figures},
+               "host receive":{figures}}}}}],"tracing":{{"lost":{{"0":2}},"four_probes_us":12.8}}}}"#
+        );
+        let mut result = MethodResult::new(&Run {
+            method: "vanilla",
+            label: "V",
+            kernel: "7.2",
+            clock: Clock::Virtual,
+            cpus: 1,
+            load: Load::Tcp,
+            wire: &WireAnalysis::default(),
+            bulk: None,
+            cpu_share: None,
+        });
+        add(serde_json::from_str(&json).unwrap(), &mut result);
+        let names: Vec<&str> = result.segments.iter().map(|of| of.segment.as_str()).collect();
+        assert_eq!(names, ["host receive", "guest", "host send", "in all"]);
+        assert_eq!((result.segments[0].count, result.segments[0].max_us), (3, 3.0));
+        assert!(result.notes[0].contains("lost at least 2") && result.notes[1].contains("12.8"), "{:?}", result.notes);
+        let table = table(&[result]);
+        assert_eq!(table.lines().count(), 5, "{table}");
+    }
+}

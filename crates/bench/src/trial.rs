@@ -1,0 +1,129 @@
+//! One measured stretch: requests from outside, while the bulk VMs do something.
+//!
+//! In: a [`Trial`] and the host it runs on. Out: a [`MethodResult`] from what passed the NICs meanwhile. The RT VM and the bulk VMs have
+//! a network each; how the host is set up, and where the server runs, is the experiment's matter.
+
+use std::fs;
+use std::path::Path;
+
+use crate::bulk::{self, BulkFlows};
+use crate::flood::{self, Flood, Kind};
+use crate::host::{Host, MeasureError, size, slice};
+use crate::paced::Paced;
+use crate::schema::{Load, MethodResult, Run};
+use crate::workload::{self, Workload};
+
+/// The bulk VMs' names and addresses on the bulk network.
+pub const BULK_VMS: [(&str, &str); 2] = [("bulk1", "10.2.0.2"), ("bulk2", "10.2.0.3")];
+/// TCP connections to each bulk VM.
+const STREAMS: u8 = 4;
+
+/// How requests are sent.
+#[derive(Debug, Clone)]
+pub enum Requests {
+    /// By the workload's client, at its pace.
+    Client {
+        /// What answers, and who asks.
+        workload: Workload,
+        /// So many in all, at least.
+        count: u64,
+        /// Seed of everything random.
+        seed: u64,
+    },
+    /// sockperf's, at a steady rate.
+    Paced(Paced),
+}
+
+impl Requests {
+    /// The workload and its seed; at a steady rate nothing is random.
+    fn workload(&self) -> (Workload, u64) {
+        match self {
+            Requests::Client { workload, seed, .. } => (*workload, *seed),
+            Requests::Paced(Paced { message_bytes, .. }) => (Workload::Sockperf { message_bytes: *message_bytes }, 0),
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Debug)]
+pub struct Trial<'a> {
+    /// The method's name in results.
+    pub method: &'a str,
+    /// The method in words.
+    pub label: &'a str,
+    /// What the bulk VMs receive.
+    pub load: Load,
+    /// The requests, those of the warm-up among them.
+    pub requests: Requests,
+    /// Requests at the start that do not count: caches, ARP, the client learning the clock.
+    pub warmup: u64,
+}
+
+impl Trial<'_> {
+    /// Measures. The captures' cuts go to `dir`; that of the RT NIC stays there.
+    ///
+    /// # Errors
+    /// The server does not come up, the flood does not flow, nobody answers, the host is no more.
+    pub fn run(
+        &self,
+        host: &mut Host,
+        dir: &Path,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<MethodResult, MeasureError> {
+        let captures = [host.lab.capture("rt"), host.lab.capture("bulk")];
+        let kind = match self.load {
+            Load::None => None,
+            Load::Tcp => Some(Kind::Receive { streams: STREAMS }),
+            Load::SmallPackets => Some(Kind::ReceiveSmall),
+        };
+        let (workload, seed) = self.requests.workload();
+        let client = workload.ready(host, seed)?;
+        let flood = match kind {
+            Some(kind) => Some(Flood::start(&mut host.lab, &captures[1], &BULK_VMS, kind)?),
+            None => None,
+        };
+        host.lab.stamp_arrivals(true)?;
+        let offsets = captures.clone().map(|path| size(&path));
+        let before = host.cpu_time()?;
+        let name = format!("{}, {}", self.method, self.load.words());
+        let asked = match self.requests.clone() {
+            Requests::Client { count, .. } => {
+                let load = workload::Load { requests: count, seed, captures: &captures, dir, name: &name };
+                workload.send(client, host, &load, progress)
+            }
+            // What is still under way at the last one is answered meanwhile.
+            Requests::Paced(paced) => host.paced(paced, &captures).and_then(|()| host.shell("sleep 0.3").map(|_| ())),
+        };
+        let after = host.cpu_time()?;
+        host.lab.stamp_arrivals(false)?;
+        if let Some(flood) = flood {
+            flood.stop()?;
+        }
+        asked?;
+        let cut = |capture: &Path, from, nic: &str| {
+            let cut = dir.join(format!("{}-{}-{nic}.pcap", self.method, self.load.name()));
+            slice(capture, from, &cut).map(|()| cut)
+        };
+        let ([rt_all, bulk_all], [rt_from, bulk_from]) = (&captures, offsets);
+        let rt_capture = cut(rt_all, rt_from, "rt")?;
+        let bulk_capture = cut(bulk_all, bulk_from, "bulk")?;
+        let (wire, notes) = workload.analyse(&rt_capture, self.warmup)?;
+        let flows = BulkFlows { ports: vec![flood::PORT], window: wire.span_ns };
+        let bulk = if self.load == Load::Tcp { Some(bulk::analyse(&bulk_capture, flows)?) } else { None };
+        // A flood's capture is large, and its sums are in the result.
+        let _ = fs::remove_file(&bulk_capture);
+        let mut result = MethodResult::new(&Run {
+            method: self.method,
+            label: self.label,
+            kernel: &host.kernel,
+            clock: host.clock,
+            cpus: u32::from(host.cpus),
+            load: self.load,
+            wire: &wire,
+            bulk: bulk.as_ref(),
+            cpu_share: after.share_since(&before, host.cpus),
+        });
+        result.notes.extend(notes);
+        Ok(result)
+    }
+}

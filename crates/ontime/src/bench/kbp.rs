@@ -1,0 +1,106 @@
+//! `ontime bench kbp`: KBP, sections 5 and 6.
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use ontime_bench::kbp;
+
+use super::{Emulated, Measured, Output};
+
+#[derive(Debug, clap::Args)]
+pub struct Kbp {
+    /// Methods: napi (nothing applied), napi-tuned (the paper's baseline), busypoll, busypoll-adaptive
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    /// Places of the server: vm, nat (a container behind a bridge with NAT, as Docker's), macvlan (a container)
+    #[arg(long = "place", value_name = "PLACE", value_delimiter = ',')]
+    places: Vec<String>,
+    /// Frames, bytes with the check sequence: 64, 512, 1518
+    #[arg(long = "frame", value_name = "BYTES", value_delimiter = ',')]
+    frames: Vec<u16>,
+    /// Counted requests of each closed loop
+    #[arg(long, default_value_t = 300)]
+    requests: u64,
+    /// Frames a second of the open loop, on the host's clock
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rate: u32,
+    /// Frames of the open loop, and of each trial of the search for the highest rate without loss; 0: neither
+    #[arg(long, default_value_t = 500)]
+    frames_each: u64,
+    #[command(flatten)]
+    emulated: Emulated,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Measures every method at every place with every frame on one emulated host.
+pub fn run(args: &Kbp) -> anyhow::Result<ExitCode> {
+    let methods = chosen("method", &args.methods, &kbp::METHODS)?;
+    let places = chosen("place", &args.places, &kbp::PLACES)?;
+    let frames = if args.frames.is_empty() { kbp::FRAMES.to_vec() } else { args.frames.clone() };
+    if let Some(unknown) = frames.iter().find(|frame| !kbp::FRAMES.contains(frame)) {
+        bail!("frames of {unknown} bytes are none of the paper's, {:?}", kbp::FRAMES);
+    }
+    let mut missing = Vec::new();
+    let results = args.emulated.measure(false, |site, images| {
+        let (requests, rate, frames_each) = (args.requests, f64::from(args.rate), args.frames_each);
+        let plan = kbp::Plan { site, methods, places, frames, requests, rate, frames_each };
+        kbp::measure(&plan, images, &mut |line| eprintln!("{line}"), &mut |line| missing.push(line))
+    })?;
+    let notes = vec![
+        "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and milliseconds for NAPI, 98.8 % less at \
+         1 Gb/s with 1518 bytes; containers 21.1 to 96.1 % less; without loss 1.36, 1.75 and 3.28 times NAPI's rate in a VM at 64, 512 and 1518 \
+         bytes, up to 1.28 times in a container"
+            .to_owned(),
+        "the paper has 60 s a trial and CPUs kept for polling; here a trial is a count of frames, and on the virtual clock one CPU does all"
+            .to_owned(),
+    ];
+    let measured = Measured { experiment: "kbp", clock: args.emulated.clock, seed: 1, results, missing, notes };
+    measured.report(&args.output)
+}
+
+/// What was asked for, or all.
+fn chosen(what: &str, asked: &[String], all: &[&str]) -> anyhow::Result<Vec<String>> {
+    if let Some(unknown) = asked.iter().find(|name| !all.contains(&name.as_str())) {
+        bail!("{what} '{unknown}' is not one of {}", all.join(", "));
+    }
+    Ok(if asked.is_empty() { all.iter().map(|&name| name.to_owned()).collect() } else { asked.to_vec() })
+}
+
+#[cfg(test)]
+mod tests {
+    use ontime_bench::goals::{self, Measure};
+
+    use super::*;
+
+    #[test]
+    fn the_goals_name_cases_that_the_experiment_makes() {
+        let mut all = Vec::new();
+        for method in kbp::METHODS {
+            for place in kbp::PLACES {
+                all.extend(kbp::FRAMES.map(|frame| kbp::name(method, place, frame)));
+            }
+        }
+        let specs = goals::of_experiment("kbp");
+        assert!(!specs.is_empty());
+        for spec in specs {
+            let (Measure::MaxRatio(over, under) | Measure::ZeroLossRatio(over, under)) = spec.measure else {
+                panic!("{:?} is not measured here", spec.measure)
+            };
+            for case in [over, under] {
+                assert!(
+                    all.iter().any(|name| name == case.method) && case.load.floods(),
+                    "{} names no case",
+                    case.method
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_by_name() {
+        assert_eq!(chosen("place", &[], &kbp::PLACES).unwrap(), kbp::PLACES);
+        let error = chosen("place", &["docker".to_owned()], &kbp::PLACES).unwrap_err().to_string();
+        assert!(error.contains("docker") && error.contains("macvlan"), "{error}");
+    }
+}
