@@ -50,7 +50,7 @@ pub struct Calls {
 /// Waits until the proxy answers (OPTIONS, RFC 3261, 11).
 ///
 /// # Errors
-/// It does not in [`LIMIT`]; the host is no more.
+/// It does not in `LIMIT`; the host is no more.
 pub fn wait_for(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureError> {
     let failed = |said: String| MeasureError::Program { program: "the SIP proxy".into(), said };
     let socket = UdpSocket::bind(("0.0.0.0", 0)).map_err(|error| failed(error.to_string()))?;
@@ -80,7 +80,7 @@ pub fn wait_for(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureError> 
 /// Has all calls made, and ends with the last one.
 ///
 /// # Errors
-/// SIPp is missing or fails; no packet passes for [`LIMIT`]; the host is no more.
+/// SIPp is missing or fails; no packet passes for `LIMIT`; the host is no more.
 pub fn call(host: &mut Host, calls: &Calls, name: &str, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
     let mut clock: Box<dyn Clock> = match host.clock {
         schema::Clock::Virtual => Box::new(VirtualClock::open(&calls.captures, SCALE)?),
