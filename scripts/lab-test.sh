@@ -103,10 +103,14 @@ trace_names_the_inversions() { inside trace --client 'sh trace-client.sh'; }
 trace_follows_a_vm() { inside trace-vm --client 'sh trace-client.sh'; }
 path_holds_under_traffic_and_faults() { inside path --client 'sh client.sh'; }
 
-# By name only: guest_sockets_are_the_hosts (builds for six kernels); reserved_cpu_time_is_kept (minutes; its figures are as wanted, its step of the VM too many has not been seen to pass yet); trace_names_the_inversions (passed as a whole once; in one run of
-# three rings of 64 KiB lost nothing, so that there was no loss to tell); trace_follows_a_vm (passed once since
-# the fault that it found was mended); busypoll_takes_no_interrupts (on the real clock: where the machine is so busy that the
-# emulated CPUs stand for seconds, the polled one's RCU readers do, and the host with them).
+# By name only:
+# guest_sockets_are_the_hosts   builds for six kernels
+# reserved_cpu_time_is_kept     five minutes
+# trace_names_the_inversions    passed as a whole once; in one run of three its rings of 64 KiB lost nothing, so that there was no loss
+#                               to tell
+# trace_follows_a_vm            passed once since the fault that it found was mended
+# busypoll_takes_no_interrupts  on the real clock: where the machine is so busy that the emulated CPUs stand for seconds, the RCU
+#                               readers of the polled one do, and the host with them
 for test in ${wanted:-status_and_files_come_back a_panic_is_told too_long_is_told a_hang_is_told nothing_stays_behind \
     lockdown_is_said kernels_boot_and_an_old_one_is_said real_clock_has_two_cpus a_spinning_vm_leaves_the_rest \
     levels_have_their_places qdiscs_are_set_and_given_back tenants_are_found_placed_and_followed \
