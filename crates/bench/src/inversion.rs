@@ -58,7 +58,9 @@ pub fn lacks(rule: &str) -> Option<&'static str> {
         "rt-protections" => {
             "bulk threads that are starved for a second: runtime caps and an RT VM that sleeps leave them more than the fair server would"
         }
-        "moderation" => "a NIC that does as it is told: the emulated e1000e keeps 128 us between interrupts whatever is set",
+        "moderation" => {
+            "a NIC that does as it is told: the emulated e1000e keeps 128 us between interrupts whatever is set"
+        }
         "softirq-threads" => "timers of the request's path, such as TCP's: here requests are UDP",
         _ => return None,
     })
