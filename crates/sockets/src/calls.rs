@@ -5,7 +5,7 @@ use virtio_queue::QueueT;
 
 use crate::abi::*;
 use crate::call::{Call, Reply};
-use crate::engine::{Engine, Local, Outcome, running};
+use crate::engine::{Engine, Local, Outcome};
 use crate::host;
 use crate::memory::Memory;
 use crate::request::{self, Protocol, Request};
@@ -20,7 +20,7 @@ impl Engine {
     pub(crate) fn next(&mut self, memory: &Memory, calls: &Vring, left: &mut usize) -> Option<Box<Call>> {
         // A ring whose index is nonsense always seems to hold more: it is tried a second time, not for ever.
         for _ in 0..2 {
-            if !running(calls) {
+            if !self.live(calls) {
                 return None;
             }
             if *left == 0 {
@@ -40,7 +40,7 @@ impl Engine {
 
     /// The next call of the queue, read and checked as far as every call is the same. What is not even a call is used up.
     fn next_call(&mut self, memory: &Memory, vring: &Vring) -> Option<Box<Call>> {
-        if !running(vring) {
+        if !self.live(vring) {
             return None;
         }
         let segments = Shared::segments(self.channel) as usize;

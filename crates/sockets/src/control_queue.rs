@@ -10,7 +10,6 @@ use vm_memory::{ByteValued, GuestAddressSpace, GuestMemoryAtomic};
 
 use crate::abi::*;
 use crate::call::Reply;
-use crate::engine::running;
 use crate::memory::{Buffers, Memory};
 use crate::notify;
 use crate::request;
@@ -40,7 +39,7 @@ impl ControlQueue {
         let mut used = false;
         // A ring whose index is nonsense always seems to hold more: it is tried a second time, not for ever.
         for _ in 0..2 {
-            if !running(vring) {
+            if !vring.running() {
                 break;
             }
             for _ in 0..QUEUE_MAX {

@@ -9,8 +9,6 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use vhost_user_backend::VringT;
-use virtio_queue::QueueT;
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
 
 use crate::abi::*;
@@ -53,13 +51,6 @@ pub(crate) enum Outcome {
     Again,
 }
 
-/// Where a ring stood when we last left it: another place means it was set up anew.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Mark {
-    table: u64,
-    next: u16,
-}
-
 /// See above.
 pub struct Engine {
     pub(crate) shared: Arc<Shared>,
@@ -74,7 +65,9 @@ pub struct Engine {
     pub(crate) control: Vec<u8>,
     pub(crate) inbox: Option<Receiver<Message>>,
     notifier: Notifier,
-    marks: [Mark; 2],
+    /// The rings' `set_up` that this engine has taken note of.
+    calls_seen: u32,
+    events_seen: u32,
     pub(crate) start_due: bool,
     pub(crate) missed: bool,
     pub(crate) used: [bool; 2],
@@ -100,7 +93,8 @@ impl Engine {
             control: vec![0; ONTIME_CONTROL_MAX as usize],
             inbox: shared.inboxes.get(channel as usize).and_then(crate::shared::Inbox::take),
             notifier: Notifier::new(channel)?,
-            marks: [Mark::default(); 2],
+            calls_seen: 0,
+            events_seen: 0,
             start_due: false,
             missed: false,
             used: [false; 2],
@@ -151,7 +145,7 @@ impl Engine {
             }
             self.socket_event(memory, calls, index, None);
         }
-        if self.missed && running(calls) {
+        if self.missed && self.live(calls) {
             self.missed = false;
             for index in 0..self.locals.len() as u32 {
                 self.socket_event(memory, calls, index, None);
@@ -193,24 +187,28 @@ impl Engine {
 
     /// Notices that the guest set its rings up anew. True for the call queue, if it had been used before.
     pub(crate) fn restarted(&mut self, calls: &Vring, events: &Vring) -> bool {
-        let now = [mark(calls), mark(events)];
-        let [calls_same, events_same] = [now[0] == self.marks[0], now[1] == self.marks[1]];
-        let before = self.marks[0] != Mark::default();
-        if !calls_same {
+        let before = self.calls_seen;
+        let [calls_anew, events_anew] = [anew(&mut self.calls_seen, calls), anew(&mut self.events_seen, events)];
+        if calls_anew {
             // What waited belongs to the old ring, whose memory may be anything by now.
             self.pool.forget();
             for local in &mut self.locals {
                 local.waiting = Default::default();
             }
         }
-        if !events_same {
+        if events_anew {
             self.start_due = true;
             for index in 0..self.locals.len() as u32 {
                 self.mark_dirty(index);
             }
         }
-        self.marks = now;
-        !calls_same && before
+        calls_anew && before != 0
+    }
+
+    /// Whether the call queue may be touched: one that was set up only now is not known to [`Self::restarted`] yet. The
+    /// doorbell that follows brings the engine back.
+    pub(crate) fn live(&self, calls: &Vring) -> bool {
+        calls.running() && self.calls_seen == calls.set_up()
     }
 
     /// What a channel's inbox holds. (The worker reads its own: it takes other messages.)
@@ -313,8 +311,8 @@ impl Engine {
 
     /// Reports readiness while there are event buffers, and notifies the guest if anything was used.
     pub(crate) fn finish(&mut self, memory: &Memory, vrings: &[Vring]) {
-        let Some([calls, events]) = vrings.first_chunk() else { return };
-        if running(events) {
+        let Some([_, events]) = vrings.first_chunk::<2>() else { return };
+        if events.running() && self.events_seen == events.set_up() {
             self.report(memory, events);
         }
         let used = std::mem::take(&mut self.used);
@@ -322,17 +320,11 @@ impl Engine {
         if used != [false; 2] {
             self.notifier.used(&self.shared, memory, vrings, used, waiter);
         }
-        self.marks = [mark(calls), mark(events)];
     }
 }
 
-/// Whether the ring may be touched.
-pub(crate) fn running(vring: &Vring) -> bool {
-    let state = vring.get_ref();
-    state.is_enabled() && state.get_queue().ready()
-}
-
-fn mark(vring: &Vring) -> Mark {
-    let state = vring.get_ref();
-    Mark { table: state.get_queue().desc_table(), next: state.get_queue().next_avail() }
+/// Takes note of a ring that runs; true if it was set up anew.
+fn anew(seen: &mut u32, vring: &Vring) -> bool {
+    let now = vring.set_up();
+    vring.running() && std::mem::replace(seen, now) != now
 }

@@ -4,7 +4,7 @@ use vhost_user_backend::VringT;
 use virtio_queue::QueueT;
 
 use crate::abi::*;
-use crate::engine::{Engine, Local, running};
+use crate::engine::{Engine, Local};
 use crate::host;
 use crate::memory::Memory;
 use crate::shared::count;
@@ -13,7 +13,7 @@ use crate::vring::Vring;
 impl Engine {
     /// Something happened to a socket: `said` are the EPOLL* bits it came with.
     pub(crate) fn socket_event(&mut self, memory: &Memory, vring: &Vring, index: u32, said: Option<u32>) {
-        if !running(vring) {
+        if !self.live(vring) {
             // The VM is paused, or its driver is being set up. Edges do not come twice: all are looked at when it goes on.
             self.missed = true;
             return;

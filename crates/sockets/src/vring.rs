@@ -4,15 +4,17 @@
 //! that read is dear: the doorbell's wake-up preempts the vCPU thread inside `eventfd_signal` (`fs/eventfd.c`), with the
 //! eventfd's lock held, so that the reader waits for the lock, lends its priority, and is switched to a second time. Waited for
 //! by edge, the count may grow as it likes.
+//!
+//! It also counts how often it was set up anew, which its user cannot see from where it stands.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use vhost_user_backend::{VringRwLock, VringStateGuard, VringStateMutGuard, VringT};
-use virtio_queue::Error;
+use virtio_queue::{Error, QueueT};
 use vm_memory::GuestMemoryAtomic;
 
 use crate::host;
@@ -26,6 +28,8 @@ pub struct Vring {
     inner: Inner,
     /// The eventfd is waited for by edge, and not read.
     edge: Arc<AtomicBool>,
+    /// How often it was given another place or another start.
+    set_up: Arc<AtomicU32>,
 }
 
 impl Vring {
@@ -44,6 +48,22 @@ impl Vring {
         }
     }
 
+    /// Whether the ring may be touched.
+    pub fn running(&self) -> bool {
+        let state = self.inner.get_ref();
+        state.is_enabled() && state.get_queue().ready()
+    }
+
+    /// How often the driver set the ring up anew: 0 before the first time, the same after a pause. It does not change while
+    /// the ring runs.
+    pub fn set_up(&self) -> u32 {
+        self.set_up.load(Ordering::Acquire)
+    }
+
+    fn anew(&self) {
+        self.set_up.store(self.set_up().wrapping_add(1).max(1), Ordering::Release);
+    }
+
     /// vhost-user-backend registers the eventfd, by level, after one of the calls that come here.
     fn level(&self) {
         self.edge.store(false, Ordering::Release);
@@ -60,7 +80,7 @@ impl<'a> VringStateMutGuard<'a, GuestMemoryAtomic<Memory>> for Vring {
 
 impl VringT<GuestMemoryAtomic<Memory>> for Vring {
     fn new(memory: GuestMemoryAtomic<Memory>, max_queue_size: u16) -> Result<Self, Error> {
-        Ok(Self { inner: Inner::new(memory, max_queue_size)?, edge: Arc::default() })
+        Ok(Self { inner: Inner::new(memory, max_queue_size)?, edge: Arc::default(), set_up: Arc::default() })
     }
 
     fn get_ref(&self) -> <Self as VringStateGuard<'_, GuestMemoryAtomic<Memory>>>::G {
@@ -97,6 +117,9 @@ impl VringT<GuestMemoryAtomic<Memory>> for Vring {
     }
 
     fn set_queue_info(&self, descriptors: u64, available: u64, used: u64) -> Result<(), Error> {
+        if self.set_up() == 0 || descriptors != self.inner.get_ref().get_queue().desc_table() {
+            self.anew();
+        }
         self.inner.set_queue_info(descriptors, available, used)
     }
 
@@ -105,6 +128,9 @@ impl VringT<GuestMemoryAtomic<Memory>> for Vring {
     }
 
     fn set_queue_next_avail(&self, base: u16) {
+        if base != self.inner.queue_next_avail() {
+            self.anew();
+        }
         self.inner.set_queue_next_avail(base);
     }
 
