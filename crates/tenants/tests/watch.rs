@@ -6,7 +6,7 @@ mod common;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ontime_tenants::watch::{Change, RESCAN_BLIND, SPACING};
+use ontime_tenants::watch::{Change, SPACING};
 use ontime_tenants::{Rules, Sources, ThreadRole, Watcher, discover};
 
 const LONG: Option<Duration> = Some(Duration::from_secs(20));
@@ -78,11 +78,9 @@ fn libvirts_files_are_noticed_also_when_the_directory_comes_later() {
     assert!(matches!(watcher.wait(LONG).unwrap(), Some(Change::Seen | Change::Lost)));
     std::thread::sleep(SPACING);
     while watcher.wait(Some(SPACING)).unwrap().is_some() {}
-    let start = Instant::now();
     std::fs::write(host.path("run/libvirt/qemu/a.xml.new"), "x").unwrap();
     std::fs::rename(host.path("run/libvirt/qemu/a.xml.new"), host.path("run/libvirt/qemu/a.xml")).unwrap();
     assert_eq!(watcher.wait(LONG).unwrap(), Some(Change::Seen));
-    assert!(start.elapsed() < RESCAN_BLIND);
     std::fs::write(host.path("run/libvirt/qemu/autostart.log"), "x").unwrap();
 }
 

@@ -489,6 +489,17 @@ impl Driver {
         }
     }
 
+    /// Drains until the device has come to what was offered last.
+    pub fn settle(&mut self) {
+        let last = self.post(Call::new(ONTIME_OP_POLL, ONTIME_SOCK_NONE));
+        let start = Instant::now();
+        while self.out.values().any(|(_, call)| call.words.id == last) {
+            assert!(start.elapsed() < PATIENCE, "the calls are not taken");
+            self.drain();
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
     pub fn write(&self, address: u64, bytes: &[u8]) {
         self.memory.write_slice(bytes, GuestAddress(address)).unwrap();
     }

