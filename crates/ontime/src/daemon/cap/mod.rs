@@ -24,11 +24,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
 
 use ontime_tenants::{Policy, PriorityTable, ThreadId};
+use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use rustix::event::EventfdFlags;
 use thiserror::Error;
 
@@ -37,6 +38,11 @@ use self::place::Place;
 use self::reading::{ProcessClock, Reading};
 use self::table::{SlotIndex, Table};
 use self::watcher::{Channels, Order, Slot, Tally, Watcher};
+
+/// The longest wait for the watcher to carry out orders.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often it is looked for.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// How caps are kept.
 #[derive(Debug, Clone, Copy)]
@@ -160,9 +166,12 @@ impl Seen {
 /// The planner's handle of the watcher.
 #[derive(Debug)]
 pub struct Caps {
-    orders: SyncSender<Order>,
+    orders: Producer<Order>,
+    /// How many orders were given, and carried out.
+    ordered: u64,
+    done: Arc<AtomicU64>,
     wake: Arc<OwnedFd>,
-    returned: Receiver<(SlotIndex, Box<Slot>)>,
+    returned: Consumer<(SlotIndex, Box<Slot>)>,
     thread: Option<std::thread::JoinHandle<()>>,
     /// The watcher's thread number.
     pub watcher_tid: i32,
@@ -185,11 +194,13 @@ impl Caps {
         let wake = Arc::new(wake);
         let capacity = settings.capacity;
         // Room for a forget and a watch of every slot at once, and a few single orders.
-        let (orders, take_orders) = sync_channel(2 * capacity + 8);
-        let (give_back, returned) = sync_channel(capacity);
+        let (orders, take_orders) = RingBuffer::new(2 * capacity + 8);
+        let (give_back, returned) = RingBuffer::new(capacity);
+        let done = Arc::new(AtomicU64::new(0));
         let period = u64::try_from(settings.period.as_nanos()).unwrap_or(u64::MAX);
         let table = Table::new(capacity, cpu_count(), settings.cpu_share, period, watcher::now());
-        let channels = Channels { orders: take_orders, wake: Arc::clone(&wake), returned: give_back };
+        let channels =
+            Channels { orders: take_orders, done: Arc::clone(&done), wake: Arc::clone(&wake), returned: give_back };
         let watcher = Watcher::new(table, capacity, channels).map_err(setup("epoll"))?;
         let (tell, told) = sync_channel(1);
         let thread = std::thread::Builder::new()
@@ -208,6 +219,8 @@ impl Caps {
         let watcher_tid = told.map_err(setup("placing the watcher thread (CAP_SYS_NICE)"))?;
         Ok(Self {
             orders,
+            ordered: 0,
+            done,
             wake,
             returned,
             thread: Some(thread),
@@ -332,17 +345,27 @@ impl Caps {
             && self.entries.values().all(|entry| entry.tally.refused.load(Ordering::Relaxed) == 0)
     }
 
-    fn order(&self, order: Order) -> Result<(), CapError> {
-        let sent = self.orders.try_send(order).or_else(|unsent| {
-            // Full: the watcher takes what is there, then there is room.
-            let order = match unsent {
-                std::sync::mpsc::TrySendError::Full(order) => order,
-                std::sync::mpsc::TrySendError::Disconnected(_) => return Err(()),
-            };
-            self.ring();
-            self.orders.send(order).map_err(|_| ())
-        });
-        sent.map_err(|()| CapError::Lost)
+    fn order(&mut self, order: Order) -> Result<(), CapError> {
+        if let Err(PushError::Full(order)) = self.orders.push(order) {
+            // The watcher takes what is there, then there is room.
+            self.carried_out()?;
+            self.orders.push(order).map_err(|_| CapError::Lost)?;
+        }
+        self.ordered += 1;
+        Ok(())
+    }
+
+    /// Waits until every order is carried out.
+    fn carried_out(&self) -> Result<(), CapError> {
+        self.ring();
+        let start = Instant::now();
+        while self.done.load(Ordering::Acquire) != self.ordered {
+            if self.orders.is_abandoned() || start.elapsed() > PATIENCE {
+                return Err(CapError::Lost);
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
     }
 
     fn ring(&self) {
@@ -352,11 +375,8 @@ impl Caps {
 
     /// Waits until all orders are done, and closes what came back.
     fn sync(&mut self) -> Result<(), CapError> {
-        let (answer, done) = sync_channel(1);
-        self.order(Order::Sync(answer))?;
-        self.ring();
-        done.recv_timeout(Duration::from_secs(5)).map_err(|_| CapError::Lost)?;
-        while let Ok((index, _closed_here)) = self.returned.try_recv() {
+        self.carried_out()?;
+        while let Ok((index, _closed_here)) = self.returned.pop() {
             self.free.push(index);
             self.entries.retain(|_, entry| entry.index != index);
         }
@@ -368,7 +388,7 @@ impl Drop for Caps {
     fn drop(&mut self) {
         // A watcher that does not answer is not waited for: the planner has to go on.
         let answers = self.sync().is_ok();
-        let stopped = self.orders.try_send(Order::Stop).is_ok();
+        let stopped = self.orders.push(Order::Stop).is_ok();
         self.ring();
         if let Some(thread) = self.thread.take().filter(|_| answers && stopped) {
             let _ = thread.join();

@@ -2,7 +2,9 @@
 //!
 //! Runs above every thread it may have to stop, in locked memory, and allocates nothing after its start: slots are opened
 //! by the planner's thread and handed over, and handed back to be closed there. It writes no log; what happened is counted in
-//! [`Tally`].
+//! [`Tally`]. What it shares with the planner it takes without waiting, also where the planner is preempted in the middle of an
+//! order, perhaps by the very thread that is to be stopped: both ways are wait-free (`std::sync::mpsc` is not: its receiver spins
+//! until a sender that has taken a place has filled it).
 //!
 //! It sleeps by the time-out of `epoll_wait`, not by timerfds: on PREEMPT_RT a timerfd expires in `ktimers/N`, which a spinning
 //! thread keeps from running, while the time-out of a real-time thread expires in the interrupt itself
@@ -12,8 +14,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 
+use rtrb::{Consumer, Producer};
 use rustix::event::epoll;
 use rustix::time::Timespec;
 
@@ -62,8 +64,6 @@ pub enum Order {
     Watch(SlotIndex, Box<Slot>),
     /// Stop watching; a paused thread gets its place back first.
     Forget(SlotIndex),
-    /// Answer when every order before this one is done.
-    Sync(SyncSender<()>),
     /// Give every paused thread its place back, and end.
     Stop,
 }
@@ -71,9 +71,11 @@ pub enum Order {
 /// The descriptors and channels a watcher lives on.
 #[derive(Debug)]
 pub struct Channels {
-    pub orders: Receiver<Order>,
+    pub orders: Consumer<Order>,
+    /// How many orders were carried out since the start.
+    pub done: Arc<AtomicU64>,
     pub wake: Arc<OwnedFd>,
-    pub returned: SyncSender<(SlotIndex, Box<Slot>)>,
+    pub returned: Producer<(SlotIndex, Box<Slot>)>,
 }
 
 /// The watcher's state; [`Watcher::run`] is the thread.
@@ -140,15 +142,15 @@ impl Watcher {
     /// Carries out the orders that are there. False: end.
     fn obey(&mut self) -> bool {
         loop {
-            match self.channels.orders.try_recv() {
+            // Looked at first: what was ordered before the planner went is carried out.
+            let abandoned = self.channels.orders.is_abandoned();
+            match self.channels.orders.pop() {
                 Ok(Order::Watch(index, slot)) => self.watch(index, slot),
                 Ok(Order::Forget(index)) => self.forget(index),
-                Ok(Order::Sync(answer)) => {
-                    let _ = answer.try_send(());
-                }
-                Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return false,
-                Err(TryRecvError::Empty) => return true,
+                Ok(Order::Stop) => return false,
+                Err(_) => return !abandoned,
             }
+            self.channels.done.fetch_add(1, Ordering::Release);
         }
     }
 
@@ -186,7 +188,7 @@ impl Watcher {
             slot.tally.paused.store(false, Ordering::Relaxed);
         }
         // The channel holds as many as there are slots, so this neither waits nor fails while the planner lives.
-        let _ = self.channels.returned.try_send((index, slot));
+        let _ = self.channels.returned.push((index, slot));
     }
 
     fn release_all(&mut self) {
