@@ -96,7 +96,7 @@ impl Engine {
         let mut owned = self.owns(&socket);
         if !owned && socket.owner == self.channel {
             // Given to this channel since its messages were looked at; the guest was told already.
-            self.messages(memory, vring);
+            self.orders(memory, vring);
             owned = self.owns(&socket);
         }
         // Only the worker may ask about another's socket: it cannot be closed meanwhile.

@@ -29,6 +29,7 @@ const EVENT_IDX: u64 = 1 << 29;
 const VERSION_1: u64 = 1 << 32;
 
 /// What the threads of a device run. The locks are each thread's own, but for the moment before it starts.
+#[allow(clippy::large_enum_variant, reason = "there is one a device")]
 enum Threads {
     Main { worker: Mutex<Worker>, control: Mutex<ControlQueue> },
     Channel { engine: Mutex<Engine>, placed: Once },

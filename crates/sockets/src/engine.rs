@@ -7,16 +7,16 @@
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
 
 use crate::abi::*;
 use crate::call::{List, Pool, Reply};
 use crate::host;
+use crate::mail::{ChannelEnd, Order, ROOM, Released};
 use crate::memory::{Iovecs, Memory};
 use crate::notify::Notifier;
-use crate::shared::{Message, QUEUE_MAX, Shared, count};
+use crate::shared::{QUEUE_MAX, Shared, count};
 use crate::table::NOBODY;
 use crate::vring::Vring;
 
@@ -63,7 +63,8 @@ pub struct Engine {
     again: VecDeque<u32>,
     pub(crate) iov: Iovecs,
     pub(crate) control: Vec<u8>,
-    pub(crate) inbox: Option<Receiver<Message>>,
+    /// The worker has none: it gives the orders.
+    mail: Option<ChannelEnd>,
     notifier: Notifier,
     /// The rings' `set_up` that this engine has taken note of.
     calls_seen: u32,
@@ -91,7 +92,7 @@ impl Engine {
             again: VecDeque::with_capacity(shared.table.len()),
             iov: Iovecs::with_capacity(segments.min(1024)),
             control: vec![0; ONTIME_CONTROL_MAX as usize],
-            inbox: shared.inboxes.get(channel as usize).and_then(crate::shared::Inbox::take),
+            mail: shared.mail.take_channel(channel),
             notifier: Notifier::new(channel)?,
             calls_seen: 0,
             events_seen: 0,
@@ -109,8 +110,7 @@ impl Engine {
     /// The kernel's.
     pub fn attach(&mut self, epoll: RawFd) -> Result<(), Errno> {
         self.epoll = epoll;
-        let bell = self.shared.inboxes.get(self.channel as usize).map_or(-1, crate::shared::Inbox::bell);
-        host::watch(epoll, bell, u64::from(INBOX_EVENT))?;
+        host::watch(epoll, self.shared.mail.bell(self.channel), u64::from(INBOX_EVENT))?;
         host::watch(epoll, self.notifier.timer(), u64::from(GUARD_EVENT))
     }
 
@@ -125,7 +125,7 @@ impl Engine {
         let guard = self.memory();
         let memory = &*guard;
         self.restarted(calls, events);
-        self.messages(memory, calls);
+        self.orders(memory, calls);
         self.catch_up(memory, calls);
         self.event(memory, vrings, event, ready);
         let mut left = QUEUE_MAX;
@@ -180,9 +180,7 @@ impl Engine {
 
     /// Comes back after what else is waiting.
     pub(crate) fn ring_again(&self) {
-        if let Some(inbox) = self.shared.inboxes.get(self.channel as usize) {
-            inbox.ring();
-        }
+        self.shared.mail.ring(self.channel);
     }
 
     /// Notices that the guest set its rings up anew. True for the call queue, if it had been used before.
@@ -211,42 +209,33 @@ impl Engine {
         calls.running() && self.calls_seen == calls.set_up()
     }
 
-    /// What a channel's inbox holds. (The worker reads its own: it takes other messages.)
-    pub(crate) fn messages(&mut self, memory: &Memory, calls: &Vring) {
-        let most = if self.channel > 0 { 2 * QUEUE_MAX } else { 0 };
-        for _ in 0..most {
-            let Some(message) = self.next_message() else { break };
-            self.message(memory, calls, message);
+    /// Carries out what the worker ordered. (For the worker's own engine, nothing.)
+    pub(crate) fn orders(&mut self, memory: &Memory, calls: &Vring) {
+        for _ in 0..ROOM {
+            let Some(Ok(order)) = self.mail.as_mut().map(|mail| mail.orders.pop()) else { break };
+            match order {
+                Order::Adopt { index } => {
+                    if self.adopt(index).is_err() {
+                        count(&self.shared.counters.refused_limit);
+                    }
+                }
+                Order::Look { index } => self.look_again(index),
+                Order::Release { index, ticket, force } => {
+                    let result = self.release(memory, calls, index, force);
+                    self.answer(Released { ticket, result });
+                }
+                Order::Forget { ticket } => {
+                    self.forget();
+                    self.answer(Released { ticket, result: Ok(()) });
+                }
+            }
         }
     }
 
-    pub(crate) fn next_message(&self) -> Option<Message> {
-        self.inbox.as_ref()?.try_recv().ok()
-    }
-
-    fn message(&mut self, memory: &Memory, calls: &Vring, message: Message) {
-        let answer = match message {
-            Message::Adopt { index } => {
-                if self.adopt(index).is_err() {
-                    count(&self.shared.counters.refused_limit);
-                }
-                return;
-            }
-            Message::Look { index } => {
-                self.look_again(index);
-                return;
-            }
-            Message::Release { index, ticket, force } => {
-                Message::Released { ticket, result: self.release(memory, calls, index, force) }
-            }
-            Message::Forget { ticket } => {
-                self.forget();
-                Message::Released { ticket, result: Ok(()) }
-            }
-            Message::Released { .. } | Message::Status(_) => return,
-        };
-        // There is room: the worker has no more tickets than its inbox has places.
-        let _ = self.shared.inboxes.first().map(|worker| worker.send(answer));
+    fn answer(&mut self, released: Released) {
+        // There is room: the worker has no more tickets than the ring has places.
+        let _ = self.mail.as_mut().map(|mail| mail.released.push(released));
+        self.shared.mail.ring(0);
     }
 
     /// Makes a socket this engine's. Its readiness is reported.

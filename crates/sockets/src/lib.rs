@@ -25,6 +25,7 @@ mod data;
 mod device;
 mod engine;
 mod host;
+mod mail;
 mod memory;
 pub mod name;
 mod notify;

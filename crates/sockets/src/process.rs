@@ -22,7 +22,7 @@ use crate::config::Vm;
 use crate::device::Device;
 use crate::memory::Memory;
 use crate::sandbox::{self, SandboxError};
-use crate::shared::{Message, Shared};
+use crate::shared::Shared;
 use crate::status::{self, Status};
 
 /// How long the worker may take to tell about its sockets.
@@ -207,8 +207,8 @@ fn tell(shared: &Shared, listener: &UnixListener) {
 fn answer(shared: &Shared, mut stream: UnixStream) -> std::io::Result<()> {
     stream.set_write_timeout(Some(STATUS_PATIENCE))?;
     let (sender, receiver) = sync_channel(1);
-    let asked = shared.inboxes.first().map(|worker| worker.send(Message::Status(sender)));
-    let sockets = asked.and_then(|_| receiver.recv_timeout(STATUS_PATIENCE).ok()).unwrap_or_default();
+    let asked = shared.mail.ask(sender);
+    let sockets = asked.ok().and_then(|()| receiver.recv_timeout(STATUS_PATIENCE).ok()).unwrap_or_default();
     let status = Status { vm: shared.name.clone(), sockets, counters: status::counters(shared) };
     stream.write_all(&serde_json::to_vec(&status)?)
 }

@@ -1,17 +1,14 @@
-//! What the threads of one VM's device share: the table, the policy, counters, inboxes, and the vCPU words' places.
+//! What the threads of one VM's device share: the table, the policy, counters, mail, and the vCPU words' places.
 
-use std::os::fd::RawFd;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Mutex, OnceLock};
-
-use vmm_sys_util::eventfd::EventFd;
 
 use crate::abi::{
-    Errno, ONTIME_MAGIC, ONTIME_ROLE_CHANNEL, ONTIME_ROLE_MAIN, ONTIME_VERSION, ONTIME_WAKE_IDLE,
-    ONTIME_WAKE_INTERRUPT, ontime_config,
+    ONTIME_MAGIC, ONTIME_ROLE_CHANNEL, ONTIME_ROLE_MAIN, ONTIME_VERSION, ONTIME_WAKE_IDLE, ONTIME_WAKE_INTERRUPT,
+    ontime_config,
 };
 use crate::config::{Vm, Wake};
+use crate::mail::Mail;
 use crate::table::Table;
 use crate::vring::Vring;
 
@@ -23,70 +20,6 @@ pub const DATA_MAX: u32 = 1 << 20;
 pub const SEGMENTS_MAIN: u32 = 1024 + 4;
 /// Descriptors of one call on a channel's queue.
 pub const SEGMENTS_CHANNEL: u32 = 64;
-/// Messages to a thread that are not taken yet.
-const INBOX: usize = 2 * QUEUE_MAX;
-
-/// What threads tell each other.
-#[derive(Debug)]
-pub enum Message {
-    /// To a channel: this socket is yours.
-    Adopt { index: u32 },
-    /// To a channel: a call of the worker may have changed how ready this socket is; there is no edge for that.
-    Look { index: u32 },
-    /// To a channel: let go of this socket, and say so. `force` ends the calls that wait on it.
-    Release { index: u32, ticket: u32, force: bool },
-    /// To a channel: forget every socket, the guest's driver was reset.
-    Forget { ticket: u32 },
-    /// To the worker: let go of (or not: EBUSY).
-    Released { ticket: u32, result: Result<(), Errno> },
-    /// To the worker: tell about the sockets.
-    Status(SyncSender<Vec<crate::status::SocketStatus>>),
-}
-
-/// The way to a thread.
-pub struct Inbox {
-    sender: SyncSender<Message>,
-    receiver: Mutex<Option<Receiver<Message>>>,
-    bell: EventFd,
-}
-
-impl Inbox {
-    fn new() -> std::io::Result<Self> {
-        let (sender, receiver) = sync_channel(INBOX);
-        Ok(Self {
-            sender,
-            receiver: Mutex::new(Some(receiver)),
-            bell: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
-        })
-    }
-
-    /// Leaves a message, without waiting or allocating.
-    ///
-    /// # Errors
-    /// EAGAIN where the inbox is full or its thread is gone.
-    pub fn send(&self, message: Message) -> Result<(), Errno> {
-        self.sender.try_send(message).map_err(|_| Errno(libc::EAGAIN))?;
-        self.ring();
-        Ok(())
-    }
-
-    /// Only wakes the thread.
-    pub fn ring(&self) {
-        // Full (2^64 - 2 rings) means it is being woken anyway.
-        let _ = self.bell.write(1);
-    }
-
-    /// The thread's own end, once.
-    pub fn take(&self) -> Option<Receiver<Message>> {
-        self.receiver.lock().ok()?.take()
-    }
-
-    /// What to wait on.
-    pub fn bell(&self) -> RawFd {
-        use std::os::fd::AsRawFd;
-        self.bell.as_raw_fd()
-    }
-}
 
 /// Counts, by what was refused or done.
 #[derive(Debug, Default)]
@@ -126,8 +59,8 @@ pub struct Shared {
     pub table: Table,
     /// Counts.
     pub counters: Counters,
-    /// By channel: 0 is the worker's.
-    pub inboxes: Vec<Inbox>,
+    /// Between the threads.
+    pub mail: Mail,
     /// By channel: guest-physical address of `ontime_vcpu`, 0 for none.
     pub vcpus: Vec<AtomicU64>,
     /// Main's control queue, whose notification is main's vector: set when the guest names a vCPU word.
@@ -141,14 +74,14 @@ impl Shared {
     /// # Errors
     /// Where no event descriptor can be made.
     pub fn new(name: &str, vm: Vm, generation: u64) -> std::io::Result<Self> {
-        let channels = vm.channels as usize + 1;
+        let mail = Mail::new(vm.channels)?;
         Ok(Self {
             name: name.to_owned(),
             table: Table::new(vm.policy.limits.sockets),
+            vcpus: (0..=vm.channels).map(|_| AtomicU64::new(0)).collect(),
             vm,
             counters: Counters::default(),
-            inboxes: (0..channels).map(|_| Inbox::new()).collect::<Result<_, _>>()?,
-            vcpus: (0..channels).map(|_| AtomicU64::new(0)).collect(),
+            mail,
             attention: OnceLock::new(),
             generation,
         })
@@ -156,7 +89,7 @@ impl Shared {
 
     /// How many channels there are, main's included.
     pub fn channels(&self) -> u32 {
-        self.inboxes.len() as u32
+        self.mail.threads()
     }
 
     /// Differs after each start of the process.

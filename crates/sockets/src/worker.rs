@@ -11,11 +11,12 @@ use crate::abi::*;
 use crate::call::{Call, Reply};
 use crate::engine::Engine;
 use crate::host;
+use crate::mail::{Order, Released, WorkerEnds};
 use crate::memory::Memory;
 use crate::name::Name;
 use crate::options::{self, Access, Group};
 use crate::request::{Protocol, Request};
-use crate::shared::{Message, QUEUE_MAX, Shared, count};
+use crate::shared::{QUEUE_MAX, Shared, count};
 use crate::status::{self, SocketStatus};
 use crate::table::{NOBODY, Socket};
 use crate::vring::Vring;
@@ -44,6 +45,7 @@ struct Ticket {
 /// See above.
 pub struct Worker {
     engine: Engine,
+    mail: Option<WorkerEnds>,
     tickets: Vec<Option<Ticket>>,
     value: Vec<u8>,
     refused: u64,
@@ -60,6 +62,7 @@ impl Worker {
     /// As [`Engine::new`].
     pub fn new(shared: Arc<Shared>, memory: GuestMemoryAtomic<Memory>) -> std::io::Result<Self> {
         Ok(Self {
+            mail: shared.mail.take_worker(),
             engine: Engine::new(shared, 0, memory)?,
             tickets: Vec::new(),
             value: vec![0; ONTIME_OPTION_MAX as usize],
@@ -85,9 +88,7 @@ impl Worker {
         if self.engine.restarted(calls, events) {
             self.reset();
         }
-        while let Some(message) = self.engine.next_message() {
-            self.message(memory, calls, message);
-        }
+        self.mail(memory, calls);
         self.engine.catch_up(memory, calls);
         self.engine.event(memory, vrings, event, ready);
         let mut left = QUEUE_MAX;
@@ -125,7 +126,7 @@ impl Worker {
             word.store(0, std::sync::atomic::Ordering::Release);
         }
         for channel in 1..self.shared().channels() {
-            let _ = self.ticket(After::Forget { channel }, 0, None, |ticket| (channel, Message::Forget { ticket }));
+            let _ = self.ticket(After::Forget { channel }, 0, None, channel, |ticket| Order::Forget { ticket });
         }
         self.close_ownerless();
         tracing::info!(vm = self.shared().name, "the guest's driver was set up anew: its sockets are closed");
@@ -151,16 +152,15 @@ impl Worker {
         after: After,
         index: u32,
         call: Option<Box<Call>>,
-        message: impl FnOnce(u32) -> (u32, Message),
+        channel: u32,
+        order: impl FnOnce(u32) -> Order,
     ) -> Result<(), Option<Box<Call>>> {
         let free = self.tickets.iter().position(Option::is_none);
         if free.is_none() && self.tickets.len() >= QUEUE_MAX {
             return Err(call);
         }
         let number = free.unwrap_or(self.tickets.len());
-        let (channel, message) = message(number as u32);
-        let sent = self.shared().inboxes.get(channel as usize).is_some_and(|inbox| inbox.send(message).is_ok());
-        if !sent {
+        if self.order(channel, order(number as u32)).is_err() {
             return Err(call);
         }
         let ticket = Some(Ticket { after, index, call });
@@ -171,19 +171,36 @@ impl Worker {
         Ok(())
     }
 
-    fn message(&mut self, memory: &Memory, calls: &Vring, message: Message) {
-        match message {
-            Message::Released { ticket, result } => {
-                let Some(ticket) = self.tickets.get_mut(ticket as usize).and_then(Option::take) else { return };
-                let result = result.and_then(|()| self.released(&ticket));
-                if let Some(call) = ticket.call {
-                    self.engine.complete(memory, calls, call, &Reply::number(result.map(|()| 0)), None);
-                }
+    /// What the other threads told.
+    fn mail(&mut self, memory: &Memory, calls: &Vring) {
+        while let Some(Released { ticket, result }) = self.next_released() {
+            let Some(ticket) = self.tickets.get_mut(ticket as usize).and_then(Option::take) else { continue };
+            let result = result.and_then(|()| self.released(&ticket));
+            if let Some(call) = ticket.call {
+                self.engine.complete(memory, calls, call, &Reply::number(result.map(|()| 0)), None);
             }
-            // The one who asked may be gone.
-            Message::Status(answer) => drop(answer.try_send(self.sockets())),
-            Message::Adopt { .. } | Message::Look { .. } | Message::Release { .. } | Message::Forget { .. } => {}
         }
+        while let Some(Ok(answer)) = self.mail.as_ref().map(|mail| mail.asked.try_recv()) {
+            // The one who asked may be gone.
+            drop(answer.try_send(self.sockets()));
+        }
+    }
+
+    fn next_released(&mut self) -> Option<Released> {
+        self.mail.as_mut()?.channels.iter_mut().find_map(|channel| channel.released.pop().ok())
+    }
+
+    /// Tells a channel.
+    ///
+    /// # Errors
+    /// EAGAIN where its ring is full; EINVAL where there is none such.
+    fn order(&mut self, channel: u32, order: Order) -> Result<(), Errno> {
+        let place = channel.checked_sub(1).ok_or(Errno(libc::EINVAL))?;
+        let end =
+            self.mail.as_mut().and_then(|mail| mail.channels.get_mut(place as usize)).ok_or(Errno(libc::EINVAL))?;
+        end.orders.push(order).map_err(|_| Errno(libc::EAGAIN))?;
+        self.shared().mail.ring(channel);
+        Ok(())
     }
 
     fn released(&mut self, ticket: &Ticket) -> Result<(), Errno> {
@@ -212,8 +229,7 @@ impl Worker {
             return self.engine.adopt(index);
         }
         self.shared().table.set_owner(index, channel);
-        let inbox = self.shared().inboxes.get(channel as usize).ok_or(Errno(libc::EINVAL))?;
-        inbox.send(Message::Adopt { index }).inspect_err(|_| self.shared().table.set_owner(index, NOBODY))
+        self.order(channel, Order::Adopt { index }).inspect_err(|_| self.shared().table.set_owner(index, NOBODY))
     }
 
     fn close(&self, index: u32, abort: bool) {
@@ -260,12 +276,8 @@ impl Worker {
         if ours {
             self.engine.look(&socket);
         } else if matches!(request, Request::Listen { .. } | Request::Connect(_) | Request::Bind(_)) {
-            // A full inbox: the channel has plenty to look at, and its next call on the socket looks too.
-            let _ = self
-                .shared()
-                .inboxes
-                .get(socket.owner as usize)
-                .map(|inbox| inbox.send(Message::Look { index: socket.index }));
+            // A full ring: the channel has plenty to look at, and its next call on the socket looks too.
+            let _ = self.order(socket.owner, Order::Look { index: socket.index });
         }
         let reply = reply.unwrap_or_else(Reply::from);
         self.engine.complete(memory, calls, call, &reply, ours.then_some(socket.index));
@@ -286,8 +298,8 @@ impl Worker {
             }
             return;
         }
-        let owner = socket.owner;
-        let sent = self.ticket(after, index, Some(call), |ticket| (owner, Message::Release { index, ticket, force }));
+        let sent =
+            self.ticket(after, index, Some(call), socket.owner, |ticket| Order::Release { index, ticket, force });
         if let Err(Some(call)) = sent {
             self.engine.complete(memory, calls, call, &Errno(libc::EBUSY).into(), None);
         }
