@@ -7,7 +7,9 @@
 //! | channel | 0 | call, event | the engine, SCHED_FIFO |
 
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once};
+use std::time::{Duration, Instant};
 
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost_user_backend::VhostUserBackend;
@@ -28,6 +30,10 @@ const INDIRECT_DESC: u64 = 1 << 28;
 const EVENT_IDX: u64 = 1 << 29;
 const VERSION_1: u64 = 1 << 32;
 
+/// How long a ring that is to stop waits for the threads, and how often it looks. Calls that are under way take milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_micros(100);
+
 /// What the threads of a device run. The locks are each thread's own, but for the moment before it starts.
 #[allow(clippy::large_enum_variant, reason = "there is one a device")]
 enum Threads {
@@ -40,6 +46,29 @@ pub struct Device {
     shared: Arc<Shared>,
     channel: u32,
     threads: Threads,
+    turns: [Turns; 2],
+}
+
+/// Counts what a thread begins and what it ends: odd while it works.
+#[derive(Default)]
+struct Turns(AtomicU64);
+
+impl Turns {
+    fn turn(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Waits until what was under way has ended. False where it takes too long.
+    fn wait(&self) -> bool {
+        let (seen, start) = (self.0.load(Ordering::SeqCst), Instant::now());
+        while seen % 2 == 1 && self.0.load(Ordering::SeqCst) == seen {
+            if start.elapsed() > PATIENCE {
+                return false;
+            }
+            std::thread::sleep(LOOK);
+        }
+        true
+    }
 }
 
 impl Device {
@@ -54,7 +83,7 @@ impl Device {
         } else {
             Threads::Channel { engine: Mutex::new(Engine::new(shared.clone(), channel, memory)?), placed: Once::new() }
         };
-        Ok(Self { shared, channel, threads })
+        Ok(Self { shared, channel, threads, turns: Default::default() })
     }
 
     /// Lets the first thread wait for sockets by its epoll.
@@ -67,6 +96,28 @@ impl Device {
             Threads::Channel { engine, .. } => engine.lock().map(|mut engine| engine.attach(epoll)).ok(),
         };
         attached.unwrap_or(Err(Errno(libc::EINVAL))).map_err(|error| std::io::Error::from_raw_os_error(error.0))
+    }
+
+    fn handle(&self, event: u16, events: EventSet, vrings: &[Vring], thread: usize) {
+        // A poisoned lock means that the thread panicked: it will not come here again.
+        match (&self.threads, thread) {
+            (Threads::Main { worker, .. }, 0) => {
+                if let Ok(mut worker) = worker.lock() {
+                    worker.handle(event, events.bits(), vrings);
+                }
+            }
+            (Threads::Main { control, .. }, _) => {
+                if let (Ok(mut control), [vring]) = (control.lock(), vrings) {
+                    control.handle(vring);
+                }
+            }
+            (Threads::Channel { engine, placed }, _) => {
+                placed.call_once(|| place(&self.shared.name, self.channel, self.shared.vm.priority));
+                if let Ok(mut engine) = engine.lock() {
+                    engine.handle(event, events.bits(), vrings);
+                }
+            }
+        }
     }
 }
 
@@ -135,26 +186,20 @@ impl VhostUserBackend for Device {
         new_event_consumer_and_notifier(EventFlag::NONBLOCK | EventFlag::CLOEXEC).ok()
     }
 
-    fn handle_event(&self, event: u16, events: EventSet, vrings: &[Vring], thread: usize) -> std::io::Result<()> {
-        // A poisoned lock means that the thread panicked: it will not come here again.
-        match (&self.threads, thread) {
-            (Threads::Main { worker, .. }, 0) => {
-                if let Ok(mut worker) = worker.lock() {
-                    worker.handle(event, events.bits(), vrings);
-                }
-            }
-            (Threads::Main { control, .. }, _) => {
-                if let (Ok(mut control), [vring]) = (control.lock(), vrings) {
-                    control.handle(vring);
-                }
-            }
-            (Threads::Channel { engine, placed }, _) => {
-                placed.call_once(|| place(&self.shared.name, self.channel, self.shared.vm.priority));
-                if let Ok(mut engine) = engine.lock() {
-                    engine.handle(event, events.bits(), vrings);
-                }
-            }
+    /// The ring is marked: no thread begins with it any more. One that is at it ends before the VMM is told that it stands.
+    fn stop_vring(&self, index: u32) -> std::io::Result<()> {
+        if !self.turns.iter().all(Turns::wait) {
+            let channel = self.channel;
+            tracing::warn!(vm = self.shared.name, channel, index, "a ring is stopped though a thread may still use it");
         }
+        Ok(())
+    }
+
+    fn handle_event(&self, event: u16, events: EventSet, vrings: &[Vring], thread: usize) -> std::io::Result<()> {
+        let turns = self.turns.get(thread);
+        turns.inspect(|turns| turns.turn());
+        self.handle(event, events, vrings, thread);
+        turns.inspect(|turns| turns.turn());
         Ok(())
     }
 }

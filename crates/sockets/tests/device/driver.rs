@@ -193,9 +193,13 @@ impl Ring {
         self.kick.write(1).unwrap();
     }
 
+    /// How many the device has used, modulo 2^16.
+    pub fn used_index(&self) -> u16 {
+        self.memory.load(GuestAddress(self.used_ring() + 2), Ordering::Acquire).unwrap()
+    }
+
     fn take(&mut self) -> Option<(u16, u32)> {
-        let index: u16 = self.memory.load(GuestAddress(self.used_ring() + 2), Ordering::Acquire).unwrap();
-        if index == self.used {
+        if self.used_index() == self.used {
             return None;
         }
         let at = self.used_ring() + 4 + u64::from(self.used % SIZE) * 8;

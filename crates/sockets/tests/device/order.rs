@@ -1,14 +1,14 @@
 //! What a guest learns in which order.
 
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{TcpListener, UdpSocket};
 use std::os::fd::AsRawFd;
 
 use libc::{AF_INET, SOCK_DGRAM, SOCK_STREAM};
 use ontime_sockets::abi::*;
 use vhost::vhost_user::VhostUserFrontend;
 
-use super::driver::{Call, Vm};
+use super::driver::{Call, Driver, Vm};
 use super::{FREE, bind, local};
 
 /// A reset comes with the data before it in one event: a call that waits gets the data, the one after them the error.
@@ -39,6 +39,43 @@ fn a_stream_gives_its_data_before_its_reset() {
             event = driver.ready(channel, ONTIME_READY_HUP);
         }
         assert_eq!(i32::from(event.error), libc::ECONNRESET, "channel {channel}");
+    }
+}
+
+/// Once the VMM is told that a ring stands, its memory may be anybody's; and the first event of one that was set up anew is START,
+/// whatever the device was at meanwhile.
+#[test]
+fn rings_stand_at_once_and_start_with_start() {
+    let mut vm = Vm::start(FREE);
+    for channel in 0..2 {
+        vm.main().socket(channel, AF_INET, SOCK_DGRAM, channel);
+    }
+    let addresses = [bind(&mut vm, 0), bind(&mut vm, 1)];
+    let client = UdpSocket::bind(local(0)).unwrap();
+    // Of main, a call queue that is set up anew closes all: its rings only pause.
+    for round in 0..200 {
+        for channel in 0..2u32 {
+            let driver = &mut vm.channels[channel as usize];
+            if channel == 1 || round == 0 {
+                driver.event_buffers(4);
+                client.send_to(b"early", addresses[channel as usize]).unwrap();
+                assert_eq!(u32::from(driver.event().unwrap().type_), ONTIME_EVENT_START, "round {round}");
+            }
+            driver.post(Call::new(ONTIME_OP_RECV, channel).wait().room(100));
+            client.send_to(b"late", addresses[channel as usize]).unwrap();
+            let stood = driver.stop();
+            let used = |driver: &Driver| [driver.calls.used_index(), driver.events.used_index()];
+            let before = used(driver);
+            std::thread::sleep(std::time::Duration::from_micros(200));
+            assert_eq!(used(driver), before, "channel {channel}, round {round}");
+            if channel == 1 {
+                driver.reset();
+                client.send_to(b"between", addresses[1]).unwrap();
+            } else {
+                driver.start_at(&stood);
+                driver.settle();
+            }
+        }
     }
 }
 
