@@ -188,7 +188,9 @@ impl VhostUserBackend for Device {
 
     /// The ring is marked: no thread begins with it any more. One that is at it ends before the VMM is told that it stands.
     fn stop_vring(&self, index: u32) -> std::io::Result<()> {
-        if !self.turns.iter().all(Turns::wait) {
+        let serves = |queues: &u64| queues >> index & 1 == 1;
+        let thread = self.queues_per_thread().iter().position(serves);
+        if !thread.and_then(|thread| self.turns.get(thread)).is_none_or(Turns::wait) {
             let channel = self.channel;
             tracing::warn!(vm = self.shared.name, channel, index, "a ring is stopped though a thread may still use it");
         }
