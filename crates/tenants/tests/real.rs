@@ -270,10 +270,16 @@ fn has_unnamed(found: &Discovery, name: &str) -> bool {
     found.problems.iter().any(|one| one.subject == name && matches!(one.kind, ProblemKind::VcpusUnnamed(_)))
 }
 
+/// Until somebody listens there: a socket has its path a moment earlier.
 fn wait_for(path: &Path) {
+    // "Num RefCount Protocol Flags Type St Inode Path"; __SO_ACCEPTCON (`net/unix/af_unix.c`, unix_seq_show).
+    let listens = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.get(3) == Some(&"00010000") && fields.last().is_some_and(|last| Path::new(last) == path)
+    };
     let deadline = Instant::now() + PATIENCE;
-    while !path.exists() {
-        assert!(Instant::now() < deadline, "{} never came", path.display());
+    while !std::fs::read_to_string("/proc/net/unix").unwrap().lines().any(listens) {
+        assert!(Instant::now() < deadline, "nobody listens at {}", path.display());
         std::thread::sleep(Duration::from_millis(10));
     }
 }
