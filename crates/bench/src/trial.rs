@@ -35,11 +35,13 @@ pub enum Requests {
 }
 
 impl Requests {
-    /// The workload and its seed; at a steady rate nothing is random.
-    fn workload(&self) -> (Workload, u64) {
+    /// The workload, how many requests and their seed; at a steady rate nothing is random.
+    fn workload(&self) -> (Workload, u64, u64) {
         match self {
-            Requests::Client { workload, seed, .. } => (*workload, *seed),
-            Requests::Paced(Paced { message_bytes, .. }) => (Workload::Sockperf { message_bytes: *message_bytes }, 0),
+            Requests::Client { workload, count, seed } => (*workload, *count, *seed),
+            Requests::Paced(Paced { message_bytes, .. }) => {
+                (Workload::Sockperf { message_bytes: *message_bytes }, 0, 0)
+            }
         }
     }
 }
@@ -76,7 +78,7 @@ impl Trial<'_> {
             Load::Tcp => Some(Kind::Receive { streams: STREAMS }),
             Load::SmallPackets => Some(Kind::ReceiveSmall),
         };
-        let (workload, seed) = self.requests.workload();
+        let (workload, requests, seed) = self.requests.workload();
         let client = workload.ready(host, seed)?;
         let flood = match kind {
             Some(kind) => Some(Flood::start(&mut host.lab, &captures[1], &BULK_VMS, kind)?),
@@ -87,8 +89,8 @@ impl Trial<'_> {
         let before = host.cpu_time()?;
         let name = format!("{}, {}", self.method, self.load.words());
         let asked = match self.requests.clone() {
-            Requests::Client { count, .. } => {
-                let load = workload::Load { requests: count, seed, captures: &captures, dir, name: &name };
+            Requests::Client { .. } => {
+                let load = workload::Load { requests, seed, captures: &captures, dir, name: &name };
                 workload.send(client, host, &load, progress)
             }
             // What is still under way at the last one is answered meanwhile.
@@ -107,7 +109,7 @@ impl Trial<'_> {
         let ([rt_all, bulk_all], [rt_from, bulk_from]) = (&captures, offsets);
         let rt_capture = cut(rt_all, rt_from, "rt")?;
         let bulk_capture = cut(bulk_all, bulk_from, "bulk")?;
-        let (wire, notes) = workload.analyse(&rt_capture, self.warmup)?;
+        let (wire, notes) = workload.analyse(&rt_capture, self.warmup, (requests, seed))?;
         let flows = BulkFlows { ports: vec![flood::PORT], window: wire.span_ns };
         let bulk = if self.load == Load::Tcp { Some(bulk::analyse(&bulk_capture, flows)?) } else { None };
         // A flood's capture is large, and its sums are in the result.

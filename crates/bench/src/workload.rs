@@ -143,7 +143,7 @@ impl Workload {
             Client::Voip => {
                 let calls = voip::sipp::Calls {
                     proxy: self.address(),
-                    count: load.requests.div_ceil(voip::MESSAGES),
+                    count: voip::calls(load.requests),
                     seed: load.seed,
                     captures: load.captures.to_vec(),
                     dir: load.dir.to_owned(),
@@ -153,11 +153,16 @@ impl Workload {
         }
     }
 
-    /// Response times, and what a reader must know of them.
+    /// Response times of so many `requests` with that `seed`, and what a reader must know of them.
     ///
     /// # Errors
     /// Those of [`wire::analyse`].
-    pub fn analyse(self, capture: &Path, warmup: u64) -> Result<(WireAnalysis, Vec<String>), PcapError> {
+    pub fn analyse(
+        self,
+        capture: &Path,
+        warmup: u64,
+        (requests, seed): (u64, u64),
+    ) -> Result<(WireAnalysis, Vec<String>), PcapError> {
         let port = self.server().port;
         match self {
             Workload::Sockperf { .. } => {
@@ -172,8 +177,9 @@ impl Workload {
                 Ok((gets, vec![asked]))
             }
             Workload::Voip => {
-                let voip::wire::Analysis { forwards, invites_ns, calls } = voip::wire::analyse(capture, port, warmup)?;
-                let mut notes = vec![format!("forward delays of the six messages of {} calls", number::count(calls))];
+                let analysis = voip::wire::analyse(capture, port, warmup)?;
+                let mut notes = vec![analysis.kept_up(voip::sipp::offered(seed, voip::calls(requests)))];
+                let voip::wire::Analysis { forwards, invites_ns, .. } = analysis;
                 if let Some(invites) = Summary::of(&invites_ns) {
                     let us = |ns: u64| number::us(ns as f64 / 1e3);
                     notes.push(format!(

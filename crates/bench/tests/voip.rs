@@ -74,7 +74,11 @@ fn the_six_messages_of_a_call_are_six_delays() {
             }
         }
     }
-    let Analysis { forwards, invites_ns, calls } = read(&capture);
+    let analysis = read(&capture);
+    assert_eq!([analysis.came_per_s, analysis.ended_per_s], [Some(50.0); 2]);
+    assert!(analysis.kept_up(Some(52.0)).ends_with("20 calls; calls a second: 52.0 offered, 50.0 came, 50.0 ended"));
+    assert!(analysis.kept_up(Some(53.0)).ends_with("the callers did not keep up with what was offered"));
+    let Analysis { forwards, invites_ns, calls, .. } = analysis;
     assert_eq!((forwards.counts.requests, forwards.counts.counted, calls), (120, 120, 20));
     assert_eq!((forwards.counts.stray_replies, forwards.counts.malformed), (0, 0));
     assert_eq!(forwards.latencies_ns()[..6], [100, 101, 102, 103, 104, 105].map(|us| us * US));
@@ -95,11 +99,29 @@ fn what_is_sent_again_lost_or_not_of_a_call_is_told() {
     capture.udp(T0 + 7 * MS, CALLER, PROXY, b"not SIP at all");
     capture.udp(T0 + 8 * MS, CALLER, "10.1.0.2:9", b"another port");
     forwarded(&mut capture, (T0 + 200 * MS, T0 + 201 * MS), 4, 0);
-    let Analysis { forwards, invites_ns, calls } = read(&capture);
+    let Analysis { forwards, invites_ns, calls, came_per_s, ended_per_s } = read(&capture);
+    assert_eq!((came_per_s, ended_per_s), (Some(2.0 / 0.2), None));
     let counts = forwards.counts;
     assert_eq!((counts.requests, counts.counted, counts.lost, counts.duplicates), (4, 2, 1, 1));
     assert_eq!((counts.duplicate_replies, counts.malformed, counts.stray_replies, calls), (1, 1, 0, 3));
     assert_eq!(invites_ns, [2 * MS, MS]);
+}
+
+#[test]
+fn a_proxy_that_ends_calls_more_slowly_than_they_come_is_told() {
+    let mut capture = Capture::new(WHOLE);
+    for call in 0..11 {
+        forwarded(&mut capture, (T0 + call * 10 * MS, T0 + call * 10 * MS + MS), call, 0);
+    }
+    for call in 0..11 {
+        let at_ns = T0 + (200 + call * 20) * MS;
+        forwarded(&mut capture, (at_ns, at_ns + MS), call, 5);
+        goes(&mut capture, at_ns + 2 * MS, call, 5); // again
+    }
+    let analysis = read(&capture);
+    assert_eq!((analysis.came_per_s, analysis.ended_per_s), (Some(100.0), Some(50.0)));
+    assert!(analysis.kept_up(Some(100.0)).ends_with("50.0 ended; it did not keep up with what was offered"));
+    assert!(analysis.kept_up(None).ends_with("- offered, 100.0 came, 50.0 ended"));
 }
 
 #[test]

@@ -1,10 +1,12 @@
-//! The callers and the called: two stock SIPp (`sipp -sn uac`, `-sn uas`) beside the emulated host.
+//! The callers and the called: two stock SIPp with their own scenarios (`sipp -sd uac`, `-sd uas`) beside the emulated host.
 //!
-//! In: how many calls. Out: calls through the proxy at random rates of 17 to 167 a second of the host's time. The paper changed SIPp
-//! for that; here its control port is told a new rate after every few calls, on the clock of the host under test.
+//! In: how many calls. Out: calls through the proxy at random rates of 17 to 167 a second of the host's time, the same for every
+//! method. The paper changed SIPp for that; here the caller's scenario begins with SIPp's third-party command (`recvCmd`, `-3pcc`),
+//! so that each call starts when this process says so, on the clock of the host under test, however long calls take.
 
-use std::fs::File;
-use std::net::{SocketAddr, UdpSocket};
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,15 +20,17 @@ use crate::schema;
 
 /// Calls a second of the host's time (IV-G 1): 100 to 1,000 forwarded messages.
 const RATES: std::ops::RangeInclusive<f64> = 17.0..=167.0;
-/// Calls at one rate, before the next one is drawn.
-const CALLS_A_RATE: f64 = 4.0;
+/// SIP's T1 of the host's time, s (RFC 3261, 17.1.1.1).
+const T1: f64 = 0.5;
+/// Real time in which the host's clock is learned before the first call.
+const LEARN: Duration = Duration::from_secs(1);
 /// The first guess of real seconds a second of the emulated host's.
 const SCALE: f64 = 5.0;
 /// Ports of the caller and the called.
 const CALLER: u16 = 5_080;
 const CALLED: u16 = 5_070;
-/// The caller's control port. The called one takes SIPp's own (8888), as any does that is told none.
-const CONTROL: u16 = 8_960;
+/// Where the caller is told to call.
+const COMMANDS: u16 = 8_960;
 /// Real time for the proxy to come up, and without a packet of a call.
 const LIMIT: Duration = Duration::from_secs(300);
 /// Exit statuses of SIPp that say how calls went: all well, or some failed. The wire says which.
@@ -88,30 +92,41 @@ pub fn call(host: &mut Host, calls: &Calls, name: &str, progress: &mut dyn FnMut
     };
     let own = UdpSocket::bind(("0.0.0.0", 0)).and_then(|socket| {
         socket.connect(calls.proxy)?;
-        Ok((socket.local_addr()?.ip().to_string(), socket))
+        Ok(socket.local_addr()?.ip().to_string())
     });
-    let (own, control) = own.map_err(|error| failed(error.to_string()))?;
-    control.connect((own.as_str(), CONTROL)).map_err(|error| failed(error.to_string()))?;
-    let called = ["-sn", "uas", "-i", &own, "-p", &CALLED.to_string()].map(str::to_owned);
+    let own = own.map_err(|error| failed(error.to_string()))?;
+    let start = Instant::now();
+    while start.elapsed() < LEARN {
+        clock.now_ns()?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let t1_ms = (T1 * clock.scale() * 1e3).max(1.0) as u64;
+    let scenario = |name: &str, change: fn(&str) -> Option<String>| {
+        let text = change(&own_scenario(name)?)
+            .and_then(|text| with_t1(&text, t1_ms))
+            .ok_or_else(|| failed(format!("its scenario {name} is not as SIPp 3.6's: install Debian's sip-tester")))?;
+        let path = calls.dir.join(format!("sipp-{name}.xml"));
+        fs::write(&path, text).map_err(|source| MeasureError::File { path: path.clone(), source })?;
+        Ok::<_, MeasureError>(path.to_string_lossy().into_owned())
+    };
+    let (uac, uas) = (scenario("uac", when_told)?, scenario("uas", |text| Some(text.to_owned()))?);
+    let called = ["-sf", &uas, "-i", &own, "-p", &CALLED.to_string()].map(str::to_owned);
     let _called = Sipp::start(&called, &calls.dir.join("sipp-called.log"))?;
-    let mut rates = ChaCha8Rng::seed_from_u64(calls.seed);
-    let mut rate = rates.random_range(RATES);
     let caller = [
-        ("-sn", "uac".to_owned()),
+        ("-sf", uac),
         ("-i", own.clone()),
         ("-p", CALLER.to_string()),
         ("-rsa", calls.proxy.to_string()),
         ("-m", calls.count.to_string()),
-        ("-r", (rate / clock.scale()).to_string()),
-        // More than are ever open: by its own limit SIPp would stop calling while the proxy is slow.
-        ("-l", "10000".to_owned()),
-        ("-ci", own.clone()),
-        ("-cp", CONTROL.to_string()),
+        ("-3pcc", format!("{own}:{COMMANDS}")),
     ];
     let mut caller: Vec<String> = caller.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect();
     caller.push(format!("{own}:{CALLED}"));
     let mut caller = Sipp::start(&caller, &calls.dir.join("sipp-caller.log"))?;
+    let mut commands = caller.commands(&own)?;
+    let mut gaps = gaps(calls.seed);
     let mut due_ns = clock.now_ns()?;
+    let mut made = 0;
     let (mut told, mut grown) = (Instant::now(), (0, Instant::now()));
     let rt = calls.captures.first();
     loop {
@@ -120,11 +135,11 @@ pub fn call(host: &mut Host, calls: &Calls, name: &str, progress: &mut dyn FnMut
         }
         host.lab.alive()?;
         let now_ns = clock.now_ns()?;
-        if now_ns >= due_ns {
-            due_ns = now_ns + (CALLS_A_RATE / rate * 1e9) as u64;
-            // A datagram that is lost leaves the rate as it was.
-            let _ = control.send(format!("cset rate {:.3}", rate / clock.scale()).as_bytes());
-            rate = rates.random_range(RATES);
+        // From when it was due, not from when it was made: a delay here takes nothing from the rate.
+        while made < calls.count && now_ns >= due_ns {
+            commands.call(made, &own).map_err(|error| failed(format!("it takes no calls: {error}")))?;
+            made += 1;
+            due_ns += gaps.next().unwrap_or_default();
         }
         let bytes = rt.map_or(0, |path| size(path));
         if bytes > grown.0 {
@@ -134,11 +149,47 @@ pub fn call(host: &mut Host, calls: &Calls, name: &str, progress: &mut dyn FnMut
         }
         if told.elapsed() > Duration::from_secs(5) {
             told = Instant::now();
-            progress(&format!("{name}: calls are made (a second takes {:.1} s)", clock.scale()));
+            progress(&format!(
+                "{name}: {made} calls of {} are made (a second takes {:.1} s)",
+                calls.count,
+                clock.scale()
+            ));
         }
         let left = Duration::from_nanos((due_ns.saturating_sub(now_ns) as f64 * clock.scale()) as u64);
         std::thread::sleep(left.clamp(Duration::from_millis(1), Duration::from_millis(20)));
     }
+}
+
+/// From each call to the next, ns of the host's time: a rate is drawn for each.
+fn gaps(seed: u64) -> impl Iterator<Item = u64> {
+    let mut rates = ChaCha8Rng::seed_from_u64(seed);
+    std::iter::repeat_with(move || (1e9 / rates.random_range(RATES)) as u64)
+}
+
+/// The rate at which so many calls are made, a second of the host's time; `None` of fewer than two.
+pub fn offered(seed: u64, calls: u64) -> Option<f64> {
+    let between = usize::try_from(calls.checked_sub(1)?).ok()?;
+    let span_ns: u64 = gaps(seed).take(between).sum();
+    (between > 0).then(|| between as f64 * 1e9 / span_ns as f64)
+}
+
+/// A scenario that SIPp brings along.
+fn own_scenario(name: &str) -> Result<String, MeasureError> {
+    let said = Command::new("sipp").args(["-sd", name]).env("TERM", "xterm").stdin(Stdio::null()).output();
+    let said = said.map_err(|source| failed(format!("{source}; install Debian's sip-tester")))?;
+    Ok(String::from_utf8_lossy(&said.stdout).into_owned())
+}
+
+/// The caller's scenario, with a command at its beginning.
+fn when_told(scenario: &str) -> Option<String> {
+    let (before, rest) = scenario.split_at_checked(scenario.find("<send")?)?;
+    Some(format!("{before}<recvCmd/>\n\n  {rest}"))
+}
+
+/// The scenario with another T1, in ms.
+fn with_t1(scenario: &str, t1_ms: u64) -> Option<String> {
+    let own = "retrans=\"500\"";
+    scenario.contains(own).then(|| scenario.replace(own, &format!("retrans=\"{t1_ms}\"")))
 }
 
 fn failed(said: String) -> MeasureError {
@@ -167,6 +218,21 @@ impl Sipp {
         Ok(Self { child, log: log.to_owned() })
     }
 
+    /// The connection by which it is told to call.
+    fn commands(&mut self, own: &str) -> Result<Commands, MeasureError> {
+        let start = Instant::now();
+        loop {
+            match TcpStream::connect((own, COMMANDS)) {
+                Ok(stream) => return Ok(Commands(stream)),
+                Err(error) if start.elapsed() > LIMIT => return Err(failed(error.to_string())),
+                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            }
+            if let Some(status) = self.ended()? {
+                return Err(self.said(status));
+            }
+        }
+    }
+
     /// Its exit status, once it has ended.
     fn ended(&mut self) -> Result<Option<i32>, MeasureError> {
         let status = self.child.try_wait().map_err(|error| failed(error.to_string()))?;
@@ -174,9 +240,18 @@ impl Sipp {
     }
 
     fn said(&self, status: i32) -> MeasureError {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
         let last: Vec<&str> = text.lines().rev().take(5).collect();
         failed(format!("it ended with status {status}: {}", last.into_iter().rev().collect::<Vec<_>>().join("; ")))
+    }
+}
+
+/// SIPp's third-party commands: the Call-ID of the call that starts, and an end mark.
+struct Commands(TcpStream);
+
+impl Commands {
+    fn call(&mut self, number: u64, own: &str) -> std::io::Result<()> {
+        self.0.write_all(format!("Call-ID: {number}@{own}\r\n\r\n\x1b").as_bytes())
     }
 }
 
@@ -184,5 +259,34 @@ impl Drop for Sipp {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_calls_are_offered_for_the_same_seed() {
+        let [a, b]: [Vec<u64>; 2] = [1, 1].map(|seed| gaps(seed).take(1_000).collect());
+        assert_eq!(a, b);
+        assert_ne!(a, gaps(2).take(1_000).collect::<Vec<_>>());
+        assert!(a.iter().all(|gap| (5_988_023..=58_823_530).contains(gap)));
+        // The mean of 1 / rate over the rates.
+        let rate = offered(1, 100_000).unwrap();
+        let expected = 150.0 / (167.0_f64 / 17.0).ln();
+        assert!((rate / expected - 1.0).abs() < 0.02, "{rate}, expected {expected}");
+        assert_eq!((offered(1, 0), offered(1, 1)), (None, None));
+    }
+
+    #[test]
+    fn the_callers_scenario_waits_for_a_command_and_t1_is_ours() {
+        let stock = "<scenario name=\"a\">\n  <send retrans=\"500\">INVITE</send>\n  <send retrans=\"500\">BYE</send>";
+        let changed = with_t1(&when_told(stock).unwrap(), 4_000).unwrap();
+        assert_eq!(
+            changed,
+            "<scenario name=\"a\">\n  <recvCmd/>\n\n  <send retrans=\"4000\">INVITE</send>\n  <send retrans=\"4000\">BYE</send>"
+        );
+        assert_eq!((when_told("no scenario"), with_t1("no scenario", 1)), (None, None));
     }
 }

@@ -6,16 +6,21 @@
 //! sent again the first counts. The clock starts when it first came and stops when it first went. What the proxy says of its own
 //! accord (100 Trying) and what is not of a call (OPTIONS) are left out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 
 use crate::frame::{Frame, parse};
+use crate::number;
 use crate::pcap::{PcapError, Record};
 use crate::wire::{self, Exchange, Monitor, RtFlow, WireAnalysis};
 
+/// The share of a rate that counts as that rate.
+const KEPT_UP: f64 = 0.95;
+
 /// What the wire says.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Analysis {
     /// Of all forwarded messages. Its intervals are from one INVITE to the next.
     pub forwards: WireAnalysis,
@@ -23,6 +28,30 @@ pub struct Analysis {
     pub invites_ns: Vec<u64>,
     /// Calls that an INVITE was seen of.
     pub calls: u64,
+    /// Calls that came, a second: from the first INVITE to the last. `None` of fewer than two.
+    pub came_per_s: Option<f64>,
+    /// Calls that ended, a second: from the first answer to a BYE that went out to the last.
+    pub ended_per_s: Option<f64>,
+}
+
+impl Analysis {
+    /// The calls' rates in words, beside the one they were `offered` at.
+    pub fn kept_up(&self, offered: Option<f64>) -> String {
+        let per_s = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"));
+        let (came, ended) = (per_s(self.came_per_s), per_s(self.ended_per_s));
+        let mut said = format!(
+            "forward delays of the six messages of {} calls; calls a second: {} offered, {came} came, {ended} ended",
+            number::count(self.calls),
+            per_s(offered)
+        );
+        for (rate, who) in [(self.came_per_s, "the callers"), (self.ended_per_s, "it")] {
+            if rate.zip(offered).is_some_and(|(rate, offered)| rate < KEPT_UP * offered) {
+                let _ = write!(said, "; {who} did not keep up with what was offered");
+                break;
+            }
+        }
+        said
+    }
 }
 
 /// Reads a whole capture; the first `warmup` messages do not count.
@@ -43,7 +72,14 @@ pub fn analyse(path: &Path, port: u16, warmup: u64) -> Result<Analysis, PcapErro
         usize::try_from(exchange.sequence).is_ok_and(|place| reader.is_invite.get(place) == Some(&true))
     };
     let invites_ns = forwards.exchanges.iter().filter(is_invite).map(|exchange| exchange.latency_ns).collect();
-    Ok(Analysis { forwards, invites_ns, calls: reader.called_ns.len() as u64 })
+    let (came_per_s, ended_per_s) = (rate(&reader.called_ns), rate(&reader.ended_ns));
+    Ok(Analysis { forwards, invites_ns, calls: reader.called_ns.len() as u64, came_per_s, ended_per_s })
+}
+
+/// A second, of what happened at these times; `None` where no time is between the first and the last.
+fn rate(at_ns: &[u64]) -> Option<f64> {
+    let span_ns = at_ns.last()?.checked_sub(*at_ns.first()?).filter(|&span_ns| span_ns > 0)?;
+    Some((at_ns.len() - 1) as f64 * 1e9 / span_ns as f64)
 }
 
 #[derive(Debug, Default)]
@@ -54,6 +90,10 @@ struct Reader {
     is_invite: Vec<bool>,
     /// When each call's INVITE first came, ns.
     called_ns: Vec<u64>,
+    /// When each call's last answer first went, ns.
+    ended_ns: Vec<u64>,
+    /// Numbers of those answers.
+    gone: HashSet<u64>,
 }
 
 impl wire::Reader for Reader {
@@ -68,6 +108,7 @@ impl wire::Reader for Reader {
             return;
         }
         let is_invite = message.kind == "INVITE";
+        let is_last = message.sequence.1 == "BYE" && message.kind == "200";
         let next = self.known.len() as u64;
         let sequence = *self.known.entry(message).or_insert(next);
         if sequence == next {
@@ -81,6 +122,9 @@ impl wire::Reader for Reader {
         if comes {
             monitor.request(record.at_ns, peers, datagram.to, sequence);
         } else {
+            if is_last && self.gone.insert(sequence) {
+                self.ended_ns.push(record.at_ns);
+            }
             monitor.reply(record.at_ns, peers, datagram.from, sequence);
         }
     }

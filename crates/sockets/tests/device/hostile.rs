@@ -263,7 +263,7 @@ fn no_garbage_ends_the_process() {
             driver.calls.notify();
             // The guest may change what it has asked while it is read.
             driver.write(FREE, &data);
-            driver.drain();
+            driver.drain_to_offer();
             prop_assert!(vm.process.try_wait().unwrap().is_none(), "the process is gone");
             Ok(())
         },
