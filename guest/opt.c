@@ -17,18 +17,28 @@
 /* Bytes of an option's value. */
 #define OPTION_MAX (ONTIME_CONTROL_MAX + ONTIME_SMALL)
 
-/* What getsockopt(2) gives, into @value; its length. */
-static int host_getsockopt(struct sock *sk, int level, int name, void *value, unsigned int length)
+/* A call about an option, with @value. */
+static struct ontime_rpc *option_rpc(struct sock *sk, u16 op, int level, int name, const void *value, unsigned int length)
 {
-	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_GETOPT);
-	int result;
+	struct ontime_rpc *rpc = ontime_sock_rpc(sk, op);
 
 	if (IS_ERR(rpc))
-		return PTR_ERR(rpc);
+		return rpc;
 	rpc->out.call.arg[0] = cpu_to_le32(level);
 	rpc->out.call.arg[1] = cpu_to_le32(name);
 	memcpy(rpc->out.body, value, length);
 	rpc->out_small = length;
+	return rpc;
+}
+
+/* What getsockopt(2) gives, into @value; its length. */
+static int host_getsockopt(struct sock *sk, int level, int name, void *value, unsigned int length)
+{
+	struct ontime_rpc *rpc = option_rpc(sk, ONTIME_OP_GETOPT, level, name, value, length);
+	int result;
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
 	rpc->in_small = length;
 	result = ontime_sock_call(sk, rpc);
 	if (result > 0)
@@ -39,15 +49,11 @@ static int host_getsockopt(struct sock *sk, int level, int name, void *value, un
 
 static int host_setsockopt(struct sock *sk, int level, int name, const void *value, unsigned int length)
 {
-	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_SETOPT);
+	struct ontime_rpc *rpc = option_rpc(sk, ONTIME_OP_SETOPT, level, name, value, length);
 	int result;
 
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
-	rpc->out.call.arg[0] = cpu_to_le32(level);
-	rpc->out.call.arg[1] = cpu_to_le32(name);
-	memcpy(rpc->out.body, value, length);
-	rpc->out_small = length;
 	result = ontime_sock_call(sk, rpc);
 	ontime_rpc_put(rpc);
 	return result;
@@ -55,7 +61,7 @@ static int host_setsockopt(struct sock *sk, int level, int name, const void *val
 
 static void mirror_buffers(struct sock *sk)
 {
-	int size;
+	int size = 0;
 
 	if (host_getsockopt(sk, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)) == sizeof(size))
 		WRITE_ONCE(sk->sk_sndbuf, size);

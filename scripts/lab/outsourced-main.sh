@@ -7,6 +7,8 @@ mkdir -p /dev/shm /dev/pts /lab/out
 mount -t tmpfs shm /dev/shm
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 ip link set lo up
+# Multicast of IPv6 on the loopback has no route by itself.
+ip -6 route add ff01::/16 dev lo
 hostname guest 2> /dev/null
 cd /lab
 sh /lab/test.sh > /lab/out/log 2>&1

@@ -51,6 +51,15 @@ same_calls() {
     tail -n 1 out/own | grep -q end && diff out/own out/outsourced
 }
 
+# What conform leaves out, compared in the same way.
+unusual() {
+    for mode in none all; do
+        steer $mode
+        python3 /lab/unusual.py > "out/unusual-$mode" || return 1
+    done
+    tail -n 1 out/unusual-none | grep -q end && diff out/unusual-none out/unusual-all
+}
+
 # The same under a real-time priority: the sockets are on the vCPU's channel. With wake=idle that ends halts and interrupts
 # nobody.
 channel_interrupts() {
@@ -212,6 +221,7 @@ device_replaced() { python3 /lab/restart.py DEVICE; }
 insmod /lab/ontime.ko || exit 1
 check same-calls same_calls
 check rt-channel rt_channel
+check unusual unusual
 check steering steering
 check own-namespace-stays own_namespace_stays
 check not-while-open not_while_open

@@ -51,6 +51,8 @@ tick() {
 said() { grep -qs "$1" /lab/out/console; }
 host_sockets() { awk 'NR > 1 && $10 != 0' /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6 | wc -l; }
 
+# As in the guest: multicast of IPv6 on the loopback.
+ip -6 route add ff01::/16 dev lo
 # Another kernel than the lab's guests have.
 kernel=/lab/vmlinux initrd=/lab/initrd
 [ -e "$kernel" ] || kernel=/boot/vmlinux-guest initrd=/boot/initrd-guest
