@@ -51,8 +51,9 @@ tick() {
 said() { grep -qs "$1" /lab/out/console; }
 host_sockets() { awk 'NR > 1 && $10 != 0' /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6 | wc -l; }
 
-# As in the guest: multicast of IPv6 on the loopback.
+# As in the guest: multicast of IPv6 on the loopback. Besides, a route that is there as long as that is up.
 ip -6 route add ff01::/16 dev lo
+ip route replace 192.0.2.0/24 dev lo
 # Another kernel than the lab's guests have.
 kernel=/lab/vmlinux initrd=/lab/initrd
 [ -e "$kernel" ] || kernel=/boot/vmlinux-guest initrd=/boot/initrd-guest
@@ -85,6 +86,7 @@ while kill -0 $vm 2> /dev/null; do
     elif [ $network = down ] && said NETWORK-UP; then
         network=again
         ip link set lo up
+        ip route replace 192.0.2.0/24 dev lo
     fi
     # The guest is to find out by itself that nobody answers, before another device comes.
     if [ -n "$replaced" ] && [ "$replaced" != done ] && said DEVICE-GONE; then
