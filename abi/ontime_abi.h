@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-or-later WITH Linux-syscall-note) OR BSD-3-Clause */
 /*
- * The contract between a guest and its `ontime device` process: outsourced sockets, and room for deadlines.
+ * The contract between a guest and its `ontime device` process: outsourced sockets, deadlines.
  *
  * This is its one definition. The guest module includes it; the Rust side is generated from it (crates/sockets/build.rs).
  * What the words mean, who writes what and when: docs/device.md.
@@ -11,7 +11,7 @@
  *                <------ ontime_done [control] [data]   now, or later if ONTIME_CALL_WAIT
  *   event queue  : empty buffers                ------>
  *                <------ ontime_event                   a socket's readiness changed
- *   control queue: ontime_call                  ------> channels, later deadlines
+ *   control queue: ontime_call                  ------> channels, deadlines
  *   ontime_vcpu  : {HALTING | RUN(priority)}    ------> notify by waking, by interrupt, or not at all
  *
  * All integers are little endian but where a sockaddr says otherwise. Reserved fields are written 0; the device refuses
@@ -30,7 +30,7 @@
 /* Feature bits (virtio's device-specific range). VIRTIO_F_VERSION_1 is required. */
 #define ONTIME_F_SOCKETS 0  /* calls on sockets are served */
 #define ONTIME_F_CHANNELS 1 /* there are channel devices beside this one; ontime_vcpu is honoured */
-#define ONTIME_F_DEADLINE 2 /* reserved: ONTIME_CTL_*_BW are served */
+#define ONTIME_F_DEADLINE 2 /* MAIN: ONTIME_CTL_*_BW are served */
 
 /* Virtqueues. Every device has the first two; role MAIN the third as well. */
 #define ONTIME_VQ_CALL 0
@@ -169,7 +169,7 @@ struct ontime_vcpu {
 	__le32 attention; /* the host sets it to 1 before it interrupts through MAIN for this channel; the guest clears it */
 	__le32 wakes;     /* host: wake-ups sent (the notification was used) */
 	__le32 attentions;/* host: interrupts sent through MAIN */
-	__le64 deadline;  /* reserved for ONTIME_F_DEADLINE: guest: next earliest deadline, guest TSC */
+	__le64 deadline;  /* reserved for the next earliest deadline */
 	__le64 reserved[5];
 };
 
@@ -183,9 +183,24 @@ struct ontime_vcpu {
 /* ---- Control queue: ontime_call and ontime_done with these ops ---- */
 #define ONTIME_CTL_VCPU 0x100 /* arg: channel, vCPU number; readable data: le64 guest-physical address of ontime_vcpu, 0 takes it back */
 #define ONTIME_CTL_PING 0x101 /* nothing: an answer is a sign of life */
-/* 0x110 to 0x11f are reserved for ONTIME_F_DEADLINE (RTVirt's hypercall) */
+/*
+ * ONTIME_F_DEADLINE (RTVirt's hypercall). Readable data: one ontime_bw, for INC_DEC_BW up to ONTIME_BW_ENTRIES_MAX; each states a
+ * vCPU's whole need from now on. 0, or -EBUSY where the host cannot guarantee it: then nothing has changed.
+ */
 #define ONTIME_CTL_INC_BW 0x110
-#define ONTIME_CTL_DEC_BW 0x111
-#define ONTIME_CTL_INC_DEC_BW 0x112
+#define ONTIME_CTL_DEC_BW 0x111     /* less bandwidth than before, else -EINVAL; never refused */
+#define ONTIME_CTL_INC_DEC_BW 0x112 /* several vCPUs, each once: all or none */
+
+struct ontime_bw {
+	__le32 vcpu;     /* its number: below ONTIME_VCPUS_MAX */
+	__le32 reserved;
+	__le64 budget;   /* ns of CPU time within each period, at most the period; 0 with period 0 gives all back */
+	__le64 period;   /* ns: ONTIME_BW_PERIOD_MIN to ONTIME_BW_PERIOD_MAX */
+};
+
+#define ONTIME_VCPUS_MAX 64
+#define ONTIME_BW_ENTRIES_MAX 64
+#define ONTIME_BW_PERIOD_MIN 100000
+#define ONTIME_BW_PERIOD_MAX 4000000000
 
 #endif

@@ -370,6 +370,7 @@ static int ontime_probe(struct virtio_device *vdev)
 			goto err_chan;
 	}
 	chan->dev = dev;
+	chan->deadlines = dev && virtio_has_feature(vdev, ONTIME_F_DEADLINE);
 	mutex_lock(&dev_lock);
 	/* One that does not answer makes room for another. */
 	old = rcu_dereference_protected(chans[chan->number], lockdep_is_held(&dev_lock));
@@ -388,6 +389,8 @@ static int ontime_probe(struct virtio_device *vdev)
 		dev_err(&vdev->dev, "a second device for channel %u\n", chan->number);
 	if (err)
 		goto err_dev;
+	if (chan->deadlines)
+		ontime_dl_device();
 	dev_info(&vdev->dev, "channel %u: %u sockets, %u calls\n", chan->number, sockets_max, chan->calls_max);
 	return 0;
 
@@ -488,7 +491,7 @@ static const struct virtio_device_id ontime_ids[] = {
 };
 MODULE_DEVICE_TABLE(virtio, ontime_ids);
 
-static const unsigned int ontime_features[] = { ONTIME_F_SOCKETS, ONTIME_F_CHANNELS };
+static const unsigned int ontime_features[] = { ONTIME_F_SOCKETS, ONTIME_F_CHANNELS, ONTIME_F_DEADLINE };
 
 static struct virtio_driver ontime_driver = {
 	.driver.name = KBUILD_MODNAME,

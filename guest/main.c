@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * The guest's side of Ontime: sockets that the host's network stack executes.
+ * The guest's side of Ontime: sockets that the host's network stack executes, deadlines that its scheduler guarantees.
  */
 #include <linux/module.h>
 
@@ -16,16 +16,22 @@ static int __init ontime_init(void)
 	err = ontime_proto_init();
 	if (err)
 		goto err_rpc;
-	err = ontime_dev_init();
+	err = ontime_dl_init();
 	if (err)
 		goto err_proto;
+	err = ontime_dev_init();
+	if (err)
+		goto err_dl;
 	err = ontime_steer_init();
 	if (err)
 		goto err_dev;
 	return 0;
 
 err_dev:
+	ontime_dl_exit();
 	ontime_dev_exit();
+err_dl:
+	ontime_dl_free();
 err_proto:
 	ontime_proto_exit();
 err_rpc:
@@ -38,7 +44,9 @@ err_steer_list:
 static void __exit ontime_exit(void)
 {
 	ontime_steer_exit();
+	ontime_dl_exit();
 	ontime_dev_exit();
+	ontime_dl_free();
 	ontime_proto_exit();
 	ontime_rpc_exit();
 	ontime_steer_free();
@@ -47,6 +55,6 @@ static void __exit ontime_exit(void)
 module_init(ontime_init);
 module_exit(ontime_exit);
 
-MODULE_DESCRIPTION("Ontime: sockets executed by the host's network stack");
+MODULE_DESCRIPTION("Ontime: sockets executed by the host's network stack, deadlines kept by its scheduler");
 MODULE_AUTHOR("The Ontime developers");
 MODULE_LICENSE("GPL");

@@ -12,6 +12,8 @@
  *   idle.c   the idle loop that looks at the queues, and what the host is told of the vCPU
  *   wake.c   the interrupt that only ends a halt
  *   queue.c  what the device has used: completed calls, events
+ *   dl.c     deadline tasks: registered, placed, their bandwidth asked of the host (place.h: where they go)
+ *   steal.c  stolen time is not charged to them
  *   watch.c  a device that does not answer any more
  *   dev.c    the virtio devices, their coming and going
  */
@@ -92,6 +94,7 @@ struct ontime_chan {
 	/* MAIN's. */
 	struct virtqueue *controlq;
 	struct ontime_dev *dev;
+	bool deadlines;			/* ONTIME_F_DEADLINE */
 	struct delayed_work watch;
 	struct ontime_rpc *ping;	/* asked, and not known to be answered */
 	unsigned long asked;		/* jiffies */
@@ -198,6 +201,7 @@ int ontime_rpc_wait(struct ontime_rpc *rpc, long *timeout);
 void ontime_rpc_close(struct ontime_dev *dev, u32 id, u32 index, u32 how);
 struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main);
 int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address);
+int ontime_ctl_bw(struct ontime_chan *main, u16 op, const struct ontime_bw *entries, unsigned int count);
 bool ontime_rpc_may_wait(struct ontime_chan *chan);
 void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result);
 bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id);
@@ -294,6 +298,15 @@ int ontime_getsockopt(struct socket *sock, int level, int name, char __user *val
 int ontime_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg);
 int ontime_compat_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg);
 void ontime_opt_defaults(struct sock *sk);
+
+/* ---- dl.c, steal.c ---- */
+
+int ontime_dl_init(void);
+void ontime_dl_exit(void);
+void ontime_dl_free(void);
+void ontime_dl_device(void);
+int ontime_steal_start(void);
+void ontime_steal_stop(void);
 
 /* ---- steer.c ---- */
 

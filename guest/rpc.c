@@ -419,20 +419,11 @@ struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main)
 	return rpc;
 }
 
-/* Tells the host where channel @number's word lies, and which vCPU writes it. The control queue interrupts nobody. */
-int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address)
+/* The control queue interrupts nobody. Lets go of the call. */
+static int ctl_run(struct ontime_chan *main, struct ontime_rpc *rpc)
 {
-	struct ontime_rpc *rpc = ctl_new(main, ONTIME_CTL_VCPU);
-	__le64 value = cpu_to_le64(address);
-	int err, tries;
+	int err = rpc_submit(rpc, true), tries;
 
-	if (IS_ERR(rpc))
-		return PTR_ERR(rpc);
-	rpc->out.call.arg[0] = cpu_to_le32(number);
-	rpc->out.call.arg[1] = cpu_to_le32(cpu);
-	memcpy(rpc->out.body, &value, sizeof(value));
-	rpc->out_small = sizeof(value);
-	err = rpc_submit(rpc, true);
 	for (tries = 0; !err && !try_wait_for_completion(&rpc->completed); tries++) {
 		if (tries == 5000)
 			err = -ETIMEDOUT;
@@ -443,6 +434,36 @@ int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address)
 		err = rpc->result;
 	ontime_rpc_put(rpc);
 	return err;
+}
+
+/* Tells the host where channel @number's word lies, and which vCPU writes it. */
+int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address)
+{
+	struct ontime_rpc *rpc = ctl_new(main, ONTIME_CTL_VCPU);
+	__le64 value = cpu_to_le64(address);
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	rpc->out.call.arg[0] = cpu_to_le32(number);
+	rpc->out.call.arg[1] = cpu_to_le32(cpu);
+	memcpy(rpc->out.body, &value, sizeof(value));
+	rpc->out_small = sizeof(value);
+	return ctl_run(main, rpc);
+}
+
+/*
+ * Has the host hold these vCPUs' needs instead of what it held. -EBUSY: it refuses, and holds that; any other error: it is not known
+ * which of the two.
+ */
+int ontime_ctl_bw(struct ontime_chan *main, u16 op, const struct ontime_bw *entries, unsigned int count)
+{
+	struct ontime_rpc *rpc = ctl_new(main, op);
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	rpc->out_small = count * sizeof(*entries);
+	memcpy(rpc->out.body, entries, rpc->out_small);
+	return ctl_run(main, rpc);
 }
 
 /* Whether one more call may wait in the device: half of the places stay free for calls that do not. */

@@ -247,6 +247,8 @@ pub struct ReservedVcpu {
     pub period_us: f64,
     /// Budget over period.
     pub bandwidth: f64,
+    /// What its guest's deadline tasks asked for; the reservation holds it beside what is declared.
+    pub guest: Option<Guest>,
     /// The CPU that the plan keeps it on; none where it may run on all.
     pub cpu: Option<u32>,
     /// Where it is this moment: `planned`, `entitled`, or `beyond` its share of the slice; none by `deadline`.
@@ -267,6 +269,15 @@ pub struct ReservedVcpu {
     pub changes: u64,
     /// Changes that the kernel refused.
     pub refused: u64,
+}
+
+/// What the deadline tasks of a vCPU asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Guest {
+    /// CPU time within each period, us.
+    pub budget_us: f64,
+    /// The period, us: the shortest of its tasks'.
+    pub period_us: f64,
 }
 
 /// The present slice.

@@ -126,18 +126,21 @@ fn show(text: &mut String, now: &api::Reservations, used: &[Used]) -> anyhow::Re
     }
     let percent = |part: f64| format!("{:.1} %", part * 100.0);
     let millis = |us: f64| format!("{} ms", us / 1e3);
-    let rows: Vec<[String; 11]> = now
+    let rows: Vec<[String; 12]> = now
         .vcpus
         .iter()
         .zip(used)
         .enumerate()
         .map(|(index, (vcpu, used))| {
+            let guest = vcpu.guest.as_ref();
+            let guest = guest.map(|guest| format!("{} / {}", millis(guest.budget_us), millis(guest.period_us)));
             [
                 letter(index).to_string(),
                 vcpu.vm.clone(),
                 vcpu.vcpu.to_string(),
                 format!("{} / {}", millis(vcpu.budget_us), millis(vcpu.period_us)),
                 percent(vcpu.bandwidth),
+                guest.unwrap_or_else(|| "-".to_owned()),
                 percent(used.share),
                 percent(used.beyond),
                 format!("{} (+{})", vcpu.misses, used.misses),
@@ -147,7 +150,8 @@ fn show(text: &mut String, now: &api::Reservations, used: &[Used]) -> anyhow::Re
             ]
         })
         .collect();
-    let head = ["", "VM", "VCPU", "BUDGET", "RESERVED", "USED", "BEYOND", "MISSES", "OVERRUNS", "PLACE", "DEADLINE IN"];
+    let head =
+        ["", "VM", "VCPU", "BUDGET", "RESERVED", "GUEST", "USED", "BEYOND", "MISSES", "OVERRUNS", "PLACE", "DEADLINE IN"];
     let mut out = Vec::new();
     table::write(&mut out, head, &rows)?;
     text.push_str(&String::from_utf8_lossy(&out));
@@ -202,6 +206,7 @@ mod tests {
             budget_us: 3_000.0,
             period_us: 10_000.0,
             bandwidth: 0.3,
+            guest: None,
             cpu: None,
             place: Some("planned".to_owned()),
             deadline_in_us: Some(4_000.0),

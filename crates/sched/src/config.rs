@@ -44,6 +44,8 @@ pub struct Declared {
     pub bandwidth: Bandwidth,
     /// Which vCPUs; None is all.
     pub vcpus: Option<BTreeSet<u32>>,
+    /// The most that the guest's deadline tasks may have of each vCPU beside it; None: the guest is not asked.
+    pub deadlines: Option<Bandwidth>,
     place: Place,
 }
 
@@ -94,6 +96,7 @@ struct Entry {
     period: Nanos,
     slack: Option<Nanos>,
     vcpus: Option<BTreeSet<u32>>,
+    deadlines: Option<f64>,
 }
 
 impl SchedConfig {
@@ -137,7 +140,7 @@ impl SchedConfig {
 
     fn declared(&self, text: &Text, entry: &Spanned<Entry>, slack: Nanos) -> Result<Declared, ConfigError> {
         let refuse = |what: String| text.error(&entry.span(), what);
-        let Entry { name, budget, period, slack: own, vcpus } = entry.get_ref();
+        let Entry { name, budget, period, slack: own, vcpus, deadlines } = entry.get_ref();
         if !PERIODS.contains(period) {
             let (least, most) = PERIODS.into_inner();
             return Err(refuse(format!("`{name}`: a period of {period} is not between {least} and {most}")));
@@ -156,12 +159,20 @@ impl SchedConfig {
                 first.place
             )));
         }
+        let deadlines = match deadlines {
+            Some(most) if !(0.001..=1.0).contains(most) => {
+                return Err(refuse(format!("`{name}`: deadlines {most} is not one of 0.001 to 1 (of each vCPU)")));
+            }
+            // To the millionth of a CPU; the range was checked.
+            most => most.map(|most| Bandwidth::ppm((most * 1e6).round() as u64)),
+        };
         Ok(Declared {
             name: name.clone(),
             budget: bandwidth.of(*period),
             period: *period,
             bandwidth,
             vcpus: vcpus.clone(),
+            deadlines,
             place: text.place(entry.span().start),
         })
     }
@@ -228,6 +239,7 @@ mod tests {
             (one("budget = \"10ms\"\nperiod = \"10ms\"\nslack = \"1ms\""), 2, "more than 1"),
             (one("budget = \"1us\"\nperiod = \"100us\""), 2, "not between 1 ms and 1000 ms"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpus = []"), 2, "names none"),
+            (one("budget = \"1ms\"\nperiod = \"10ms\"\ndeadlines = 1.5"), 2, "0.001 to 1"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpu = [0]"), 6, "did you mean `vcpus`?"),
             (twice, 7, "sched.toml:2:1"),
         ] {

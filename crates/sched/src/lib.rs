@@ -6,6 +6,7 @@
 //! | file | |
 //! |---|---|
 //! | `config` | strict TOML |
+//! | `guest` | what guests ask for by themselves, as a supply of the host (pure) |
 //! | `settle` | reservations of the VMs that run: who is admitted (pure; on `ontime_plan`) |
 //! | `shares` | who is at which place until when, from readings and the planner's slices (pure) |
 //! | `seat` | one vCPU thread: what it has used, and its change of place |
@@ -14,11 +15,13 @@
 
 pub mod backend;
 pub mod config;
+pub mod guest;
 pub mod pacer;
 pub mod seat;
 pub mod settle;
 pub mod shares;
 
 pub use backend::{Backend, BackendKind, Use};
+pub use guest::{Asks, GuestNeed};
 pub use config::{Beyond, Declared, SchedConfig};
 pub use settle::{Refused, Reserved, Settled, settle};

@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use ontime_plan::{Admission, Admitted, Bandwidth, Nanos, Refusal, Reservation};
 use ontime_tenants::{Class, CpuList, Tenant, TenantThread, ThreadId, ThreadRole};
 
-use crate::config::{Declared, SchedConfig};
+use crate::config::SchedConfig;
+use crate::guest::{self, Asks, GuestNeed};
 
 /// What the planner's rounding takes of a CPU that a reserve and a vCPU share.
 const ROUNDING_PPM: u64 = 12;
@@ -34,6 +35,8 @@ pub struct Reserved {
     pub period: Nanos,
     /// Budget over period.
     pub bandwidth: Bandwidth,
+    /// What of that its guest's deadline tasks asked for.
+    pub guest: Option<GuestNeed>,
     /// The CPU that the plan keeps it on, an index of [`Settled::cpus`]; None if it may wrap.
     pub home: Option<u32>,
 }
@@ -74,8 +77,14 @@ impl Settled {
     }
 }
 
-/// Settles whose reservations hold.
-pub fn settle(config: &SchedConfig, tenants: &[Tenant], online: &CpuList, before: &BTreeSet<ThreadId>) -> Settled {
+/// Settles whose reservations hold. Where what a guest asks for beside does not, its VM has what is declared, and is named all the same.
+pub fn settle(
+    config: &SchedConfig,
+    tenants: &[Tenant],
+    online: &CpuList,
+    before: &BTreeSet<ThreadId>,
+    asks: &Asks,
+) -> Settled {
     let cpus: Vec<u32> =
         online.iter().filter(|cpu| config.cpus.as_ref().is_none_or(|only| only.contains(*cpu))).collect();
     let mut settled = Settled { cpus, reserve: config.reserve, ..Settled::default() };
@@ -87,12 +96,22 @@ pub fn settle(config: &SchedConfig, tenants: &[Tenant], online: &CpuList, before
     let is_new = |tenant: &Tenant| !tenant.threads.iter().any(|thread| before.contains(&thread.id));
     order.sort_by_key(|tenant| (is_new(tenant), tenant.process.start_time, tenant.process.pid));
     for tenant in order {
-        let asked = if names.get(tenant.name.as_str()).is_some_and(|count| *count > 1) {
-            Err("several tenants have this name; give them different names".to_owned())
-        } else {
-            asked(config, tenant, &settled.cpus)
+        let several = names.get(tenant.name.as_str()).is_some_and(|count| *count > 1);
+        let mut admit = |needs: &[GuestNeed]| {
+            if several {
+                return Err("several tenants have this name; give them different names".to_owned());
+            }
+            let asked = asked(config, tenant, &settled.cpus, needs)?;
+            admit(&mut settled, tenant, asked)
         };
-        let admitted = asked.and_then(|asked| admit(&mut settled, tenant, asked));
+        let needs = asks.get(&tenant.name).map_or(&[][..], Vec::as_slice);
+        let mut admitted = admit(needs);
+        if let (Err(why), false) = (&mut admitted, needs.is_empty()) {
+            *why = match admit(&[]) {
+                Ok(()) => format!("its guest's deadline tasks: {why}"),
+                Err(declared) => declared,
+            };
+        }
         if let Err(why) = admitted {
             settled.refused.push(Refused { tenant: tenant.name.clone(), why });
         }
@@ -106,10 +125,23 @@ impl SchedConfig {
     }
 }
 
-/// The vCPUs of a VM that a reservation is declared for, each with the CPUs it may run on (None: all).
-type Asked<'a> = Vec<(u32, &'a TenantThread, &'a Declared, Option<BTreeSet<u32>>)>;
+/// A vCPU of a VM that a reservation is declared for.
+struct Asked {
+    id: ThreadId,
+    vcpu: u32,
+    bandwidth: Bandwidth,
+    period: Nanos,
+    guest: Option<GuestNeed>,
+    /// The CPUs it may run on; None: all.
+    affinity: Option<BTreeSet<u32>>,
+}
 
-fn asked<'a>(config: &'a SchedConfig, tenant: &'a Tenant, cpus: &[u32]) -> Result<Asked<'a>, String> {
+fn asked(
+    config: &SchedConfig,
+    tenant: &Tenant,
+    cpus: &[u32],
+    needs: &[GuestNeed],
+) -> Result<Vec<Asked>, String> {
     if tenant.class == Class::Bulk {
         // Who may have CPU time ahead of others is decided in one place, which knows who chose the VM's name.
         return Err(
@@ -130,11 +162,37 @@ fn asked<'a>(config: &'a SchedConfig, tenant: &'a Tenant, cpus: &[u32]) -> Resul
                 ));
             }
             found.insert(number);
-            asked.push((number, thread, declared, affinity(number, thread, cpus)?));
+            let mut one = Asked {
+                id: thread.id,
+                vcpu: number,
+                bandwidth: declared.bandwidth,
+                period: declared.period,
+                guest: None,
+                affinity: affinity(number, thread, cpus)?,
+            };
+            if let Some(need) = needs.iter().find(|need| need.vcpu == number) {
+                let most = declared.deadlines.ok_or("`deadlines` in sched.toml does not allow it any")?;
+                let (more, period) = guest::bandwidth(need).ok_or_else(|| {
+                    format!("vCPU {number} would need more than a CPU for {} in {}", need.budget, need.period)
+                })?;
+                if more > most {
+                    return Err(format!(
+                        "vCPU {number} needs {more} of a CPU for {} in {}, and `deadlines` in sched.toml allows it {most}",
+                        need.budget, need.period
+                    ));
+                }
+                one.bandwidth = one.bandwidth + more;
+                one.period = one.period.min(period);
+                one.guest = Some(*need);
+            }
+            asked.push(one);
         }
         if let Some(missing) = declared.vcpus.iter().flatten().find(|number| !found.contains(number)) {
             return Err(format!("it has no vCPU {missing}; correct `vcpus`"));
         }
+    }
+    if let Some(need) = needs.iter().find(|need| !asked.iter().any(|one| one.vcpu == need.vcpu)) {
+        return Err(format!("vCPU {} has no reservation that its deadlines could be added to", need.vcpu));
     }
     if asked.is_empty() {
         return Err("it has no vCPU threads that are known; see `ontime ps`".to_owned());
@@ -155,25 +213,26 @@ fn affinity(number: u32, thread: &TenantThread, cpus: &[u32]) -> Result<Option<B
     Ok((within.len() < cpus.len()).then_some(within))
 }
 
-fn admit(settled: &mut Settled, tenant: &Tenant, asked: Asked<'_>) -> Result<(), String> {
+fn admit(settled: &mut Settled, tenant: &Tenant, asked: Vec<Asked>) -> Result<(), String> {
     let mut all = settled.vcpus.clone();
     let mut wishes: Vec<Option<BTreeSet<u32>>> = settled.vcpus.iter().map(|_| None).collect();
     // A home once given stays: moving it is harmless to its guarantee, but not to its caches.
     for (wish, vcpu) in wishes.iter_mut().zip(&settled.vcpus) {
         *wish = vcpu.home.map(|home| BTreeSet::from([home]));
     }
-    for (number, thread, declared, affinity) in asked {
+    for one in asked {
         all.push(Reserved {
-            id: thread.id,
+            id: one.id,
             tenant: tenant.name.clone(),
             class: tenant.class,
-            vcpu: number,
-            budget: declared.budget,
-            period: declared.period,
-            bandwidth: declared.bandwidth,
+            vcpu: one.vcpu,
+            budget: one.bandwidth.of(one.period),
+            period: one.period,
+            bandwidth: one.bandwidth,
+            guest: one.guest,
             home: None,
         });
-        wishes.push(affinity);
+        wishes.push(one.affinity);
     }
     let count = settled.cpus.len();
     let admitted = fit(settled.reserve, count, &all, &wishes)?;
@@ -282,14 +341,14 @@ mod tests {
     fn the_one_that_does_not_fit_is_named_and_the_others_stay() {
         let config = config(&[("a", 3_000), ("b", 4_000), ("c", 3_000), ("d", 2_000)]);
         let tenants = [vm("c", 30, 1, "0"), vm("a", 10, 1, "0"), vm("b", 20, 1, "0"), vm("d", 40, 1, "0")];
-        let settled = settle(&config, &tenants, &online(1), &BTreeSet::new());
+        let settled = settle(&config, &tenants, &online(1), &BTreeSet::new(), &Asks::new());
         assert_eq!(who(&settled), [("a", 0), ("b", 0), ("d", 0)]);
         assert_eq!(settled.refused.len(), 1);
         assert_eq!(settled.refused[0].tenant, "c");
         assert!(settled.refused[0].why.contains("1.000 CPUs asked, 0.050 kept for bulk"), "{:?}", settled.refused);
         // d came, c had been there before it: who holds a reservation keeps it.
-        let before = settle(&config, &tenants[..1], &online(1), &BTreeSet::new()).ids();
-        let settled = settle(&config, &tenants, &online(1), &before);
+        let before = settle(&config, &tenants[..1], &online(1), &BTreeSet::new(), &Asks::new()).ids();
+        let settled = settle(&config, &tenants, &online(1), &before, &Asks::new());
         assert_eq!(who(&settled), [("c", 0), ("a", 0), ("d", 0)]);
         assert_eq!(settled.refused[0].tenant, "b");
     }
@@ -298,12 +357,12 @@ mod tests {
     fn a_vm_is_admitted_whole_or_not_at_all_and_pins_are_honoured() {
         let config = config(&[("a", 6_000), ("b", 5_000)]);
         let tenants = [vm("a", 10, 2, "0-1"), vm("b", 20, 2, "1")];
-        let settled = settle(&config, &tenants, &online(2), &BTreeSet::new());
+        let settled = settle(&config, &tenants, &online(2), &BTreeSet::new(), &Asks::new());
         assert_eq!(who(&settled), [("a", 0), ("a", 1)]);
         assert!(settled.refused[0].why.contains("more than the 2 there are"), "{:?}", settled.refused);
-        let settled = settle(&config, &tenants[1..], &online(2), &BTreeSet::new());
+        let settled = settle(&config, &tenants[1..], &online(2), &BTreeSet::new(), &Asks::new());
         assert!(settled.refused[0].why.contains("vCPU 1 of b asks for 0.500"), "{:?}", settled.refused);
-        let settled = settle(&config, &tenants, &online(4), &BTreeSet::new());
+        let settled = settle(&config, &tenants, &online(4), &BTreeSet::new(), &Asks::new());
         assert_eq!(settled.refused.len(), 1, "both vCPUs of b need CPU 1: {settled:?}");
     }
 
@@ -315,7 +374,7 @@ mod tests {
         lv.threads[0].libvirt.sched = Some(Policy::Fifo(1));
         let tenants =
             [vm("a", 10, 1, "0"), bulk, vm("twin", 40, 1, "0"), vm("twin", 50, 1, "0"), lv, vm("far", 60, 1, "7")];
-        let settled = settle(&config, &tenants, &online(2), &BTreeSet::new());
+        let settled = settle(&config, &tenants, &online(2), &BTreeSet::new(), &Asks::new());
         assert!(settled.vcpus.is_empty(), "{settled:?}");
         let why: Vec<&str> = settled.refused.iter().map(|refused| refused.why.as_str()).collect();
         for (why, word) in
@@ -327,10 +386,45 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_has_what_fits_and_else_what_is_declared() {
+        let mut config = config(&[("a", 1_000), ("b", 4_000)]);
+        config.reservations[0].deadlines = Some(Bandwidth::ppm(700_000));
+        let tenants = [vm("a", 10, 1, "0"), vm("b", 20, 1, "0")];
+        let need = |vcpu, budget| GuestNeed {
+            vcpu,
+            budget: Nanos::from_micros(budget),
+            period: Nanos::from_millis(20),
+        };
+        let settled = |vm: &str, needs: Vec<GuestNeed>| {
+            let asks = Asks::from([(vm.to_owned(), needs)]);
+            settle(&config, &tenants, &online(1), &BTreeSet::new(), &asks)
+        };
+        let fits = settled("a", vec![need(0, 6_000)]);
+        assert!(fits.refused.is_empty(), "{fits:?}");
+        assert_eq!(fits.vcpus[0].guest, Some(need(0, 6_000)));
+        assert_eq!((fits.vcpus[0].period, fits.vcpus[0].budget.0 / 1_000), (Nanos::from_micros(2_500), 1_080));
+        assert_eq!(settled("a", vec![]), settle(&config, &tenants, &online(1), &BTreeSet::new(), &Asks::new()));
+        for (vm, needs, why) in [
+            ("a", vec![need(0, 14_000)], "`deadlines` in sched.toml allows it 0.700"),
+            ("b", vec![need(0, 1_000)], "does not allow it any"),
+            ("a", vec![need(1, 1_000)], "vCPU 1 has no reservation"),
+            ("a", vec![GuestNeed { budget: Nanos(2), period: Nanos(1), ..need(0, 0) }], "more than a CPU"),
+        ] {
+            let settled = settled(vm, needs);
+            let refused = settled.refused.iter().find(|refused| refused.tenant == vm).unwrap();
+            assert!(refused.why.contains(why) && refused.why.contains("deadline tasks"), "{refused:?}");
+            assert_eq!(who(&settled), [("a", 0), ("b", 0)], "what is declared holds all the same");
+        }
+        // Among all: a's guest would take what b has; the daemon refuses that (`guest_asks`).
+        let full = settled("a", vec![need(0, 10_000)]);
+        assert_eq!(full.refused[0].tenant, "b");
+    }
+
+    #[test]
     fn with_no_cpu_left_everybody_is_refused() {
         let mut config = config(&[("a", 100)]);
         config.cpus = Some([9].into_iter().collect());
-        let settled = settle(&config, &[vm("a", 10, 1, "0")], &online(1), &BTreeSet::new());
+        let settled = settle(&config, &[vm("a", 10, 1, "0")], &online(1), &BTreeSet::new(), &Asks::new());
         assert!(settled.vcpus.is_empty() && settled.refused.len() == 1, "{settled:?}");
     }
 }

@@ -149,6 +149,7 @@ fn settled(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)]) -> Option<Settled>
         budget: Nanos(*budget),
         period: Nanos(*period),
         bandwidth: Bandwidth::new(Nanos(*budget), Nanos(*period)).unwrap(),
+        guest: None,
         home: None,
     };
     let vcpus: Vec<Reserved> = (0..).zip(asked).map(reserved).collect();

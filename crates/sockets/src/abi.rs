@@ -17,6 +17,8 @@ unsafe impl ByteValued for ontime_done {}
 unsafe impl ByteValued for ontime_event {}
 // SAFETY: as above.
 unsafe impl ByteValued for ontime_config {}
+// SAFETY: as above.
+unsafe impl ByteValued for ontime_bw {}
 
 /// Bytes of the header of a call's readable part.
 pub const CALL_LEN: usize = size_of::<ontime_call>();

@@ -35,13 +35,15 @@ pub struct Vm {
     pub wake: Wake,
     /// SCHED_FIFO priority of the channels' threads: 1 to 98.
     pub priority: i32,
+    /// Whether the guest's deadline tasks ask the host for bandwidth.
+    pub deadlines: bool,
 }
 
 impl Default for Vm {
     /// Of a VM no file names: everything is denied.
     fn default() -> Self {
         let policy = Policy { bind: vec![], reach: vec![], map: vec![], limits: Limits::default() };
-        Self { policy, channels: 0, wake: Wake::Idle, priority: 48 }
+        Self { policy, channels: 0, wake: Wake::Idle, priority: 48, deadlines: false }
     }
 }
 
@@ -68,6 +70,8 @@ struct Entry {
     #[serde(default)]
     wake: Wake,
     priority: Option<Spanned<i64>>,
+    #[serde(default)]
+    deadlines: bool,
 }
 
 /// Reads what the files in `directory` say about the VM `name`. None where no file names it.
@@ -116,6 +120,7 @@ fn check(text: &Text, entry: Entry) -> Result<Vm, ConfigError> {
         channels: number(text, entry.channels, "channels", 0..=i64::from(ONTIME_CHANNELS_MAX) - 1, 0)? as u32,
         wake: entry.wake,
         priority: number(text, entry.priority, "priority", 1..=98, i64::from(default.priority))? as i32,
+        deadlines: entry.deadlines,
     })
 }
 

@@ -1,5 +1,5 @@
-//! Main's control queue: calls about the VM. Its thread has nothing else to do, so that later deadline messages are not
-//! behind bulk data.
+//! Main's control queue: calls about the VM. Its thread has nothing else to do, so that deadline messages are not
+//! behind bulk data. These wait here for the daemon's answer ([`crate::deadlines`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,9 @@ use crate::request;
 use crate::shared::{QUEUE_MAX, Shared, count};
 use crate::vring::Vring;
 
-/// Segments of a control call: headers and 8 bytes of data, however they are cut.
+/// Bytes of data of a control call.
+const DATA_MAX: usize = ONTIME_BW_ENTRIES_MAX as usize * size_of::<ontime_bw>();
+/// Segments of a control call: headers and data, however they are cut.
 const SEGMENTS: usize = 8;
 
 /// See above.
@@ -67,7 +69,7 @@ impl ControlQueue {
             return 0;
         }
         let result = self.run(memory, vring, &words);
-        if result.is_err() {
+        if result.is_err_and(|error| error.0 != libc::EBUSY) {
             count(&self.shared.counters.malformed);
         }
         let reply = Reply::number(result.map(|()| 0));
@@ -79,13 +81,35 @@ impl ControlQueue {
         if let Some(error) = self.buffers.malformed {
             return Err(error);
         }
-        let parts = request::parts(words, self.buffers.readable.len, self.buffers.writable.len, 8)?;
+        let parts = request::parts(words, self.buffers.readable.len, self.buffers.writable.len, DATA_MAX)?;
         match u32::from(words.op) {
             ONTIME_CTL_VCPU => self.vcpu(memory, vring, words, parts.data),
             ONTIME_CTL_PING if parts.data == 0 && words.arg == [0; 4] => Ok(()),
             ONTIME_CTL_PING => Err(invalid),
+            op @ (ONTIME_CTL_INC_BW | ONTIME_CTL_DEC_BW | ONTIME_CTL_INC_DEC_BW) if self.shared.vm.deadlines => {
+                self.bandwidth(memory, op, words, parts.data)
+            }
             _ => Err(Errno(libc::EOPNOTSUPP)),
         }
+    }
+
+    fn bandwidth(&self, memory: &Memory, op: u32, words: &ontime_call, data: usize) -> Result<(), Errno> {
+        let unused =
+            words.sock == ONTIME_SOCK_NONE && words.flags == 0 && words.control_len == 0 && words.arg == [0; 4];
+        if !unused || data % size_of::<ontime_bw>() != 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let mut entries = [ontime_bw::default(); ONTIME_BW_ENTRIES_MAX as usize];
+        let entries = entries.get_mut(..data / size_of::<ontime_bw>()).unwrap_or_default();
+        for (index, entry) in entries.iter_mut().enumerate() {
+            self.buffers.readable.read(memory, CALL_LEN + index * size_of::<ontime_bw>(), entry.as_mut_slice())?;
+        }
+        count(&self.shared.counters.deadlines);
+        let done = self.shared.deadlines.change(op, entries);
+        if done == Err(Errno(libc::EBUSY)) {
+            count(&self.shared.counters.refused_deadlines);
+        }
+        done
     }
 
     fn vcpu(&self, memory: &Memory, vring: &Vring, words: &ontime_call, data: usize) -> Result<(), Errno> {

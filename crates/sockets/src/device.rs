@@ -3,7 +3,7 @@
 //! | device | thread | queues | |
 //! |---|---|---|---|
 //! | main | 0 | call, event | the worker |
-//! | main | 1 | control | vCPU words |
+//! | main | 1 | control | vCPU words, deadlines' bandwidth |
 //! | channel | 0 | call, event | the engine, SCHED_FIFO |
 
 use std::os::fd::RawFd;
@@ -154,7 +154,8 @@ impl VhostUserBackend for Device {
 
     fn features(&self) -> u64 {
         let own = 1 << ONTIME_F_SOCKETS | 1 << ONTIME_F_CHANNELS;
-        own | INDIRECT_DESC | EVENT_IDX | VERSION_1 | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+        let main = u64::from(self.channel == 0 && self.shared.vm.deadlines) << ONTIME_F_DEADLINE;
+        own | main | INDIRECT_DESC | EVENT_IDX | VERSION_1 | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
     }
 
     fn protocol_features(&self) -> VhostUserProtocolFeatures {

@@ -13,6 +13,7 @@
 //! | `engine`, `calls`, `data`, `readiness`, `notify` | a thread that owns sockets; its queue; its calls on sockets; their readiness; waking and interrupting the vCPU |
 //! | `vring` | a queue whose doorbell is not read |
 //! | `worker`, `control_queue` | calls that may block; calls about the VM |
+//! | `deadlines` | bandwidth that the guest asks for, and the daemon that admits it |
 //! | `device`, `process`, `sandbox`, `status` | vhost-user; the process; what it gives up; what it tells |
 
 pub mod abi;
@@ -22,6 +23,7 @@ pub mod config;
 mod control;
 mod control_queue;
 mod data;
+pub mod deadlines;
 mod device;
 mod engine;
 mod host;

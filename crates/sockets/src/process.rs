@@ -88,6 +88,11 @@ impl Paths {
     pub fn status(&self) -> PathBuf {
         self.directory.join("status.sock")
     }
+
+    /// Where the daemon learns what the guest's deadline tasks need ([`crate::deadlines`]).
+    pub fn deadlines(&self) -> PathBuf {
+        self.directory.join("deadlines.sock")
+    }
 }
 
 /// What to serve, and how.
@@ -131,6 +136,11 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     let (telling, status) = (shared.clone(), listeners.status);
     let tell = move || tell(&telling, &status);
     std::thread::Builder::new().name("status".to_owned()).spawn(tell).map_err(system("starting a thread"))?;
+    if let Some(listener) = listeners.deadlines {
+        let shared = shared.clone();
+        let admit = move || shared.deadlines.serve(&listener);
+        std::thread::Builder::new().name("deadlines".to_owned()).spawn(admit).map_err(system("starting a thread"))?;
+    }
     tracing::info!(vm = options.name, channels, "waiting for the VM at {}", options.paths.directory().display());
     // The first device whose connection ends, ends all.
     ends.recv().unwrap_or(Ok(()))
@@ -139,6 +149,7 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
 struct Listeners {
     devices: Vec<Listener>,
     status: UnixListener,
+    deadlines: Option<UnixListener>,
 }
 
 fn listeners(options: &Options, channels: u32) -> Result<Listeners, ProcessError> {
@@ -161,7 +172,8 @@ fn listeners(options: &Options, channels: u32) -> Result<Listeners, ProcessError
     let devices = (0..channels)
         .map(|channel| listen(&options.paths.device(channel)).map(Listener::from))
         .collect::<Result<_, _>>()?;
-    Ok(Listeners { devices, status: listen(&options.paths.status())? })
+    let deadlines = options.vm.deadlines.then(|| listen(&options.paths.deadlines())).transpose()?;
+    Ok(Listeners { devices, status: listen(&options.paths.status())?, deadlines })
 }
 
 /// A number no other start of the process has.
@@ -209,6 +221,6 @@ fn answer(shared: &Shared, mut stream: UnixStream) -> std::io::Result<()> {
     let (sender, receiver) = sync_channel(1);
     let asked = shared.mail.ask(sender);
     let sockets = asked.ok().and_then(|()| receiver.recv_timeout(STATUS_PATIENCE).ok()).unwrap_or_default();
-    let status = Status { vm: shared.name.clone(), sockets, counters: status::counters(shared) };
+    let status = Status { vm: shared.name.clone(), sockets, deadlines: shared.deadlines.held(), counters: status::counters(shared) };
     stream.write_all(&serde_json::to_vec(&status)?)
 }

@@ -8,6 +8,7 @@ use crate::abi::{
     ontime_config,
 };
 use crate::config::{Vm, Wake};
+use crate::deadlines::Deadlines;
 use crate::mail::Mail;
 use crate::table::Table;
 use crate::vring::Vring;
@@ -42,6 +43,10 @@ pub struct Counters {
     pub rewakes: AtomicU64,
     /// Interrupts sent because a more urgent thread waits.
     pub attentions: AtomicU64,
+    /// Changes of deadline bandwidth.
+    pub deadlines: AtomicU64,
+    /// Of those, how many the host refused.
+    pub refused_deadlines: AtomicU64,
 }
 
 /// Adds one.
@@ -59,6 +64,8 @@ pub struct Shared {
     pub table: Table,
     /// Counts.
     pub counters: Counters,
+    /// Bandwidth of the guest's deadline tasks.
+    pub deadlines: Deadlines,
     /// Between the threads.
     pub mail: Mail,
     /// By channel: guest-physical address of `ontime_vcpu`, 0 for none.
@@ -81,6 +88,7 @@ impl Shared {
             vcpus: (0..=vm.channels).map(|_| AtomicU64::new(0)).collect(),
             vm,
             counters: Counters::default(),
+            deadlines: Deadlines::default(),
             mail,
             attention: OnceLock::new(),
             generation,

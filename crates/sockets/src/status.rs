@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
+use crate::deadlines::Need;
 use crate::host;
 use crate::policy::Policy;
 use crate::request::Protocol;
@@ -40,6 +41,8 @@ pub struct Status {
     pub vm: String,
     /// Its sockets.
     pub sockets: Vec<SocketStatus>,
+    /// What deadline tasks of the guest have asked for, and hold.
+    pub deadlines: Vec<Need>,
     /// Counts since the process started.
     pub counters: Vec<(String, u64)>,
 }
@@ -102,6 +105,8 @@ pub fn counters(shared: &Shared) -> Vec<(String, u64)> {
         wakes,
         rewakes,
         attentions,
+        deadlines,
+        refused_deadlines,
     } = &shared.counters;
     [
         ("calls", calls),
@@ -113,6 +118,8 @@ pub fn counters(shared: &Shared) -> Vec<(String, u64)> {
         ("wakes", wakes),
         ("rewakes", rewakes),
         ("attentions", attentions),
+        ("deadlines", deadlines),
+        ("refused_deadlines", refused_deadlines),
     ]
     .map(|(name, counter)| (name.to_owned(), counter.load(Ordering::Relaxed)))
     .into()
@@ -120,8 +127,8 @@ pub fn counters(shared: &Shared) -> Vec<(String, u64)> {
 
 /// How many calls were refused or malformed.
 pub fn refusals(shared: &Shared) -> u64 {
-    let Counters { malformed, refused_bind, refused_reach, refused_option, refused_limit, .. } = &shared.counters;
-    [malformed, refused_bind, refused_reach, refused_option, refused_limit]
+    let Counters { malformed, refused_bind, refused_reach, refused_option, refused_limit, refused_deadlines, .. } = &shared.counters;
+    [malformed, refused_bind, refused_reach, refused_option, refused_limit, refused_deadlines]
         .iter()
         .map(|counter| counter.load(Ordering::Relaxed))
         .sum()

@@ -125,6 +125,7 @@ impl Worker {
         for word in &self.shared().vcpus {
             word.store(0, std::sync::atomic::Ordering::Release);
         }
+        self.shared().deadlines.forget();
         for channel in 1..self.shared().channels() {
             let _ = self.ticket(After::Forget { channel }, 0, None, channel, |ticket| Order::Forget { ticket });
         }

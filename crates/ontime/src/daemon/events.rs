@@ -31,12 +31,14 @@ pub enum Event {
     Poked,
     /// A request waits in the channel.
     Request,
+    /// A guest's device process says what bandwidth it needs, or has gone.
+    Guests,
     /// The debounce or rescan time is up.
     Clock,
 }
 
 impl Event {
-    const ALL: [Event; 8] = [
+    const ALL: [Event; 9] = [
         Event::Stop,
         Event::Reload,
         Event::Links,
@@ -44,6 +46,7 @@ impl Event {
         Event::Tenants,
         Event::Poked,
         Event::Request,
+        Event::Guests,
         Event::Clock,
     ];
 
@@ -57,6 +60,7 @@ impl Event {
             Event::Tenants => "tenants",
             Event::Poked => "hook",
             Event::Request => "request",
+            Event::Guests => "guests",
             Event::Clock => "rescan",
         }
     }
@@ -174,7 +178,7 @@ impl Events {
             Event::Poked => drain_fd(&self.poke, &mut buffer),
             Event::Request => drain_fd(&self.request, &mut buffer),
             Event::Clock => drain_fd(&self.clock, &mut buffer),
-            Event::Tenants => {}
+            Event::Tenants | Event::Guests => {}
         }
     }
 }

@@ -14,7 +14,7 @@ use ontime_hostnet::{CpuSet, Method, RuleId};
 use ontime_sched::backend::{Deadline, Paced};
 use ontime_sched::seat::Places;
 use ontime_sched::shares::Snapshot;
-use ontime_sched::{Backend, BackendKind, Refused, SchedConfig, Settled, Use, settle};
+use ontime_sched::{Asks, Backend, BackendKind, Refused, SchedConfig, Settled, Use, settle};
 use ontime_tenants::{Policy, PriorityTable, Tenant, ThreadId};
 
 /// The back end in force, and whom it looks after.
@@ -25,6 +25,8 @@ pub struct Keeper {
     held: Rc<RefCell<BTreeSet<ThreadId>>>,
     /// Why nothing is kept although it is configured.
     off: Option<String>,
+    /// What guests ask for beside what is declared.
+    asks: Asks,
 }
 
 /// What a back end does to policies, so that they can be read past it. Follows the [`Keeper`] it is of.
@@ -56,12 +58,17 @@ impl Keeper {
             BackendKind::Paced => Box::new(Paced::new(Places::of(table, config.beyond), table.pacer())),
             BackendKind::Deadline => Box::<Deadline>::default(),
         };
-        Self { kind: config.backend, backend, held: Rc::default(), off: None }
+        Self { kind: config.backend, backend, held: Rc::default(), off: None, asks: Asks::new() }
     }
 
     /// Whether the other one's back end would do the same.
     pub fn like(&self, other: &Keeper) -> bool {
         (self.kind, self.backend.places()) == (other.kind, other.backend.places())
+    }
+
+    /// What guests ask for; counts from the next time that it settles.
+    pub fn asks(&mut self) -> &mut Asks {
+        &mut self.asks
     }
 
     /// Its back end.
@@ -87,7 +94,7 @@ impl Keeper {
             None => None,
         };
         let Some(why) = why else {
-            return settle(config, tenants, &online.iter().collect(), &self.held.borrow());
+            return settle(config, tenants, &online.iter().collect(), &self.held.borrow(), &self.asks);
         };
         let refuse = |tenant: &Tenant| Refused { tenant: tenant.name.clone(), why: why.clone() };
         let named = |tenant: &&Tenant| config.reservations.iter().any(|declared| declared.name == tenant.name);

@@ -81,6 +81,9 @@ pub struct Metrics {
     shares: Family<Domain, Seconds>,
     beyond: Family<Domain, Seconds>,
     overruns: Family<Domain, Counter>,
+    /// What guests' deadline tasks asked for, and what of that was refused.
+    admitted: Family<Domain, Counter>,
+    denied: Family<Domain, Counter>,
     periods: Family<Domain, Counter>,
     misses: Family<Domain, Counter>,
     refused: Gauge,
@@ -117,6 +120,8 @@ impl Default for Metrics {
             shares: Family::default(),
             beyond: Family::default(),
             overruns: Family::default(),
+            admitted: Family::default(),
+            denied: Family::default(),
             periods: Family::default(),
             misses: Family::default(),
             refused: Gauge::default(),
@@ -151,6 +156,8 @@ impl Metrics {
         r.register("reserved_cpus", "CPU time reserved, in CPUs", self.reserved.clone());
         r.register_with_unit("share", "CPU time had within reserved shares", Unit::Seconds, self.shares.clone());
         r.register_with_unit("beyond_share", "CPU time had beyond them", Unit::Seconds, self.beyond.clone());
+        r.register("deadlines_admitted", "Changes of a guest's deadline bandwidth", self.admitted.clone());
+        r.register("deadlines_refused", "Of these refused: the guest saw EBUSY", self.denied.clone());
         r.register("share_overruns", "Times a vCPU used up its share of a slice", self.overruns.clone());
         r.register("share_periods", "Periods of vCPUs with reserved CPU time", self.periods.clone());
         r.register("share_misses", "Of those, with less than the budget although it was wanted", self.misses.clone());
@@ -253,7 +260,7 @@ impl Metrics {
             for family in [&self.shares, &self.beyond] {
                 family.remove(&domain);
             }
-            for family in [&self.overruns, &self.periods, &self.misses] {
+            for family in [&self.overruns, &self.periods, &self.misses, &self.admitted, &self.denied] {
                 family.remove(&domain);
             }
         }
@@ -263,6 +270,13 @@ impl Metrics {
             self.reserved.get_or_create(&Domain { domain, class }).set(cpus);
         }
         self.refused.set(i64::try_from(settled.refused.len()).unwrap_or(i64::MAX));
+    }
+
+    /// A guest asked for bandwidth.
+    pub fn deadlines(&self, vm: &str, class: String, admitted: bool) {
+        let domain = Domain { domain: vm.to_owned(), class };
+        let family = if admitted { &self.admitted } else { &self.denied };
+        family.get_or_create(&domain).inc();
     }
 
     /// Forgets a domain that is gone.

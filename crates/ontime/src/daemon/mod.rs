@@ -20,6 +20,7 @@ pub mod engine;
 mod ethtool;
 mod events;
 pub mod guardian;
+pub mod guests;
 mod http;
 pub mod keeper;
 mod lock;
@@ -42,6 +43,7 @@ use sd_notify::NotifyState;
 use self::config::Config;
 use self::engine::Engine;
 use self::events::{Event, Events};
+use self::guests::Guests;
 use self::http::{Ask, Loop};
 use crate::exit::{self, Exit};
 use crate::paths::Paths;
@@ -80,7 +82,7 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     if let Some(why) = watcher.blind() {
         tracing::warn!("tenants: {why}");
     }
-    let mut daemon = Daemon { engine, events, watcher, asked, pending: None, last_end: Instant::now() };
+    let mut daemon = Daemon { engine, events, watcher, asked, guests: Guests::default(), pending: None, last_end: Instant::now() };
     daemon.pass("start");
     notify(&[NotifyState::Ready, NotifyState::Status("applied")]);
     let result = daemon.run();
@@ -130,6 +132,7 @@ struct Daemon {
     events: Events,
     watcher: Watcher,
     asked: Receiver<Ask>,
+    guests: Guests,
     /// Why a pass is due, and when.
     pending: Option<(Event, Instant)>,
     last_end: Instant,
@@ -151,6 +154,7 @@ impl Daemon {
                         }
                     }
                     Event::Request => self.answer(),
+                    Event::Guests => self.answer_guests(),
                     Event::Clock => {}
                 }
             }
@@ -200,7 +204,25 @@ impl Daemon {
             // Its own rescan still finds what this follow misses.
             tracing::debug!("following tenants: {error}");
         }
+        let wanted = self.engine.asking();
+        for gone in self.guests.follow(&wanted, self.engine.run_dir(), &self.events) {
+            self.engine.guest_gone(&gone);
+        }
         self.last_end = Instant::now();
+    }
+
+    /// Admits what guests ask for, one after the other. Who asks often waits for the answer each time, and its device process has a limit.
+    fn answer_guests(&mut self) {
+        for question in self.guests.take() {
+            let Some(seq) = question.seq else {
+                self.engine.guest_gone(&question.vm);
+                continue;
+            };
+            let refused = self.engine.guest_asks(&question.vm, question.needs).err();
+            if self.guests.answer(&question.vm, seq, refused.as_deref()) {
+                self.engine.guest_gone(&question.vm);
+            }
+        }
     }
 
     fn reload(&mut self) {

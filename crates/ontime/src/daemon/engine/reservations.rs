@@ -2,9 +2,11 @@
 //! told.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use ontime_hostnet::{Knob, Value, apply};
 use ontime_sched::shares::Place;
+use ontime_sched::{GuestNeed, Refused, Settled};
 use ontime_tenants::{Policy, ThreadId};
 
 use super::Engine;
@@ -37,10 +39,81 @@ impl Engine {
     /// Another configuration of reservations, or another priority table: the next pass places and takes over everybody anew, and what
     /// failed is tried again. Only a change of the back end or of its places ends the pacers.
     pub(super) fn rebuild_keeper(&mut self) {
-        let next = Keeper::new(&self.config.sched, self.table());
+        let mut next = Keeper::new(&self.config.sched, self.table());
         if self.keeper.off().is_some() || !self.keeper.like(&next) {
+            *next.asks() = std::mem::take(self.keeper.asks());
             self.keeper = next;
         }
+    }
+
+    /// Where device processes are.
+    pub fn run_dir(&self) -> &Path {
+        &self.paths.run_dir
+    }
+
+    /// VMs whose guests may ask for bandwidth: they run, and a reservation says so.
+    pub fn asking(&self) -> BTreeSet<String> {
+        let may = self.config.sched.reservations.iter().filter(|declared| declared.deadlines.is_some());
+        let runs = |name: &str| self.look.found.tenants.iter().any(|tenant| tenant.name == name);
+        may.map(|declared| declared.name.clone()).filter(|name| runs(name)).collect()
+    }
+
+    /// A guest asks for this instead of what it held, and has it when this returns.
+    ///
+    /// # Errors
+    /// Why not; then it holds what it held.
+    pub fn guest_asks(&mut self, vm: &str, needs: Vec<GuestNeed>) -> Result<(), String> {
+        if self.state != api::State::Applied {
+            return Err("`ontime reset` was called; nothing is reserved until `ontime apply`".to_owned());
+        }
+        let before = self.keeper.asks().insert(vm.to_owned(), needs);
+        let settled = self.settled_again();
+        // Nobody who holds something loses it for this.
+        let was = |name: &str| self.look.settled.refused.iter().any(|refused| refused.tenant == name);
+        let loses = settled.refused.iter().find(|refused| refused.tenant == vm || !was(&refused.tenant));
+        let class = self.look.found.tenants.iter().find(|tenant| tenant.name == vm).map(|tenant| tenant.class);
+        self.metrics.deadlines(vm, class.map_or_else(String::new, |class| class.to_string()), loses.is_none());
+        if let Some(Refused { tenant, why }) = loses {
+            let why = if tenant == vm { why.clone() } else { format!("{tenant} would lose its reservation: {why}") };
+            match before {
+                Some(before) => self.keeper.asks().insert(vm.to_owned(), before),
+                None => self.keeper.asks().remove(vm),
+            };
+            self.repeats.warn(&format!("{vm}: its guest asks for more than there is: {why}"));
+            return Err(why);
+        }
+        self.hold(settled)
+    }
+
+    /// A guest does not hold anything any more.
+    pub fn guest_gone(&mut self, vm: &str) {
+        if self.keeper.asks().remove(vm).is_some() && self.state == api::State::Applied {
+            let settled = self.settled_again();
+            // Why it would not is in the keeper's `off`.
+            let _ = self.hold(settled);
+        }
+    }
+
+    fn settled_again(&self) -> Settled {
+        let online = &self.look.inventory.cpus.online;
+        self.keeper.settle(&self.config.sched, &self.look.found.tenants, online, self.look.intent.method)
+    }
+
+    /// Without a pass where only shares change: threads have their place already.
+    fn hold(&mut self, settled: Settled) -> Result<(), String> {
+        if settled == self.look.settled {
+            return Ok(());
+        }
+        let placed = self.keeper.places(&settled) == self.keeper.places(&self.look.settled);
+        self.look.settled = settled;
+        let kept = if placed {
+            self.keeper.set(&self.look.settled)
+        } else {
+            self.pass("guests");
+            self.keeper.off().is_none()
+        };
+        self.account_reservations();
+        if kept { Ok(()) } else { Err(self.keeper.off().unwrap_or("they cannot be kept").to_owned()) }
     }
 
     /// For Prometheus.
@@ -73,6 +146,10 @@ impl Engine {
                 budget_us: micros(vcpu.budget.0),
                 period_us: micros(vcpu.period.0),
                 bandwidth: vcpu.bandwidth.as_f64(),
+                guest: vcpu.guest.map(|need| api::Guest {
+                    budget_us: micros(need.budget.0),
+                    period_us: micros(need.period.0),
+                }),
                 cpu: vcpu.home.and_then(|home| settled.cpus.get(usize::try_from(home).ok()?).copied()),
                 place: standing.map(|(place, _)| place_name(*place).to_owned()),
                 deadline_in_us: standing.map(|(_, deadline)| micros(deadline.saturating_sub(now))),
@@ -106,7 +183,7 @@ impl Engine {
                 })
                 .collect(),
         });
-        let refused = |refused: &ontime_sched::Refused| api::Problem {
+        let refused = |refused: &Refused| api::Problem {
             subject: refused.tenant.clone(),
             message: refused.why.clone(),
         };

@@ -1,0 +1,385 @@
+//! Bandwidth that the guest asks for (RTVirt's hypercall), passed on to whoever admits it.
+//!
+//! This process is unprivileged and decides nothing. The daemon connects to the VM's `deadlines.sock` (only root may) and admits;
+//! it is sent what *all* vCPUs need, a JSON line each time ([`Asked`]), and answers each with a line ([`Answer`]). So nothing depends on
+//! what was said before: a daemon that was restarted connects, is sent what the guest holds, and goes on. When this process
+//! ends, with the VM, the connection ends, and the bandwidth is free.
+//!
+//! In: calls of the control queue's thread. Out: admitted or not. Without a daemon more bandwidth is refused; less is
+//! always taken.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::abi::{
+    Errno, ONTIME_BW_ENTRIES_MAX, ONTIME_BW_PERIOD_MAX, ONTIME_BW_PERIOD_MIN, ONTIME_CTL_DEC_BW, ONTIME_CTL_INC_BW,
+    ONTIME_CTL_INC_DEC_BW, ONTIME_VCPUS_MAX, ontime_bw,
+};
+
+/// How long the daemon may take: longer than a pass over a busy host, shorter than the guest's patience.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// The longest answer taken, bytes.
+const ANSWER_MAX: u64 = 4096;
+/// Changes at once, and the time after which one more may be made: a guest that asks faster waits, and nobody else.
+const BURST: u32 = 32;
+const REFILL: Duration = Duration::from_millis(20);
+
+/// Periods, ns.
+const PERIODS: std::ops::RangeInclusive<u64> = ONTIME_BW_PERIOD_MIN as u64..=ONTIME_BW_PERIOD_MAX as u64;
+
+/// What one vCPU needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Need {
+    /// Its number.
+    pub vcpu: u32,
+    /// CPU time within each period, ns.
+    pub budget: u64,
+    /// The period, ns.
+    pub period: u64,
+}
+
+/// To the daemon: what the guest holds, or wants to hold instead.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asked {
+    /// For the answer.
+    pub seq: u64,
+    /// vCPUs with needs; others have none.
+    pub vcpus: Vec<Need>,
+}
+
+/// From the daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Answer {
+    /// Of which question.
+    pub seq: u64,
+    /// Why not; None: admitted.
+    pub refused: Option<String>,
+}
+
+/// Budget and period by vCPU.
+type Table = BTreeMap<u32, (u64, u64)>;
+
+/// The guest's bandwidth, and the way to the daemon.
+#[derive(Debug)]
+pub struct Deadlines {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    held: Table,
+    daemon: Option<BufReader<UnixStream>>,
+    seq: u64,
+    tokens: u32,
+    refilled: Instant,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        let state =
+            State { held: Table::new(), daemon: None, seq: 0, tokens: BURST, refilled: Instant::now() };
+        Self { state: Mutex::new(state) }
+    }
+}
+
+impl Deadlines {
+    /// Carries out a call of the control queue.
+    ///
+    /// # Errors
+    /// EINVAL for what no driver may ask, EBUSY where the host refuses: then nothing has changed.
+    pub fn change(&self, op: u32, entries: &[ontime_bw]) -> Result<(), Errno> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (next, less) = changed(&state.held, op, entries)?;
+        if next == state.held {
+            return Ok(());
+        }
+        state.wait_for_token();
+        match state.ask(&next) {
+            Ok(None) => state.held = next,
+            // The daemon will be told when it connects again.
+            Ok(Some(_)) | Err(_) if less => state.held = next,
+            Ok(Some(why)) => {
+                tracing::warn!("the guest's deadlines are refused: {why}");
+                return Err(Errno(libc::EBUSY));
+            }
+            Err(error) => {
+                tracing::warn!("the guest's deadlines are refused: no daemon answers: {error}");
+                return Err(Errno(libc::EBUSY));
+            }
+        }
+        Ok(())
+    }
+
+    /// The driver was reset or the VM started anew: it holds nothing.
+    pub fn forget(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if !state.held.is_empty() {
+            state.held.clear();
+            let _ = state.ask(&Table::new());
+        }
+    }
+
+    /// What the guest holds.
+    pub fn held(&self) -> Vec<Need> {
+        needs(&self.state.lock().unwrap_or_else(PoisonError::into_inner).held)
+    }
+
+    /// Takes daemons' connections, one after the other; for a thread of its own.
+    pub fn serve(&self, listener: &UnixListener) {
+        for stream in listener.incoming().flatten() {
+            if let Err(error) = self.connect(stream) {
+                tracing::warn!("deadlines: {error}");
+            }
+        }
+    }
+
+    fn connect(&self, stream: UnixStream) -> std::io::Result<()> {
+        let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+        // Whoever admits decides about everybody's CPUs.
+        if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+            return Err(std::io::Error::other(format!("user {} is not the daemon's", peer.uid.as_raw())));
+        }
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        tracing::info!(fd = stream.as_raw_fd(), "deadlines: a daemon is there");
+        state.daemon = Some(BufReader::new(stream));
+        let held = state.held.clone();
+        // Its answer is read before the next one's.
+        state.tell(&held).map(drop)
+    }
+}
+
+impl State {
+    fn wait_for_token(&mut self) {
+        let since = self.refilled.elapsed();
+        let fresh = u32::try_from(since.as_millis() / REFILL.as_millis()).unwrap_or(u32::MAX);
+        if fresh > 0 {
+            self.tokens = self.tokens.saturating_add(fresh).min(BURST);
+            self.refilled = Instant::now();
+        }
+        match self.tokens.checked_sub(1) {
+            Some(left) => self.tokens = left,
+            None => {
+                std::thread::sleep(REFILL);
+                self.refilled = Instant::now();
+            }
+        }
+    }
+
+    fn tell(&mut self, table: &Table) -> std::io::Result<u64> {
+        self.seq += 1;
+        let asked = Asked { seq: self.seq, vcpus: needs(table) };
+        let mut line = serde_json::to_vec(&asked)?;
+        line.push(b'\n');
+        let daemon = self.daemon.as_mut().ok_or(std::io::ErrorKind::NotConnected)?;
+        let told = daemon.get_mut().write_all(&line);
+        if told.is_err() {
+            self.daemon = None;
+        }
+        told.map(|()| self.seq)
+    }
+
+    /// Why the daemon refuses; None: it admits.
+    fn ask(&mut self, table: &Table) -> std::io::Result<Option<String>> {
+        let seq = self.tell(table)?;
+        let answer = self.answer(seq);
+        if answer.is_err() {
+            // What it holds now is not known: it forgets when the connection ends, and is told anew at the next.
+            self.daemon = None;
+        }
+        answer
+    }
+
+    fn answer(&mut self, seq: u64) -> std::io::Result<Option<String>> {
+        let daemon = self.daemon.as_mut().ok_or(std::io::ErrorKind::NotConnected)?;
+        loop {
+            let mut line = Vec::new();
+            daemon.by_ref().take(ANSWER_MAX).read_until(b'\n', &mut line)?;
+            if line.last() != Some(&b'\n') {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            let answer: Answer = serde_json::from_slice(&line)?;
+            match answer.refused {
+                refused if answer.seq == seq => return Ok(refused),
+                Some(why) => tracing::warn!("the daemon does not keep what the guest held: {why}"),
+                None => {}
+            }
+        }
+    }
+}
+
+fn needs(table: &Table) -> Vec<Need> {
+    table.iter().map(|(&vcpu, &(budget, period))| Need { vcpu, budget, period }).collect()
+}
+
+/// The table after a call, and whether no vCPU has more than before.
+fn changed(held: &Table, op: u32, entries: &[ontime_bw]) -> Result<(Table, bool), Errno> {
+    let invalid = Errno(libc::EINVAL);
+    let count = entries.len();
+    let fits = match op {
+        ONTIME_CTL_INC_BW | ONTIME_CTL_DEC_BW => count == 1,
+        ONTIME_CTL_INC_DEC_BW => (1..=ONTIME_BW_ENTRIES_MAX as usize).contains(&count),
+        _ => return Err(Errno(libc::EOPNOTSUPP)),
+    };
+    let mut seen = 0u64;
+    let mut next = held.clone();
+    let mut less = true;
+    for entry in entries {
+        let nothing = entry.budget == 0 && entry.period == 0;
+        let something = entry.budget > 0 && entry.budget <= entry.period && PERIODS.contains(&entry.period);
+        if entry.reserved != 0 || entry.vcpu >= ONTIME_VCPUS_MAX || !(nothing || something) {
+            return Err(invalid);
+        }
+        let bit = 1u64 << entry.vcpu;
+        if seen & bit != 0 {
+            return Err(invalid);
+        }
+        seen |= bit;
+        let (budget, period) = held.get(&entry.vcpu).copied().unwrap_or((0, 1));
+        // Exact: both sides are below 2^64 by the limits above.
+        less &= nothing
+            || (u128::from(entry.budget) * u128::from(period) <= u128::from(budget) * u128::from(entry.period)
+                && entry.period >= period);
+        if nothing {
+            next.remove(&entry.vcpu);
+        } else {
+            next.insert(entry.vcpu, (entry.budget, entry.period));
+        }
+    }
+    if !fits {
+        return Err(invalid);
+    }
+    if op == ONTIME_CTL_DEC_BW && !less {
+        // Less bandwidth in a shorter period is admitted like more: it may cost more.
+        let (budget, period) = entries.first().map_or((0, 1), |entry| (entry.budget, entry.period));
+        let (had, of) = entries.first().and_then(|entry| held.get(&entry.vcpu)).copied().unwrap_or((0, 1));
+        if u128::from(budget) * u128::from(of) > u128::from(had) * u128::from(period) {
+            return Err(invalid);
+        }
+    }
+    Ok((next, less))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn entry(vcpu: u32, budget: u64, period: u64) -> ontime_bw {
+        ontime_bw { vcpu, reserved: 0, budget, period }
+    }
+
+    /// A daemon that admits up to so many vCPUs, and what it was asked.
+    fn daemon(stream: UnixStream, most: usize) -> std::thread::JoinHandle<Vec<Asked>> {
+        std::thread::spawn(move || {
+            let mut asked = Vec::new();
+            let mut out = stream.try_clone().unwrap();
+            for line in BufReader::new(stream).lines() {
+                let one: Asked = serde_json::from_str(&line.unwrap()).unwrap();
+                let refused = (one.vcpus.len() > most).then(|| "full".to_owned());
+                let mut answer = serde_json::to_vec(&Answer { seq: one.seq, refused }).unwrap();
+                answer.push(b'\n');
+                out.write_all(&answer).unwrap();
+                asked.push(one);
+            }
+            asked
+        })
+    }
+
+    #[test]
+    fn admitted_refused_given_back_and_told_again_to_the_next_daemon() {
+        let deadlines = Deadlines::default();
+        let busy = Err(Errno(libc::EBUSY));
+        assert_eq!(deadlines.change(ONTIME_CTL_INC_BW, &[entry(0, MS, 10 * MS)]), busy, "no daemon, no guarantee");
+        let (own, other) = UnixStream::pair().unwrap();
+        deadlines.connect(own).unwrap();
+        let first = daemon(other, 1);
+        assert_eq!(deadlines.change(ONTIME_CTL_INC_BW, &[entry(0, MS, 10 * MS)]), Ok(()));
+        assert_eq!(deadlines.change(ONTIME_CTL_INC_BW, &[entry(1, MS, 10 * MS)]), busy);
+        // Both or neither: one moves from vCPU 0 to 1.
+        let moved = [entry(0, 0, 0), entry(1, MS, 10 * MS)];
+        assert_eq!(deadlines.change(ONTIME_CTL_INC_DEC_BW, &moved), Ok(()));
+        let held = vec![Need { vcpu: 1, budget: MS, period: 10 * MS }];
+        assert_eq!(deadlines.held(), held);
+        let (own, other) = UnixStream::pair().unwrap();
+        deadlines.connect(own).unwrap();
+        let seen: Vec<usize> = first.join().unwrap().iter().map(|asked| asked.vcpus.len()).collect();
+        assert_eq!(seen, [0, 1, 2, 1]);
+        let second = daemon(other, 1);
+        assert_eq!(deadlines.change(ONTIME_CTL_DEC_BW, &[entry(1, 0, 0)]), Ok(()));
+        drop(deadlines);
+        let seen = second.join().unwrap();
+        assert_eq!((seen[0].vcpus.clone(), seen[1].vcpus.len()), (held, 0), "a new daemon learns what is held");
+    }
+
+    #[test]
+    fn less_is_never_refused_and_needs_no_daemon() {
+        let deadlines = Deadlines::default();
+        let (own, other) = UnixStream::pair().unwrap();
+        deadlines.connect(own).unwrap();
+        let daemon = daemon(other, 1);
+        assert_eq!(deadlines.change(ONTIME_CTL_INC_BW, &[entry(0, 5 * MS, 10 * MS)]), Ok(()));
+        deadlines.state.lock().unwrap().daemon = None;
+        daemon.join().unwrap();
+        assert_eq!(deadlines.change(ONTIME_CTL_DEC_BW, &[entry(0, 2 * MS, 10 * MS)]), Ok(()));
+        assert_eq!(deadlines.held()[0].budget, 2 * MS);
+        assert_eq!(deadlines.change(ONTIME_CTL_DEC_BW, &[entry(0, 3 * MS, 10 * MS)]), Err(Errno(libc::EINVAL)));
+        deadlines.forget();
+        assert!(deadlines.held().is_empty());
+    }
+
+    #[test]
+    fn what_no_driver_may_ask_is_refused() {
+        let held = Table::from([(0, (MS, 10 * MS))]);
+        let inc = |entry| changed(&held, ONTIME_CTL_INC_BW, &[entry]).unwrap_err();
+        for bad in [
+            entry(ONTIME_VCPUS_MAX, MS, 10 * MS),
+            entry(0, 11 * MS, 10 * MS),
+            entry(0, 0, 10 * MS),
+            entry(0, 1, 1),
+            entry(0, u64::MAX, u64::MAX),
+            ontime_bw { reserved: 1, ..entry(0, MS, 10 * MS) },
+        ] {
+            assert_eq!(inc(bad), Errno(libc::EINVAL), "{bad:?}");
+        }
+        let twice = [entry(0, MS, 10 * MS), entry(0, 0, 0)];
+        assert_eq!(changed(&held, ONTIME_CTL_INC_DEC_BW, &twice).unwrap_err(), Errno(libc::EINVAL));
+        assert_eq!(changed(&held, ONTIME_CTL_INC_BW, &twice).unwrap_err(), Errno(libc::EINVAL));
+        assert_eq!(changed(&held, ONTIME_CTL_INC_DEC_BW, &[]).unwrap_err(), Errno(libc::EINVAL));
+    }
+
+    proptest! {
+        /// Whatever is asked, no table breaks the limits, and nothing panics.
+        #[test]
+        fn tables_stay_within_limits(
+            op in ONTIME_CTL_INC_BW..=ONTIME_CTL_INC_DEC_BW + 1,
+            asked in proptest::collection::vec((0u32..70, any::<u64>(), any::<u64>(), any::<bool>()), 0..70),
+        ) {
+            let entries: Vec<ontime_bw> = asked
+                .into_iter()
+                .map(|(vcpu, budget, period, sane)| {
+                    let period = if sane { period % PERIODS.end() } else { period };
+                    entry(vcpu, if sane { budget % (period + 1) } else { budget }, period)
+                })
+                .collect();
+            if let Ok((table, _)) = changed(&Table::new(), op, &entries) {
+                for (vcpu, (budget, period)) in table {
+                    prop_assert!(vcpu < ONTIME_VCPUS_MAX && budget > 0 && budget <= period && PERIODS.contains(&period));
+                }
+            }
+        }
+    }
+}

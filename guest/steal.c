@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Stolen time is not charged to deadline tasks.
+ *
+ * Debian's kernels have no PARAVIRT_TIME_ACCOUNTING: what the host runs instead of a vCPU counts as run time of the task
+ * there, and a deadline task is throttled before it has had its runtime. dl_scaled_delta_exec() is asked for every charge; its
+ * third argument is exchanged for the same without the time that KVM says it took since this task was switched in or
+ * last charged. The fair server (dl_server) is charged as ever.
+ */
+#include <linux/cpu.h>
+#include <linux/ftrace.h>
+#include <linux/module.h>
+#include <linux/percpu.h>
+#include <linux/sched.h>
+#include <linux/tracepoint.h>
+#include <trace/events/sched.h>
+#include <asm/msr.h>
+#include <uapi/asm/kvm_para.h>
+
+#include "ontime.h"
+
+#define STEAL_HOOK "dl_scaled_delta_exec"
+#define STEAL_ADDRESS_MASK (~0x3fULL)
+
+/* Where KVM writes this CPU's stolen time; NULL: it does not. Read at the last charge. */
+static DEFINE_PER_CPU(struct kvm_steal_time *, steal_page);
+static DEFINE_PER_CPU(u64, steal_seen);
+
+static u64 notrace steal_now(void)
+{
+	struct kvm_steal_time *page = this_cpu_read(steal_page);
+
+	/* Written by the host only while this vCPU does not run. */
+	return page ? READ_ONCE(page->steal) : 0;
+}
+
+static void notrace steal_hook(unsigned long ip, unsigned long parent_ip, struct ftrace_ops *ops,
+			       struct ftrace_regs *fregs)
+{
+	struct pt_regs *regs = ftrace_get_regs(fregs);
+	const struct sched_dl_entity *entity;
+	u64 now;
+	s64 stolen;
+
+	if (!regs)
+		return;
+	/* di, si, dx: run queue, entity, time. With the run queue's lock, on its CPU. */
+	entity = (const struct sched_dl_entity *)regs->si;
+	if (entity->dl_server)
+		return;
+	now = steal_now();
+	stolen = now - this_cpu_read(steal_seen);
+	this_cpu_write(steal_seen, now);
+	if (stolen > 0)
+		regs->dx = max_t(s64, (s64)regs->dx - stolen, 0);
+}
+
+static struct ftrace_ops steal_ops = {
+	.func = steal_hook,
+	.flags = FTRACE_OPS_FL_SAVE_REGS | FTRACE_OPS_FL_RECURSION | FTRACE_OPS_FL_PERMANENT,
+};
+
+static void on_switch(void *unused, bool preempt, struct task_struct *prev, struct task_struct *next,
+		      unsigned int prev_state)
+{
+	if (next->policy == SCHED_DEADLINE)
+		this_cpu_write(steal_seen, steal_now());
+}
+
+static struct tracepoint *switch_point;
+
+static void find_switch(struct tracepoint *point, void *unused)
+{
+	if (!strcmp(point->name, "sched_switch"))
+		switch_point = point;
+}
+
+/* On each CPU: KVM keeps the address that the kernel gave it. */
+static void steal_find(void *unused)
+{
+	u32 low = 0, high = 0;
+	u64 value;
+
+	if (rdmsr_safe(MSR_KVM_STEAL_TIME, &low, &high))
+		return;
+	value = (u64)high << 32 | low;
+	if (value & KVM_MSR_ENABLED)
+		this_cpu_write(steal_page, __va(value & STEAL_ADDRESS_MASK));
+	this_cpu_write(steal_seen, steal_now());
+}
+
+int ontime_steal_start(void)
+{
+	bool told = true;
+	int err;
+
+	on_each_cpu(steal_find, NULL, 1);
+	if (!get_cpu_var(steal_page))
+		told = false;
+	put_cpu_var(steal_page);
+	if (!told) {
+		pr_info("no stolen time is told: it is charged to deadline tasks\n");
+		return 0;
+	}
+	for_each_kernel_tracepoint(find_switch, NULL);
+	if (!switch_point)
+		return -ENOENT;
+	err = tracepoint_probe_register(switch_point, on_switch, NULL);
+	if (err)
+		goto err_point;
+	err = ftrace_set_filter(&steal_ops, STEAL_HOOK, strlen(STEAL_HOOK), 1);
+	if (!err)
+		err = register_ftrace_function(&steal_ops);
+	if (err)
+		goto err_probe;
+	return 0;
+
+err_probe:
+	ftrace_free_filter(&steal_ops);
+	tracepoint_probe_unregister(switch_point, on_switch, NULL);
+	tracepoint_synchronize_unregister();
+err_point:
+	switch_point = NULL;
+	pr_err("cannot attach to " STEAL_HOOK "(): %d\n", err);
+	return err;
+}
+
+void ontime_steal_stop(void)
+{
+	if (!switch_point)
+		return;
+	unregister_ftrace_function(&steal_ops);
+	ftrace_free_filter(&steal_ops);
+	tracepoint_probe_unregister(switch_point, on_switch, NULL);
+	tracepoint_synchronize_unregister();
+	switch_point = NULL;
+}
