@@ -296,9 +296,10 @@ static int dl_change(struct task_struct *p, const struct sched_attr *attr)
 {
 	struct dl_task *t = dl_find(p);
 	struct place_task want, before;
+	bool wanted = dl_wanted(attr, &want);
 	int err;
 
-	if (!dl_wanted(attr, &want) && !t)
+	if (!wanted && !t)
 		return dl_kernel(p, attr);
 	if (!t) {
 		t = dl_new(p);
@@ -306,7 +307,7 @@ static int dl_change(struct task_struct *p, const struct sched_attr *attr)
 			return -EBUSY;
 	}
 	before = t->place;
-	if (dl_wanted(attr, &want)) {
+	if (wanted) {
 		err = dl_place(t, want);
 		if (err) {
 			if (before.vcpu == PLACE_NONE)

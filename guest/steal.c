@@ -22,7 +22,7 @@
 #define STEAL_HOOK "dl_scaled_delta_exec"
 #define STEAL_ADDRESS_MASK (~0x3fULL)
 
-/* Where KVM writes this CPU's stolen time; NULL: it does not. Read at the last charge. */
+/* Where KVM writes this CPU's stolen time, NULL if it does not; and what it was at the last charge, ns. */
 static DEFINE_PER_CPU(struct kvm_steal_time *, steal_page);
 static DEFINE_PER_CPU(u64, steal_seen);
 
@@ -44,7 +44,7 @@ static void notrace steal_hook(unsigned long ip, unsigned long parent_ip, struct
 
 	if (!regs)
 		return;
-	/* di, si, dx: run queue, entity, time. With the run queue's lock, on its CPU. */
+	/* di, si, dx: run queue, entity, time. With the run queue's lock, nearly always on its CPU. */
 	entity = (const struct sched_dl_entity *)regs->si;
 	if (entity->dl_server)
 		return;

@@ -99,6 +99,18 @@ qdiscs_are_set_and_given_back() { inside qdiscs; }
 tenants_are_found_placed_and_followed() { inside tenants; }
 a_spinning_vm_leaves_the_rest() { inside cap; }
 reserved_cpu_time_is_kept() { inside reservations; }
+# The module and the application are built for the lab's guests.
+deadlines_of_a_guest_are_kept() {
+    files=$work/deadlines/files tree=$work/deadlines/tree
+    mkdir -p "$files" "$tree/lab"
+    version=$(cat "$(ls -td "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/version-guest | head -n 1)") || return 3
+    "$here/guest-module.sh" "$work/modules" "$version" || return 3
+    cp "$work/modules/$version/ontime.ko" "$tree/lab/"
+    install -m 755 "$here/lab/deadlines-init.sh" "$tree/init"
+    ${CC:-cc} -O2 -static -o "$tree/lab/rta" "$here/../guest/tests/rta.c" || return 3
+    (cd "$tree" && find . | cpio -o -H newc --quiet) > "$files/extra.cpio"
+    inside deadlines
+}
 trace_names_the_inversions() { inside trace --client 'sh trace-client.sh'; }
 trace_follows_a_vm() { inside trace-vm --client 'sh trace-client.sh'; }
 path_holds_under_traffic_and_faults() { inside path --client 'sh client.sh'; }
@@ -106,6 +118,7 @@ path_holds_under_traffic_and_faults() { inside path --client 'sh client.sh'; }
 # By name only:
 # guest_sockets_are_the_hosts   builds for six kernels
 # reserved_cpu_time_is_kept     five minutes
+# deadlines_of_a_guest_are_kept five minutes, and a build of the module
 # trace_names_the_inversions    passed as a whole once; in one run of three its rings of 64 KiB lost nothing, so that there was no loss
 #                               to tell
 # trace_follows_a_vm            passed once since the fault that it found was mended

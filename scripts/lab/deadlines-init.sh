@@ -1,0 +1,12 @@
+#!/bin/busybox sh
+# First process of the guest with deadline tasks: does what comes on its console, line by line.
+/bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t sysfs sys /sys
+/bin/busybox mount -t devtmpfs dev /dev
+/bin/busybox mkdir -p /bin /tmp
+/bin/busybox --install -s /bin
+export PATH=/bin
+while read -r module; do insmod "/$module"; done < /modules
+insmod /lab/ontime.ko
+stty -F /dev/ttyS0 raw -echo
+exec sh -c 'echo GUEST-UP; while read -r line; do eval "$line"; done' < /dev/ttyS0 > /dev/ttyS0 2>&1

@@ -1,0 +1,92 @@
+# In the emulated host: an unmodified application in a VM asks its kernel for SCHED_DEADLINE and has its CPU time from the host, beside bulk
+# work that takes what it can get; without that it misses. What does not fit is refused: EBUSY in the guest. A
+# killed application, a killed VM give back what they held, and after kill -9 of the daemon the next one keeps it.
+# /lab/extra.cpio brings deadlines-init.sh, the module and the application (guest/tests/rta.c) into the lab's guest.
+set -eu
+. /lab/lib.sh
+mkdir -p /etc/ontime /run/vm
+printf '[[tenant]]\nname = "plc"\nclass = "rt"\n' > /etc/ontime/tenants.toml
+# For the guest's kernel 1 ms, and half of the CPU for its deadline tasks.
+printf '[[reservation]]\nname = "plc"\nbudget = "1ms"\nperiod = "20ms"\ndeadlines = 0.5\n' > /etc/ontime/sched.toml
+printf '[vm.plc]\ndeadlines = true\n' > /etc/ontime/sockets.toml
+cat /boot/initrd-guest /lab/extra.cpio > /run/vm/initrd
+
+boot() {
+    rm -rf /run/ontime/device/plc /run/vm/console.*
+    mkfifo /run/vm/console.in /run/vm/console.out
+    ontime device --vm plc >> /lab/device.log 2>&1 &
+    device=$!
+    within 20 test -S /run/ontime/device/plc/deadlines.sock
+    : > /lab/console
+    cat /run/vm/console.out >> /lab/console &
+    qemu-system-x86_64 -name guest=plc,debug-threads=on -m 128 -machine q35,accel=kvm,memory-backend=ram,hpet=off \
+        -object memory-backend-memfd,id=ram,size=128M,hugetlb=on,share=on,prealloc=on -smp 1 \
+        -cpu qemu64,+x2apic,-cx16 -no-reboot -no-user-config -nodefaults -display none \
+        -kernel /boot/vmlinux-guest -initrd /run/vm/initrd -append "console=ttyS0 quiet panic=-1 no_timer_check" \
+        -serial pipe:/run/vm/console $(ontime attach plc | grep -E '^-(chardev|device)' | tr -d '\\\n') >> /lab/qemu.log 2>&1 &
+    vm=$!
+    exec 3> /run/vm/console.in
+    for _ in $(seq 120); do ! grep -q GUEST-UP /lab/console || break; sleep 1; done
+    grep -q GUEST-UP /lab/console || { tail -n 30 /lab/console /lab/qemu.log /lab/device.log; fail "the guest does not boot"; }
+}
+asked=0
+guest() { # COMMAND...: runs it in the guest; what it said
+    asked=$((asked + 1))
+    echo "$*; echo; echo ASKED-$asked" >&3
+    for _ in $(seq 600); do ! tr -d '\r' < /lab/console | grep -qx "ASKED-$asked" || break; sleep 0.2; done
+    tr -d '\r' < /lab/console | sed -n "/^ASKED-$((asked - 1))\$/,/^ASKED-$asked\$/p" | grep -v -e '^ASKED' -e '^$' || true
+}
+reserves() { ontime top --once --json --interval 0.1 | grep -q "$1"; } # TEXT
+missed() { echo "$1" | sed -n 's/.*missed \([0-9]*\).*/\1/p'; }
+
+# The application's needs: 6 ms in 20 ms, of which it uses 5. Four bulk threads want the CPU as well.
+boot
+guest "dmesg | grep ontime" > /lab/said
+cat /lab/said
+grep -q 'SCHED_DEADLINE is guaranteed' /lab/said || fail "the module does not take deadline tasks"
+hogs=
+for _ in 1 2 3 4; do sh -c 'while :; do :; done' & hogs="$hogs $!"; done
+none=$(guest /lab/rta deadline 6000 20000 5000 10)
+echo "no daemon: $none"
+[ "$none" = "refused: EBUSY" ] || fail "a guarantee that nobody gives: $none"
+daemon_starts
+within 30 reserves '"vm":"plc"'
+without=$(guest /lab/rta other 6000 20000 5000 50)
+with=$(guest /lab/rta deadline 6000 20000 5000 300)
+echo "figures: 5 ms each 20 ms beside 4 bulk threads: without SCHED_DEADLINE $without us; with $with us"
+[ "$(missed "$without")" -ge 25 ] || fail "it makes its deadlines without a reservation: $without"
+[ "$(missed "$with")" = 0 ] || fail "deadlines missed: $with"
+within 20 reserves '"guest":null'
+
+# Too much; then as much as is allowed, held; then no more, until its holder is killed.
+much=$(guest /lab/rta deadline 14000 20000 1000 10)
+[ "$much" = "refused: EBUSY" ] || fail "14 ms of 20: $much"
+guest "/lab/rta deadline 6000 20000 0 0 > /tmp/held & echo \$! > /tmp/pid; sleep 1; cat /tmp/held" > /lab/said
+grep -q holds /lab/said || { cat /lab/said; fail "6 ms of 20 are not given"; }
+within 20 reserves '"guest":{"budget_us":6000.0,"period_us":20000.0}'
+second=$(guest /lab/rta deadline 6000 20000 1000 10)
+[ "$second" = "refused: EBUSY" ] || fail "6 ms more: $second"
+
+# The next daemon keeps what is held.
+kill -9 $daemon
+wait $daemon 2> /dev/null || true
+daemon_starts
+within 30 reserves '"guest":{"budget_us":6000.0,"period_us":20000.0}'
+guest 'kill -9 $(cat /tmp/pid)' > /lab/said
+within 20 reserves '"guest":null'
+again=$(guest /lab/rta deadline 6000 20000 1000 10)
+[ "$(missed "$again")" = 0 ] || fail "after its holder was killed: $again"
+echo "metrics: admitted $(metric ontime_deadlines_admitted), refused $(metric ontime_deadlines_refused)"
+[ "$(metric ontime_deadlines_refused | cut -d. -f1)" -ge 2 ] || fail "refusals are not counted"
+
+# A VM that dies gives all back.
+guest "/lab/rta deadline 6000 20000 0 0 & sleep 1" > /dev/null
+within 20 reserves '"guest":{"budget_us":6000.0'
+kill -9 $vm
+within 20 sh -c "! ontime top --once --json --interval 0.1 | grep -q '\"vm\":\"plc\"'"
+for _ in $(seq 100); do kill -0 $device 2> /dev/null || break; sleep 0.1; done
+! kill -0 $device 2> /dev/null || fail "the VM is gone, its device process is not"
+kill $hogs
+ontime reset > /dev/null
+kill $daemon
+wait $daemon || fail "the daemon ended with $?"
