@@ -150,8 +150,20 @@ fn show(text: &mut String, now: &api::Reservations, used: &[Used]) -> anyhow::Re
             ]
         })
         .collect();
-    let head =
-        ["", "VM", "VCPU", "BUDGET", "RESERVED", "GUEST", "USED", "BEYOND", "MISSES", "OVERRUNS", "PLACE", "DEADLINE IN"];
+    let head = [
+        "",
+        "VM",
+        "VCPU",
+        "BUDGET",
+        "RESERVED",
+        "GUEST",
+        "USED",
+        "BEYOND",
+        "MISSES",
+        "OVERRUNS",
+        "PLACE",
+        "DEADLINE IN",
+    ];
     let mut out = Vec::new();
     table::write(&mut out, head, &rows)?;
     text.push_str(&String::from_utf8_lossy(&out));

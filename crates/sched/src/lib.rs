@@ -22,6 +22,6 @@ pub mod settle;
 pub mod shares;
 
 pub use backend::{Backend, BackendKind, Use};
-pub use guest::{Asks, GuestNeed};
 pub use config::{Beyond, Declared, SchedConfig};
+pub use guest::{Asks, GuestNeed};
 pub use settle::{Refused, Reserved, Settled, settle};

@@ -136,12 +136,7 @@ struct Asked {
     affinity: Option<BTreeSet<u32>>,
 }
 
-fn asked(
-    config: &SchedConfig,
-    tenant: &Tenant,
-    cpus: &[u32],
-    needs: &[GuestNeed],
-) -> Result<Vec<Asked>, String> {
+fn asked(config: &SchedConfig, tenant: &Tenant, cpus: &[u32], needs: &[GuestNeed]) -> Result<Vec<Asked>, String> {
     if tenant.class == Class::Bulk {
         // Who may have CPU time ahead of others is decided in one place, which knows who chose the VM's name.
         return Err(
@@ -390,11 +385,8 @@ mod tests {
         let mut config = config(&[("a", 1_000), ("b", 4_000)]);
         config.reservations[0].deadlines = Some(Bandwidth::ppm(700_000));
         let tenants = [vm("a", 10, 1, "0"), vm("b", 20, 1, "0")];
-        let need = |vcpu, budget| GuestNeed {
-            vcpu,
-            budget: Nanos::from_micros(budget),
-            period: Nanos::from_millis(20),
-        };
+        let need =
+            |vcpu, budget| GuestNeed { vcpu, budget: Nanos::from_micros(budget), period: Nanos::from_millis(20) };
         let settled = |vm: &str, needs: Vec<GuestNeed>| {
             let asks = Asks::from([(vm.to_owned(), needs)]);
             settle(&config, &tenants, &online(1), &BTreeSet::new(), &asks)

@@ -85,8 +85,7 @@ struct State {
 
 impl Default for Deadlines {
     fn default() -> Self {
-        let state =
-            State { held: Table::new(), daemon: None, seq: 0, tokens: BURST, refilled: Instant::now() };
+        let state = State { held: Table::new(), daemon: None, seq: 0, tokens: BURST, refilled: Instant::now() };
         Self { state: Mutex::new(state) }
     }
 }

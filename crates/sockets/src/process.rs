@@ -221,6 +221,11 @@ fn answer(shared: &Shared, mut stream: UnixStream) -> std::io::Result<()> {
     let (sender, receiver) = sync_channel(1);
     let asked = shared.mail.ask(sender);
     let sockets = asked.ok().and_then(|()| receiver.recv_timeout(STATUS_PATIENCE).ok()).unwrap_or_default();
-    let status = Status { vm: shared.name.clone(), sockets, deadlines: shared.deadlines.held(), counters: status::counters(shared) };
+    let status = Status {
+        vm: shared.name.clone(),
+        sockets,
+        deadlines: shared.deadlines.held(),
+        counters: status::counters(shared),
+    };
     stream.write_all(&serde_json::to_vec(&status)?)
 }

@@ -127,7 +127,8 @@ pub fn counters(shared: &Shared) -> Vec<(String, u64)> {
 
 /// How many calls were refused or malformed.
 pub fn refusals(shared: &Shared) -> u64 {
-    let Counters { malformed, refused_bind, refused_reach, refused_option, refused_limit, refused_deadlines, .. } = &shared.counters;
+    let Counters { malformed, refused_bind, refused_reach, refused_option, refused_limit, refused_deadlines, .. } =
+        &shared.counters;
     [malformed, refused_bind, refused_reach, refused_option, refused_limit, refused_deadlines]
         .iter()
         .map(|counter| counter.load(Ordering::Relaxed))

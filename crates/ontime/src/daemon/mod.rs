@@ -82,7 +82,8 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     if let Some(why) = watcher.blind() {
         tracing::warn!("tenants: {why}");
     }
-    let mut daemon = Daemon { engine, events, watcher, asked, guests: Guests::default(), pending: None, last_end: Instant::now() };
+    let mut daemon =
+        Daemon { engine, events, watcher, asked, guests: Guests::default(), pending: None, last_end: Instant::now() };
     daemon.pass("start");
     notify(&[NotifyState::Ready, NotifyState::Status("applied")]);
     let result = daemon.run();

@@ -146,10 +146,9 @@ impl Engine {
                 budget_us: micros(vcpu.budget.0),
                 period_us: micros(vcpu.period.0),
                 bandwidth: vcpu.bandwidth.as_f64(),
-                guest: vcpu.guest.map(|need| api::Guest {
-                    budget_us: micros(need.budget.0),
-                    period_us: micros(need.period.0),
-                }),
+                guest: vcpu
+                    .guest
+                    .map(|need| api::Guest { budget_us: micros(need.budget.0), period_us: micros(need.period.0) }),
                 cpu: vcpu.home.and_then(|home| settled.cpus.get(usize::try_from(home).ok()?).copied()),
                 place: standing.map(|(place, _)| place_name(*place).to_owned()),
                 deadline_in_us: standing.map(|(_, deadline)| micros(deadline.saturating_sub(now))),
@@ -183,10 +182,8 @@ impl Engine {
                 })
                 .collect(),
         });
-        let refused = |refused: &Refused| api::Problem {
-            subject: refused.tenant.clone(),
-            message: refused.why.clone(),
-        };
+        let refused =
+            |refused: &Refused| api::Problem { subject: refused.tenant.clone(), message: refused.why.clone() };
         let running: BTreeSet<&str> = self.look.found.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
         let absent = self.config.sched.reservations.iter().map(|declared| declared.name.as_str());
         let absent: BTreeSet<&str> = absent.filter(|name| !running.contains(name)).collect();
