@@ -79,8 +79,9 @@ mod tests {
             let (q, p) = supply(Nanos::from_micros(budget), Nanos::from_micros(period)).unwrap();
             (q.0 / 1_000, p.0 / 1_000)
         };
-        assert_eq!(of(6_000, 20_000), (830, 2_500), "0.332 for 0.300");
-        assert_eq!(of(1_000, 4_000), (500, 1_000), "0.500 for 0.250");
+        assert_eq!(of(6_000, 20_000), (893, 2_500), "0.357 for 0.300");
+        assert_eq!(of(1_000, 4_000), (366, 1_000), "0.366 for 0.250");
+        assert_eq!(of(10_000, 100_000), (1_598, 12_500), "0.128 for 0.100");
         assert_eq!(of(20_000, 20_000), (2_500, 2_500));
         assert_eq!(supply(Nanos::from_millis(3), Nanos::from_millis(2)), None);
         assert_eq!(supply(Nanos::ZERO, Nanos::from_millis(2)), None);

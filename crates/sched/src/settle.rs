@@ -394,7 +394,7 @@ mod tests {
         let fits = settled("a", vec![need(0, 6_000)]);
         assert!(fits.refused.is_empty(), "{fits:?}");
         assert_eq!(fits.vcpus[0].guest, Some(need(0, 6_000)));
-        assert_eq!((fits.vcpus[0].period, fits.vcpus[0].budget.0 / 1_000), (Nanos::from_micros(2_500), 1_080));
+        assert_eq!((fits.vcpus[0].period, fits.vcpus[0].budget.0 / 1_000), (Nanos::from_micros(2_500), 1_143));
         assert_eq!(settled("a", vec![]), settle(&config, &tenants, &online(1), &BTreeSet::new(), &Asks::new()));
         for (vm, needs, why) in [
             ("a", vec![need(0, 14_000)], "`deadlines` in sched.toml allows it 0.700"),
