@@ -277,9 +277,12 @@ static int dl_kernel(struct task_struct *p, const struct sched_attr *attr)
 }
 
 /* What the attributes ask for; false where the kernel will refuse them, or they ask for none. */
-static bool dl_wanted(const struct sched_attr *attr, struct place_task *want)
+static bool dl_wanted(const struct task_struct *p, const struct sched_attr *attr, struct place_task *want)
 {
-	if (attr->sched_policy != SCHED_DEADLINE || !attr->sched_runtime || attr->sched_runtime > attr->sched_deadline ||
+	/* Below 0: the policy is kept (SCHED_FLAG_KEEP_POLICY, sched_setparam). */
+	u32 policy = (s32)attr->sched_policy < 0 ? p->policy : attr->sched_policy;
+
+	if (policy != SCHED_DEADLINE || !attr->sched_runtime || attr->sched_runtime > attr->sched_deadline ||
 	    (attr->sched_period && attr->sched_deadline > attr->sched_period) || !capable(CAP_SYS_NICE))
 		return false;
 	/* A deadline before the period's end is as good as a shorter period (density). */
@@ -296,7 +299,7 @@ static int dl_change(struct task_struct *p, const struct sched_attr *attr)
 {
 	struct dl_task *t = dl_find(p);
 	struct place_task want, before;
-	bool wanted = dl_wanted(attr, &want);
+	bool wanted = dl_wanted(p, attr, &want);
 	int err;
 
 	if (!wanted && !t)
