@@ -9,6 +9,18 @@ set -eu
 verb=${1:?lab-netns up|nat|down NAME}
 name=${2:?lab-netns: a NAME}
 
+# nftables' commands, by its library: Debian's 7.2 translates addresses for nftables alone (it has no xt_nat), and the image has no nft(8). The
+# guests' disk has a Python that can call it.
+nft() {
+    mkdir -p /run/guest
+    mountpoint -q /run/guest || mount -o ro /dev/vdb /run/guest
+    LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu:/run/guest/usr/lib/x86_64-linux-gnu PYTHONHOME=/run/guest/usr /run/guest/usr/bin/python3 -c '
+import ctypes, sys
+nft = ctypes.CDLL("libnftables.so.1")
+nft.nft_ctx_new.restype = ctypes.c_void_p
+sys.exit(nft.nft_run_cmd_from_buffer(ctypes.c_void_p(nft.nft_ctx_new(0)), sys.argv[1].encode()) != 0)' "$1"
+}
+
 case $verb in
 up)
     nic=${3}0
@@ -36,12 +48,14 @@ nat)
     ip -n "$name" link set eth0 up
     ip -n "$name" route add default via 172.17.0.1
     echo 1 > /proc/sys/net/ipv4/ip_forward
-    iptables -t nat -A PREROUTING -d "$4" -p udp -j DNAT --to-destination 172.17.0.2
-    iptables -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o "n-$name" -j MASQUERADE
+    nft "table ip n-$name {
+        chain pre { type nat hook prerouting priority dstnat; ip daddr $4 meta l4proto udp dnat to 172.17.0.2; }
+        chain post { type nat hook postrouting priority srcnat; ip saddr 172.17.0.0/16 oifname != \"n-$name\" masquerade; }
+    }"
     ;;
 down)
     if [ -e "/sys/class/net/n-$name" ]; then
-        iptables -t nat -F
+        nft "table ip n-$name; delete table ip n-$name"
         ip link del "n-$name"
         for net in rt:01 bulk:02; do
             nic=${net%:*}0
