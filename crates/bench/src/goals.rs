@@ -3,7 +3,7 @@
 //! In: [`GoalSpec`]s and the results. Out: [`Goal`]s with the figures they were computed from. A goal whose results are
 //! missing is neither met nor not met, and says what is missing.
 
-use Load::{SmallPackets, Tcp};
+use Figure::{Bulk, Cost, Max, P95, P99, Sd, ZeroLoss};
 
 use crate::number;
 use crate::schema::{Bound, Clock, Goal, Load, MethodResult, kernel_series};
@@ -17,25 +17,45 @@ pub struct Case {
     pub load: Load,
 }
 
-/// What a goal compares.
+/// A figure of a result that goals compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Figure {
+    /// 95th percentile of response times.
+    P95,
+    /// 99th percentile.
+    P99,
+    /// The largest.
+    Max,
+    /// Standard deviation.
+    Sd,
+    /// Zero-loss throughput.
+    ZeroLoss,
+    /// Bulk throughput.
+    Bulk,
+    /// CPU time a byte, host and guest.
+    Cost,
+}
+
+/// What a goal looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
-    /// p99 of the first divided by p99 of the second.
-    P99Ratio(Case, Case),
-    /// p95 of the first divided by p95 of the second.
-    P95Ratio(Case, Case),
-    /// Maximum of the first divided by that of the second.
-    MaxRatio(Case, Case),
-    /// Zero-loss throughput of the first divided by that of the second.
-    ZeroLossRatio(Case, Case),
-    /// Standard deviation of the first divided by that of the second.
-    SdRatio(Case, Case),
-    /// Bulk throughput of the first divided by that of the second.
-    BulkRatio(Case, Case),
-    /// CPU time a byte, host and guest, of the first divided by that of the second.
-    CostRatio(Case, Case),
+    /// The figure of the first divided by that of the second.
+    Ratio(Figure, Case, Case),
+    /// Frames that came late, or never.
+    Late(Case),
     /// The smallest count of all results of the series.
     LeastCount,
+}
+
+impl Measure {
+    /// The cases it looks at; none where it looks at all.
+    pub fn cases(self) -> Vec<Case> {
+        match self {
+            Measure::Ratio(_, over, under) => vec![over, under],
+            Measure::Late(case) => vec![case],
+            Measure::LeastCount => Vec::new(),
+        }
+    }
 }
 
 /// A goal, before it is looked at.
@@ -53,289 +73,192 @@ pub struct GoalSpec {
     pub target: f64,
 }
 
-const fn under(load: Load, method: &'static str) -> Case {
-    Case { method, load }
+const fn small(method: &'static str) -> Case {
+    Case { method, load: Load::SmallPackets }
 }
 
-/// A goal of `partitioned`'s p99 against another method's, as a factor.
-const fn below(id: &'static str, text: &'static str, load: Load, other: &'static str, target: f64) -> GoalSpec {
-    let measure = Measure::P99Ratio(under(load, other), under(load, "partitioned"));
-    GoalSpec { id, text, measure, bound: Bound::AtLeast, target }
+const fn tcp(method: &'static str) -> Case {
+    Case { method, load: Load::Tcp }
 }
 
-/// A goal of `partitioned`'s p99 under a load against its own without.
-const fn as_without_flood(id: &'static str, text: &'static str, load: Load) -> GoalSpec {
-    let measure = Measure::P99Ratio(under(load, "partitioned"), under(Load::None, "partitioned"));
-    GoalSpec { id, text, measure, bound: Bound::AtMost, target: 1.25 }
+const fn idle(method: &'static str) -> Case {
+    Case { method, load: Load::None }
 }
 
-/// A goal of `outsourcing`'s spread.
-const fn sd_below_threaded(id: &'static str, text: &'static str, load: Load) -> GoalSpec {
-    let measure = Measure::SdRatio(under(load, "threaded"), under(load, "outsourcing"));
-    GoalSpec { id, text, measure, bound: Bound::AtLeast, target: 10.0 }
+/// One of [`Measure::LeastCount`], where [`GoalSpec::of`] or [`GoalSpec::late`] says nothing else.
+const fn goal(id: &'static str, text: &'static str) -> GoalSpec {
+    GoalSpec { id, text, measure: Measure::LeastCount, bound: Bound::AtLeast, target: 0.0 }
 }
 
-/// A goal of `outsourcing`'s p99 against another method's.
-const fn outsourced(id: &'static str, text: &'static str, load: Load, other: &'static str, target: f64) -> GoalSpec {
-    let measure = Measure::P99Ratio(under(load, "outsourcing"), under(load, other));
-    GoalSpec { id, text, measure, bound: Bound::AtMost, target }
+impl GoalSpec {
+    const fn of(self, figure: Figure, over: Case, under: Case) -> Self {
+        Self { measure: Measure::Ratio(figure, over, under), ..self }
+    }
+
+    const fn late(self, case: Case) -> Self {
+        Self { measure: Measure::Late(case), ..self }
+    }
+
+    const fn at_least(self, target: f64) -> Self {
+        Self { bound: Bound::AtLeast, target, ..self }
+    }
+
+    const fn at_most(self, target: f64) -> Self {
+        Self { bound: Bound::AtMost, target, ..self }
+    }
 }
 
-/// The speed goals of `rt-server`: on the virtual clock, for the series that the project promises.
-pub const RT_SERVER: [GoalSpec; 14] = [
-    below(
-        "p99-vs-vanilla-small",
-        "partitioned: p99 at least 20 times below vanilla, small packets",
-        SmallPackets,
-        "vanilla",
-        20.0,
+/// Every experiment's goals, by its name on the command line: on the virtual clock, for the series that the project promises.
+pub const GOALS: [(&str, &[GoalSpec]); 8] = [
+    (
+        "rt-server",
+        &[
+            goal("p99-vs-vanilla-small", "partitioned: p99 at least 20 times below vanilla, small packets")
+                .of(P99, small("vanilla"), small("partitioned"))
+                .at_least(20.0),
+            goal("p99-vs-threaded-small", "partitioned: p99 at least 8 times below threaded, small packets")
+                .of(P99, small("threaded"), small("partitioned"))
+                .at_least(8.0),
+            goal("p99-vs-vanilla-tcp", "partitioned: p99 at least 20 times below vanilla, TCP")
+                .of(P99, tcp("vanilla"), tcp("partitioned"))
+                .at_least(20.0),
+            goal("p99-vs-threaded-tcp", "partitioned: p99 at least 8 times below threaded, TCP")
+                .of(P99, tcp("threaded"), tcp("partitioned"))
+                .at_least(8.0),
+            goal("p99-vs-no-flood-small", "partitioned: p99 under small packets at most 1.25 times that without flood")
+                .of(P99, small("partitioned"), idle("partitioned"))
+                .at_most(1.25),
+            goal("p99-vs-no-flood-tcp", "partitioned: p99 under TCP at most 1.25 times that without flood")
+                .of(P99, tcp("partitioned"), idle("partitioned"))
+                .at_most(1.25),
+            goal("bulk-vs-vanilla", "partitioned: bulk throughput at least 0.95 of vanilla's")
+                .of(Bulk, tcp("partitioned"), tcp("vanilla"))
+                .at_least(0.95),
+            goal("sd-vs-threaded-small", "outsourcing: SD at least 10 times below threaded, small packets")
+                .of(Sd, small("threaded"), small("outsourcing"))
+                .at_least(10.0),
+            goal("sd-vs-threaded-tcp", "outsourcing: SD at least 10 times below threaded, TCP (paper: 6.7)")
+                .of(Sd, tcp("threaded"), tcp("outsourcing"))
+                .at_least(10.0),
+            goal("outsourced-small", "outsourcing: p99 at most half of partitioned's, small packets")
+                .of(P99, small("outsourcing"), small("partitioned"))
+                .at_most(0.5),
+            goal("outsourced-tcp", "outsourcing: p99 at most half of partitioned's, TCP")
+                .of(P99, tcp("outsourcing"), tcp("partitioned"))
+                .at_most(0.5),
+            goal(
+                "process-small",
+                "outsourcing: p99 at most 1.3 times that of the same server as a host process, small packets",
+            )
+            .of(P99, small("outsourcing"), small("host-process"))
+            .at_most(1.3),
+            goal("process-tcp", "outsourcing: p99 at most 1.3 times that of the same server as a host process, TCP")
+                .of(P99, tcp("outsourcing"), tcp("host-process"))
+                .at_most(1.3),
+            goal("requests", "at least 20,000 counted requests a method").at_least(20_000.0),
+        ],
     ),
-    below(
-        "p99-vs-threaded-small",
-        "partitioned: p99 at least 8 times below threaded, small packets",
-        SmallPackets,
-        "threaded",
-        8.0,
+    (
+        "vatc",
+        &[
+            goal("p95-by-streams", "vatc: p95 with four streams at most 1.1 times that with none")
+                .of(P95, small("vatc-4"), idle("vatc-0"))
+                .at_most(1.1),
+            goal("p95-vs-prio", "vatc: p95 with four streams at least 40 times below prio's")
+                .of(P95, small("prio-4"), small("vatc-4"))
+                .at_least(40.0),
+        ],
     ),
-    below("p99-vs-vanilla-tcp", "partitioned: p99 at least 20 times below vanilla, TCP", Tcp, "vanilla", 20.0),
-    below("p99-vs-threaded-tcp", "partitioned: p99 at least 8 times below threaded, TCP", Tcp, "threaded", 8.0),
-    as_without_flood(
-        "p99-vs-no-flood-small",
-        "partitioned: p99 under small packets at most 1.25 times that without flood",
-        SmallPackets,
+    (
+        "kbp",
+        &[
+            goal("vm-64", "VM, 64 bytes: slowest at least 100 times below NAPI's")
+                .of(Max, small("napi-vm-64"), small("busypoll-vm-64"))
+                .at_least(100.0),
+            goal("vm-512", "VM, 512 bytes: slowest at least 100 times below NAPI's")
+                .of(Max, small("napi-vm-512"), small("busypoll-vm-512"))
+                .at_least(100.0),
+            goal("vm-1518", "VM, 1518 bytes: slowest at least 100 times below NAPI's (paper: 83)")
+                .of(Max, small("napi-vm-1518"), small("busypoll-vm-1518"))
+                .at_least(100.0),
+            goal("nat-64", "container behind NAT, 64 bytes: slowest at least 26 times below NAPI's (paper: up to 26)")
+                .of(Max, small("napi-nat-64"), small("busypoll-nat-64"))
+                .at_least(26.0),
+            goal("macvlan-64", "container with macvlan, 64 bytes: slowest at least 26 times below NAPI's")
+                .of(Max, small("napi-macvlan-64"), small("busypoll-macvlan-64"))
+                .at_least(26.0),
+            goal("rate-64", "VM, 64 bytes: no loss up to at least 1.36 times NAPI's rate")
+                .of(ZeroLoss, small("busypoll-vm-64"), small("napi-vm-64"))
+                .at_least(1.36),
+            goal("rate-512", "VM, 512 bytes: no loss up to at least 1.75 times NAPI's rate")
+                .of(ZeroLoss, small("busypoll-vm-512"), small("napi-vm-512"))
+                .at_least(1.75),
+            goal("rate-1518", "VM, 1518 bytes: no loss up to at least 3.28 times NAPI's rate")
+                .of(ZeroLoss, small("busypoll-vm-1518"), small("napi-vm-1518"))
+                .at_least(3.28),
+        ],
     ),
-    as_without_flood("p99-vs-no-flood-tcp", "partitioned: p99 under TCP at most 1.25 times that without flood", Tcp),
-    GoalSpec {
-        id: "bulk-vs-vanilla",
-        text: "partitioned: bulk throughput at least 0.95 of vanilla's",
-        measure: Measure::BulkRatio(under(Tcp, "partitioned"), under(Tcp, "vanilla")),
-        bound: Bound::AtLeast,
-        target: 0.95,
-    },
-    sd_below_threaded(
-        "sd-vs-threaded-small",
-        "outsourcing: SD at least 10 times below threaded, small packets",
-        SmallPackets,
+    (
+        "sampled-values",
+        &[goal("no-late-frame", "partitioned: no frame late or lost beside bulk VMs")
+            .late(small("partitioned"))
+            .at_most(0.0)],
     ),
-    sd_below_threaded("sd-vs-threaded-tcp", "outsourcing: SD at least 10 times below threaded, TCP (paper: 6.7)", Tcp),
-    outsourced(
-        "outsourced-small",
-        "outsourcing: p99 at most half of partitioned's, small packets",
-        SmallPackets,
-        "partitioned",
-        0.5,
+    (
+        "ablation",
+        &[
+            goal("sd-without-sockets", "both techniques: SD at most that of partitioned softirq handling alone")
+                .of(Sd, tcp("outsourcing"), tcp("partitioned"))
+                .at_most(1.0),
+            goal("sd-without-partitioning", "both techniques: SD at most that of outsourced sockets alone")
+                .of(Sd, tcp("outsourcing"), tcp("outsourcing-only"))
+                .at_most(1.0),
+            goal("sd-of-interrupts", "woken idle loop: SD at most that of virtual interrupts")
+                .of(Sd, tcp("outsourcing"), tcp("outsourcing-interrupt"))
+                .at_most(1.0),
+        ],
     ),
-    outsourced("outsourced-tcp", "outsourcing: p99 at most half of partitioned's, TCP", Tcp, "partitioned", 0.5),
-    outsourced(
-        "process-small",
-        "outsourcing: p99 at most 1.3 times that of the same server as a host process, small packets",
-        SmallPackets,
-        "host-process",
-        1.3,
+    (
+        "memcached",
+        &[
+            goal("p99-vs-threaded", "outsourcing: p99 of GETs at most 0.33 of threaded's (the paper's 67 % less)")
+                .of(P99, tcp("outsourcing"), tcp("threaded"))
+                .at_most(0.33),
+            goal("p99-vs-partitioned", "outsourcing: p99 of GETs at most partitioned's")
+                .of(P99, tcp("outsourcing"), tcp("partitioned"))
+                .at_most(1.0),
+        ],
     ),
-    outsourced(
-        "process-tcp",
-        "outsourcing: p99 at most 1.3 times that of the same server as a host process, TCP",
-        Tcp,
-        "host-process",
-        1.3,
+    (
+        "voip",
+        &[
+            goal(
+                "p99-vs-threaded",
+                "outsourcing: p99 of forward delays at most 0.37 of threaded's (the paper's 63 % less)",
+            )
+            .of(P99, tcp("outsourcing"), tcp("threaded"))
+            .at_most(0.37),
+            goal("p99-vs-partitioned", "outsourcing: p99 of forward delays at most partitioned's")
+                .of(P99, tcp("outsourcing"), tcp("partitioned"))
+                .at_most(1.0),
+        ],
     ),
-    GoalSpec {
-        id: "requests",
-        text: "at least 20,000 counted requests a method",
-        measure: Measure::LeastCount,
-        bound: Bound::AtLeast,
-        target: 20_000.0,
-    },
-];
-
-/// The speed goals of `vatc`, by its cases' names.
-pub const VATC: [GoalSpec; 2] = [
-    GoalSpec {
-        id: "p95-by-streams",
-        text: "vatc: p95 with four streams at most 1.1 times that with none",
-        measure: Measure::P95Ratio(under(SmallPackets, "vatc-4"), under(Load::None, "vatc-0")),
-        bound: Bound::AtMost,
-        target: 1.1,
-    },
-    GoalSpec {
-        id: "p95-vs-prio",
-        text: "vatc: p95 with four streams at least 40 times below prio's",
-        measure: Measure::P95Ratio(under(SmallPackets, "prio-4"), under(SmallPackets, "vatc-4")),
-        bound: Bound::AtLeast,
-        target: 40.0,
-    },
-];
-
-/// A goal of `busypoll`'s slowest round trip against default NAPI's, as a factor.
-const fn max_below_napi(
-    id: &'static str,
-    text: &'static str,
-    napi: &'static str,
-    poll: &'static str,
-    target: f64,
-) -> GoalSpec {
-    let measure = Measure::MaxRatio(under(SmallPackets, napi), under(SmallPackets, poll));
-    GoalSpec { id, text, measure, bound: Bound::AtLeast, target }
-}
-
-/// A goal of `busypoll`'s rate without loss against default NAPI's.
-const fn rate_above_napi(
-    id: &'static str,
-    text: &'static str,
-    napi: &'static str,
-    poll: &'static str,
-    target: f64,
-) -> GoalSpec {
-    let measure = Measure::ZeroLossRatio(under(SmallPackets, poll), under(SmallPackets, napi));
-    GoalSpec { id, text, measure, bound: Bound::AtLeast, target }
-}
-
-/// The speed goals of `kbp`, by its cases' names.
-pub const KBP: [GoalSpec; 8] = [
-    max_below_napi(
-        "vm-64",
-        "VM, 64 bytes: slowest at least 100 times below NAPI's",
-        "napi-vm-64",
-        "busypoll-vm-64",
-        100.0,
+    (
+        "bulk",
+        &[
+            goal("receive-throughput", "outsourced TCP receive: throughput at least vhost-net's")
+                .of(Bulk, tcp("outsourcing-receive"), tcp("threaded-receive"))
+                .at_least(1.0),
+            goal("receive-cost", "outsourced TCP receive: host and guest CPU time a byte at most 0.64 of threaded's")
+                .of(Cost, tcp("outsourcing-receive"), tcp("threaded-receive"))
+                .at_most(0.64),
+        ],
     ),
-    max_below_napi(
-        "vm-512",
-        "VM, 512 bytes: slowest at least 100 times below NAPI's",
-        "napi-vm-512",
-        "busypoll-vm-512",
-        100.0,
-    ),
-    max_below_napi(
-        "vm-1518",
-        "VM, 1518 bytes: slowest at least 100 times below NAPI's (paper: 83)",
-        "napi-vm-1518",
-        "busypoll-vm-1518",
-        100.0,
-    ),
-    max_below_napi(
-        "nat-64",
-        "container behind NAT, 64 bytes: slowest at least 26 times below NAPI's (paper: up to 26)",
-        "napi-nat-64",
-        "busypoll-nat-64",
-        26.0,
-    ),
-    max_below_napi(
-        "macvlan-64",
-        "container with macvlan, 64 bytes: slowest at least 26 times below NAPI's",
-        "napi-macvlan-64",
-        "busypoll-macvlan-64",
-        26.0,
-    ),
-    rate_above_napi(
-        "rate-64",
-        "VM, 64 bytes: no loss up to at least 1.36 times NAPI's rate",
-        "napi-vm-64",
-        "busypoll-vm-64",
-        1.36,
-    ),
-    rate_above_napi(
-        "rate-512",
-        "VM, 512 bytes: no loss up to at least 1.75 times NAPI's rate",
-        "napi-vm-512",
-        "busypoll-vm-512",
-        1.75,
-    ),
-    rate_above_napi(
-        "rate-1518",
-        "VM, 1518 bytes: no loss up to at least 3.28 times NAPI's rate",
-        "napi-vm-1518",
-        "busypoll-vm-1518",
-        3.28,
-    ),
-];
-
-/// What Access'18 finds in IV-C, as goals of `ablation`.
-pub const ABLATION: [GoalSpec; 3] = [
-    GoalSpec {
-        id: "sd-without-sockets",
-        text: "both techniques: SD at most that of partitioned softirq handling alone",
-        measure: Measure::SdRatio(under(Tcp, "outsourcing"), under(Tcp, "partitioned")),
-        bound: Bound::AtMost,
-        target: 1.0,
-    },
-    GoalSpec {
-        id: "sd-without-partitioning",
-        text: "both techniques: SD at most that of outsourced sockets alone",
-        measure: Measure::SdRatio(under(Tcp, "outsourcing"), under(Tcp, "outsourcing-only")),
-        bound: Bound::AtMost,
-        target: 1.0,
-    },
-    GoalSpec {
-        id: "sd-of-interrupts",
-        text: "woken idle loop: SD at most that of virtual interrupts",
-        measure: Measure::SdRatio(under(Tcp, "outsourcing"), under(Tcp, "outsourcing-interrupt")),
-        bound: Bound::AtMost,
-        target: 1.0,
-    },
-];
-
-/// What Access'18 finds of memcached in IV-G 2: p99 67 % below threaded's.
-pub const MEMCACHED: [GoalSpec; 2] = [
-    outsourced(
-        "p99-vs-threaded",
-        "outsourcing: p99 of GETs at most 0.33 of threaded's (the paper's 67 % less)",
-        Tcp,
-        "threaded",
-        0.33,
-    ),
-    outsourced("p99-vs-partitioned", "outsourcing: p99 of GETs at most partitioned's", Tcp, "partitioned", 1.0),
-];
-
-/// What Access'18 finds of the VoIP server in IV-G 1: p99 63 % below threaded's.
-pub const VOIP: [GoalSpec; 2] = [
-    outsourced(
-        "p99-vs-threaded",
-        "outsourcing: p99 of forward delays at most 0.37 of threaded's (the paper's 63 % less)",
-        Tcp,
-        "threaded",
-        0.37,
-    ),
-    outsourced(
-        "p99-vs-partitioned",
-        "outsourcing: p99 of forward delays at most partitioned's",
-        Tcp,
-        "partitioned",
-        1.0,
-    ),
-];
-
-/// The speed goals of `bulk`, by its cases' names.
-pub const BULK: [GoalSpec; 2] = [
-    GoalSpec {
-        id: "receive-throughput",
-        text: "outsourced TCP receive: throughput at least vhost-net's",
-        measure: Measure::BulkRatio(under(Tcp, "outsourcing-receive"), under(Tcp, "threaded-receive")),
-        bound: Bound::AtLeast,
-        target: 1.0,
-    },
-    GoalSpec {
-        id: "receive-cost",
-        text: "outsourced TCP receive: host and guest CPU time a byte at most 0.64 of threaded's",
-        measure: Measure::CostRatio(under(Tcp, "outsourcing-receive"), under(Tcp, "threaded-receive")),
-        bound: Bound::AtMost,
-        target: 0.64,
-    },
 ];
 
 /// The goals of an experiment; none where it has none.
 pub fn of_experiment(experiment: &str) -> &'static [GoalSpec] {
-    match experiment {
-        "rt-server" => &RT_SERVER,
-        "ablation" => &ABLATION,
-        "bulk" => &BULK,
-        "memcached" => &MEMCACHED,
-        "voip" => &VOIP,
-        "vatc" => &VATC,
-        "kbp" => &KBP,
-        _ => &[],
-    }
+    GOALS.iter().find(|(of, _)| *of == experiment).map_or(&[], |(_, goals)| goals)
 }
 
 /// Looks at every goal for every kernel series that has a result on `clock`. Those of `promised` (a release or series)
@@ -385,31 +308,11 @@ impl Measure {
     /// The figure and what it was computed from, or what is missing.
     fn take(self, results: &[&MethodResult]) -> Result<(f64, String), String> {
         match self {
-            Measure::P99Ratio(above, below) => {
-                let p99 = |result: &MethodResult| result.latency_us.map(|latency| latency.p99);
-                ratio(results, above, below, p99, "µs")
-            }
-            Measure::P95Ratio(above, below) => {
-                let p95 = |result: &MethodResult| result.latency_us.map(|latency| latency.p95);
-                ratio(results, above, below, p95, "µs")
-            }
-            Measure::MaxRatio(above, below) => {
-                let max = |result: &MethodResult| result.latency_us.map(|latency| latency.max);
-                ratio(results, above, below, max, "µs")
-            }
-            Measure::ZeroLossRatio(above, below) => {
-                let rate = |result: &MethodResult| result.zero_loss.map(|of| of.frames_per_s);
-                ratio(results, above, below, rate, "frames/s")
-            }
-            Measure::SdRatio(above, below) => {
-                let sd = |result: &MethodResult| result.latency_us.map(|latency| latency.sd);
-                ratio(results, above, below, sd, "µs")
-            }
-            Measure::BulkRatio(above, below) => ratio(results, above, below, |result| result.bulk_gbps, "Gbit/s"),
-            Measure::CostRatio(above, below) => {
-                let all =
-                    |result: &MethodResult| result.cost.map(|cost| cost.host_ns_per_byte + cost.guest_ns_per_byte);
-                ratio(results, above, below, all, "ns a byte")
+            Measure::Ratio(figure, over, under) => ratio(results, figure, over, under),
+            Measure::Late(case) => {
+                let late = case.find(results)?.late.ok_or_else(|| format!("{}: nothing is ever late", case.name()))?;
+                let (late, lost) = (late.frames, case.find(results)?.lost);
+                Ok(((late + lost) as f64, format!("{late} late, {lost} lost, {}", case.name())))
             }
             Measure::LeastCount => {
                 let least = results.iter().min_by_key(|result| result.count).ok_or("nothing was measured")?;
@@ -419,28 +322,53 @@ impl Measure {
     }
 }
 
-fn ratio(
-    results: &[&MethodResult],
-    above: Case,
-    below: Case,
-    figure: impl Fn(&MethodResult) -> Option<f64>,
-    unit: &str,
-) -> Result<(f64, String), String> {
-    let of = |case: Case| {
-        let is_case = |result: &&&MethodResult| result.method == case.method && result.load == case.load;
-        let found = results.iter().find(is_case).and_then(|result| figure(result));
-        found.ok_or_else(|| format!("{} was not measured", case.name()))
-    };
-    let (over, under) = (of(above)?, of(below)?);
-    if under <= 0.0 {
-        return Err(format!("{} is {under} {unit}, which divides nothing", below.name()));
+fn ratio(results: &[&MethodResult], figure: Figure, over: Case, under: Case) -> Result<(f64, String), String> {
+    let unit = figure.unit();
+    let of = |case: Case| figure.of(case.find(results)?).ok_or_else(|| case.missing());
+    let (above, below) = (of(over)?, of(under)?);
+    if below <= 0.0 {
+        return Err(format!("{} is {below} {unit}, which divides nothing", under.name()));
     }
-    let figure = |case: Case, value| format!("{} {} {unit}", case.name(), number::significant(value));
-    Ok((over / under, format!("{}, {}", figure(above, over), figure(below, under))))
+    let words = |case: Case, value| format!("{} {} {unit}", case.name(), number::significant(value));
+    Ok((above / below, format!("{}, {}", words(over, above), words(under, below))))
+}
+
+impl Figure {
+    fn of(self, result: &MethodResult) -> Option<f64> {
+        let latency = result.latency_us;
+        match self {
+            P95 => latency.map(|of| of.p95),
+            P99 => latency.map(|of| of.p99),
+            Max => latency.map(|of| of.max),
+            Sd => latency.map(|of| of.sd),
+            ZeroLoss => result.zero_loss.map(|of| of.frames_per_s),
+            Bulk => result.bulk_gbps,
+            Cost => result.cost.map(|of| of.host_ns_per_byte + of.guest_ns_per_byte),
+        }
+    }
+
+    fn unit(self) -> &'static str {
+        match self {
+            P95 | P99 | Max | Sd => "µs",
+            ZeroLoss => "frames/s",
+            Bulk => "Gbit/s",
+            Cost => "ns a byte",
+        }
+    }
 }
 
 impl Case {
     fn name(self) -> String {
         format!("{} ({})", self.method, self.load.words())
+    }
+
+    fn missing(self) -> String {
+        format!("{} was not measured", self.name())
+    }
+
+    /// The first result of it.
+    fn find<'a>(self, results: &[&'a MethodResult]) -> Result<&'a MethodResult, String> {
+        let is_case = |result: &&&MethodResult| result.method == self.method && result.load == self.load;
+        results.iter().find(is_case).copied().ok_or_else(|| self.missing())
     }
 }

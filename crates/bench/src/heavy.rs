@@ -15,6 +15,7 @@ use crate::flood::{Flood, Kind};
 use crate::host::{CpuTime, Host, MeasureError, Site, Vm, boot_vm, size, slice};
 use crate::schema::{Cost, Load, MethodResult, Run};
 use crate::server::{self, Sockets, Wake};
+use crate::trial;
 use crate::wire::WireAnalysis;
 
 /// What is compared: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
@@ -58,24 +59,20 @@ pub fn measure(
     if plan.methods.iter().any(|method| method == "outsourcing") {
         server::bring_module(&plan.site, images, progress)?;
     }
-    let mut host = Host::start(&plan.site, images, &[], &[], progress)?;
-    let mut results = Vec::new();
+    let host = Host::start(&plan.site, images, &[], &[], progress)?;
     let mut seat = None;
-    for method in &plan.methods {
-        for send in [false, true] {
-            let case = name(method, send);
-            let seated = put(&mut host, &mut seat, method == "outsourcing", progress);
-            match seated.and_then(|()| measure_case(&mut host, plan, method, send, progress)) {
-                Ok(result) => results.push(result),
-                Err(error) => {
-                    host.lab.alive()?;
-                    missing(&case, error);
-                }
-            }
-        }
-    }
-    host.lab.power_off()?;
-    Ok(results)
+    let cases = plan.methods.iter().flat_map(|method| [false, true].map(|send| (method, send)));
+    trial::each(
+        host,
+        cases,
+        |(method, send)| name(method, *send),
+        missing,
+        |host, &(method, send), results| {
+            put(host, &mut seat, method == "outsourcing", progress)?;
+            results.push(measure_case(host, plan, method, send, progress)?);
+            Ok(())
+        },
+    )
 }
 
 /// Has the VM run with a NIC or with outsourced sockets; `seat` is which it has.
@@ -131,6 +128,7 @@ fn measure_case(
         wire: &WireAnalysis::default(),
         bulk: Some(&bulk),
         cpu_share: after.share_since(&before, host.cpus),
+        late_ns: None,
     });
     result.cost = cost(&before, &after, host.cpus, &bulk);
     Ok(result)

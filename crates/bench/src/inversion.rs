@@ -14,7 +14,7 @@ use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
 use crate::number;
 use crate::schema::{DoctorRow, Load, MethodResult};
 use crate::server;
-use crate::trial::{BULK_VMS, Requests, Trial};
+use crate::trial::{self, BULK_VMS, Requests, Trial};
 use crate::workload::SOCKPERF;
 
 /// Every rule in force.
@@ -75,32 +75,29 @@ pub fn measure(
     plan: &Plan,
     images: &Images,
     progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(String),
+    missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
     let mut host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
-    let address = server::ADDRESS.map(|byte| byte.to_string()).join(".");
+    let address = server::dotted(server::ADDRESS);
     let rt = Vm { name: "rt", role: server::SOCKPERF.role, net: "rt", address: &address };
     boot_vm(&mut host.lab, &rt, progress)?;
     // Direct, so that every block is an interrupt of the disk; ended with the host.
     host.shell(
         "{ while dd if=/dev/vdb of=/dev/null bs=4k count=20000 iflag=direct 2> /dev/null; do :; done; } > /dev/null 2>&1 < /dev/null &",
     )?;
-    let mut results = Vec::new();
     let rows = plan.rules.iter().map(|rule| (name(rule), Some(rule.as_str())));
     let cases = [(ALL.to_owned(), None)].into_iter().chain(rows).chain([(AGAIN.to_owned(), None)]);
-    for (case, rule) in cases {
-        match measure_case(&mut host, plan, &case, rule, progress) {
-            Ok(result) => results.push(result),
-            Err(error) => {
-                host.lab.alive()?;
-                host.lab.stamp_arrivals(false)?;
-                missing(format!("{case}: not measured: {error}"));
-            }
-        }
-    }
-    host.lab.power_off()?;
-    Ok(results)
+    trial::each(
+        host,
+        cases,
+        |(case, _)| case.clone(),
+        missing,
+        |host, (case, rule), results| {
+            results.push(measure_case(host, plan, case, *rule, progress)?);
+            Ok(())
+        },
+    )
 }
 
 fn measure_case(

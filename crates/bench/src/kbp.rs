@@ -14,7 +14,7 @@ use crate::number;
 use crate::paced::Paced;
 use crate::schema::{Load, MethodResult, Polling, ZeroLoss};
 use crate::server::{self, Net, Place, Seat};
-use crate::trial::{BULK_VMS, Requests, Trial};
+use crate::trial::{self, BULK_VMS, Requests, Trial};
 use crate::wire::{self, RtFlow};
 use crate::workload::Workload;
 
@@ -32,8 +32,8 @@ const WARM_UP: u64 = 10;
 const FIRST_RATE: f64 = 1_000.0;
 /// The search ends where the lossy rate is at most so many times the lossless one.
 const CLOSE: f64 = 1.1;
-/// Or after so many trials.
-const TRIALS: u32 = 12;
+/// Or after so many trials, where nothing else is said.
+pub const TRIALS: u32 = 12;
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
@@ -52,6 +52,8 @@ pub struct Plan {
     pub rate: f64,
     /// Frames of the open loop, and of each trial of the search; 0 for neither.
     pub frames_each: u64,
+    /// The most trials of the search; 0 for none.
+    pub trials: u32,
 }
 
 /// A case's name in results.
@@ -68,29 +70,18 @@ pub fn measure(
     plan: &Plan,
     images: &Images,
     progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(String),
+    missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let mut seat = Seat::new(server::SOCKPERF, &plan.site, images, false, progress)?;
     let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
-    let mut host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
-    let mut results = Vec::new();
-    for place in &plan.places {
-        for method in &plan.methods {
-            let set = seat.put(&mut host, seat_of(place), progress).and_then(|()| apply(&mut host, method));
-            let outcome = set.and_then(|()| {
-                plan.frames.iter().try_for_each(|frame| {
-                    measure_case(&mut host, plan, (method, place, *frame), progress, &mut results)
-                })
-            });
-            if let Err(error) = outcome {
-                host.lab.alive()?;
-                host.lab.stamp_arrivals(false)?;
-                missing(format!("{method} in {place}: not all measured: {error}"));
-            }
-        }
-    }
-    host.lab.power_off()?;
-    Ok(results)
+    let host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
+    let cases = plan.places.iter().flat_map(|place| plan.methods.iter().map(move |method| (method, place)));
+    let name = |(method, place): &(&String, &String)| format!("{method}-{place}, one frame or more");
+    trial::each(host, cases, name, missing, |host, &(method, place), results| {
+        seat.put(host, seat_of(place), progress)?;
+        apply(host, method)?;
+        plan.frames.iter().try_for_each(|frame| measure_case(host, plan, (method, place, *frame), progress, results))
+    })
 }
 
 fn seat_of(place: &str) -> Place {
@@ -145,7 +136,7 @@ fn measure_case(
     result.frame_bytes = Some(u32::from(frame));
     result.polling = polling(host, method)?;
     let load = |rate, count| Paced { server, message_bytes, rate, count, captures: Vec::new(), scale: 1.0 };
-    if plan.frames_each > 0 {
+    if plan.frames_each > 0 && plan.trials > 0 {
         progress(&format!("{case}: searching the highest rate without loss"));
         result.zero_loss = Some(zero_loss(host, plan, &|rate| load(rate, plan.frames_each))?);
     }
@@ -194,11 +185,12 @@ struct Search {
     good: Option<(f64, f64)>,
     bad: Option<(f64, f64)>,
     trials: u32,
+    most: u32,
 }
 
 impl Search {
-    fn from(rate: f64) -> Self {
-        Self { next: rate, good: None, bad: None, trials: 0 }
+    fn from(rate: f64, most: u32) -> Self {
+        Self { next: rate, good: None, bad: None, trials: 0, most }
     }
 
     /// Takes a trial's outcome: frames a second at the wire, frames lost. False where the search is over.
@@ -219,12 +211,12 @@ impl Search {
         };
         // A sender that cannot go faster, or a host that loses at any rate.
         let stuck = self.bad.is_none() && at_wire < last / 2.0;
-        self.trials < TRIALS && self.next >= 10.0 && !stuck
+        self.trials < self.most && self.next >= 10.0 && !stuck
     }
 }
 
 fn zero_loss(host: &mut Host, plan: &Plan, load: &dyn Fn(f64) -> Paced) -> Result<ZeroLoss, MeasureError> {
-    let mut search = Search::from(FIRST_RATE);
+    let mut search = Search::from(FIRST_RATE, plan.trials);
     loop {
         let (at_wire, lost) = trial(host, plan, load(search.next))?;
         if !search.take(at_wire, lost) {
@@ -295,7 +287,7 @@ mod tests {
     #[test]
     fn the_search_finds_the_highest_rate_without_loss() {
         for limit in [130.0, 999.0, 5_300.0, 60_000.0] {
-            let mut search = Search::from(FIRST_RATE);
+            let mut search = Search::from(FIRST_RATE, TRIALS);
             while search.take(search.next, u64::from(search.next > limit)) {}
             let (good, bad) = (search.good.unwrap().1, search.bad.unwrap().1);
             assert!(
@@ -307,10 +299,10 @@ mod tests {
 
     #[test]
     fn the_search_ends_where_the_sender_is_the_limit_and_where_all_is_lost() {
-        let mut search = Search::from(FIRST_RATE);
+        let mut search = Search::from(FIRST_RATE, TRIALS);
         while search.take(search.next.min(3_000.0), 0) {}
         assert!(search.bad.is_none() && search.good.unwrap().1 <= 3_000.0 && search.trials < TRIALS, "{search:?}");
-        let mut search = Search::from(FIRST_RATE);
+        let mut search = Search::from(FIRST_RATE, TRIALS);
         while search.take(search.next, 1) {}
         assert!(search.good.is_none() && search.trials <= TRIALS);
     }

@@ -1,19 +1,25 @@
 //! An open loop: datagrams at a steady rate, whether or not replies come.
 //!
 //! In: a [`Paced`] load and a [`Clock`]. Out: datagrams on the wire. What was lost, and the rate that it really was, the captures say: the
-//! sender's machine may be late, and then makes good for at most [`BURST`] datagrams at once, which a NIC's ring holds many times.
+//! sender's machine may be late, and then makes good for at most [`BURST`] datagrams at once, which a NIC's ring holds many times. An emulator
+//! that gets no CPU meanwhile would find all that was sent in one instant of its own: no more than [`BURST`] are out that the
+//! capture of its NIC has not shown.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::client::ClientError;
 use crate::clock::{Clock, RealClock, VirtualClock};
+use crate::frame::{Frame, parse};
+use crate::pcap::{PcapError, Tail};
 use crate::sockperf;
 
 /// Datagrams in a row at most.
 pub const BURST: u64 = 16;
+/// Real time after which a datagram that no capture shows is taken for lost on the way there.
+const UNSEEN: Duration = Duration::from_secs(10);
 
 /// What to send.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,7 +32,7 @@ pub struct Paced {
     pub rate: f64,
     /// So many in all.
     pub count: u64,
-    /// Captures whose stamps are the host's clock; empty for the real clock.
+    /// Captures whose stamps are the host's clock, that of the server's NIC first; empty for the real clock.
     pub captures: Vec<PathBuf>,
     /// The first guess of real seconds a virtual second.
     pub scale: f64,
@@ -38,19 +44,21 @@ impl Paced {
     /// # Errors
     /// The configuration, a socket, a capture.
     pub fn send(&self, go_on: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), ClientError> {
-        if self.captures.is_empty() {
-            return self.send_on(&mut RealClock::default(), go_on);
-        }
-        self.send_on(&mut VirtualClock::open(&self.captures, self.scale)?, go_on)
+        let Some(nic) = self.captures.first() else {
+            return self.send_on(&mut RealClock::default(), Ok, go_on);
+        };
+        let mut seen = Seen::at_end(nic, self.server.port())?;
+        self.send_on(&mut VirtualClock::open(&self.captures, self.scale)?, |sent| seen.of(sent), go_on)
     }
 
-    /// As [`Self::send`], on a given clock.
+    /// As [`Self::send`], on a given clock; `seen` says how many of those sent have got to the NIC.
     ///
     /// # Errors
     /// The configuration, a socket, the clock.
     pub fn send_on(
         &self,
         clock: &mut dyn Clock,
+        mut seen: impl FnMut(u64) -> Result<u64, PcapError>,
         mut go_on: impl FnMut(u64) -> ControlFlow<()>,
     ) -> Result<(), ClientError> {
         if !(sockperf::HEADER..=sockperf::LONGEST).contains(&self.message_bytes)
@@ -77,7 +85,7 @@ impl Paced {
                 // What was missed longer ago stays missed: a burst of all of it would be another load.
                 started = (now, sent + BURST);
             }
-            let up_to = due.min(sent + BURST).min(self.count);
+            let up_to = due.min(seen(sent)? + BURST).min(self.count);
             while sent < up_to {
                 sent += 1;
                 sockperf::write_request(&mut message, sent);
@@ -94,10 +102,40 @@ impl Paced {
     }
 }
 
+/// What the capture of the server's NIC has shown of the datagrams.
+struct Seen {
+    tail: Tail,
+    port: u16,
+    count: u64,
+    changed: Instant,
+}
+
+impl Seen {
+    fn at_end(nic: &Path, port: u16) -> Result<Self, PcapError> {
+        let mut tail = Tail::open(nic)?;
+        tail.read_new(|_| {})?;
+        Ok(Self { tail, port, count: 0, changed: Instant::now() })
+    }
+
+    /// How many, of so many that were sent.
+    fn of(&mut self, sent: u64) -> Result<u64, PcapError> {
+        let (port, before) = (self.port, self.count);
+        let count = &mut self.count;
+        self.tail.read_new(|record| {
+            *count += u64::from(matches!(parse(&record), Some(Frame::Udp(datagram)) if datagram.to.port() == port));
+        })?;
+        if self.count != before || self.count >= sent {
+            self.changed = Instant::now();
+        } else if self.changed.elapsed() > UNSEEN {
+            (self.count, self.changed) = (sent, Instant::now());
+        }
+        Ok(self.count.min(sent))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pcap::PcapError;
 
     /// A clock that goes on by a step each time it is looked at.
     struct Steps(u64, u64);
@@ -129,7 +167,7 @@ mod tests {
             sent.push(count);
             ControlFlow::Continue(())
         };
-        load(server.local_addr().unwrap(), 10).send_on(&mut Steps(0, 2_000_000), each).unwrap();
+        load(server.local_addr().unwrap(), 10).send_on(&mut Steps(0, 2_000_000), Ok, each).unwrap();
         assert_eq!(sent, [2, 4, 6, 8, 10]);
         let mut buffer = [0; 100];
         for number in 1..=10_u64 {
@@ -144,8 +182,26 @@ mod tests {
             last = count;
             ControlFlow::Continue(())
         };
-        load(server.local_addr().unwrap(), 100).send_on(&mut Steps(0, 1_000_000_000), each).unwrap();
+        load(server.local_addr().unwrap(), 100).send_on(&mut Steps(0, 1_000_000_000), Ok, each).unwrap();
         assert_eq!((most, last), (BURST, 100));
+    }
+
+    #[test]
+    fn no_more_is_out_than_a_burst_that_the_nic_has_not_shown() {
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (mut looks, mut last) = (0_u64, 0);
+        // The emulator stands for five looks, then takes all at once.
+        let seen = |sent| {
+            looks += 1;
+            Ok(if looks % 6 == 0 { sent } else { 0 })
+        };
+        let each = |count| {
+            assert!(count - last <= BURST, "{last} to {count}");
+            last = count;
+            ControlFlow::Continue(())
+        };
+        load(server.local_addr().unwrap(), 40).send_on(&mut Steps(0, 10_000_000), seen, each).unwrap();
+        assert!(looks > 6, "it did not wait");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::host::{Host, MeasureError, Site, Vm};
 use crate::schema::{Load, MethodResult};
 use crate::segments::Trace;
 use crate::server::{self, Place, Seat, Wake};
-use crate::trial::{BULK_VMS, Requests, Trial};
+use crate::trial::{self, BULK_VMS, Requests, Trial};
 use crate::workload::Workload;
 
 /// Requests at the start of each case that do not count: caches, ARP, the client learning the clock.
@@ -115,21 +115,18 @@ pub fn measure(
     let outsourced = plan.cases.iter().any(Case::is_outsourced);
     let mut seat = Seat::new(plan.workload.server(), &plan.site, images, outsourced, progress)?;
     let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
-    let mut host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
-    let mut results = Vec::new();
-    for case in &plan.cases {
-        let seated = seat.put(&mut host, case.place(), progress);
-        match seated.and_then(|()| measure_case(&mut host, plan, case, progress)) {
-            Ok(result) => results.push(result),
-            Err(error) => {
-                host.lab.alive()?;
-                host.lab.stamp_arrivals(false)?;
-                missing(&case.name, error);
-            }
-        }
-    }
-    host.lab.power_off()?;
-    Ok(results)
+    let host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
+    trial::each(
+        host,
+        &plan.cases,
+        |case| case.name.clone(),
+        missing,
+        |host, case, results| {
+            seat.put(host, case.place(), progress)?;
+            results.push(measure_case(host, plan, case, progress)?);
+            Ok(())
+        },
+    )
 }
 
 /// Measures one case.

@@ -13,7 +13,7 @@ use crate::stats::Summary;
 use crate::wire::{WireAnalysis, WireCounts};
 
 /// The version that this code writes and reads.
-pub const SCHEMA_VERSION: u32 = 4;
+pub const SCHEMA_VERSION: u32 = 5;
 
 /// Why a report could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -210,6 +210,8 @@ pub struct MethodResult {
     pub zero_loss: Option<ZeroLoss>,
     /// How long the RT NIC polled and rested, under adaptive polling in `kbp`; `null` elsewhere.
     pub polling: Option<Polling>,
+    /// Frames that came back later than their period, in `sampled-values`; `null` elsewhere.
+    pub late: Option<Late>,
     /// Where the requests' time went, by the trace in the host, in `segments`; empty elsewhere.
     pub segments: Vec<SegmentTime>,
     /// The response times' occupied bins, ascending.
@@ -343,6 +345,16 @@ pub struct Polling {
     pub saved_s: f64,
 }
 
+/// Frames that were answered too late; those that were never answered are `lost`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Late {
+    /// Later than this.
+    pub over_us: f64,
+    /// So many.
+    pub frames: u64,
+}
+
 /// A part of the requests' way through the host (Access'18, Figure 10), us on the host's clock, the probes' own cost included.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -412,6 +424,8 @@ pub struct Run<'a> {
     pub bulk: Option<&'a BulkAnalysis>,
     /// Busy share of the host's CPUs, 0 to 1.
     pub cpu_share: Option<f64>,
+    /// Later than this is late, ns.
+    pub late_ns: Option<u64>,
 }
 
 impl MethodResult {
@@ -447,6 +461,10 @@ impl MethodResult {
             frame_bytes: None,
             zero_loss: None,
             polling: None,
+            late: run.late_ns.map(|over| Late {
+                over_us: us(over as f64),
+                frames: latencies.iter().filter(|latency| **latency > over).count() as u64,
+            }),
             segments: Vec::new(),
             histogram: bins.bins().iter().map(HistogramBin::from).collect(),
             notes: capture_notes(run),

@@ -172,6 +172,7 @@ mod tests {
             wire: &WireAnalysis::default(),
             bulk: None,
             cpu_share: None,
+            late_ns: None,
         });
         add(serde_json::from_str(&json).unwrap(), &mut result);
         let names: Vec<&str> = result.segments.iter().map(|of| of.segment.as_str()).collect();

@@ -6,6 +6,7 @@
 
 use ontime_lab::images::Images;
 use ontime_lab::module;
+use ontime_lab::role::SAMPLED_VALUES;
 
 use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
 
@@ -79,6 +80,9 @@ pub const KAMAILIO: Server = Server {
     bind: "udp/5060",
     port: 5_060,
 };
+
+/// What answers Sampled Values (`ontime_lab::role`): raw frames, in a VM only.
+pub const SUBSCRIBER: Server = Server { role: SAMPLED_VALUES.name, command: "", bind: "", port: 0 };
 
 /// The server and where it runs now.
 #[derive(Debug)]
@@ -156,7 +160,8 @@ impl Seat {
     }
 }
 
-fn dotted(address: [u8; 4]) -> String {
+/// As people write it.
+pub fn dotted(address: [u8; 4]) -> String {
     address.map(|byte| byte.to_string()).join(".")
 }
 

@@ -13,6 +13,30 @@ use crate::paced::Paced;
 use crate::schema::{Load, MethodResult, Run};
 use crate::workload::{self, Workload};
 
+/// Measures cases on one host, then switches it off. A case that fails is passed to `missing` by its name, and the rest is measured, as long as
+/// the host lives.
+///
+/// # Errors
+/// The host is no more.
+pub fn each<C>(
+    mut host: Host,
+    cases: impl IntoIterator<Item = C>,
+    name: impl Fn(&C) -> String,
+    missing: &mut dyn FnMut(&str, MeasureError),
+    mut measure: impl FnMut(&mut Host, &C, &mut Vec<MethodResult>) -> Result<(), MeasureError>,
+) -> Result<Vec<MethodResult>, MeasureError> {
+    let mut results = Vec::new();
+    for case in cases {
+        if let Err(error) = measure(&mut host, &case, &mut results) {
+            host.lab.alive()?;
+            host.lab.stamp_arrivals(false)?;
+            missing(&name(&case), error);
+        }
+    }
+    host.lab.power_off()?;
+    Ok(results)
+}
+
 /// The bulk VMs' names and addresses on the bulk network.
 pub const BULK_VMS: [(&str, &str); 2] = [("bulk1", "10.2.0.2"), ("bulk2", "10.2.0.3")];
 /// TCP connections to each bulk VM.
@@ -124,6 +148,7 @@ impl Trial<'_> {
             wire: &wire,
             bulk: bulk.as_ref(),
             cpu_share: after.share_since(&before, host.cpus),
+            late_ns: workload.late_ns(),
         });
         result.notes.extend(notes);
         Ok(result)

@@ -18,6 +18,7 @@ use crate::host::{Host, MeasureError, Site, Vm, size, slice};
 use crate::number;
 use crate::pcap::{PcapError, Tail};
 use crate::schema::{Load, MethodResult, Run};
+use crate::trial;
 use crate::wire::{self, RtFlow};
 
 /// The methods, in the order of the report: the paper's two comparisons, the kernel's defaults, VATC.
@@ -60,28 +61,24 @@ pub fn measure(
     plan: &Plan,
     images: &Images,
     progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(String),
+    missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let bulk = bulk_vms(plan.streams.iter().copied().max().unwrap_or(0));
     let rt = IpAddr::from(RT_VM).to_string();
     let mut vms = vec![Vm { name: "rt", role: "rt", net: "rt", address: &rt }];
     vms.extend(bulk.iter().map(|(name, address)| Vm { name, role: "bulk", net: "rt", address }));
-    let mut host = Host::start(&plan.site, images, &vms, &[], progress)?;
-    let mut results = Vec::new();
-    for streams in &plan.streams {
-        for method in &plan.methods {
-            let case = name(method, *streams);
-            match measure_case(&mut host, plan, method, *streams, progress) {
-                Ok(result) => results.push(result),
-                Err(error) => {
-                    host.lab.alive()?;
-                    missing(format!("{case}: not measured: {error}"));
-                }
-            }
-        }
-    }
-    host.lab.power_off()?;
-    Ok(results)
+    let host = Host::start(&plan.site, images, &vms, &[], progress)?;
+    let cases = plan.streams.iter().flat_map(|streams| plan.methods.iter().map(move |method| (method, *streams)));
+    trial::each(
+        host,
+        cases,
+        |(method, streams)| name(method, *streams),
+        missing,
+        |host, &(method, streams), results| {
+            results.push(measure_case(host, plan, method, streams, progress)?);
+            Ok(())
+        },
+    )
 }
 
 /// Names and addresses of the first bulk VMs.
@@ -130,6 +127,7 @@ fn measure_case(
         wire: &wire,
         bulk: None,
         cpu_share: after.share_since(&before, host.cpus),
+        late_ns: None,
     });
     if streams > 0 {
         result.notes.push(format!("bulk VMs sent {sent:.0} packets a second in all"));

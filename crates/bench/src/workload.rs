@@ -13,6 +13,8 @@ use crate::host::{Host, MeasureError};
 use crate::memcached;
 use crate::number;
 use crate::pcap::PcapError;
+use crate::sampled;
+use crate::sampled::publisher::Publisher;
 use crate::server::{self, Server};
 use crate::stats::Summary;
 use crate::voip;
@@ -42,6 +44,8 @@ pub enum Workload {
     },
     /// Kamailio, UDP, between two SIPp (IV-G 1).
     Voip,
+    /// A subscriber of raw Ethernet frames in a VM ([`crate::sampled`]); it has no address.
+    SampledValues,
 }
 
 /// sockperf with the client's own messages.
@@ -58,6 +62,8 @@ pub enum Client {
     Memcached(Box<memcached::client::Client>),
     /// The proxy has answered.
     Voip,
+    /// Its socket is open.
+    SampledValues(Publisher),
 }
 
 /// One measured stretch.
@@ -82,6 +88,7 @@ impl Workload {
             Workload::Sockperf { .. } => server::SOCKPERF,
             Workload::Memcached { .. } => server::MEMCACHED,
             Workload::Voip => server::KAMAILIO,
+            Workload::SampledValues => server::SUBSCRIBER,
         }
     }
 
@@ -103,6 +110,7 @@ impl Workload {
         match self {
             Workload::Sockperf { message_bytes } => Ok(Client::Sockperf { message_bytes }),
             Workload::Voip => voip::sipp::wait_for(host, self.address()).map(|()| Client::Voip),
+            Workload::SampledValues => Ok(Client::SampledValues(Publisher::open()?)),
             Workload::Memcached { connections } => {
                 let start = Instant::now();
                 loop {
@@ -150,6 +158,7 @@ impl Workload {
                 };
                 voip::sipp::call(host, &calls, load.name, progress)
             }
+            Client::SampledValues(publisher) => publisher.run(host, load, progress),
         }
     }
 
@@ -192,6 +201,15 @@ impl Workload {
                 }
                 Ok((forwards, notes))
             }
+            Workload::SampledValues => {
+                let wire = sampled::wire::analyse(capture, warmup)?;
+                let gaps = wire.intervals_ns.iter().filter(|gap| **gap > sampled::frame::PERIOD_NS).count();
+                let note = format!(
+                    "{gaps} of {} frames came later than a period after the one before",
+                    wire.intervals_ns.len()
+                );
+                Ok((wire, if gaps > 0 { vec![note] } else { Vec::new() }))
+            }
         }
     }
 
@@ -199,7 +217,12 @@ impl Workload {
     pub fn options(self) -> Vec<String> {
         match self {
             Workload::Memcached { connections } => vec!["--connections".to_owned(), connections.to_string()],
-            Workload::Sockperf { .. } | Workload::Voip => Vec::new(),
+            Workload::Sockperf { .. } | Workload::Voip | Workload::SampledValues => Vec::new(),
         }
+    }
+
+    /// From here on an answer is late, ns; `None` where none is.
+    pub fn late_ns(self) -> Option<u64> {
+        (self == Workload::SampledValues).then_some(sampled::LATE_NS)
     }
 }

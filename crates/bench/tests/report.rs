@@ -80,7 +80,7 @@ fn result(
     let bulk = bulk_capture(bulk);
     let (bulk, cpu_share) = ((load == Load::Tcp).then_some(&bulk), Some(if load.floods() { 0.97 } else { 0.04 }));
     let cpus = if clock == Clock::Real { 2 } else { 1 };
-    MethodResult::new(&Run { method, label, kernel, clock, cpus, load, wire: &wire, bulk, cpu_share })
+    MethodResult::new(&Run { method, label, kernel, clock, cpus, load, wire: &wire, bulk, cpu_share, late_ns: None })
 }
 
 fn a_report(requests: u64) -> Report {
@@ -191,7 +191,7 @@ fn goals_are_judged_by_series_and_say_what_is_missing() {
     if let Some(latency) = worse[3].latency_us.as_mut() {
         latency.p99 = p99(4) * 1.3;
     }
-    let worse = goals::evaluate(&goals::RT_SERVER, &worse, Clock::Virtual, "7.2.12-rt-amd64");
+    let worse = goals::evaluate(goals::of_experiment("rt-server"), &worse, Clock::Virtual, "7.2.12-rt-amd64");
     assert_eq!(worse.iter().find(|g| g.id == "p99-vs-no-flood-tcp" && g.binding).unwrap().met, Some(false));
     assert_eq!(goal("requests", "7.2").met, Some(false));
     let missing = goal("p99-vs-threaded-tcp", "6.12");
@@ -200,11 +200,11 @@ fn goals_are_judged_by_series_and_say_what_is_missing() {
     // threaded in the place of partitioned: an SD compared with itself.
     let mut twins = report.results.clone();
     twins[3] = MethodResult { method: "outsourcing".to_owned(), ..twins[2].clone() };
-    let twins = goals::evaluate(&goals::RT_SERVER, &twins, Clock::Virtual, "7.2.12-rt-amd64");
+    let twins = goals::evaluate(goals::of_experiment("rt-server"), &twins, Clock::Virtual, "7.2.12-rt-amd64");
     let sd = twins.iter().find(|g| g.id == "sd-vs-threaded-tcp" && g.binding).unwrap();
     assert_eq!((sd.actual, sd.met), (Some(1.0), Some(false)));
-    let nothing = goals::evaluate(&goals::RT_SERVER, &[], Clock::Virtual, "7.2.12-rt-amd64");
-    assert!(nothing.len() == goals::RT_SERVER.len() && nothing.iter().all(|goal| goal.met.is_none()));
+    let nothing = goals::evaluate(goals::of_experiment("rt-server"), &[], Clock::Virtual, "7.2.12-rt-amd64");
+    assert!(nothing.len() == goals::of_experiment("rt-server").len() && nothing.iter().all(|goal| goal.met.is_none()));
 }
 
 #[test]
@@ -339,6 +339,7 @@ fn a_report_without_results_is_still_a_report() {
         wire: &empty,
         bulk: None,
         cpu_share: Some(f64::NAN),
+        late_ns: None,
     })];
     let page = report::html(&report);
     assert!(page.contains("No request was counted here"));

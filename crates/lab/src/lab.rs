@@ -310,10 +310,26 @@ fn with_overlay(initrd: &str, binary: &Path, out: &Path) -> Result<(), LabError>
 }
 
 /// The name that ends an archive.
-pub(crate) const TRAILER: &str = "TRAILER!!!";
+const TRAILER: &str = "TRAILER!!!";
+
+/// Writes an archive of executable files that goes behind a guest's initrd.
+///
+/// # Errors
+/// [`LabError::File`].
+pub(crate) fn write_archive(files: &[(&str, &[u8])], out: &Path) -> Result<(), LabError> {
+    let mut archive = Vec::new();
+    for (name, data) in files {
+        cpio_file(&mut archive, name, data);
+    }
+    cpio_file(&mut archive, TRAILER, &[]);
+    if let Some(parent) = out.parent() {
+        fs::create_dir_all(parent).map_err(file("make", parent))?;
+    }
+    fs::write(out, &archive).map_err(file("write", out))
+}
 
 /// An executable file in the kernel's archive format ("newc", Documentation/driver-api/early-userspace).
-pub(crate) fn cpio_file(archive: &mut Vec<u8>, name: &str, data: &[u8]) {
+fn cpio_file(archive: &mut Vec<u8>, name: &str, data: &[u8]) {
     let [mode, links] = [0o100_755, 1];
     let fields = [0, mode, 0, 0, links, 0, data.len(), 0, 0, 0, 0, name.len() + 1, 0];
     archive.extend_from_slice(b"070701");

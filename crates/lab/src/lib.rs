@@ -23,6 +23,7 @@ mod lab;
 pub mod module;
 pub mod network;
 pub mod qemu;
+pub mod role;
 
 pub use error::LabError;
 pub use lab::{Lab, Outcome};

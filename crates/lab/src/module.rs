@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::cache;
 use crate::error::{LabError, file};
 use crate::images::Images;
-use crate::lab::{TRAILER, cpio_file};
+use crate::lab;
 
 /// What it is built of, as it was when this was built; and the script that builds it, where it looks for them.
 const SOURCES: &[(&str, &str)] = &[
@@ -61,14 +61,8 @@ pub fn ready(images: &Images, progress: &mut dyn FnMut(&str)) -> Result<PathBuf,
 /// # Errors
 /// [`LabError::File`].
 pub fn write_archive(module: &Path, out: &Path) -> Result<(), LabError> {
-    let mut archive = Vec::new();
-    cpio_file(&mut archive, "ontime.ko", &fs::read(module).map_err(file("read", module))?);
-    cpio_file(&mut archive, "with-module", INIT.as_bytes());
-    cpio_file(&mut archive, TRAILER, &[]);
-    if let Some(parent) = out.parent() {
-        fs::create_dir_all(parent).map_err(file("make", parent))?;
-    }
-    fs::write(out, &archive).map_err(file("write", out))
+    let module = fs::read(module).map_err(file("read", module))?;
+    lab::write_archive(&[("ontime.ko", &module), ("with-module", INIT.as_bytes())], out)
 }
 
 #[cfg(test)]

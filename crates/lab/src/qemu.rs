@@ -10,8 +10,8 @@ use crate::error::LabError;
 use crate::images::Images;
 use crate::network::{BULK_TAP, RT_TAP};
 
-/// Nanoseconds of virtual time an instruction takes, as a power of two: 4 ns.
-pub const ICOUNT_SHIFT: u8 = 2;
+/// Nanoseconds of virtual time an instruction takes, as a power of two, where nothing else is said: 4 ns.
+const ICOUNT_SHIFT: u8 = 2;
 /// The emulated CPU. `erms` and `fsrm` off: the kernel would copy by `rep movsb`, a byte an instruction, and instructions
 /// are time. `cx16` off: TCG's CMPXCHG16B takes the flags from a stale condition code (translate.c, case 0x1c7, does not
 /// store the current one before its helper), and where the instruction budget ends just behind it, garbage in RFLAGS
@@ -22,8 +22,8 @@ const CPU: &str = "max,-erms,-fsrm,-cx16";
 const INVARIANT_TSC: &str = ",+invtsc,x-force-features=on";
 /// The object that releases arriving packets of the RT NIC.
 pub const RELEASE: &str = "release";
-/// Virtual microseconds between releases of arriving packets: an arrival is stamped when it is released.
-pub const RELEASE_US: u32 = 100;
+/// Virtual microseconds between releases of arriving packets, where nothing else is said: an arrival is stamped when it is released.
+const RELEASE_US: u32 = 100;
 
 /// What time is in the emulated host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +114,10 @@ pub struct Machine {
     pub silence_seconds: u64,
     /// Bytes of a frame that the RT NIC's capture holds, at most; the bulk NIC's holds headers.
     pub captured_bytes: u32,
+    /// Nanoseconds of virtual time an instruction takes, as a power of two: 2 (4 ns), or 0 for a host four times as fast.
+    pub icount_shift: u8,
+    /// Virtual microseconds between releases of packets that arrive at the RT NIC (100).
+    pub release_us: u32,
 }
 
 /// Bytes of a frame that hold its headers.
@@ -132,6 +136,8 @@ impl Machine {
             console: Console::Log,
             silence_seconds: 180,
             captured_bytes: HEADERS,
+            icount_shift: ICOUNT_SHIFT,
+            release_us: RELEASE_US,
         }
     }
 
@@ -188,7 +194,7 @@ impl Machine {
         match self.clock {
             Clock::Virtual => {
                 line.option("-accel", "tcg,thread=single");
-                line.option("-icount", &format!("shift={ICOUNT_SHIFT},sleep=off"))
+                line.option("-icount", &format!("shift={},sleep=off", self.icount_shift))
             }
             Clock::Real => line.option("-accel", "tcg,thread=multi"),
         };
@@ -205,7 +211,8 @@ impl Machine {
         if self.clock == Clock::Virtual {
             // Without it an arrival is stamped with the time the emulated CPU last looked at its clock. Its timer
             // stops the CPU often, so that it is on while something is measured only.
-            let filter = format!("filter-buffer,id={RELEASE},netdev=rt,queue=tx,interval={RELEASE_US},status=off");
+            let release_us = self.release_us;
+            let filter = format!("filter-buffer,id={RELEASE},netdev=rt,queue=tx,interval={release_us},status=off");
             line.option("-netdev", &tap_netdev("rt", RT_TAP)).option("-object", &filter);
         } else {
             line.option("-netdev", &tap_netdev("rt", RT_TAP));

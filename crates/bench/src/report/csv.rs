@@ -5,7 +5,7 @@ use crate::schema::{Clock, Distribution, MethodResult, PaperRow, Report};
 use crate::segments::SEGMENTS;
 
 /// The columns, in order. Units are in the names; an empty cell was not measured.
-const COLUMNS: [&str; 54] = [
+const COLUMNS: [&str; 55] = [
     "experiment",
     "method",
     "label",
@@ -55,6 +55,7 @@ const COLUMNS: [&str; 54] = [
     "lossy_frames_per_s",
     "polled_s",
     "saved_s",
+    "late",
     "p99_times_below_vanilla",
     "paper_mean_us",
     "paper_p99_us",
@@ -117,6 +118,7 @@ fn ours(result: &MethodResult, seed: u64) -> Vec<String> {
     let rate = result.zero_loss.as_ref();
     cells.extend([cell(rate.map(|of| of.frames_per_s)), cell(rate.and_then(|of| of.lossy_frames_per_s))]);
     cells.extend([cell(result.polling.map(|of| of.polled_s)), cell(result.polling.map(|of| of.saved_s))]);
+    cells.push(result.late.map_or_else(String::new, |late| late.frames.to_string()));
     cells
 }
 

@@ -7,7 +7,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 
 use super::{Row, condition, rows, unfavourable};
 use crate::schema::{Bound, Distribution, Report};
-use crate::{heavy, inversion, kbp, number, segments, vatc};
+use crate::{heavy, inversion, kbp, number, sampled, segments, vatc};
 
 const DASH: &str = "-";
 /// Column heads; the first line names the group.
@@ -79,6 +79,7 @@ fn own(report: &Report) -> Option<String> {
         "segments" => segments::table,
         "inversion" => inversion::table,
         "kbp" => kbp::table,
+        "sampled-values" => sampled::table,
         _ => return None,
     };
     Some(table(&report.results))

@@ -2,7 +2,7 @@
 # lab-vm start NAME ROLE NET ADDRESS: an ordinary QEMU VM with a vhost-net NIC on the bridge br-NET (rt or bulk).
 # With NET sockets:rt or sockets:bulk it has no NIC: the module of /lab/module.cpio makes its sockets those of `ontime device`,
 # which has the table [vm.NAME] of sockets.toml and a network namespace on that network's NIC (lab-netns).
-# ROLE: rt, bulk, spin, idle, or paused (its threads are there, its vCPU does not run).
+# ROLE: rt, bulk, spin, idle, or paused (its threads are there, its vCPU does not run); or one whose first process /lab/role-ROLE.cpio brings.
 # lab-vm wait NAME: until its server is up; fails where the VM ends before, or is not up in LAB_VM_SECONDS (90) of this host. lab-vm stop NAME. lab-vm log NAME.
 set -eu
 dir=/run/lab-vm
@@ -28,7 +28,12 @@ on_bridge() { # ROLE NET ADDRESS
     [ ! -e "/sys/class/net/t-$name" ] || ip link del "t-$name"
     ip tuntap add "t-$name" mode tap vnet_hdr
     ip link set "t-$name" master "br-$2" up
-    boot "$1" "$3" /boot/initrd-guest "" -netdev "tap,id=net0,ifname=t-$name,script=no,downscript=no,vhost=on" \
+    initrd=/boot/initrd-guest word=
+    if [ -e "/lab/role-$1.cpio" ]; then
+        initrd=$dir/$name.initrd word="rdinit=/with-role init=/dev/role"
+        cat /boot/initrd-guest "/lab/role-$1.cpio" > "$initrd"
+    fi
+    boot "$1" "$3" "$initrd" "$word" -netdev "tap,id=net0,ifname=t-$name,script=no,downscript=no,vhost=on" \
         -device "virtio-net-pci,netdev=net0,mac=52:54:00:01:$(printf %02x "${3##*.}"):$(printf %02x ${#2}),romfile="
 }
 

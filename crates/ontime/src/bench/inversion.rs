@@ -35,7 +35,9 @@ pub fn run(args: &Inversion) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let results = args.emulated.measure(false, |site, images| {
         let plan = inversion::Plan { site, rules, requests: args.requests, seed: args.seed };
-        inversion::measure(&plan, images, &mut |line| eprintln!("{line}"), &mut |line| missing.push(line))
+        inversion::measure(&plan, images, &mut |line| eprintln!("{line}"), &mut |case, error| {
+            missing.push(format!("{case}: not measured: {error}"));
+        })
     })?;
     let notes = vec![
         "a row's cost here is that of this set-up: two NICs, each of one class, one CPU; a note says which rows it cannot show".to_owned(),

@@ -321,20 +321,11 @@ mod tests {
 
     #[test]
     fn the_goals_name_cases_that_are_measured_where_nothing_is_said() {
-        use ontime_bench::goals::Measure::{
-            BulkRatio, CostRatio, LeastCount, MaxRatio, P95Ratio, P99Ratio, SdRatio, ZeroLossRatio,
-        };
         for kind in [&RT_SERVER, &ABLATION, &SEGMENTS, &MEMCACHED, &VOIP] {
             assert!(kind.methods.iter().all(|method| rt_server::CASES.contains(method)), "{}", kind.name);
             assert!(kind.traced || !goals::of_experiment(kind.name).is_empty());
             for spec in goals::of_experiment(kind.name) {
-                let cases = match spec.measure {
-                    P99Ratio(over, under) | P95Ratio(over, under) | SdRatio(over, under) => [over, under],
-                    BulkRatio(over, under) | CostRatio(over, under) => [over, under],
-                    MaxRatio(over, under) | ZeroLossRatio(over, under) => [over, under],
-                    LeastCount => continue,
-                };
-                for case in cases {
+                for case in spec.measure.cases() {
                     assert!(kind.methods.contains(&case.method), "{}: {} is not measured", kind.name, case.method);
                 }
             }

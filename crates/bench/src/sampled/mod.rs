@@ -1,0 +1,175 @@
+//! `sampled-values`: frames of IEC 61850-9-2 into a VM, one every 250 us, beside bulk VMs ([`frame`], [`publisher`], [`wire`]).
+//!
+//! In: methods and loads on one emulated host. Out: a [`MethodResult`] for each: from a frame's passage of the RT NIC to that of the answer, which a
+//! subscriber in the RT VM (raw socket, FIFO 50; `ontime_lab::role`) gives to each. That is more than the frame's own way, so a frame is late here
+//! sooner than for a subscriber that does not answer. Frames wait for no answer.
+
+pub mod frame;
+pub mod publisher;
+pub mod wire;
+
+use ontime_lab::images::Images;
+use ontime_lab::role::SAMPLED_VALUES;
+
+use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
+use crate::number;
+use crate::schema::{Load, MethodResult};
+use crate::server;
+use crate::trial::{self, BULK_VMS, Requests, Trial};
+use crate::workload::Workload;
+
+/// `rt-default` is `vanilla` on this RT kernel, as in `rt-server`.
+pub const METHODS: [&str; 3] = ["rt-default", "threaded", "partitioned"];
+/// A frame is late when its answer takes longer than until the next frame.
+pub const LATE_NS: u64 = frame::PERIOD_NS;
+/// Frames at the start of each case that do not count: 25 ms.
+const WARM_UP: u64 = 100;
+
+/// What to measure on one emulated host.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The host.
+    pub site: Site,
+    /// Of [`METHODS`].
+    pub methods: Vec<String>,
+    /// What the bulk VMs receive.
+    pub loads: Vec<Load>,
+    /// Counted frames a case.
+    pub frames: u64,
+}
+
+impl Plan {
+    /// The machine that the experiment needs: at 4 ns an instruction a frame and its answer are more than a period's instructions, so that
+    /// here one takes 1 ns; and what arrives is released once a period.
+    pub fn prepare(mut site: Site) -> Site {
+        site.machine.icount_shift = 0;
+        site.machine.release_us = (frame::PERIOD_NS / 1_000) as u32;
+        site
+    }
+}
+
+/// Boots the host and its VMs and measures every method under every load. A case that fails is passed to `missing`, and the rest is
+/// measured, as long as the host lives.
+///
+/// # Errors
+/// The host or a VM does not come up.
+pub fn measure(
+    plan: &Plan,
+    images: &Images,
+    progress: &mut dyn FnMut(&str),
+    missing: &mut dyn FnMut(&str, MeasureError),
+) -> Result<Vec<MethodResult>, MeasureError> {
+    SAMPLED_VALUES.bring(&plan.site.dir.join("files"))?;
+    let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
+    let mut host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
+    let address = server::dotted(server::ADDRESS);
+    let rt = Vm { name: "rt", role: SAMPLED_VALUES.name, net: "rt", address: &address };
+    boot_vm(&mut host.lab, &rt, progress)?;
+    let cases = plan.methods.iter().flat_map(|method| plan.loads.iter().map(move |load| (method, *load)));
+    let name = |(method, load): &(&String, Load)| format!("{method} ({})", load.words());
+    trial::each(host, cases, name, missing, |host, &(method, load), results| {
+        progress(&format!("{method}, {}: applying", load.words()));
+        host.apply(if method == "rt-default" { "vanilla" } else { method })?;
+        let trial = Trial {
+            method,
+            label: words(method),
+            load,
+            requests: Requests::Client { workload: Workload::SampledValues, count: plan.frames + WARM_UP, seed: 0 },
+            warmup: WARM_UP,
+        };
+        results.push(trial.run(host, &plan.site.dir, progress)?);
+        Ok(())
+    })
+}
+
+fn words(method: &str) -> &str {
+    match method {
+        "rt-default" => "the RT kernel's defaults, RT vCPU and vNIC threads at FIFO",
+        "threaded" => "threaded interrupts (Access'18, Table 2), NAPI not threaded",
+        "partitioned" => "every NAPI threaded, one priority table for the whole path",
+        other => other,
+    }
+}
+
+/// Late and lost frames, and the tail.
+pub fn table(results: &[MethodResult]) -> String {
+    let mut text = String::from(
+        "method       load                 frames   late   lost       p50       p99    p99.99       max  us\n",
+    );
+    for result in results {
+        let figures = result.latency_us.map_or_else(
+            || "  nothing was counted".to_owned(),
+            |of| [of.p50, of.p99, of.p99_99, of.max].map(|value| format!("{:>10}", number::us(value))).concat(),
+        );
+        let late = result.late.map_or(0, |late| late.frames);
+        text.push_str(&format!(
+            "{:<12} {:<18} {:>8} {late:>6} {:>6}{figures}\n",
+            result.method,
+            result.load.words(),
+            result.count,
+            result.lost
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::schema::{Clock, Run};
+
+    /// A classic pcap of these frames: stamp in us, bytes.
+    fn pcap(frames: &[(u32, Vec<u8>)]) -> Vec<u8> {
+        let mut file = vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0];
+        for (us, bytes) in frames {
+            for word in [us / 1_000_000, us % 1_000_000, bytes.len() as u32, bytes.len() as u32] {
+                file.extend(word.to_le_bytes());
+            }
+            file.extend(bytes);
+        }
+        file
+    }
+
+    #[test]
+    fn late_and_lost_frames_are_told_apart_by_the_capture() {
+        let answer = |number| {
+            let mut frame = frame::write(number);
+            frame.copy_within(6..12, 0);
+            frame
+        };
+        // Frame 0 is warm-up, 1 in time, 2 late, 3 lost, 4 in time; the capture goes on for 0.2 s.
+        let frames: Vec<(u32, Vec<u8>)> = [
+            (0, frame::write(0)),
+            (250, frame::write(1)),
+            (500, answer(1)),
+            (500, frame::write(2)),
+            (750, frame::write(3)),
+            (751, answer(2)),
+            (1_250, frame::write(4)),
+            (1_300, answer(4)),
+            (200_000, vec![0; 60]),
+        ]
+        .into();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rt.pcap");
+        fs::write(&path, pcap(&frames)).unwrap();
+        let wire = wire::analyse(&path, 1).unwrap();
+        assert_eq!(wire.intervals_ns, [250_000, 250_000, 500_000]);
+        let result = MethodResult::new(&Run {
+            method: "partitioned",
+            label: "",
+            kernel: "7.2",
+            clock: Clock::Virtual,
+            cpus: 1,
+            load: Load::None,
+            wire: &wire,
+            bulk: None,
+            cpu_share: None,
+            late_ns: Some(LATE_NS),
+        });
+        assert_eq!((result.count, result.lost, result.late.unwrap().frames), (3, 1, 1));
+        assert!(table(&[result]).lines().nth(1).unwrap().contains(" 1 "));
+    }
+}

@@ -1,0 +1,46 @@
+//! Response times of Sampled Values: from a frame's passage of the RT NIC to its answer's.
+//!
+//! In: a capture. Out: a [`WireAnalysis`] whose requests are frames; `intervals_ns` is from frame to frame, since frames wait for no answer.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use super::frame::{self, Way};
+use crate::pcap::{PcapError, Record};
+use crate::wire::{Monitor, Reader, RtFlow, WireAnalysis, analyse_by};
+
+/// Stands for the one publisher and the one subscriber, which have no addresses of this kind.
+const NOBODY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
+/// Tells frames from answers.
+#[derive(Debug, Default)]
+struct Frames {
+    published: Vec<u64>,
+}
+
+impl Reader for Frames {
+    fn record(&mut self, record: &Record<'_>, monitor: &mut Monitor) {
+        match frame::read(record.data) {
+            Some(Ok((Way::Published, number))) => {
+                self.published.push(record.at_ns);
+                monitor.request(record.at_ns, NOBODY, NOBODY, number);
+            }
+            Some(Ok((Way::Answered, number))) => monitor.reply(record.at_ns, NOBODY, NOBODY, number),
+            Some(Err(())) => monitor.malformed(),
+            None => {}
+        }
+    }
+}
+
+/// Reads a capture; the first `warmup` frames do not count.
+///
+/// # Errors
+/// Those of [`crate::wire::analyse`].
+pub fn analyse(capture: &Path, warmup: u64) -> Result<WireAnalysis, PcapError> {
+    let mut frames = Frames::default();
+    let mut analysis = analyse_by(&mut frames, capture, RtFlow { warmup, ..RtFlow::new(0) })?;
+    let counted = frames.published.get(usize::try_from(warmup).unwrap_or(usize::MAX)..).unwrap_or_default();
+    let gaps = counted.iter().zip(counted.iter().skip(1));
+    analysis.intervals_ns = gaps.filter_map(|(from, to)| to.checked_sub(*from)).collect();
+    Ok(analysis)
+}

@@ -1,0 +1,67 @@
+//! `ontime bench sampled-values`: frames of IEC 61850-9-2 into a VM.
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use ontime_bench::sampled;
+use ontime_bench::schema::Load;
+
+use super::{Emulated, Measured, Output};
+
+#[derive(Debug, clap::Args)]
+pub struct SampledValues {
+    /// Methods: rt-default (the RT kernel's defaults), threaded, partitioned
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    /// What the bulk VMs receive: small-packets (UDP at full speed), tcp (at full speed), none
+    #[arg(long = "load", value_name = "LOAD", value_delimiter = ',', default_value = "small-packets")]
+    loads: Vec<Load>,
+    /// Counted frames a case: 4,000 are a second of the host's time; the long form is 10,000,000
+    #[arg(long, default_value_t = 4_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    frames: u64,
+    #[command(flatten)]
+    emulated: Emulated,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Measures every method under every load on one emulated host.
+pub fn run(args: &SampledValues) -> anyhow::Result<ExitCode> {
+    if let Some(unknown) = args.methods.iter().find(|method| !sampled::METHODS.contains(&method.as_str())) {
+        bail!("method '{unknown}' is not one of {}", sampled::METHODS.join(", "));
+    }
+    let defaults = || sampled::METHODS.map(str::to_owned).to_vec();
+    let methods = if args.methods.is_empty() { defaults() } else { args.methods.clone() };
+    let mut missing = Vec::new();
+    let results = args.emulated.measure(false, |site, images| {
+        let site = sampled::Plan::prepare(site);
+        let plan = sampled::Plan { site, methods, loads: args.loads.clone(), frames: args.frames };
+        sampled::measure(&plan, images, &mut |line| eprintln!("{line}"), &mut |case, error| {
+            missing.push(format!("{case}: not measured: {error}"));
+        })
+    })?;
+    let notes = vec![
+        "on the virtual clock an instruction of this experiment's host takes 1 ns, not 4: at 4 a frame and its answer are more than a period's \
+         instructions"
+            .to_owned(),
+    ];
+    let measured =
+        Measured { experiment: "sampled-values", clock: args.emulated.clock, seed: 0, results, missing, notes };
+    measured.report(&args.output)
+}
+
+#[cfg(test)]
+mod tests {
+    use ontime_bench::goals;
+
+    use super::*;
+
+    #[test]
+    fn the_goals_name_cases_that_are_measured_where_nothing_is_said() {
+        let specs = goals::of_experiment("sampled-values");
+        assert!(!specs.is_empty());
+        for case in specs.iter().flat_map(|spec| spec.measure.cases()) {
+            assert!(sampled::METHODS.contains(&case.method) && case.load == Load::SmallPackets, "{case:?}");
+        }
+    }
+}
