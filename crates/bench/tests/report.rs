@@ -16,7 +16,7 @@ use ontime_bench::goals;
 use ontime_bench::paper::Figures;
 use ontime_bench::report;
 use ontime_bench::schema::{
-    Clock, DoctorRow, Load, MethodResult, Report, Run, SCHEMA_VERSION, SchemaError, SegmentTime, json_schema,
+    Clock, DoctorRow, Late, Load, MethodResult, Report, Run, SCHEMA_VERSION, SchemaError, SegmentTime, json_schema,
 };
 use ontime_bench::wire::{self, RtFlow, WireAnalysis};
 use rand::{RngExt, SeedableRng};
@@ -258,7 +258,7 @@ fn csv_has_a_line_a_result_and_the_papers_alone() {
 }
 
 #[test]
-fn segments_and_the_doctors_rows_are_in_every_form() {
+fn segments_doctors_rows_and_late_frames_are_in_every_form() {
     let mut report = a_report(200);
     report.experiment = "segments".to_owned();
     let time = |segment: &str, max_us| SegmentTime {
@@ -276,6 +276,7 @@ fn segments_and_the_doctors_rows_are_in_every_form() {
     let (rule, state) = ("napi-thread".to_owned(), "warning".to_owned());
     let (found, remedy) = ("2 of 2 not as wanted <napi/rt0>".to_owned(), "FIFO 49".to_owned());
     report.results[2].doctor = Some(DoctorRow { rule, state, found, remedy });
+    report.results[3].late = Some(Late { over_us: 250.0, frames: 17 });
     assert!(Report::from_json(&report.to_json().unwrap()).unwrap() == report);
     let text = report::csv(&report);
     let mut reader = csv::Reader::from_reader(text.as_bytes());
@@ -288,7 +289,9 @@ fn segments_and_the_doctors_rows_are_in_every_form() {
         (at(2, "doctor_state"), at(2, "doctor_found")),
         ("warning".to_owned(), "2 of 2 not as wanted <napi/rt0>".to_owned())
     );
+    assert_eq!((at(2, "late"), at(3, "late")), (String::new(), "17".to_owned()));
     let page = report::html(&report);
+    assert!(page.contains("Late frames") && page.contains("17 of 200 frames were late (over 250 µs)"));
     assert!(page.contains("Segments of the way") && page.contains("1,234") && page.contains("&lt;napi/rt0&gt;"));
     let terminal = report::terminal(&report);
     let line = terminal.lines().find(|line| line.contains("host receive")).unwrap();

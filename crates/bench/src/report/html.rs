@@ -25,6 +25,7 @@ pub fn html(report: &Report) -> String {
             (segments(report))
             (rules(report))
             (throughput(report))
+            (late(report))
             (goal_table(report))
             (against(report))
             (distributions(report))
@@ -226,6 +227,32 @@ fn throughput(report: &Report) -> Markup {
                 td { (cell(result.zero_loss.map(|of| of.frames_each), number::count)) }
                 td { (cell(result.polling.map(|of| of.polled_s), number::significant)) }
                 td { (cell(result.polling.map(|of| of.saved_s), number::significant)) }
+            } } }
+        } }
+    }
+}
+
+/// Frames that were late or lost, where there is a time for them.
+fn late(report: &Report) -> Markup {
+    if report.results.iter().all(|result| result.late.is_none()) {
+        return html! {};
+    }
+    html! {
+        h2 { "Late frames" }
+        p { "Answered later than the frame after it came; a lost frame was never answered. Times in µs." }
+        div.scroll tabindex="0" role="region" aria-label="Late frames" { table {
+            thead { tr {
+                th.left scope="col" { "method" }
+                @for name in ["frames", "late over", "late", "lost", "p99.99", "max"] { th scope="col" { (name) } }
+            } }
+            tbody { @for (result, late) in report.results.iter().filter_map(|of| Some((of, of.late?))) { tr {
+                th scope="row" { (key(result)) (result.label) small { (condition(result)) } }
+                td { (number::count(result.count)) }
+                td { (number::us(late.over_us)) }
+                td { (number::count(late.frames)) }
+                td { (number::count(result.lost)) }
+                td { (cell(result.latency_us.map(|of| of.p99_99), number::us)) }
+                td { (cell(result.latency_us.map(|of| of.max), number::us)) }
             } } }
         } }
     }

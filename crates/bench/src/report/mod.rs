@@ -97,6 +97,13 @@ pub fn unfavourable(report: &Report) -> Vec<String> {
             let (lost, requests) = (number::count(result.lost), number::count(result.wire.requests));
             sentences.push(format!("{name}: {lost} of {requests} requests were never answered."));
         }
+        if let Some(late) = result.late.filter(|late| late.frames > 0) {
+            let (frames, over) = (number::count(late.frames), number::us(late.over_us));
+            sentences.push(format!(
+                "{name}: {frames} of {} frames were late (over {over} µs).",
+                number::count(result.count)
+            ));
+        }
         if result.latency_us.is_none() && result.cost.is_none() {
             sentences.push(format!("{name}: no request could be counted."));
         }
