@@ -119,8 +119,8 @@ path_holds_under_traffic_and_faults() { inside path --client 'sh client.sh'; }
 # guest_sockets_are_the_hosts   builds for six kernels
 # reserved_cpu_time_is_kept     five minutes
 # deadlines_of_a_guest_are_kept five minutes, and a build of the module
-# trace_names_the_inversions    passed as a whole once; in one run of three its rings of 64 KiB lost nothing, so that there was no loss
-#                               to tell
+# trace_names_the_inversions    passed as a whole once; in one run of three its rings of 64 KiB lost nothing. The loss is forced since, which has
+#                               not run yet
 # trace_follows_a_vm            passed once since the fault that it found was mended
 # busypoll_takes_no_interrupts  on the real clock: where the machine is so busy that the emulated CPUs stand for seconds, the RCU
 #                               readers of the polled one do, and the host with them
