@@ -113,7 +113,7 @@ deadlines_of_a_guest_are_kept() {
 }
 trace_names_the_inversions() { inside trace --client 'sh trace-client.sh'; }
 trace_follows_a_vm() { inside trace-vm --client 'sh trace-client.sh'; }
-path_holds_under_traffic_and_faults() { inside path --client 'sh client.sh'; }
+path_holds_under_traffic_and_faults() { inside path --timeout $((1800 + 60 * ${CYCLES:-3})) --client 'sh client.sh'; }
 
 # By name only:
 # guest_sockets_are_the_hosts   builds for six kernels
