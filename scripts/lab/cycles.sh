@@ -6,16 +6,19 @@ incidents > /lab/incidents-before
 ontime reset > /dev/null
 # As long as the cycles: the slowest of many answers is not compared with the slowest of a few.
 window default sleep $((2 * CYCLES))
-usual=$slowest
+usual=$slowest noise=$((lost * 1000 / (segments + 1)))
 ontime apply > /dev/null
 window applied sleep 1
-noise=$((lost * 1000 / (segments + 1)))
 window cycles cycles
 [ "$done_cycles" -ge 1 ] && [ "$segments" -gt 500 ] && [ "$asked" -gt 20 ] || fail "there was no traffic to speak of"
-[ $lost -le $((segments * (noise + 1) / 1000 + 1)) ] || fail "$lost of $segments segments were lost, $noise of 1000 without cycles"
+# Bursts of segments are lost while nothing is applied, too.
+[ $lost -le $((segments / 20)) ] || fail "$lost of $segments segments were lost"
 [ "$unanswered" -le 1 ] || fail "$unanswered requests were not answered" # one may be on its way at the end
-# While it is reset, the RT VM has an ordinary VM's priority, and waits for others as it did before. A few cycles are no measurement.
-[ "$CYCLES" -lt 100 ] || [ "$slowest" -le $((usual + 10000)) ] || fail "the RT VM stood still for $slowest us; without cycles for $usual"
+# A few cycles are no measurement. While it is reset, the RT VM has an ordinary VM's priority, and waits for others as it did before.
+if [ "$CYCLES" -ge 100 ]; then
+    [ $lost -le $((segments * (noise + 1) / 1000 + 1)) ] || fail "$lost of $segments segments were lost, $noise of 1000 without cycles"
+    [ "$slowest" -le $((usual + 10000)) ] || fail "the RT VM stood still for $slowest us; without cycles for $usual"
+fi
 incidents > /lab/incidents-after
 diff /lab/incidents-before /lab/incidents-after
 rm /lab/ask
