@@ -19,7 +19,7 @@ pub enum PaperError {
     Figures(#[from] toml::de::Error),
     /// No paper has such an experiment.
     #[error(
-        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, vatc, inversion, kbp, memcached, voip"
+        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, vatc, inversion, kbp, memcached, voip, sampled-values"
     )]
     Experiment(String),
 }
@@ -157,6 +157,8 @@ impl Figures {
             "segments" => vec![("vanilla", vanilla), ("threaded", threaded)],
             // The text has ratios or no figure.
             "bulk" | "vatc" | "inversion" | "kbp" => Vec::new(),
+            // No paper has it.
+            "sampled-values" => Vec::new(),
             _ => return Err(PaperError::Experiment(experiment.to_string())),
         };
         Ok(rows.into_iter().map(|(method, line)| line.row(method, &conditions)).collect())
@@ -221,6 +223,9 @@ mod tests {
             assert!((goal.target - (1.0 + versus.vs_threaded / 100.0)).abs() < 1e-9, "{experiment}");
         }
         assert!(figures.notes("rt-server").is_empty());
+        for experiment in ["bulk", "vatc", "inversion", "kbp", "sampled-values"] {
+            assert!(figures.rows(experiment).unwrap().is_empty(), "{experiment}");
+        }
     }
 
     #[test]
