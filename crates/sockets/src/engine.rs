@@ -21,7 +21,7 @@ use crate::table::NOBODY;
 use crate::vring::Vring;
 
 /// Events of the thread's epoll: below are the queues and the backend's own.
-pub const INBOX_EVENT: u16 = 8;
+pub const BELL_EVENT: u16 = 8;
 /// The notifier's guard.
 pub const GUARD_EVENT: u16 = 9;
 /// The socket at place 0.
@@ -110,7 +110,7 @@ impl Engine {
     /// The kernel's.
     pub fn attach(&mut self, epoll: RawFd) -> Result<(), Errno> {
         self.epoll = epoll;
-        host::watch(epoll, self.shared.mail.bell(self.channel), u64::from(INBOX_EVENT))?;
+        host::watch(epoll, self.shared.mail.bell(self.channel), u64::from(BELL_EVENT))?;
         host::watch(epoll, self.notifier.timer(), u64::from(GUARD_EVENT))
     }
 
