@@ -3,7 +3,7 @@
 //!
 //! In: cases on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-receive` and `METHOD-send`: throughput at the
 //! NIC, and CPU time a byte. One bulk VM runs a stock `iperf3` server; the client is outside. On the virtual clock CPU time is
-//! instructions (4 ns each). The guest's part is what the host's tick accounts to guests (`/proc/stat`), the host's is all the rest.
+//! instructions (1 ns each). The guest's part is what the host's tick accounts to guests (`/proc/stat`), the host's is all the rest.
 
 use std::net::IpAddr;
 use std::path::Path;

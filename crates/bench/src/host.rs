@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ontime_lab::images::Images;
-use ontime_lab::{Lab, LabError, Machine};
+use ontime_lab::{Kernel, Lab, LabError, Machine};
 use thiserror::Error;
 
 use crate::client::{self, ClientConfig, ClientError, Peer};
@@ -37,6 +37,15 @@ pub struct Vm<'a> {
     pub net: &'a str,
     /// Its address.
     pub address: &'a str,
+}
+
+/// Nanoseconds of virtual time an instruction takes in experiments, as a power of two: 1 ns, some thousand million instructions a second as a
+/// CPU of today has. At 4 ns, which the lab's own tests run at, ticks take a tenth of the CPU, and time slices, which are fixed, are short beside paths.
+const ICOUNT_SHIFT: u8 = 0;
+
+/// The machine of an experiment.
+pub fn machine(clock: ontime_lab::Clock, kernel: Kernel) -> Machine {
+    Machine { icount_shift: ICOUNT_SHIFT, ..Machine::new(clock, kernel) }
 }
 
 /// Where an experiment runs.

@@ -13,7 +13,7 @@ use crate::stats::Summary;
 use crate::wire::{WireAnalysis, WireCounts};
 
 /// The version that this code writes and reads.
-pub const SCHEMA_VERSION: u32 = 5;
+pub const SCHEMA_VERSION: u32 = 6;
 
 /// Why a report could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ fn remedy(found: u64) -> &'static str {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Clock {
-    /// Emulated host, time is instructions executed. Shows queueing and path length, not caches.
+    /// Emulated host, time is instructions executed, 1 ns each (4 ns in reports up to version 5). Shows queueing and path length, not caches.
     Virtual,
     /// Emulated host, time is the machine's; noisy.
     Real,
@@ -71,7 +71,7 @@ impl Clock {
     pub fn meaning(self) -> &'static str {
         match self {
             Clock::Virtual => {
-                "The host is emulated and its clock counts the instructions it executed. Figures show queueing, \
+                "The host is emulated and its clock counts the instructions it executed, 1 ns each. Figures show queueing, \
                  priorities and path length, and repeat well. Caches, memory, interrupts' hardware cost and speculation \
                  are not in them: a microsecond here is an instruction count, not a promise for a machine."
             }
@@ -296,7 +296,7 @@ pub enum Bound {
     AtMost,
 }
 
-/// CPU time of a byte of bulk payload, ns; on the virtual clock an instruction is 4 ns.
+/// CPU time of a byte of bulk payload, ns; on the virtual clock an instruction is 1 ns.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Cost {

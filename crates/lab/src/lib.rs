@@ -11,7 +11,7 @@
 //! - [`network`] makes the taps and addresses of the clients' side; [`qemu`] (pure) writes the emulator's command line.
 //! - [`agent`] runs commands inside; [`Lab`] starts, watches and ends the emulated host.
 //!
-//! Clocks: [`Clock::Virtual`] counts instructions (4 ns each, one CPU) and repeats on any machine; [`Clock::Real`] is this
+//! Clocks: [`Clock::Virtual`] counts instructions (4 ns each where nothing else is said, one CPU) and repeats on any machine; [`Clock::Real`] is this
 //! machine's time, with several CPUs and its noise.
 
 pub mod agent;

@@ -109,12 +109,13 @@ pub struct Machine {
     pub kernel_arguments: Vec<String>,
     /// Its console.
     pub console: Console,
-    /// Real seconds without a sign of life after which it counts as hung, at least 30: the agent's heart beats every 10 s
+    /// Real seconds without a sign of life after which it counts as hung, at least 30: the agent's heart beats every 2 s
     /// of the host's time.
     pub silence_seconds: u64,
     /// Bytes of a frame that the RT NIC's capture holds, at most; the bulk NIC's holds headers.
     pub captured_bytes: u32,
-    /// Nanoseconds of virtual time an instruction takes, as a power of two: 2 (4 ns), or 0 for a host four times as fast.
+    /// Nanoseconds of virtual time an instruction takes, as a power of two. 2 (4 ns) is quickest to run, and enough where
+    /// time is not what is asked for; experiments take 0 (1 ns).
     pub icount_shift: u8,
     /// Virtual microseconds between releases of packets that arrive at the RT NIC (100).
     pub release_us: u32,

@@ -13,12 +13,12 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
-use ontime_bench::host::{MeasureError, Site};
+use ontime_bench::host::{self, MeasureError, Site};
 use ontime_bench::paper::Figures;
 use ontime_bench::schema::{self, MethodResult, Report, SCHEMA_VERSION};
 use ontime_bench::{goals, report};
 use ontime_lab::images::Images;
-use ontime_lab::{Clock, Kernel, Machine, isolate};
+use ontime_lab::{Clock, Kernel, isolate};
 
 use crate::exit::{OK, THRESHOLD};
 use crate::lab;
@@ -90,7 +90,7 @@ impl Emulated {
             lab::module(&images)?;
         }
         isolate::enter()?;
-        let mut machine = Machine::new(self.clock, self.kernel);
+        let mut machine = host::machine(self.clock, self.kernel);
         if self.clock == Clock::Real {
             machine.cpus = self.cpus;
         }

@@ -39,11 +39,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The machine that the experiment needs: at 4 ns an instruction a frame and its answer are more than a period's instructions, so that
-    /// here one takes 1 ns; and what arrives is released once a period. A sign of life, which comes by the host's clock, takes four times as long.
+    /// The machine that the experiment needs: what arrives is released once a period.
     pub fn prepare(mut site: Site) -> Site {
-        site.machine.silence_seconds = site.machine.silence_seconds.saturating_mul(4);
-        site.machine.icount_shift = 0;
         site.machine.release_us = (frame::PERIOD_NS / 1_000) as u32;
         site
     }

@@ -3,7 +3,7 @@
 //! ```text
 //! lab (outside)                                 agent (inside)
 //!    |  <------------- Ready { kernel } -----------  |   once, when user land is up
-//!    |  <------------- Beat ----------------------   |   every 10 s of the host's time
+//!    |  <------------- Beat ----------------------   |   every 2 s of the host's time
 //!    |  -- Run { id, argv, environment } ---------->  |
 //!    |  <-- Output { id, stream, bytes } ----------  |   as it comes
 //!    |  <-- Exit { id, status } -------------------  |   status as a shell gives it: 128 + N for signal N
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 /// The port's name in `/sys/class/virtio-ports/*/name`.
 pub const PORT: &str = "ontime.agent";
 /// Seconds of the emulated host's time between heartbeats.
-pub const BEAT_SECONDS: u64 = 10;
+pub const BEAT_SECONDS: u64 = 2;
 
 /// To the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
 
 use anyhow::{Context, bail};
-use ontime_bench::host::Site;
+use ontime_bench::host::{self, Site};
 use ontime_bench::rt_server::{self, Case, Plan};
 use ontime_bench::schema::{Load, MethodResult};
 use ontime_bench::workload::{SOCKPERF, Workload};
-use ontime_lab::{Clock, Kernel, Machine, isolate};
+use ontime_lab::{Clock, Kernel, isolate};
 use serde::{Deserialize, Serialize};
 
 use super::{Measured, Output};
@@ -278,7 +278,7 @@ fn measure_part(args: &Args, kind: &Kind, part: &Path) -> anyhow::Result<ExitCod
     let images = lab::images()?;
     let kernel = *args.kernels.first().context("a part has a kernel")?;
     let kernel = if args.methods.iter().any(|method| method == "vanilla") { Kernel::Plain72 } else { kernel };
-    let mut machine = Machine::new(args.clock, kernel);
+    let mut machine = host::machine(args.clock, kernel);
     if args.clock == Clock::Real {
         machine.cpus = args.cpus;
     }
