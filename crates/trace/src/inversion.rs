@@ -23,6 +23,8 @@ const WATCHED: &str = "Ontime's own cap watcher: above every RT thread, so that 
     for nothing. A longer cap.period-ms makes it rarer (daemon.toml)";
 const OUTSIDE: &str = "a real-time thread outside Ontime's table: lower its priority, or give its tenant a class (ontime ps, \
     ontime doctor)";
+const LENT: &str = "a bulk thread at a real-time priority, which it has by inheritance while an RT thread waits for its lock (a queue's or \
+    driver's that both send by: an own NIC or transmit queue for RT keeps these apart), or which somebody else gave it (ontime ps)";
 const SECTION: &str = "a thread of lower priority held the CPU in a kernel section that cannot be preempted: a PREEMPT_RT kernel, or \
     a CPU of its own (exclusive-cpu)";
 const NOBODY_WOKEN: &str =
@@ -225,6 +227,7 @@ impl Judge<'_> {
         }
         // Who is below the waiter already is where the table has it.
         let above = waiter.is_none_or(|waiter| blocker.prio <= waiter.task.prio);
+        let of_bulk = self.watch.classes.get(&blocker.pid) == Some(&Class::Bulk);
         let of_a_nic = self.watch.classes.contains_key(&blocker.pid);
         match () {
             () if named("napi/") && above => return Cure::rule(RuleId::NapiThread),
@@ -243,6 +246,7 @@ impl Judge<'_> {
                 PathRole::Vhost => RuleId::VnicPlace,
                 PathRole::Vcpu | PathRole::App => RuleId::VcpuPlace,
             }),
+            _ if blocker.is_rt() && of_bulk => Cure::other(LENT),
             _ if blocker.is_rt() => Cure::other(OUTSIDE),
             // Longer than a kernel section that cannot be preempted: the fair server, or RT throttling.
             Some(_) if inversion.ns > 1_000_000 => Cure::rule(RuleId::RtProtections),

@@ -25,6 +25,7 @@ const VHOST: i32 = 12;
 const VCPU: i32 = 13;
 const BULK_NAPI: i32 = 20;
 const BULK_IRQ: i32 = 21;
+const BULK_VHOST: i32 = 22;
 const SOMEBODY: i32 = 30;
 
 fn task(pid: i32) -> Task {
@@ -36,6 +37,8 @@ fn task(pid: i32) -> Task {
         VCPU => ("CPU 0/KVM", 52),
         BULK_NAPI => ("napi/bulk0-6", 100),
         BULK_IRQ => ("irq/31-bulk0", 49),
+        // Priority 50, lent to it.
+        BULK_VHOST => ("vhost-200", 49),
         _ => ("make", 120),
     };
     Task { pid, prio, comm: comm.into() }
@@ -56,7 +59,7 @@ fn watch() -> Watch {
         segments_only: false,
     };
     let mut classes: HashMap<i32, Class> = threads.keys().map(|pid| (*pid, rt)).collect();
-    classes.extend([(BULK_NAPI, Class::Bulk), (BULK_IRQ, Class::Bulk)]);
+    classes.extend([(BULK_NAPI, Class::Bulk), (BULK_IRQ, Class::Bulk), (BULK_VHOST, Class::Bulk)]);
     Watch {
         paths: vec![path],
         classes,
@@ -269,6 +272,12 @@ fn interrupt_threads_have_a_rule_whether_they_are_a_nics_or_not() {
     let mut of_a_disk = watch();
     of_a_disk.classes.remove(&BULK_IRQ);
     assert_eq!(cure_of_held(of_a_disk, BULK_IRQ).0, Some(RuleId::DeviceIrq));
+}
+
+#[test]
+fn a_bulk_thread_that_was_lent_a_priority_is_not_said_to_be_outside_the_table() {
+    let (rule, text) = cure_of_held(watch(), BULK_VHOST);
+    assert!(rule.is_none() && text.contains("by inheritance"), "{text}");
 }
 
 #[test]
