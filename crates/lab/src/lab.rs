@@ -205,14 +205,14 @@ impl Lab {
     /// It does not end; it is killed then all the same.
     pub fn power_off(mut self) -> Result<(), LabError> {
         self.send(&Request::PowerOff)?;
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + self.silence;
         while Instant::now() < end {
             if self.emulator.try_wait().map_err(file("wait for the emulator in", &self.dir))?.is_some() {
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(50));
         }
-        Err(self.hung(60))
+        Err(self.hung(self.silence.as_secs()))
     }
 
     /// Waits until the emulator ends by itself: for a machine with a shell on its console.
