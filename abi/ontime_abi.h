@@ -31,6 +31,7 @@
 #define ONTIME_F_SOCKETS 0  /* calls on sockets are served */
 #define ONTIME_F_CHANNELS 1 /* there are channel devices beside this one; ontime_vcpu is honoured */
 #define ONTIME_F_DEADLINE 2 /* MAIN: ONTIME_CTL_*_BW are served */
+#define ONTIME_F_BLIND 3    /* ONTIME_CALL_BLIND is honoured */
 
 /* Virtqueues. Every device has the first two; role MAIN the third as well. */
 #define ONTIME_VQ_CALL 0
@@ -101,6 +102,7 @@ struct ontime_done {
 };
 
 #define ONTIME_CALL_WAIT 0x1 /* RECV, SEND, ACCEPT: complete once there is a result; CANCEL ends it before */
+#define ONTIME_CALL_BLIND 0x2 /* RECV: nobody polls the socket; reports may say IN where nothing is left, until a POLL */
 
 /* Which calls a channel's call queue takes: those marked c. MAIN's takes all. */
 #define ONTIME_OP_SOCKET 1   /*   arg: family, type (SOCK_STREAM or SOCK_DGRAM), protocol, channel */

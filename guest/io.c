@@ -196,6 +196,22 @@ static void recv_control(struct ontime_rpc *rpc, struct msghdr *msg)
 	}
 }
 
+/*
+ * A receive that waits needs no look at what is left behind it, as long as nobody polls the socket: that is a system call on the
+ * host before the answer. Who begins to poll sees @blind (ready.c), or is seen here.
+ */
+static void recv_blind(struct sock *sk, struct ontime_rpc *rpc)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+
+	if (sk->sk_type != SOCK_DGRAM || !rpc->chan->blind || READ_ONCE(os->polled) || sock_flag(sk, SOCK_FASYNC))
+		return;
+	WRITE_ONCE(os->blind, true);
+	smp_mb();
+	if (!READ_ONCE(os->polled))
+		rpc->out.call.flags |= cpu_to_le16(ONTIME_CALL_BLIND);
+}
+
 /* One call's worth; the bytes received, as recvmsg(2) counts them. */
 static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *timeout)
 {
@@ -208,6 +224,8 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 	rpc->out.call.arg[0] = cpu_to_le32(flags & RECV_FLAGS);
 	if (msg->msg_control && msg->msg_controllen)
 		rpc->out.call.control_room = cpu_to_le16(ONTIME_CONTROL_MAX);
+	if (*timeout)
+		recv_blind(sk, rpc);
 	result = recv_room(sk, rpc, msg, &chunk);
 	if (!result)
 		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN | ONTIME_READY_RDHUP);
@@ -225,12 +243,22 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 	return result;
 }
 
+/* A peek that has seen what was received ahead sees what came behind it as well. */
+static int recv_peek_on(struct sock *sk, struct msghdr *msg, int flags, int seen)
+{
+	long at_once = 0;
+	int more = msg_data_left(msg) ? recv_chunk(sk, msg, flags, &at_once) : 0;
+
+	return more > 0 ? seen + more : seen;
+}
+
 int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int flags)
 {
 	struct sock *sk = sock->sk;
 	bool stream = sk->sk_type == SOCK_STREAM;
 	long timeout = flags & RECV_AT_ONCE ? 0 : sock_rcvtimeo(sk, flags & MSG_DONTWAIT);
 	bool all = stream && (flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL;
+	bool plain = !(flags & RECV_FLAGS) && !(msg->msg_control && msg->msg_controllen);
 	size_t received = 0;
 	int result;
 
@@ -242,7 +270,11 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 			return result;
 	}
 	do {
-		result = recv_chunk(sk, msg, flags, &timeout);
+		result = stream && !(flags & RECV_AT_ONCE) ? ontime_ahead_recv(sk, msg, flags, &timeout) : -ONTIME_AGAIN;
+		if (result > 0 && flags & MSG_PEEK)
+			result = recv_peek_on(sk, msg, flags, result);
+		else if (result == -ONTIME_AGAIN)
+			result = recv_chunk(sk, msg, flags, &timeout);
 		if (result == -ONTIME_AGAIN)
 			continue;
 		if (result <= 0)
@@ -251,6 +283,8 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 	} while (result == -ONTIME_AGAIN || (all && timeout && msg_data_left(msg)));
 	if (received) {
 		io_keep_error(sk, result);
+		if (stream)
+			ontime_ahead_next(sk, received, length, plain);
 		return received;
 	}
 	if (stream && (!result || result == -EAGAIN || result == -ENOTCONN) && READ_ONCE(sk->sk_err) &&

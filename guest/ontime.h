@@ -7,6 +7,7 @@
  *   sock.c   the life of a socket: names, connections, its end
  *   ready.c  readiness: reports of the device, poll
  *   io.c     sending and receiving
+ *   ahead.c  the next small message of a stream, received before it is asked for
  *   opt.c    options and ioctls
  *   rpc.c    calls to the device process
  *   idle.c   the idle loop that looks at the queues, and what the host is told of the vCPU
@@ -27,6 +28,7 @@
 #include <linux/irq_work.h>
 #include <linux/kref.h>
 #include <linux/list.h>
+#include <linux/mutex.h>
 #include <linux/net.h>
 #include <linux/refcount.h>
 #include <linux/scatterlist.h>
@@ -86,7 +88,9 @@ struct ontime_chan {
 	bool up;
 	bool restarting;		/* the device process was restarted: it is being set up anew */
 	bool silent;			/* it does not answer: watch.c */
-	unsigned int sleepers;		/* callers that need an interrupt */
+	bool quiet;			/* the call queue holds calls that no doorbell told of */
+	bool blind;			/* ONTIME_F_BLIND */
+	unsigned int sleepers;		/* callers that need an interrupt, and receives ahead */
 	unsigned int in_flight;
 	struct list_head calls;
 	u16 seen[ONTIME_VQS_CHANNEL];	/* how far the queues were taken */
@@ -171,6 +175,7 @@ struct ontime_rpc {
 	u32 abandoned;			/* ACCEPT: the new socket, if its caller left before there was an answer */
 	s32 result;
 	bool control;			/* for the control queue */
+	bool ahead;			/* a receive that nobody waits for: ahead.c */
 	bool answered;			/* by the device: in.done holds something */
 	bool lost;			/* its caller was told that no answer will come; the queue keeps it */
 	/* The caller's pages, for large transfers. */
@@ -195,6 +200,9 @@ int ontime_rpc_init(void);
 void ontime_rpc_exit(void);
 struct ontime_rpc *ontime_rpc_new(struct ontime_dev *dev, u32 chan, u16 op, u32 sock);
 void ontime_rpc_put(struct ontime_rpc *rpc);
+void ontime_rpc_put_later(struct ontime_rpc *rpc);
+int ontime_rpc_post(struct ontime_rpc *rpc);
+void ontime_rpc_kick(struct ontime_chan *chan);
 int ontime_rpc_pages(struct ontime_rpc *rpc, struct iov_iter *iter, size_t length);
 int ontime_rpc_run(struct ontime_rpc *rpc);
 int ontime_rpc_wait(struct ontime_rpc *rpc, long *timeout);
@@ -235,6 +243,15 @@ struct ontime_sock {
 	atomic64_t ready;		/* sequence number << 32 | ONTIME_READY_* */
 	bool dead;			/* its device has gone */
 	bool abort;			/* close with a reset */
+	bool polled;			/* somebody asked how ready it is */
+	bool blind;			/* reports may say IN too much: a receive left that out, as nobody had asked */
+	/* The receive posted ahead: ahead.c. */
+	struct mutex ahead_lock;
+	struct ontime_rpc *ahead;
+	u32 ahead_state;
+	u32 ahead_at;			/* bytes of it that were read */
+	u32 ahead_streak;		/* small messages in a row */
+	bool ahead_off;
 	bool failed;			/* connect(2)'s error was given to the application, unknown to the host */
 	u16 peer_len;
 	u8 peer[ONTIME_ADDR_MAX];	/* of an accepted socket */
@@ -280,6 +297,8 @@ int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout);
 void ontime_sock_done(struct sock *sk, struct ontime_rpc *rpc);
 void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *event);
 void ontime_sock_die(struct ontime_sock *os);
+void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc);
+void ontime_sock_reap(struct sock *sk);
 
 static inline u32 ontime_sock_ready(struct ontime_sock *os)
 {
@@ -290,6 +309,17 @@ static inline u32 ontime_sock_ready(struct ontime_sock *os)
 
 int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length);
 int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int flags);
+
+/* ---- ahead.c ---- */
+
+bool ontime_ahead_holds(struct ontime_sock *os);
+u32 ontime_ahead_unread(struct ontime_sock *os);
+void ontime_ahead_done(struct ontime_rpc *rpc);
+bool ontime_ahead_end(struct ontime_sock *os);
+void ontime_ahead_flush(struct ontime_sock *os);
+void ontime_ahead_next(struct sock *sk, size_t received, size_t room, bool plain);
+void ontime_ahead_never(struct sock *sk);
+int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *timeout);
 
 /* ---- opt.c ---- */
 

@@ -175,6 +175,28 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	}
 }
 
+/* Options that say when a stream's receive returns and what comes with it. */
+static bool opt_of_receiving(int level, int name)
+{
+	if (level == SOL_TCP)
+		return name == TCP_INQ;
+	if (level != SOL_SOCKET)
+		return false;
+	switch (name) {
+	case SO_RCVLOWAT:
+	case SO_OOBINLINE:
+	case SO_TIMESTAMP_OLD:
+	case SO_TIMESTAMP_NEW:
+	case SO_TIMESTAMPNS_OLD:
+	case SO_TIMESTAMPNS_NEW:
+	case SO_TIMESTAMPING_OLD:
+	case SO_TIMESTAMPING_NEW:
+		return true;
+	default:
+		return false;
+	}
+}
+
 int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int length)
 {
 	u8 small[64], *copy = small;
@@ -187,6 +209,8 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 		if (!copy)
 			return -ENOMEM;
 	}
+	if (opt_of_receiving(level, name))
+		ontime_ahead_never(sock->sk);
 	if (!copy_from_sockptr(copy, value, length))
 		err = level == SOL_SOCKET ? set_sol_socket(sock, name, copy, length) :
 					    host_setsockopt(sock->sk, level, name, copy, length);
@@ -223,10 +247,16 @@ int ontime_getsockopt(struct socket *sock, int level, int name, char __user *val
 	return result;
 }
 
+/* What was received ahead is unread as well, and before the mark. */
 static int opt_query(struct socket *sock, u32 which, int __user *number)
 {
+	int unread = ontime_ahead_unread(ontime_sk(sock->sk));
 	int result = ontime_simple(sock->sk, ONTIME_OP_QUERY, which, 0);
 
+	if (result >= 0 && which == ONTIME_QUERY_INQ)
+		result += unread;
+	else if (result > 0 && which == ONTIME_QUERY_ATMARK && unread)
+		result = 0;
 	return result < 0 ? result : put_user(result, number);
 }
 

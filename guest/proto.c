@@ -103,6 +103,7 @@ static void sk_inherit(struct sock *sk, const struct sock *parent)
 	sk->sk_rcvtimeo = parent->sk_rcvtimeo;
 	sk->sk_sndtimeo = parent->sk_sndtimeo;
 	sk->sk_rcvlowat = parent->sk_rcvlowat;
+	ontime_sk(sk)->ahead_off = ontime_sk(parent)->ahead_off;
 }
 
 /* A socket for accept(2), without a host socket yet; grafted onto its struct socket when there is one. */

@@ -84,8 +84,8 @@ static void reap_events(struct ontime_chan *chan)
 	rcu_read_unlock();
 }
 
-/* With chan->lock. */
-static bool reap_calls(struct virtqueue *vq)
+/* With chan->lock. Receives ahead are put into @ahead, held: their sockets' waiters are woken without the lock. */
+static bool reap_calls(struct virtqueue *vq, struct list_head *ahead)
 {
 	struct ontime_rpc *rpc;
 	unsigned int length;
@@ -93,8 +93,12 @@ static bool reap_calls(struct virtqueue *vq)
 
 	while ((rpc = virtqueue_get_buf(vq, &length))) {
 		any = true;
+		if (rpc->ahead)
+			refcount_inc(&rpc->refs);
 		rpc->answered = length >= sizeof(rpc->in.done) && rpc->in.done.id == rpc->out.call.id;
 		ontime_rpc_complete(rpc, rpc->answered ? (s32)le32_to_cpu(rpc->in.done.result) : -EIO);
+		if (rpc->ahead)
+			list_add_tail(&rpc->link, ahead);
 	}
 	return any;
 }
@@ -102,15 +106,17 @@ static bool reap_calls(struct virtqueue *vq)
 /* Takes what the device has used, events first. From any context. */
 void ontime_reap(struct ontime_chan *chan)
 {
+	struct ontime_rpc *rpc, *next;
 	unsigned long flags;
+	LIST_HEAD(ahead);
 	bool freed = false;
 
 	reap_events(chan);
 	spin_lock_irqsave(&chan->lock, flags);
 	while (chan->up) {
-		freed |= reap_calls(chan->callq);
+		freed |= reap_calls(chan->callq, &ahead);
 		if (chan->controlq)
-			reap_calls(chan->controlq);
+			reap_calls(chan->controlq, &ahead);
 		if ((!chan->sleepers && !chan->word) || !ontime_rearm(chan, chan->callq, ONTIME_VQ_CALL))
 			break;
 	}
@@ -119,6 +125,11 @@ void ontime_reap(struct ontime_chan *chan)
 		return;
 	/* An error that the host told before it completed a call is known before its caller goes on. */
 	reap_events(chan);
+	list_for_each_entry_safe(rpc, next, &ahead, link) {
+		list_del_init(&rpc->link);
+		ontime_ahead_done(rpc);
+		ontime_rpc_put_later(rpc);
+	}
 	if (wq_has_sleeper(&chan->room))
 		wake_up(&chan->room);
 }

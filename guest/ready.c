@@ -74,6 +74,16 @@ void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *even
 		sock_wake(sk, le32_to_cpu(event->ready));
 }
 
+/* What was received ahead is there: under the RCU read lock, in whatever context the queue is looked at. */
+void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc)
+{
+	u32 fresh;
+
+	if (rpc->answered)
+		sock_report(ontime_sk(sk), le32_to_cpu(rpc->in.done.seq), le32_to_cpu(rpc->in.done.ready), &fresh);
+	sock_wake(sk, ontime_sock_ready(ontime_sk(sk)) | ONTIME_READY_IN);
+}
+
 /* The device has gone: under the RCU read lock. */
 void ontime_sock_die(struct ontime_sock *os)
 {
@@ -85,7 +95,7 @@ void ontime_sock_die(struct ontime_sock *os)
 }
 
 /* Events that are there already need no interrupt. */
-static void sock_reap(struct sock *sk)
+void ontime_sock_reap(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
 	struct ontime_chan *chan = ontime_chan_get(READ_ONCE(os->chan), os->dev->generation);
@@ -94,6 +104,21 @@ static void sock_reap(struct sock *sk)
 		return;
 	ontime_reap(chan);
 	ontime_chan_put(chan);
+}
+
+/*
+ * Whether the host must be asked how ready the socket is: nothing was reported yet, or a receive left it out because nobody had
+ * asked (io.c). Such a receive sees @polled or is seen here.
+ */
+static bool sock_must_ask(struct ontime_sock *os)
+{
+	if (!READ_ONCE(os->polled)) {
+		WRITE_ONCE(os->polled, true);
+		smp_mb();
+		if (READ_ONCE(os->blind))
+			return true;
+	}
+	return !(atomic64_read(&os->ready) >> 32);
 }
 
 __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_struct *wait)
@@ -105,10 +130,14 @@ __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_s
 
 	sock_poll_wait(file, sock, wait);
 	/* What has arrived counts, whether or not the interrupt came. Before the first report the host is asked. */
-	sock_reap(sk);
-	if (!(atomic64_read(&os->ready) >> 32) && !READ_ONCE(os->dead))
+	ontime_sock_reap(sk);
+	if (sock_must_ask(os) && !READ_ONCE(os->dead))
 		ontime_simple(sk, ONTIME_OP_POLL, 0, 0);
 	ready = ontime_sock_ready(os);
+	if (ontime_ahead_holds(os))
+		ready |= ONTIME_READY_IN;
+	else if (!(ready & ONTIME_READY_IN))
+		ontime_ahead_flush(os);
 	if (READ_ONCE(os->dead))
 		ready |= ONTIME_READY_IN | ONTIME_READY_OUT | ONTIME_READY_HUP;
 	if (ready & ONTIME_READY_IN)
@@ -132,10 +161,12 @@ static bool sock_is_ready(struct sock *sk, u32 mask)
 
 	if (mask && ontime_sock_ready(os) & (mask | ONTIME_READY_HUP))
 		return true;
+	if (!(mask & ONTIME_READY_OUT) && ontime_ahead_holds(os))
+		return true;
 	return READ_ONCE(sk->sk_err) || READ_ONCE(os->dead);
 }
 
-/* Waits until one of @mask is reported, or an error (0: only that): 0, -EAGAIN after *timeout (jiffies), -ERESTARTSYS. */
+/* Waits until one of @mask is reported, or an error or what was received ahead (0: only those): 0, -EAGAIN after *timeout (jiffies), -ERESTARTSYS. */
 int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
 {
 	DEFINE_WAIT_FUNC(wait, woken_wake_function);
@@ -143,7 +174,7 @@ int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
 
 	add_wait_queue(sk_sleep(sk), &wait);
 	for (;;) {
-		sock_reap(sk);
+		ontime_sock_reap(sk);
 		if (sock_is_ready(sk, mask))
 			break;
 		err = -EAGAIN;

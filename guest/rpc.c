@@ -141,12 +141,22 @@ void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result)
 {
 	list_del_init(&rpc->link);
 	rpc->chan->in_flight--;
+	if (rpc->ahead) {
+		rpc->chan->sleepers--;
+		atomic_dec(&rpc->chan->waiting);
+	}
 	if (rpc->closes >= 0)
 		ida_free(&rpc->dev->indices, rpc->closes);
 	if (!rpc->lost) {
 		rpc->result = result;
 		complete(&rpc->completed);
 	}
+	ontime_rpc_put_later(rpc);
+}
+
+/* From where nothing may sleep. */
+void ontime_rpc_put_later(struct ontime_rpc *rpc)
+{
 	if (refcount_dec_and_test(&rpc->refs))
 		queue_work(rpc_wq, &rpc->free_work);
 }
@@ -224,7 +234,15 @@ static int rpc_try_submit(struct ontime_rpc *rpc)
 			refcount_inc(&rpc->refs);
 			list_add_tail(&rpc->link, &chan->calls);
 			chan->in_flight++;
+		}
+		if (!err && rpc->ahead) {
+			/* The next doorbell tells of it; until then nobody waits for it. */
+			chan->quiet = true;
+			chan->sleepers++;
+			ontime_rearm(chan, vq, ONTIME_VQ_CALL);
+		} else if (!err) {
 			notify = virtqueue_kick_prepare(vq);
+			chan->quiet &= rpc->control;
 		}
 	}
 	spin_unlock_irqrestore(&chan->lock, flags);
@@ -234,6 +252,43 @@ static int rpc_try_submit(struct ontime_rpc *rpc)
 		ontime_ring(chan);
 	rcu_read_unlock();
 	return err;
+}
+
+/* Has a receive wait in the device, from the next doorbell on; its end is ontime_ahead_done()'s. */
+int ontime_rpc_post(struct ontime_rpc *rpc)
+{
+	struct ontime_chan *chan = rpc->chan;
+	int err;
+
+	/* Sockets that only might receive do not take the places of callers that do. */
+	if (atomic_inc_return(&chan->waiting) > chan->calls_max / 4) {
+		atomic_dec(&chan->waiting);
+		return -EBUSY;
+	}
+	rpc->out.call.flags |= cpu_to_le16(ONTIME_CALL_WAIT);
+	rpc->ahead = true;
+	err = rpc_try_submit(rpc);
+	if (err)
+		atomic_dec(&chan->waiting);
+	return err;
+}
+
+/* Tells the device of calls that no doorbell has told of. */
+void ontime_rpc_kick(struct ontime_chan *chan)
+{
+	unsigned long flags;
+	bool notify = false;
+
+	rcu_read_lock();
+	spin_lock_irqsave(&chan->lock, flags);
+	if (chan->up && chan->quiet) {
+		chan->quiet = false;
+		notify = virtqueue_kick_prepare(chan->callq);
+	}
+	spin_unlock_irqrestore(&chan->lock, flags);
+	if (notify)
+		ontime_ring(chan);
+	rcu_read_unlock();
 }
 
 static bool rpc_room(struct ontime_chan *chan)

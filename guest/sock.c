@@ -41,7 +41,6 @@ struct ontime_rpc *ontime_sock_rpc(struct sock *sk, u16 op)
 {
 	struct ontime_sock *os = ontime_sk(sk);
 
-
 	return ontime_rpc_new(os->dev, op_of_channel(op) ? READ_ONCE(os->chan) : 0, op, os->id);
 }
 
@@ -144,6 +143,7 @@ static int sock_attach(struct sock *sk, struct ontime_dev *dev)
 	int err;
 
 	sock_set_flag(sk, SOCK_RCU_FREE);
+	mutex_init(&os->ahead_lock);
 	os->dev = dev;
 	err = sock_take_id(os, dev);
 	if (err) {
@@ -203,8 +203,14 @@ int ontime_sock_init(struct sock *sk)
 /* From sk_common_release(). */
 void ontime_sock_destroy(struct sock *sk)
 {
-	if (ontime_sk(sk)->dev)
-		sock_detach(sk, REST_SOCKET);
+	struct ontime_sock *os = ontime_sk(sk);
+
+	if (!os->dev)
+		return;
+	/* As TCP does where bytes were not read. */
+	if (ontime_ahead_end(os))
+		os->abort = true;
+	sock_detach(sk, REST_SOCKET);
 }
 
 /*

@@ -60,6 +60,15 @@ unusual() {
     tail -n 1 out/unusual-none | grep -q end && diff out/unusual-none out/unusual-all
 }
 
+# Small messages of streams under a real-time priority, which outsourced sockets receive before they are asked for.
+received_ahead() {
+    for mode in none all; do
+        steer $mode
+        chrt -f 40 python3 /lab/ahead.py > "out/ahead-$mode" || return 1
+    done
+    tail -n 1 out/ahead-none | grep -q end && diff out/ahead-none out/ahead-all
+}
+
 # The same under a real-time priority: the sockets are on the vCPU's channel. With wake=idle that ends halts and interrupts
 # nobody.
 channel_interrupts() {
@@ -222,6 +231,7 @@ insmod /lab/ontime.ko || exit 1
 check same-calls same_calls
 check rt-channel rt_channel
 check unusual unusual
+check received-ahead received_ahead
 check steering steering
 check own-namespace-stays own_namespace_stays
 check not-while-open not_while_open

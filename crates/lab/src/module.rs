@@ -14,6 +14,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("abi/ontime_abi.h", include_str!("../../../abi/ontime_abi.h")),
     ("guest/Kbuild", include_str!("../../../guest/Kbuild")),
     ("guest/Makefile", include_str!("../../../guest/Makefile")),
+    ("guest/ahead.c", include_str!("../../../guest/ahead.c")),
     ("guest/dev.c", include_str!("../../../guest/dev.c")),
     ("guest/dkms.conf", include_str!("../../../guest/dkms.conf")),
     ("guest/dl.c", include_str!("../../../guest/dl.c")),

@@ -55,6 +55,9 @@ impl Engine {
             }),
             Request::Query(which) => query(socket, which).map(|number| Outcome::Done(Reply::number(Ok(number)))),
             Request::Poll => {
+                if let Some(local) = self.local(socket.index) {
+                    local.polled = true;
+                }
                 self.look(socket);
                 Ok(Outcome::Done(Reply::done()))
             }
@@ -80,16 +83,29 @@ impl Engine {
                 ready = host::ready(socket.fd);
             }
         }
-        local.ready = ready;
-        if local.error != 0 {
+        let failed = local.error != 0;
+        self.note(socket, ready);
+        if failed {
             self.mark_dirty(socket.index);
+        }
+    }
+
+    /// What a receive leaves behind, asked of the kernel only where it is not known otherwise: a stream that gave less than there was room
+    /// for is empty, and what comes later is an event; a socket that nobody polls (`blind`) is asked again by its next receive.
+    fn look_behind(&mut self, socket: &Socket, short: bool, blind: bool) {
+        let Some(local) = self.local(socket.index) else { return };
+        let quiet = local.ready & !(ONTIME_READY_IN | ONTIME_READY_OUT) == 0 && local.error == 0;
+        if quiet && short && socket.protocol == Protocol::Tcp {
+            self.unready(socket, ONTIME_READY_IN);
+        } else if !(quiet && blind && !local.polled) {
+            self.look(socket);
         }
     }
 
     /// Takes bits off the socket's readiness: the kernel has said EAGAIN, and will say when they come back.
     fn unready(&mut self, socket: &Socket, bits: u32) {
-        if let Some(local) = self.local(socket.index) {
-            local.ready &= !bits;
+        if let Some(ready) = self.local(socket.index).map(|local| local.ready) {
+            self.note(socket, ready & !bits);
         }
     }
 
@@ -184,7 +200,10 @@ impl Engine {
         if all && received.len > 0 && call.moved < call.parts.room {
             return Ok(Outcome::Again);
         }
-        self.look(socket);
+        let consumes = flags & (libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0;
+        let short = consumes && (1..left).contains(&received.len);
+        let blind = consumes && wait && u32::from(call.words.flags) & ONTIME_CALL_BLIND != 0;
+        self.look_behind(socket, short, blind);
         let reply = Reply {
             data: call.moved.min(call.parts.room),
             control: received.control,

@@ -17,13 +17,11 @@ use crate::mail::{ChannelEnd, Order, ROOM, Released};
 use crate::memory::{Iovecs, Memory};
 use crate::notify::Notifier;
 use crate::shared::{QUEUE_MAX, Shared, count};
-use crate::table::NOBODY;
+use crate::table::{NOBODY, Socket};
 use crate::vring::Vring;
 
 /// Events of the thread's epoll: below are the queues and the backend's own.
 pub const BELL_EVENT: u16 = 8;
-/// The notifier's guard.
-pub const GUARD_EVENT: u16 = 9;
 /// The socket at place 0.
 pub const SOCKET_EVENTS: u16 = 16;
 
@@ -33,6 +31,10 @@ pub(crate) struct Local {
     pub owned: bool,
     pub dirty: bool,
     pub again: bool,
+    /// The epoll waits for EPOLLOUT too.
+    pub out_watched: bool,
+    /// Somebody asked how ready it is, and means to be told.
+    pub polled: bool,
     pub prio: u16,
     pub error: u16,
     pub ready: u32,
@@ -93,7 +95,7 @@ impl Engine {
             iov: Iovecs::with_capacity(segments.min(1024)),
             control: vec![0; ONTIME_CONTROL_MAX as usize],
             mail: shared.mail.take_channel(channel),
-            notifier: Notifier::new(channel)?,
+            notifier: Notifier::new(channel),
             calls_seen: 0,
             events_seen: 0,
             start_due: false,
@@ -110,8 +112,7 @@ impl Engine {
     /// The kernel's.
     pub fn attach(&mut self, epoll: RawFd) -> Result<(), Errno> {
         self.epoll = epoll;
-        host::watch(epoll, self.shared.mail.bell(self.channel), u64::from(BELL_EVENT))?;
-        host::watch(epoll, self.notifier.timer(), u64::from(GUARD_EVENT))
+        host::watch(epoll, self.shared.mail.bell(self.channel), u64::from(BELL_EVENT), false)
     }
 
     /// The guest's memory as it is now.
@@ -156,7 +157,7 @@ impl Engine {
     /// What an event asks for, besides a look at the queue.
     pub(crate) fn event(&mut self, memory: &Memory, vrings: &[Vring], event: u16, ready: u32) {
         match (event, vrings) {
-            (GUARD_EVENT, _) => self.notifier.expired(&self.shared, memory, vrings),
+            (BELL_EVENT, _) => self.notifier.again(&self.shared, memory, vrings),
             (SOCKET_EVENTS.., [calls, ..]) => {
                 self.socket_event(memory, calls, u32::from(event - SOCKET_EVENTS), Some(ready));
             }
@@ -241,16 +242,37 @@ impl Engine {
     /// Makes a socket this engine's. Its readiness is reported.
     pub(crate) fn adopt(&mut self, index: u32) -> Result<(), Errno> {
         let socket = self.shared.table.at(index).ok_or(Errno(libc::EBADF))?;
-        host::watch(self.epoll, socket.fd, u64::from(SOCKET_EVENTS) + u64::from(index))?;
+        let ready = host::ready(socket.fd);
+        let out_watched = awaits_out(ready);
+        // What came since is an event at once.
+        host::watch(self.epoll, socket.fd, socket_event(index), out_watched)?;
         // The count goes on: the last owner's reports may still be on their way, in another queue.
         let seq = self.shared.table.reports(index);
         if let Some(local) = self.local(index) {
             let Local { dirty, again, .. } = *local;
-            *local = Local { owned: true, dirty, again, seq, ready: host::ready(socket.fd), ..Local::default() };
+            *local = Local { owned: true, dirty, again, out_watched, seq, ready, ..Local::default() };
         }
         self.shared.table.set_owner(index, self.channel);
         self.mark_dirty(index);
         Ok(())
+    }
+
+    /// Notes how ready a socket is. The kernel tells of EPOLLOUT only where that is awaited: else each message that has left would be an
+    /// event.
+    pub(crate) fn note(&mut self, socket: &Socket, ready: u32) {
+        let Some(local) = self.local(socket.index) else { return };
+        local.ready = ready;
+        if awaits_out(ready) && local.owned && !local.out_watched {
+            self.watch_out(socket, true);
+        }
+    }
+
+    pub(crate) fn watch_out(&mut self, socket: &Socket, wanted: bool) {
+        // It is in the epoll as long as it is owned: this does not fail.
+        let done = host::watch_out(self.epoll, socket.fd, socket_event(socket.index), wanted);
+        if let Some(local) = self.local(socket.index).filter(|_| done.is_ok()) {
+            local.out_watched = wanted;
+        }
     }
 
     /// Lets go of a socket.
@@ -310,6 +332,16 @@ impl Engine {
             self.notifier.used(&self.shared, memory, vrings, used, waiter);
         }
     }
+}
+
+/// Whether EPOLLOUT is news of a socket that is so ready: it cannot be sent to now, or is not connected (HUP) and may be some day.
+pub(crate) fn awaits_out(ready: u32) -> bool {
+    ready & (ONTIME_READY_OUT | ONTIME_READY_HUP) != ONTIME_READY_OUT
+}
+
+/// A socket's event in the thread's epoll.
+fn socket_event(index: u32) -> u64 {
+    u64::from(SOCKET_EVENTS) + u64::from(index)
 }
 
 /// Takes note of a ring that runs; true if it was set up anew.

@@ -197,15 +197,31 @@ pub fn ready(fd: RawFd) -> u32 {
     u32::from(poll.revents as u16)
 }
 
-/// Adds a socket to an epoll, edge-triggered, for everything.
+/// Adds a descriptor to an epoll, edge-triggered, for everything, or for all but EPOLLOUT.
 ///
 /// # Errors
 /// The kernel's.
-pub fn watch(epoll: RawFd, fd: RawFd, data: u64) -> Result<(), Errno> {
-    let events = libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+pub fn watch(epoll: RawFd, fd: RawFd, data: u64, out: bool) -> Result<(), Errno> {
+    control(epoll, libc::EPOLL_CTL_ADD, fd, watched(out), data)
+}
+
+/// Has an epoll wait for EPOLLOUT of a descriptor that [`watch`] added, or no longer. What is ready already is an event.
+///
+/// # Errors
+/// The kernel's.
+pub fn watch_out(epoll: RawFd, fd: RawFd, data: u64, out: bool) -> Result<(), Errno> {
+    control(epoll, libc::EPOLL_CTL_MOD, fd, watched(out), data)
+}
+
+fn watched(out: bool) -> libc::c_int {
+    let out = if out { libc::EPOLLOUT } else { 0 };
+    libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLET | out
+}
+
+fn control(epoll: RawFd, op: libc::c_int, fd: RawFd, events: libc::c_int, data: u64) -> Result<(), Errno> {
     let mut event = libc::epoll_event { events: events as u32, u64: data };
     // SAFETY: one valid epoll_event.
-    check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) }).map(drop)
+    check(unsafe { libc::epoll_ctl(epoll, op, fd, &raw mut event) }).map(drop)
 }
 
 /// Has an epoll, which waits for reading already, tell of each event once.
@@ -213,9 +229,7 @@ pub fn watch(epoll: RawFd, fd: RawFd, data: u64) -> Result<(), Errno> {
 /// # Errors
 /// The kernel's: ENOENT where it does not wait for it.
 pub fn edge(epoll: RawFd, fd: RawFd, data: u64) -> Result<(), Errno> {
-    let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: data };
-    // SAFETY: one valid epoll_event.
-    check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &raw mut event) }).map(drop)
+    control(epoll, libc::EPOLL_CTL_MOD, fd, libc::EPOLLIN | libc::EPOLLET, data)
 }
 
 /// Takes a socket out of an epoll. Not being in it is no error.

@@ -11,6 +11,7 @@
 //! | `memory`, `call`, `table` | guest memory as buffers; calls in flight; which id is which host socket |
 //! | `host` | system calls |
 //! | `engine`, `calls`, `data`, `readiness`, `notify` | a thread that owns sockets; its queue; its calls on sockets; their readiness; waking and interrupting the vCPU |
+//! | `guard` | has wake-ups without effect sent again |
 //! | `vring` | a queue whose doorbell is not read |
 //! | `worker`, `control_queue` | calls that may block; calls about the VM |
 //! | `deadlines` | bandwidth that the guest asks for, and the daemon that admits it |
@@ -26,6 +27,7 @@ mod data;
 pub mod deadlines;
 mod device;
 mod engine;
+mod guard;
 mod host;
 mod mail;
 mod memory;

@@ -1,10 +1,7 @@
 //! When a channel's vCPU is woken, interrupted, or left alone (docs/device.md, "The vCPU word and notifications").
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::time::Duration;
 
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use vhost_user_backend::VringT;
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
@@ -12,9 +9,6 @@ use crate::abi::*;
 use crate::memory::Memory;
 use crate::shared::{Shared, count};
 use crate::vring::Vring;
-
-/// How often the guard looks whether a wake-up shows no effect, and then sends it again.
-const GUARD: Duration = Duration::from_millis(10);
 
 /// What to do about a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,31 +37,17 @@ pub fn rule(state: u32, waiter: u16) -> Notice {
 /// A channel's notifications.
 pub struct Notifier {
     channel: u32,
-    guard: rustix::fd::OwnedFd,
-    guarding: bool,
-    /// A wake-up was sent since the guard looked.
-    woken: bool,
 }
 
 impl Notifier {
     /// Of a channel.
-    ///
-    /// # Errors
-    /// Where no timer can be made.
-    pub fn new(channel: u32) -> std::io::Result<Self> {
-        let guard =
-            rustix::time::timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
-        Ok(Self { channel, guard, guarding: false, woken: false })
-    }
-
-    /// The guard's timer, to wait on.
-    pub fn timer(&self) -> RawFd {
-        self.guard.as_raw_fd()
+    pub fn new(channel: u32) -> Self {
+        Self { channel }
     }
 
     /// Buffers of the queues marked in `used` were used, for a waiter of this priority at most.
-    pub fn used(&mut self, shared: &Shared, memory: &Memory, vrings: &[Vring], used: [bool; 2], waiter: u16) {
-        let address = shared.vcpus.get(self.channel as usize).map_or(0, |word| word.load(Ordering::Acquire));
+    pub fn used(&self, shared: &Shared, memory: &Memory, vrings: &[Vring], used: [bool; 2], waiter: u16) {
+        let address = shared.vcpu(self.channel);
         if address == 0 {
             for (vring, _) in vrings.iter().zip(used).filter(|(_, used)| *used) {
                 // An unreadable ring gets the notification: one too many does no harm.
@@ -86,11 +66,10 @@ impl Notifier {
                 // If it changed meanwhile, the vCPU went on by itself, and looks: before it runs a thread it does (step 2).
                 let halted = state.compare_exchange(seen, ONTIME_VCPU_WOKEN, Ordering::SeqCst, Ordering::Relaxed);
                 if halted.is_ok() {
-                    self.wake(vrings);
+                    wake(vrings);
                     count(&shared.counters.wakes);
                     note(memory, address, 8, &shared.counters.wakes);
-                    self.woken = true;
-                    self.watch(true);
+                    shared.guard.woken(self.channel);
                 }
             }
             Notice::Attention => {
@@ -103,40 +82,24 @@ impl Notifier {
         }
     }
 
-    /// The guard looks.
-    pub fn expired(&mut self, shared: &Shared, memory: &Memory, vrings: &[Vring]) {
-        let mut expirations = [0; 8];
-        let _ = rustix::io::read(self.guard.as_fd(), &mut expirations);
-        let woken = std::mem::take(&mut self.woken);
-        let address = shared.vcpus.get(self.channel as usize).map_or(0, |word| word.load(Ordering::Acquire));
-        if address == 0 {
-            return self.watch(false);
-        }
-        if word(memory, address, 0).is_some_and(|state| state.load(Ordering::SeqCst) == ONTIME_VCPU_WOKEN) {
-            self.wake(vrings);
+    /// Sends a wake-up again, where the guard asks for it.
+    pub fn again(&self, shared: &Shared, memory: &Memory, vrings: &[Vring]) {
+        if shared.guard.asked(self.channel) && woken(memory, shared.vcpu(self.channel)) {
+            wake(vrings);
             count(&shared.counters.rewakes);
-        } else if !woken {
-            self.watch(false);
         }
     }
+}
 
-    fn wake(&self, vrings: &[Vring]) {
-        if let Some(vring) = vrings.first() {
-            let _ = vring.signal_used_queue();
-        }
+fn wake(vrings: &[Vring]) {
+    if let Some(vring) = vrings.first() {
+        let _ = vring.signal_used_queue();
     }
+}
 
-    /// Has the guard look each GUARD, or never. While wake-ups follow each other it is left running: they cost no call.
-    fn watch(&mut self, wanted: bool) {
-        if self.guarding == wanted {
-            return;
-        }
-        let every = Timespec { tv_sec: 0, tv_nsec: if wanted { GUARD.as_nanos() as _ } else { 0 } };
-        let spec = Itimerspec { it_interval: every, it_value: every };
-        if rustix::time::timerfd_settime(self.guard.as_fd(), TimerfdTimerFlags::empty(), &spec).is_ok() {
-            self.guarding = wanted;
-        }
-    }
+/// Whether the vCPU with this word has been sent a wake-up that shows no effect.
+pub fn woken(memory: &Memory, address: u64) -> bool {
+    address != 0 && word(memory, address, 0).is_some_and(|state| state.load(Ordering::SeqCst) == ONTIME_VCPU_WOKEN)
 }
 
 /// Whether a vCPU word may lie there.

@@ -136,6 +136,9 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     let (telling, status) = (shared.clone(), listeners.status);
     let tell = move || tell(&telling, &status);
     std::thread::Builder::new().name("status".to_owned()).spawn(tell).map_err(system("starting a thread"))?;
+    let guarded = shared.clone();
+    let watch = move || guarded.guard.run(&guarded);
+    std::thread::Builder::new().name("guard".to_owned()).spawn(watch).map_err(system("starting a thread"))?;
     if let Some(listener) = listeners.deadlines {
         let shared = shared.clone();
         let admit = move || shared.deadlines.serve(&listener);
@@ -193,6 +196,7 @@ fn serve(shared: &Arc<Shared>, channel: u32, mut listener: Listener) -> Result<(
     let vhost = |error: vhost_user_backend::Error| ProcessError::Vhost { channel, reason: error.to_string() };
     let system = |what| move |source| ProcessError::System { what, source };
     let memory = GuestMemoryAtomic::new(Memory::new());
+    shared.guard.watch(channel, memory.clone());
     let device = Arc::new(Device::new(shared.clone(), channel, memory.clone()).map_err(system("making a device"))?);
     let mut daemon = VhostUserDaemon::new(format!("ontime-vhost/{channel}"), device.clone(), memory).map_err(vhost)?;
     if let Some(handler) = daemon.get_epoll_handlers().first() {

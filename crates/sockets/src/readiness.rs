@@ -4,7 +4,7 @@ use vhost_user_backend::VringT;
 use virtio_queue::QueueT;
 
 use crate::abi::*;
-use crate::engine::{Engine, Local};
+use crate::engine::{Engine, Local, awaits_out};
 use crate::host;
 use crate::memory::Memory;
 use crate::shared::count;
@@ -19,13 +19,21 @@ impl Engine {
             return;
         }
         let Some(socket) = self.shared.table.at(index).filter(|socket| socket.owner == self.channel) else { return };
-        let (before, receiver) = match self.local(index) {
-            Some(local) if local.owned => (local.ready, !local.waiting[0].is_empty()),
+        let (before, out_watched, receiver) = match self.local(index) {
+            Some(local) if local.owned => (local.ready, local.out_watched, !local.waiting[0].is_empty()),
             _ => return,
         };
+        if out_watched && !awaits_out(before) && said.unwrap_or(0) & ONTIME_READY_OUT != 0 {
+            self.watch_out(&socket, false);
+        }
         // A call of the same batch of events may have taken what had come: only a receiver, who finds out, takes their word for it.
         let told = said.filter(|bits| receiver && bits & (ONTIME_READY_IN | ONTIME_READY_ERR) == ONTIME_READY_IN);
-        let mut ready = told.unwrap_or_else(|| host::ready(socket.fd));
+        let mut ready = match told {
+            // What the kernel is not to tell is as it was.
+            Some(bits) if !out_watched => bits | before & ONTIME_READY_OUT,
+            Some(bits) => bits,
+            None => host::ready(socket.fd),
+        };
         if ready & ONTIME_READY_ERR != 0 {
             let error = host::take_error(socket.fd);
             if error != 0 {
@@ -33,9 +41,7 @@ impl Engine {
                 ready = host::ready(socket.fd);
             }
         }
-        if let Some(local) = self.local(index) {
-            local.ready = ready;
-        }
+        self.note(&socket, ready);
         let [received, sent] = self.serve(memory, vring, &socket);
         let Some(local) = self.local(index) else { return };
         let changed = local.ready != before && !received && !sent;

@@ -9,6 +9,7 @@ use crate::abi::{
 };
 use crate::config::{Vm, Wake};
 use crate::deadlines::Deadlines;
+use crate::guard::Guard;
 use crate::mail::Mail;
 use crate::table::Table;
 use crate::vring::Vring;
@@ -68,6 +69,8 @@ pub struct Shared {
     pub deadlines: Deadlines,
     /// Between the threads.
     pub mail: Mail,
+    /// Over wake-ups.
+    pub guard: Guard,
     /// By channel: guest-physical address of `ontime_vcpu`, 0 for none.
     pub vcpus: Vec<AtomicU64>,
     /// Main's control queue, whose notification is main's vector: set when the guest names a vCPU word.
@@ -86,6 +89,7 @@ impl Shared {
             name: name.to_owned(),
             table: Table::new(vm.policy.limits.sockets),
             vcpus: (0..=vm.channels).map(|_| AtomicU64::new(0)).collect(),
+            guard: Guard::new(vm.channels),
             vm,
             counters: Counters::default(),
             deadlines: Deadlines::default(),
@@ -93,6 +97,11 @@ impl Shared {
             attention: OnceLock::new(),
             generation,
         })
+    }
+
+    /// Guest-physical address of a channel's `ontime_vcpu`, 0 for none.
+    pub fn vcpu(&self, channel: u32) -> u64 {
+        self.vcpus.get(channel as usize).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
     /// How many channels there are, main's included.

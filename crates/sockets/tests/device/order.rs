@@ -1,6 +1,6 @@
 //! What a guest learns in which order.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::panic::AssertUnwindSafe;
@@ -42,6 +42,72 @@ fn a_stream_gives_its_data_before_its_reset() {
             event = driver.ready(channel, ONTIME_READY_HUP);
         }
         assert_eq!(i32::from(event.error), libc::ECONNRESET, "channel {channel}");
+    }
+}
+
+/// What a blind receive leaves behind is told once somebody asks for it, and from then on as of any socket.
+#[test]
+fn a_blind_receive_hides_nothing_from_who_asks() {
+    let mut vm = Vm::start(FREE);
+    for channel in 0..2u32 {
+        vm.channels[channel as usize].event_buffers(64);
+        vm.main().socket(channel, AF_INET, SOCK_DGRAM, channel);
+        let address = bind(&mut vm, channel);
+        let client = UdpSocket::bind(local(0)).unwrap();
+        let driver = &mut vm.channels[channel as usize];
+        let blind = || Call::new(ONTIME_OP_RECV, channel).wait().blind().room(100);
+        let waiting = driver.post(blind());
+        driver.settle();
+        let stood = driver.stop();
+        for number in 0..3u8 {
+            client.send_to(&[number], address).unwrap();
+        }
+        driver.start_at(&stood);
+        assert_eq!(driver.wait(waiting).data, [0], "channel {channel}");
+        let asked = driver.call(Call::new(ONTIME_OP_POLL, channel));
+        assert_ne!(asked.header.ready & ONTIME_READY_IN, 0, "channel {channel}: two datagrams are there");
+        // Now it is known that somebody polls.
+        let second = driver.call(blind());
+        assert_eq!((&second.data[..], second.header.ready & ONTIME_READY_IN), (&[1][..], ONTIME_READY_IN));
+        let third = driver.call(blind());
+        assert_eq!((&third.data[..], third.header.ready & ONTIME_READY_IN), (&[2][..], 0), "channel {channel}");
+        client.send_to(&[3], address).unwrap();
+        driver.ready(channel, ONTIME_READY_IN);
+    }
+}
+
+/// The kernel is asked to tell of room to send only while there is none: each time it comes back it is told.
+#[test]
+fn room_to_send_is_told_each_time_it_comes_back() {
+    let mut vm = Vm::start(FREE);
+    let server = TcpListener::bind(local(0)).unwrap();
+    for channel in 0..2u32 {
+        vm.channels[channel as usize].event_buffers(64);
+        vm.main().socket(channel, AF_INET, SOCK_STREAM, channel);
+        let _ = vm.main().result(Call::new(ONTIME_OP_CONNECT, channel).to(server.local_addr().unwrap()));
+        let (mut peer, _) = server.accept().unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let driver = &mut vm.channels[channel as usize];
+        for round in 0..3 {
+            // Room and messages that leave, as long as it is so.
+            let mut ready = ONTIME_READY_OUT;
+            let mut sent = 0;
+            while ready & ONTIME_READY_OUT != 0 {
+                let done = driver.call(Call::new(ONTIME_OP_SEND, channel).data(&[7; 2000]));
+                ready = done.header.ready;
+                sent += done.result().unwrap_or(0) as usize;
+            }
+            assert_eq!(driver.result(Call::new(ONTIME_OP_SEND, channel).data(&[7; 10])), Err(libc::EAGAIN));
+            let mut left = vec![0; 1 << 20];
+            while sent > 0 {
+                match peer.read(&mut left) {
+                    Ok(bytes) => sent -= bytes,
+                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+            let event = driver.ready(channel, ONTIME_READY_OUT);
+            assert_eq!(event.error, 0, "channel {channel}, round {round}");
+        }
     }
 }
 

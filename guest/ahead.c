@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Receiving ahead: the next small message of a real-time stream waits in the device before the application asks for it. It
+ * comes with its data, so that neither readiness nor the receive costs a call: they are in the guest when the receiver runs.
+ *
+ * The receive is posted after a few small ones, without a doorbell: the call that answers the message brings it along. One
+ * a socket, taken out of the places for calls that wait. What it brought counts as unread: it is readable, peeked at,
+ * counted by FIONREAD; a socket that is closed with it is reset.
+ */
+#include <linux/rcupdate.h>
+
+#include "ontime.h"
+
+/* Small messages in a row before the next is received ahead. */
+#define AHEAD_AFTER 4
+
+enum ahead_state {
+	AHEAD_NONE,
+	AHEAD_POSTED,	/* the device has it, or finds it at the next doorbell */
+	AHEAD_HOLDS,	/* it has come back: data, the end of the stream, or an error */
+};
+
+/* From AHEAD_POSTED only ontime_ahead_done() leads on, from the others only the holder of ahead_lock. */
+static u32 ahead_state(struct ontime_sock *os)
+{
+	return smp_load_acquire(&os->ahead_state);
+}
+
+bool ontime_ahead_holds(struct ontime_sock *os)
+{
+	return ahead_state(os) == AHEAD_HOLDS;
+}
+
+/* Unread bytes; what another thread does meanwhile may not be seen. */
+u32 ontime_ahead_unread(struct ontime_sock *os)
+{
+	u32 bytes = 0;
+
+	mutex_lock(&os->ahead_lock);
+	if (ontime_ahead_holds(os) && os->ahead->result > 0)
+		bytes = os->ahead->result - os->ahead_at;
+	mutex_unlock(&os->ahead_lock);
+	return bytes;
+}
+
+/* The device is done with it. From whatever looks at the queue; the call is held. */
+void ontime_ahead_done(struct ontime_rpc *rpc)
+{
+	u32 id = le32_to_cpu(rpc->out.call.sock);
+	struct ontime_sock *os;
+
+	rcu_read_lock();
+	os = xa_load(&rpc->dev->socks, id & (ONTIME_SOCKETS_MAX - 1));
+	/* The call's address is not another's while it is held. */
+	if (os && os->id == id && READ_ONCE(os->ahead) == rpc) {
+		smp_store_release(&os->ahead_state, AHEAD_HOLDS);
+		ontime_sock_arrived((struct sock *)os, rpc);
+	}
+	rcu_read_unlock();
+}
+
+/* With ahead_lock. */
+static void ahead_drop(struct ontime_sock *os)
+{
+	struct ontime_rpc *rpc = os->ahead;
+
+	os->ahead_state = AHEAD_NONE;
+	WRITE_ONCE(os->ahead, NULL);
+	ontime_rpc_put(rpc);
+}
+
+/*
+ * The socket goes; whether bytes are lost with it that were not read. What is still in the device ends with the host's
+ * socket.
+ */
+bool ontime_ahead_end(struct ontime_sock *os)
+{
+	bool unread = ontime_ahead_unread(os) > 0;
+
+	mutex_lock(&os->ahead_lock);
+	if (os->ahead)
+		ahead_drop(os);
+	mutex_unlock(&os->ahead_lock);
+	return unread;
+}
+
+/* Has the device know of what was posted, before somebody waits for it. */
+void ontime_ahead_flush(struct ontime_sock *os)
+{
+	struct ontime_chan *chan;
+
+	if (ahead_state(os) != AHEAD_POSTED)
+		return;
+	chan = ontime_chan_get(READ_ONCE(os->chan), os->dev->generation);
+	if (!chan)
+		return;
+	if (READ_ONCE(chan->quiet)) {
+		ontime_rpc_kick(chan);
+		ontime_reap(chan);
+	}
+	ontime_chan_put(chan);
+}
+
+/* A receive gave so many bytes of those it had room for: has the next one wait in the device where that is worth it. */
+void ontime_ahead_next(struct sock *sk, size_t received, size_t room, bool plain)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	struct ontime_rpc *rpc;
+
+	if (!READ_ONCE(os->chan) || READ_ONCE(os->ahead_off))
+		return;
+	if (!plain || received >= min_t(size_t, room, ONTIME_SMALL)) {
+		WRITE_ONCE(os->ahead_streak, 0);
+		return;
+	}
+	if (READ_ONCE(os->ahead_streak) < AHEAD_AFTER) {
+		WRITE_ONCE(os->ahead_streak, os->ahead_streak + 1);
+		return;
+	}
+	mutex_lock(&os->ahead_lock);
+	if (os->ahead || READ_ONCE(os->dead))
+		goto out;
+	rpc = ontime_sock_rpc(sk, ONTIME_OP_RECV);
+	if (IS_ERR(rpc))
+		goto out;
+	rpc->in_small = ONTIME_SMALL;
+	os->ahead_at = 0;
+	smp_store_release(&os->ahead_state, AHEAD_POSTED);
+	WRITE_ONCE(os->ahead, rpc);
+	if (ontime_rpc_post(rpc))
+		ahead_drop(os);
+out:
+	mutex_unlock(&os->ahead_lock);
+}
+
+/* Never again on this socket: for options that a receive ahead would not honour. One that is posted still comes. */
+void ontime_ahead_never(struct sock *sk)
+{
+	WRITE_ONCE(ontime_sk(sk)->ahead_off, true);
+}
+
+/* With ahead_lock, of one that has come back: as recvmsg(2); -ONTIME_AGAIN where the host is to be asked. */
+static int ahead_take(struct ontime_sock *os, struct msghdr *msg, int flags)
+{
+	struct ontime_rpc *rpc = os->ahead;
+	int result = rpc->result;
+	size_t length;
+
+	if (result <= 0) {
+		/* The end of the stream the host says again. What the device did not do, it may do now. */
+		if (!result || result == -ECANCELED || result == -EBUSY || result == -EXDEV || result == -EIO)
+			result = -ONTIME_AGAIN;
+		ahead_drop(os);
+		return result;
+	}
+	length = min_t(size_t, result - os->ahead_at, msg_data_left(msg));
+	if (!(flags & MSG_TRUNC) &&
+	    copy_to_iter(ontime_rpc_in(rpc) + os->ahead_at, length, &msg->msg_iter) != length)
+		return -EFAULT;
+	if (msg->msg_name)
+		msg->msg_namelen = 0;
+	if (flags & MSG_PEEK)
+		return length;
+	os->ahead_at += length;
+	if (os->ahead_at == result)
+		ahead_drop(os);
+	return length;
+}
+
+/*
+ * A receive on a stream where one is posted or has come back: waits for it up to *timeout (jiffies). -ONTIME_AGAIN: there
+ * is none, the host is to be asked.
+ */
+int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *timeout)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	int result;
+
+	while (READ_ONCE(os->ahead) && !READ_ONCE(os->dead)) {
+		ontime_sock_reap(sk);
+		/* Readiness that was reported beside it: the device did not know of it then. */
+		if (*timeout || ontime_sock_ready(os) & (ONTIME_READY_IN | ONTIME_READY_HUP | ONTIME_READY_RDHUP))
+			ontime_ahead_flush(os);
+		mutex_lock(&os->ahead_lock);
+		result = os->ahead ? -EAGAIN : -ONTIME_AGAIN;
+		if (ontime_ahead_holds(os))
+			result = ahead_take(os, msg, flags);
+		mutex_unlock(&os->ahead_lock);
+		if (result != -EAGAIN || !*timeout)
+			return result;
+		if (READ_ONCE(sk->sk_err))
+			return sock_error(sk);
+		result = ontime_sock_wait_ready(sk, 0, timeout);
+		if (result)
+			return result;
+	}
+	return -ONTIME_AGAIN;
+}

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Streams of small messages, received ahead on outsourced sockets of real-time threads: what the application sees is the same as on the
+guest's own stack. Prints what each step gave; the outputs are compared."""
+import array
+import errno
+import fcntl
+import os
+import select
+import socket
+import struct
+import termios
+import threading
+
+HERE = "127.0.0.1"
+BUFFER = 16384
+SO_TIMESTAMP = 29
+
+
+def pair():
+    with socket.create_server((HERE, 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server = listener.accept()[0]
+    for each in (client, server):
+        each.settimeout(60)
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return client, server
+
+
+def warm(client, server, count=12):
+    """So many small requests and answers: from then on the next request is received ahead."""
+    for number in range(count):
+        message = b"request %d" % number
+        client.sendall(message)
+        assert server.recv(BUFFER) == message
+        server.sendall(message)
+        assert client.recv(BUFFER) == message
+    return client, server
+
+
+def unread(sock):
+    number = array.array("i", [0])
+    fcntl.ioctl(sock, termios.FIONREAD, number)
+    return number[0]
+
+
+def readable(sock, seconds=60):
+    return bool(select.select([sock], [], [], seconds)[0])
+
+
+def say(*what):
+    print(*what, flush=True)
+
+
+def outcome(function, *arguments):
+    try:
+        return function(*arguments)
+    except OSError as error:
+        return errno.errorcode[error.errno] if error.errno else type(error).__name__
+
+
+def peeks_and_counts():
+    client, server = warm(*pair())
+    client.sendall(b"0123456789")
+    say(readable(server), unread(server), server.recv(4, socket.MSG_PEEK), unread(server))
+    say(server.recv(4), unread(server), server.recv(3, socket.MSG_PEEK), server.recv(BUFFER), unread(server))
+    # A header of which the second half comes later is seen whole, however much of it was there before.
+    client.sendall(b"head")
+    say(readable(server), server.recv(BUFFER, socket.MSG_PEEK))
+    client.sendall(b"er")
+    while len(server.recv(BUFFER, socket.MSG_PEEK)) < 6:
+        pass
+    say(server.recv(BUFFER, socket.MSG_PEEK), unread(server))
+    received = b""
+    while len(received) < 6:
+        received += server.recv(BUFFER)
+    say(received, readable(server, 0), unread(server))
+
+
+def nothing_is_nothing():
+    client, server = warm(*pair())
+    server.setblocking(False)
+    say(outcome(server.recv, BUFFER), outcome(server.recv, BUFFER, socket.MSG_PEEK), readable(server, 0))
+    client.sendall(b"one")
+    say(readable(server), server.recv(BUFFER), outcome(server.recv, BUFFER), readable(server, 0))
+    server.settimeout(0.05)
+    say(outcome(server.recv, BUFFER))
+    server.settimeout(60)
+    client.sendall(b"two")
+    say(server.recv(BUFFER))
+
+
+def parts_and_wholes():
+    client, server = warm(*pair())
+    client.sendall(b"a" * 5)
+    say(readable(server))
+    server.settimeout(None)
+    late = threading.Timer(0.05, client.sendall, [b"b" * 5])
+    late.start()
+    say(server.recv(10, socket.MSG_WAITALL))
+    late.join()
+    server.settimeout(60)
+    client.sendall(b"cdefgh")
+    say(readable(server), server.recv_into(bytearray(2)), server.recv(0), server.recv(2), server.recv(2))
+    client.sendall(b"forgotten and read")
+    say(readable(server), server.recv(14, socket.MSG_TRUNC) != b"", server.recv(BUFFER))
+    client.sendall(b"scattered")
+    buffers = [bytearray(4), bytearray(20)]
+    say(server.recvmsg_into(buffers)[0], bytes(buffers[0]), bytes(buffers[1][:5]))
+
+
+def large_ones_come_whole():
+    client, server = warm(*pair())
+    for size in (1535, 1536, 1537, 4000, 300000, 3, 70000):
+        data = os.urandom(size)
+        sender = threading.Thread(target=client.sendall, args=[data])
+        sender.start()
+        received = b""
+        while len(received) < size:
+            received += server.recv(BUFFER)
+        sender.join()
+        say(size, received == data, readable(server, 0))
+        warm(client, server)
+
+
+def ends():
+    client, server = warm(*pair())
+    client.close()
+    say(readable(server), server.recv(BUFFER), server.recv(BUFFER), unread(server))
+    client, server = warm(*pair())
+    client.sendall(b"last")
+    client.shutdown(socket.SHUT_WR)
+    say(server.recv(BUFFER), server.recv(BUFFER), server.send(b"still"), client.recv(BUFFER))
+    client, server = warm(*pair())
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    say(readable(server), outcome(server.recv, BUFFER), outcome(server.recv, BUFFER))
+    client, server = warm(*pair())
+    server.shutdown(socket.SHUT_RD)
+    say(server.recv(BUFFER), server.recv(BUFFER))
+    # Closed with bytes that nobody read: a reset. Closed without: an end.
+    client, server = warm(*pair())
+    client.sendall(b"unread")
+    say(readable(server))
+    server.close()
+    say(outcome(client.recv, BUFFER))
+    client, server = warm(*pair())
+    server.close()
+    say(outcome(client.recv, BUFFER))
+
+
+def edges_and_levels():
+    for mode in (0, select.EPOLLET):
+        client, server = warm(*pair())
+        server.setblocking(False)
+        with select.epoll() as poller:
+            poller.register(server, select.EPOLLIN | mode)
+            say(poller.poll(0))
+            for number in range(20):
+                client.sendall(b"%d" % number)
+                found = poller.poll(60)
+                say(len(found), found[0][1], server.recv(BUFFER), outcome(server.recv, BUFFER), poller.poll(0))
+                server.sendall(b"answer")
+                assert client.recv(BUFFER) == b"answer"
+            client.sendall(b"left")
+            say(len(poller.poll(60)), len(poller.poll(0)), server.recv(BUFFER), poller.poll(0))
+            client.close()
+            say(poller.poll(60)[0][1] & select.EPOLLIN, server.recv(BUFFER))
+
+
+def urgent():
+    client, server = warm(*pair())
+    client.send(b"!", socket.MSG_OOB)
+    with select.epoll() as poller:
+        poller.register(server, select.EPOLLPRI)
+        say(bool(poller.poll(60)))
+        # With a time-out, Python would wait for what is not urgent first.
+        server.settimeout(None)
+        say(server.recv(1, socket.MSG_OOB))
+    warm(client, server)
+    say("usual")
+
+
+def options_of_receiving():
+    client, server = warm(*pair())
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 4)
+    server.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 1)
+    # What was posted before comes as it was asked for then; after it the options hold.
+    client.sendall(b"once")
+    say(server.recv(BUFFER))
+    client.sendall(b"ab")
+    say(readable(server, 0.05))
+    client.sendall(b"cd")
+    data, control, _, _ = server.recvmsg(BUFFER, 200)
+    say(readable(server, 0), data, [each[:2] for each in control])
+
+
+def many_readers():
+    client, server = warm(*pair())
+    taken, lock = [], threading.Lock()
+
+    def reader():
+        while True:
+            data = server.recv(1)
+            if not data:
+                return
+            with lock:
+                taken.append(data)
+
+    readers = [threading.Thread(target=reader) for _ in range(4)]
+    for each in readers:
+        each.start()
+    for number in range(200):
+        client.sendall(bytes([number]))
+    client.shutdown(socket.SHUT_WR)
+    for each in readers:
+        each.join(120)
+    say(len(taken), sorted(taken) == [bytes([number]) for number in range(200)])
+
+
+def passed_on():
+    client, server = warm(*pair())
+    copy = server.dup()
+    client.sendall(b"x")
+    say(readable(copy), copy.recv(BUFFER), readable(server, 0))
+    client.sendall(b"y")
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if server.recv(BUFFER) == b"y" else 1)
+    say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    server.close()
+    client.sendall(b"z")
+    say(copy.recv(BUFFER))
+    copy.close()
+    say(outcome(client.recv, BUFFER))
+
+
+for test in (peeks_and_counts, nothing_is_nothing, parts_and_wholes, large_ones_come_whole, ends, edges_and_levels, urgent,
+             options_of_receiving, many_readers, passed_on):
+    say("--", test.__name__)
+    test()
+say("end")
