@@ -148,11 +148,13 @@ impl Seat {
         Ok(())
     }
 
-    /// The server in the namespace that stands by now, at `address` there; `place` is what the shell does for it first.
+    /// The server in the namespace that stands by now, at `address` there; `place` is what the shell does for it first. As in a guest
+    /// (`recipe/guest-init.sh`), the disk is read-only with /tmp and /run in memory: Kamailio does not start without its directory in /run.
     fn run_in_namespace(&self, host: &mut Host, address: &str, place: &str) -> Result<(), MeasureError> {
         let command = self.server.command.replace(&dotted(ADDRESS), address);
         host.shell(&format!(
             "mkdir -p /run/guest && {{ mountpoint -q /run/guest || mount -o ro /dev/vdb /run/guest; }} && \
+             for dir in tmp run; do mountpoint -q /run/guest/$dir || mount -t tmpfs tmpfs /run/guest/$dir || exit; done && \
              {{ setsid sh -c '{place} ip netns exec {NAME} chroot /run/guest {command}' \
              > /lab/process.log 2>&1 < /dev/null & echo $! > /run/{NAME}.pid; }}"
         ))?;
