@@ -221,7 +221,7 @@ static int rpc_try_submit(struct ontime_rpc *rpc)
 	struct ontime_chan *chan = rpc->chan;
 	unsigned long flags;
 	struct virtqueue *vq;
-	bool notify = false;
+	bool notify = false, missed = false;
 	int err = -ECONNRESET;
 
 	/* Until the bell has rung: ontime_remove() waits for it. */
@@ -239,7 +239,7 @@ static int rpc_try_submit(struct ontime_rpc *rpc)
 			/* The next doorbell tells of it; until then nobody waits for it. */
 			chan->quiet = true;
 			chan->sleepers++;
-			ontime_rearm(chan, vq, ONTIME_VQ_CALL);
+			missed = ontime_rearm(chan, vq, ONTIME_VQ_CALL);
 		} else if (!err) {
 			notify = virtqueue_kick_prepare(vq);
 			chan->quiet &= rpc->control;
@@ -251,6 +251,9 @@ static int rpc_try_submit(struct ontime_rpc *rpc)
 	else if (notify)
 		ontime_ring(chan);
 	rcu_read_unlock();
+	/* The device was at the queue anyway. */
+	if (missed)
+		ontime_reap(chan);
 	return err;
 }
 

@@ -20,6 +20,8 @@ mirror=$(apt-get indextargets --format '$(REPO_URI) $(LABEL) $(ORIGIN) $(CODENAM
 [ -n "$mirror" ] || fail "no Debian mirror in the system's apt configuration; run 'apt-get update' first"
 src() { echo "deb [signed-by=$keyring] $mirror $1 main"; }
 work=$(mktemp -d)
+# In the user land there is no such directory; DKMS fails without it.
+unset TMPDIR
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/lists/partial" "$work/archives/partial"
 { src trixie; src trixie-backports; } > "$work/sources.list"
