@@ -31,7 +31,7 @@
 #define ONTIME_F_SOCKETS 0  /* calls on sockets are served */
 #define ONTIME_F_CHANNELS 1 /* there are channel devices beside this one; ontime_vcpu is honoured */
 #define ONTIME_F_DEADLINE 2 /* MAIN: ONTIME_CTL_*_BW are served */
-#define ONTIME_F_BLIND 3    /* ONTIME_CALL_BLIND is honoured */
+#define ONTIME_F_HINTS 3    /* ONTIME_CALL_BLIND, ONTIME_CALL_AHEAD are honoured */
 
 /* Virtqueues. Every device has the first two; role MAIN the third as well. */
 #define ONTIME_VQ_CALL 0
@@ -103,6 +103,7 @@ struct ontime_done {
 
 #define ONTIME_CALL_WAIT 0x1 /* RECV, SEND, ACCEPT: complete once there is a result; CANCEL ends it before */
 #define ONTIME_CALL_BLIND 0x2 /* RECV: nobody polls the socket; reports may say IN where nothing is left, until a POLL */
+#define ONTIME_CALL_AHEAD 0x4 /* RECV: nobody wants it yet; ends with -ECANCELED where it would run over urgent data */
 
 /* Which calls a channel's call queue takes: those marked c. MAIN's takes all. */
 #define ONTIME_OP_SOCKET 1   /*   arg: family, type (SOCK_STREAM or SOCK_DGRAM), protocol, channel */

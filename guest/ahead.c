@@ -18,6 +18,7 @@ enum ahead_state {
 	AHEAD_NONE,
 	AHEAD_POSTED,	/* the device has it, or finds it at the next doorbell */
 	AHEAD_HOLDS,	/* it has come back: data, the end of the stream, or an error */
+	AHEAD_VOID,	/* it has come back with nothing: the host is to be asked */
 };
 
 /* From AHEAD_POSTED only ontime_ahead_done() leads on, from the others only the holder of ahead_lock. */
@@ -29,6 +30,12 @@ static u32 ahead_state(struct ontime_sock *os)
 bool ontime_ahead_holds(struct ontime_sock *os)
 {
 	return ahead_state(os) == AHEAD_HOLDS;
+}
+
+/* Nobody need wait for it any more. */
+bool ontime_ahead_ended(struct ontime_sock *os)
+{
+	return ahead_state(os) >= AHEAD_HOLDS;
 }
 
 /* Unread bytes; what another thread does meanwhile may not be seen. */
@@ -48,13 +55,15 @@ void ontime_ahead_done(struct ontime_rpc *rpc)
 {
 	u32 id = le32_to_cpu(rpc->out.call.sock);
 	struct ontime_sock *os;
+	s32 result = rpc->result;
+	bool holds = result >= 0 || (result != -ECANCELED && result != -EBUSY && result != -EXDEV && result != -EIO);
 
 	rcu_read_lock();
 	os = xa_load(&rpc->dev->socks, id & (ONTIME_SOCKETS_MAX - 1));
 	/* The call's address is not another's while it is held. */
 	if (os && os->id == id && READ_ONCE(os->ahead) == rpc) {
-		smp_store_release(&os->ahead_state, AHEAD_HOLDS);
-		ontime_sock_arrived((struct sock *)os, rpc);
+		smp_store_release(&os->ahead_state, holds ? AHEAD_HOLDS : AHEAD_VOID);
+		ontime_sock_arrived((struct sock *)os, rpc, holds);
 	}
 	rcu_read_unlock();
 }
@@ -147,11 +156,9 @@ static int ahead_take(struct ontime_sock *os, struct msghdr *msg, int flags)
 	size_t length;
 
 	if (result <= 0) {
-		/* The end of the stream the host says again. What the device did not do, it may do now. */
-		if (!result || result == -ECANCELED || result == -EBUSY || result == -EXDEV || result == -EIO)
-			result = -ONTIME_AGAIN;
 		ahead_drop(os);
-		return result;
+		/* The end of the stream the host says again. */
+		return result ? result : -ONTIME_AGAIN;
 	}
 	length = min_t(size_t, result - os->ahead_at, msg_data_left(msg));
 	if (!(flags & MSG_TRUNC) &&
@@ -183,8 +190,12 @@ int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *time
 			ontime_ahead_flush(os);
 		mutex_lock(&os->ahead_lock);
 		result = os->ahead ? -EAGAIN : -ONTIME_AGAIN;
-		if (ontime_ahead_holds(os))
+		if (ontime_ahead_holds(os)) {
 			result = ahead_take(os, msg, flags);
+		} else if (ahead_state(os) == AHEAD_VOID) {
+			ahead_drop(os);
+			result = -ONTIME_AGAIN;
+		}
 		mutex_unlock(&os->ahead_lock);
 		if (result != -EAGAIN || !*timeout)
 			return result;

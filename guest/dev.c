@@ -370,7 +370,7 @@ static int ontime_probe(struct virtio_device *vdev)
 			goto err_chan;
 	}
 	chan->dev = dev;
-	chan->blind = virtio_has_feature(vdev, ONTIME_F_BLIND);
+	chan->hints = virtio_has_feature(vdev, ONTIME_F_HINTS);
 	chan->deadlines = dev && virtio_has_feature(vdev, ONTIME_F_DEADLINE);
 	mutex_lock(&dev_lock);
 	/* One that does not answer makes room for another. */
@@ -492,7 +492,7 @@ static const struct virtio_device_id ontime_ids[] = {
 };
 MODULE_DEVICE_TABLE(virtio, ontime_ids);
 
-static const unsigned int ontime_features[] = { ONTIME_F_SOCKETS, ONTIME_F_CHANNELS, ONTIME_F_DEADLINE, ONTIME_F_BLIND };
+static const unsigned int ontime_features[] = { ONTIME_F_SOCKETS, ONTIME_F_CHANNELS, ONTIME_F_DEADLINE, ONTIME_F_HINTS };
 
 static struct virtio_driver ontime_driver = {
 	.driver.name = KBUILD_MODNAME,

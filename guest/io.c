@@ -204,7 +204,7 @@ static void recv_blind(struct sock *sk, struct ontime_rpc *rpc)
 {
 	struct ontime_sock *os = ontime_sk(sk);
 
-	if (sk->sk_type != SOCK_DGRAM || !rpc->chan->blind || READ_ONCE(os->polled) || sock_flag(sk, SOCK_FASYNC))
+	if (sk->sk_type != SOCK_DGRAM || !rpc->chan->hints || READ_ONCE(os->polled) || sock_flag(sk, SOCK_FASYNC))
 		return;
 	WRITE_ONCE(os->blind, true);
 	smp_mb();

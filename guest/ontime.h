@@ -89,7 +89,7 @@ struct ontime_chan {
 	bool restarting;		/* the device process was restarted: it is being set up anew */
 	bool silent;			/* it does not answer: watch.c */
 	bool quiet;			/* the call queue holds calls that no doorbell told of */
-	bool blind;			/* ONTIME_F_BLIND */
+	bool hints;			/* ONTIME_F_HINTS */
 	unsigned int sleepers;		/* callers that need an interrupt, and receives ahead */
 	unsigned int in_flight;
 	struct list_head calls;
@@ -297,7 +297,7 @@ int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout);
 void ontime_sock_done(struct sock *sk, struct ontime_rpc *rpc);
 void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *event);
 void ontime_sock_die(struct ontime_sock *os);
-void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc);
+void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc, bool holds);
 void ontime_sock_reap(struct sock *sk);
 
 static inline u32 ontime_sock_ready(struct ontime_sock *os)
@@ -313,6 +313,7 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 /* ---- ahead.c ---- */
 
 bool ontime_ahead_holds(struct ontime_sock *os);
+bool ontime_ahead_ended(struct ontime_sock *os);
 u32 ontime_ahead_unread(struct ontime_sock *os);
 void ontime_ahead_done(struct ontime_rpc *rpc);
 bool ontime_ahead_end(struct ontime_sock *os);

@@ -74,14 +74,14 @@ void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *even
 		sock_wake(sk, le32_to_cpu(event->ready));
 }
 
-/* What was received ahead is there: under the RCU read lock, in whatever context the queue is looked at. */
-void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc)
+/* A receive ahead has come back, with something or not: under the RCU read lock, in whatever context the queue is looked at. */
+void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc, bool holds)
 {
 	u32 fresh;
 
 	if (rpc->answered)
 		sock_report(ontime_sk(sk), le32_to_cpu(rpc->in.done.seq), le32_to_cpu(rpc->in.done.ready), &fresh);
-	sock_wake(sk, ontime_sock_ready(ontime_sk(sk)) | ONTIME_READY_IN);
+	sock_wake(sk, ontime_sock_ready(ontime_sk(sk)) | (holds ? ONTIME_READY_IN : 0));
 }
 
 /* The device has gone: under the RCU read lock. */
@@ -161,7 +161,7 @@ static bool sock_is_ready(struct sock *sk, u32 mask)
 
 	if (mask && ontime_sock_ready(os) & (mask | ONTIME_READY_HUP))
 		return true;
-	if (!(mask & ONTIME_READY_OUT) && ontime_ahead_holds(os))
+	if (!(mask & ONTIME_READY_OUT) && ontime_ahead_ended(os))
 		return true;
 	return READ_ONCE(sk->sk_err) || READ_ONCE(os->dead);
 }

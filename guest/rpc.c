@@ -263,12 +263,14 @@ int ontime_rpc_post(struct ontime_rpc *rpc)
 	struct ontime_chan *chan = rpc->chan;
 	int err;
 
+	if (!chan->hints)
+		return -EOPNOTSUPP;
 	/* Sockets that only might receive do not take the places of callers that do. */
 	if (atomic_inc_return(&chan->waiting) > chan->calls_max / 4) {
 		atomic_dec(&chan->waiting);
 		return -EBUSY;
 	}
-	rpc->out.call.flags |= cpu_to_le16(ONTIME_CALL_WAIT);
+	rpc->out.call.flags |= cpu_to_le16(ONTIME_CALL_WAIT | ONTIME_CALL_AHEAD);
 	rpc->ahead = true;
 	err = rpc_try_submit(rpc);
 	if (err)

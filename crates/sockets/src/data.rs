@@ -174,6 +174,11 @@ impl Engine {
             // Known without asking: nothing has come since the socket was last looked at.
             return Ok(Outcome::Wait);
         }
+        let urgent = self.local(socket.index).is_some_and(|local| local.ready & ONTIME_READY_PRI != 0);
+        if urgent && u32::from(call.words.flags) & ONTIME_CALL_AHEAD != 0 {
+            // A receive that passes the urgent byte loses it (`tcp_recvmsg`), and the guest has not asked for one yet.
+            return Err(Errno(libc::ECANCELED));
+        }
         let all =
             wait && flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && socket.protocol == Protocol::Tcp;
         let left = call.parts.room - call.moved;

@@ -106,7 +106,7 @@ pub fn parts(call: &ontime_call, readable: usize, writable: usize, data_max: usi
     let invalid = Errno(libc::EINVAL);
     let limit = ONTIME_CONTROL_MAX as u16;
     if call.reserved != 0
-        || u32::from(call.flags) & !(ONTIME_CALL_WAIT | ONTIME_CALL_BLIND) != 0
+        || u32::from(call.flags) & !(ONTIME_CALL_WAIT | ONTIME_CALL_BLIND | ONTIME_CALL_AHEAD) != 0
         || call.prio > 99
         || call.control_len > limit
         || call.control_room > limit

@@ -267,6 +267,11 @@ impl Call {
         self
     }
 
+    pub fn ahead(mut self) -> Self {
+        self.words.flags |= ONTIME_CALL_AHEAD as u16;
+        self
+    }
+
     pub fn blind(mut self) -> Self {
         self.words.flags |= ONTIME_CALL_BLIND as u16;
         self

@@ -76,6 +76,31 @@ fn a_blind_receive_hides_nothing_from_who_asks() {
     }
 }
 
+/// A receive that nobody wants yet does not run over urgent data, as one that somebody waits for would.
+#[test]
+fn a_receive_ahead_leaves_urgent_data_alone() {
+    let mut vm = Vm::start(FREE);
+    let server = TcpListener::bind(local(0)).unwrap();
+    vm.channels[1].event_buffers(64);
+    vm.main().socket(0, AF_INET, SOCK_STREAM, 1);
+    let _ = vm.main().result(Call::new(ONTIME_OP_CONNECT, 0).to(server.local_addr().unwrap()));
+    let (mut peer, _) = server.accept().unwrap();
+    let driver = &mut vm.channels[1];
+    let ahead = || Call::new(ONTIME_OP_RECV, 0).wait().ahead().room(100);
+    let usual = driver.post(ahead());
+    peer.write_all(b"usual").unwrap();
+    assert_eq!(driver.wait(usual).data, b"usual");
+    let urgent = driver.post(ahead());
+    driver.settle();
+    let sent = unsafe { libc::send(peer.as_raw_fd(), c"!".as_ptr().cast(), 1, libc::MSG_OOB) };
+    assert_eq!(sent, 1);
+    assert_eq!(driver.wait(urgent).result(), Err(libc::ECANCELED));
+    let byte = driver.call(Call::new(ONTIME_OP_RECV, 0).arg([libc::MSG_OOB]).room(1));
+    assert_eq!((byte.result(), &byte.data[..]), (Ok(1), &b"!"[..]));
+    peer.write_all(b"again").unwrap();
+    assert_eq!(driver.call(Call::new(ONTIME_OP_RECV, 0).wait().room(100)).data, b"again");
+}
+
 /// The kernel is asked to tell of room to send only while there is none: each time it comes back it is told.
 #[test]
 fn room_to_send_is_told_each_time_it_comes_back() {
