@@ -94,6 +94,9 @@ guest_sockets_are_the_hosts() {
     "$here/guest-module.sh" "$work/modules" && "$here/guest-test.sh" "$ontime" "$work/modules" 1 "wake=idle cycles=${KILLS:-100}"
 }
 
+# The host module is built for the emulated host's kernel.
+polls_are_short_on_an_old_kernel() { inside napi-weight --kernel 6.12-rt --host-module; }
+a_send_waits_for_short_polls_only() { inside napi-wait --kernel 6.12-rt --host-module --client 'sh napi-wait-client.sh'; }
 levels_have_their_places() { inside levels; }
 busypoll_takes_no_interrupts() { inside busypoll --clock real --cpus 2; }
 qdiscs_are_set_and_given_back() { inside qdiscs; }
@@ -117,6 +120,7 @@ trace_follows_a_vm() { inside trace-vm --client 'sh trace-client.sh'; }
 path_holds_under_traffic_and_faults() { inside path --timeout $((1800 + 60 * ${CYCLES:-3})) --client 'sh client.sh'; }
 
 # By name only:
+# polls_are_short_on_an_old_kernel, a_send_waits_for_short_polls_only  build the host module
 # guest_sockets_are_the_hosts   builds for six kernels
 # reserved_cpu_time_is_kept     five minutes
 # deadlines_of_a_guest_are_kept five minutes, and a build of the module

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ontime_lab::images::Images;
+use ontime_lab::module::HOST;
 use ontime_lab::{Kernel, Lab, LabError, Machine};
 use thiserror::Error;
 
@@ -135,8 +136,16 @@ impl Host {
         config: &[(&str, &str)],
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, MeasureError> {
+        let kernel = images.kernel_version(site.machine.kernel)?;
+        let with_module = site.machine.kernel.takes_host_module();
+        if with_module {
+            HOST.bring(&kernel, &site.dir, progress)?;
+        }
         progress("booting the emulated host");
         let mut lab = Lab::start(&site.machine, images, &site.dir, &site.binary)?;
+        if with_module {
+            lab.check(&["insmod", "/lab/ontime_napi.ko"], LIMIT)?;
+        }
         for vm in vms {
             boot_vm(&mut lab, vm, progress)?;
         }
@@ -155,7 +164,6 @@ impl Host {
             ontime_lab::Clock::Virtual => Clock::Virtual,
             ontime_lab::Clock::Real => Clock::Real,
         };
-        let kernel = images.kernel_version(site.machine.kernel)?;
         Ok(Self { lab, kernel, clock, cpus: site.machine.cpus })
     }
 

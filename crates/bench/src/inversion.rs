@@ -7,6 +7,7 @@
 
 use std::fs;
 
+use ontime_lab::Kernel;
 use ontime_lab::images::Images;
 use serde::Deserialize;
 
@@ -43,12 +44,12 @@ pub fn name(rule: &str) -> String {
 }
 
 /// What a row needs to make a difference and this set-up has not; a figure equal to `all`'s is no proof against such a row.
-pub fn lacks(rule: &str) -> Option<&'static str> {
+pub fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
     Some(match rule {
         "rt-tx-queue" => {
             "a NIC with several transmit queues that both classes use: here each class has a NIC, of one queue"
         }
-        "backlog" => {
+        "backlog" | "veth" => {
             "a path by the per-CPU backlog, such as a container's veth without GRO: here a VM is asked by tap and bridge"
         }
         "skb-defer" => "several CPUs: buffers are deferred to the CPU that allocated them, and here is one",
@@ -57,6 +58,9 @@ pub fn lacks(rule: &str) -> Option<&'static str> {
         }
         "rt-protections" => {
             "bulk threads that are starved for a second: runtime caps and an RT VM that sleeps leave them more than the fair server would"
+        }
+        "napi-weight" if !kernel.takes_host_module() => {
+            "a kernel whose softirqs share a lock on each CPU: --kernel 6.12-rt"
         }
         "moderation" => {
             "a NIC that does as it is told: the emulated e1000e keeps 128 us between interrupts whatever is set"
@@ -120,7 +124,7 @@ fn measure_case(
     };
     let mut result = trial.run(host, &plan.site.dir, progress)?;
     result.doctor = finding;
-    if let Some(lacks) = rule.and_then(lacks) {
+    if let Some(lacks) = rule.and_then(|rule| lacks(rule, plan.site.machine.kernel)) {
         result.notes.push(format!("no difference is to be expected here; it takes {lacks}"));
     }
     Ok(result)

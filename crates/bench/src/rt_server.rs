@@ -91,6 +91,8 @@ pub struct Plan {
     pub site: Site,
     /// What answers, and who asks.
     pub workload: Workload,
+    /// Lines of the host's `host.toml`, above what names its NICs.
+    pub settings: Vec<String>,
     /// In this order.
     pub cases: Vec<Case>,
     /// Whether `ontime trace` runs in the host meanwhile ([`crate::segments`]).
@@ -115,7 +117,10 @@ pub fn measure(
     let outsourced = plan.cases.iter().any(Case::is_outsourced);
     let mut seat = Seat::new(plan.workload.server(), &plan.site, images, outsourced, progress)?;
     let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
-    let host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
+    let settings: String = plan.settings.iter().map(|line| format!("{line}\n")).collect();
+    let config = server::CONFIG.map(|(name, text)| (name, format!("{settings}{text}")));
+    let config: Vec<(&str, &str)> = config.iter().map(|(name, text)| (*name, text.as_str())).collect();
+    let host = Host::start(&plan.site, images, &bulk, &config, progress)?;
     trial::each(
         host,
         &plan.cases,
@@ -123,7 +128,9 @@ pub fn measure(
         missing,
         |host, case, results| {
             seat.put(host, case.place(), progress)?;
-            results.push(measure_case(host, plan, case, progress)?);
+            let mut result = measure_case(host, plan, case, progress)?;
+            result.notes.extend(plan.settings.iter().map(|line| format!("host.toml: {line}")));
+            results.push(result);
             Ok(())
         },
     )

@@ -5,7 +5,7 @@
 //! (`lab-netns`): the shortest path that a namespace of its own allows, and the same for both.
 
 use ontime_lab::images::Images;
-use ontime_lab::module;
+use ontime_lab::module::{self, GUEST};
 use ontime_lab::role::SAMPLED_VALUES;
 
 use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
@@ -172,7 +172,7 @@ pub fn dotted(address: [u8; 4]) -> String {
 /// # Errors
 /// The module cannot be built.
 pub fn bring_module(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
-    let module = module::ready(images, progress)?;
+    let module = GUEST.ready(&images.guest_version()?, progress)?;
     Ok(module::write_archive(&module, &site.dir.join("files/module.cpio"))?)
 }
 

@@ -16,6 +16,9 @@ use crate::adaptive;
 use crate::method::Method;
 use crate::rule::RuleId;
 
+/// Most packets a poll (`include/linux/netdevice.h`), and what drivers have.
+const NAPI_POLL_WEIGHT: u32 = 64;
+
 /// What the administrator says of this host.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HostConfig {
@@ -23,6 +26,8 @@ pub struct HostConfig {
     pub method: Option<Method>,
     /// The CPU kept for the RT group by [`Method::Exclusive`].
     pub exclusive_cpu: Option<u32>,
+    /// At most how many packets a poll that RT packets may wait for takes, on kernels where that matters ([`RuleId::NapiWeight`]).
+    pub bulk_napi_weight: Option<u32>,
     /// Rules that are not in force whatever the method says: their knobs stay somebody else's.
     pub without: BTreeSet<RuleId>,
     /// NICs, by interface name.
@@ -49,6 +54,7 @@ pub struct NicConfig {
 struct File {
     method: Option<Method>,
     exclusive_cpu: Option<Spanned<u32>>,
+    bulk_napi_weight: Option<Spanned<u32>>,
     #[serde(default)]
     without: Vec<Spanned<RuleId>>,
     #[serde(default)]
@@ -121,6 +127,13 @@ impl HostConfig {
         let file: File = text.parse()?;
         if let Some(cpu) = &file.exclusive_cpu {
             self.exclusive_cpu = Some(one_cpu(text, cpu)?);
+        }
+        if let Some(weight) = &file.bulk_napi_weight {
+            if !(1..=NAPI_POLL_WEIGHT).contains(weight.get_ref()) {
+                let what = format!("bulk_napi_weight {} is not one of 1 to {NAPI_POLL_WEIGHT}", weight.get_ref());
+                return Err(text.error(&weight.span(), what));
+            }
+            self.bulk_napi_weight = Some(*weight.get_ref());
         }
         self.method = file.method.or(self.method);
         for rule in file.without {
@@ -241,6 +254,7 @@ mod tests {
         assert_eq!(polling.nics["eth0"].poll_cpu, Some(2));
         assert_eq!(polling.adaptive, Some(adaptive::Settings { bound: 0.3, ..adaptive::Settings::default() }));
         assert_eq!(read("[busypoll]\nadaptive = false\n").unwrap().adaptive, None);
+        assert_eq!(read("bulk_napi_weight = 8\n").unwrap().bulk_napi_weight, Some(8));
         let without = read("without = [\"halt-poll\", \"device-irq\"]\n").unwrap().without;
         assert_eq!(without, BTreeSet::from([RuleId::HaltPoll, RuleId::DeviceIrq]));
         let only_tenants = read("[nic.eth0]\ntenants = [\"plc\"]\n").unwrap();
@@ -270,6 +284,8 @@ mod tests {
             ("method = \"best\"\n", 1, "vanilla"),
             ("exclusive_cpu = 9000\n", 1, "8191"),
             ("exclusive_cpu = -1\n", 1, ""),
+            ("bulk_napi_weight = 0\n", 1, "1 to 64"),
+            ("bulk_napi_weight = 65\n", 1, "1 to 64"),
             ("what = 1\n", 1, "what"),
             ("without = [\"napi\"]\n", 1, "napi-threaded"),
             ("without = [\"host-config\"]\n", 1, "cannot be switched off"),

@@ -30,6 +30,8 @@ pub struct Intent {
     pub caps_in_force: bool,
     /// The CPU kept for the RT group by [`Method::Exclusive`].
     pub exclusive_cpu: Option<u32>,
+    /// At most how many packets a poll that RT packets may wait for takes ([`RuleId::NapiWeight`]), 1 to 64; where none is said, 4.
+    pub bulk_napi_weight: Option<u32>,
     /// Rules of the method that are not in force all the same.
     pub without: BTreeSet<RuleId>,
     /// NICs whose RT queues are to wait for interrupts this moment although [`Method::Busypoll`] is in force: nothing comes by
@@ -77,6 +79,7 @@ impl Intent {
             tenants,
             caps_in_force,
             exclusive_cpu: config.exclusive_cpu,
+            bulk_napi_weight: config.bulk_napi_weight,
             without: config.without.clone(),
             resting: BTreeSet::new(),
             reserved: BTreeMap::new(),

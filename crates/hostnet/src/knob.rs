@@ -118,6 +118,24 @@ pub enum Knob {
         /// Which NIC.
         nic: NicId,
     },
+    /// A feature as `ethtool -K` switches it (netlink family `ethtool`), by the kernel's name for it: `on` or `off`.
+    Feature {
+        /// Which NIC.
+        nic: NicId,
+        /// `rx-gro`, `tx-tcp-segmentation`.
+        feature: String,
+    },
+    /// A feature of a veth pair's other end, which a tenant has in a network namespace of its own.
+    PeerFeature {
+        /// The end that is here.
+        nic: NicId,
+        /// A process in the other end's namespace.
+        process: ThreadId,
+        /// The other end's index there.
+        peer: u32,
+        /// As [`Knob::Feature`]'s.
+        feature: String,
+    },
     /// The clsact qdisc, the place of filters that stands beside the root qdisc. Taken away only while it is empty.
     Clsact {
         /// Which NIC.
@@ -159,6 +177,10 @@ impl Knob {
             Knob::XpsCpus { nic, queue } => format!("nic:{}/xps:{queue}", nic.ifindex),
             Knob::NapiThreaded { nic, napi } => format!("nic:{}/napi:{napi}", nic.ifindex),
             Knob::Moderation { nic } => format!("nic:{}/moderation", nic.ifindex),
+            Knob::Feature { nic, feature } => format!("nic:{}/feature:{feature}", nic.ifindex),
+            Knob::PeerFeature { nic, process, peer, feature } => {
+                format!("nic:{}/peer:{}:{peer}:{feature}", nic.ifindex, thread_key(*process))
+            }
             Knob::Clsact { nic } => format!("nic:{}/clsact", nic.ifindex),
             Knob::TxSteer { nic, queue, from } => format!("nic:{}/steer:{queue}:{}", nic.ifindex, source_key(from)),
             Knob::TxPriority { nic, from } => format!("nic:{}/priority:{}", nic.ifindex, source_key(from)),
@@ -213,6 +235,10 @@ impl fmt::Display for Knob {
             Knob::XpsCpus { nic, queue } => write!(f, "{} XPS CPUs of transmit queue {queue}", nic.name),
             Knob::NapiThreaded { nic, napi } => write!(f, "{} threading of NAPI {napi}", nic.name),
             Knob::Moderation { nic } => write!(f, "{} receive interrupt moderation", nic.name),
+            Knob::Feature { nic, feature } => write!(f, "{} {feature}", nic.name),
+            Knob::PeerFeature { nic, process, feature, .. } => {
+                write!(f, "{feature} of the other end of {}, in the namespace of process {}", nic.name, process.pid)
+            }
             Knob::Clsact { nic } => write!(f, "{} clsact qdisc", nic.name),
             Knob::TxSteer { nic, queue, from } => {
                 write!(f, "{} filter: from {from} to transmit queue {queue}", nic.name)
@@ -248,7 +274,8 @@ pub enum Value {
     Policy(Policy),
     /// Of [`Knob::ThreadAffinity`], [`Knob::IrqAffinity`], [`Knob::XpsCpus`], [`Knob::HostCpus`].
     Cpus(CpuSet),
-    /// Of [`Knob::HostFile`] and [`Knob::NicFile`], without white space around it, and of [`Knob::RootQdisc`].
+    /// Of [`Knob::HostFile`] and [`Knob::NicFile`], without white space around it, of [`Knob::RootQdisc`], [`Knob::Feature`] and
+    /// [`Knob::PeerFeature`].
     Text(String),
     /// Of [`Knob::NapiThreaded`].
     Threaded(u32),

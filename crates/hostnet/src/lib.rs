@@ -19,6 +19,7 @@ pub mod knob;
 pub mod kvm;
 pub mod live;
 pub mod method;
+mod namespace;
 pub mod netlink;
 pub mod plan;
 pub mod rule;

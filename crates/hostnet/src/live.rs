@@ -12,8 +12,10 @@ use ontime_tenants::{Policy, ThreadError, ThreadId};
 
 use crate::cpus::CpuSet;
 use crate::knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
+use crate::namespace;
 use crate::netlink::Netlink;
 use crate::netlink::ethtool::Ethtool;
+use crate::netlink::link::links;
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
 use crate::netlink::tc::{self, Edit, Match};
@@ -236,6 +238,14 @@ impl Host for LiveHost {
             Knob::Moderation { nic } => {
                 self.with_ethtool(knob, |ethtool| ethtool.moderation(nic.ifindex)).map(Value::Moderation)
             }
+            Knob::Feature { nic, feature } => {
+                let on = self.with_ethtool(knob, |ethtool| ethtool.features(nic.ifindex))?.contains(feature);
+                Ok(Value::Text(switch(on).to_owned()))
+            }
+            Knob::PeerFeature { nic, process, peer, feature } => {
+                let on = at_peer(knob, nic, *process, *peer, |ethtool| ethtool.features(*peer))?.contains(feature);
+                Ok(Value::Text(switch(on).to_owned()))
+            }
             Knob::Clsact { nic } => {
                 self.nic_dir(knob, nic)?;
                 self.with_route(knob, |route| tc::has_clsact(route, nic.ifindex)).map(Value::Present)
@@ -285,6 +295,14 @@ impl Host for LiveHost {
             (Knob::Moderation { nic }, Value::Moderation(wanted)) => {
                 self.with_ethtool(knob, |ethtool| ethtool.set_moderation(nic.ifindex, *wanted))
             }
+            (Knob::Feature { nic, feature }, Value::Text(wanted)) => {
+                self.with_ethtool(knob, |ethtool| ethtool.set_feature(nic.ifindex, feature, wanted == switch(true)))
+            }
+            (Knob::PeerFeature { nic, process, peer, feature }, Value::Text(wanted)) => {
+                at_peer(knob, nic, *process, *peer, |ethtool| {
+                    ethtool.set_feature(*peer, feature, wanted == switch(true))
+                })
+            }
             (Knob::Clsact { nic }, Value::Present(wanted)) => {
                 self.nic_dir(knob, nic)?;
                 self.with_route(knob, |route| match (tc::has_clsact(route, nic.ifindex)?, wanted) {
@@ -313,6 +331,38 @@ impl Host for LiveHost {
             _ => Err(bad(knob, &format!("'{value}' is not a kind of value it can have"))),
         }
     }
+}
+
+/// A feature's value.
+fn switch(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+/// Asks at the other end of a veth pair, once the kernel says that it is that: numbers are given again.
+fn at_peer<T: Send>(
+    knob: &Knob,
+    nic: &NicId,
+    process: ThreadId,
+    peer: u32,
+    run: impl FnOnce(&mut Ethtool) -> io::Result<T> + Send,
+) -> Result<T, KnobError> {
+    let gone = || io::Error::from_raw_os_error(libc::ENODEV);
+    let asked = namespace::inside(process, || {
+        let mut route = Netlink::open(netlink_sys::protocols::NETLINK_ROUTE)?;
+        let found = links(&mut route)?.into_iter().find(|link| link.ifindex == peer).ok_or_else(gone)?;
+        if found.kind.as_deref() != Some("veth") || found.peer != Some(nic.ifindex) {
+            return Err(gone());
+        }
+        run(&mut Ethtool::open()?)
+    });
+    asked.map_err(|error| match error.raw_os_error() {
+        Some(libc::ENODEV | libc::ESRCH | libc::ENOENT) => KnobError::Gone(knob.to_string()),
+        Some(libc::EPERM) => {
+            unsupported(knob, "setting it takes CAP_SYS_ADMIN, to enter the namespace (docs/hostnet.md)")
+        }
+        Some(libc::EOPNOTSUPP | libc::EINVAL) => unsupported(knob, "its driver does not let this be set"),
+        _ => os(knob, "asking netlink family ethtool in the namespace", error),
+    })
 }
 
 /// Whether a thread is of a program, and may make others: those are not to be at a real-time place that no cap watches yet, for

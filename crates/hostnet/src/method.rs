@@ -45,13 +45,15 @@ pub enum MethodError {
 }
 
 /// Every core rule.
-const PARTITIONED: [RuleId; 14] = [
+const PARTITIONED: [RuleId; 16] = [
     RuleId::HostConfig,
     RuleId::NapiThreaded,
     RuleId::IrqThread,
     RuleId::NapiThread,
+    RuleId::NapiWeight,
     RuleId::DeviceIrq,
     RuleId::Backlog,
+    RuleId::Veth,
     RuleId::SoftirqThreads,
     RuleId::Moderation,
     RuleId::VcpuPlace,

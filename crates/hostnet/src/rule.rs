@@ -23,12 +23,16 @@ pub enum RuleId {
     IrqThread,
     /// NAPI threads placed by the class of their NIC.
     NapiThread,
+    /// Polls of NICs that RT packets can wait for kept short, where softirqs share a lock.
+    NapiWeight,
     /// Interrupt threads of devices that are no NIC placed below every RT thread.
     DeviceIrq,
     /// A polling thread for each RT receive queue, placed where it delays no vCPU.
     BusyPoll,
-    /// `backlog_napi/N` placed below the vCPUs, and RT paths kept off the backlog.
+    /// `backlog_napi/N` placed below the vCPUs.
     Backlog,
+    /// Veth pairs of RT containers handed over by NAPI, not by the backlog.
+    Veth,
     /// `ktimers/N`, `ksoftirqd/N`, `rcuc/N` placed below the vCPUs.
     SoftirqThreads,
     /// Receive interrupts of RT NICs not held back.
@@ -59,9 +63,11 @@ impl RuleId {
             RuleId::NapiThreaded => "napi-threaded",
             RuleId::IrqThread => "irq-thread",
             RuleId::NapiThread => "napi-thread",
+            RuleId::NapiWeight => "napi-weight",
             RuleId::DeviceIrq => "device-irq",
             RuleId::BusyPoll => "busy-poll",
             RuleId::Backlog => "backlog",
+            RuleId::Veth => "veth",
             RuleId::SoftirqThreads => "softirq-threads",
             RuleId::Moderation => "moderation",
             RuleId::VcpuPlace => "vcpu-place",

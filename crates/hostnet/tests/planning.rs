@@ -200,6 +200,59 @@ fn an_rt_nic_does_not_hold_its_interrupts_back() {
 }
 
 #[test]
+fn every_rule_is_a_row_of_the_docs_and_says_where_its_cost_is_from() {
+    let docs = include_str!("../../../docs/hostnet.md");
+    for rule in RULES {
+        assert!(docs.contains(&format!("\n| `{}` | ", rule.id)), "docs/hostnet.md has no row {}", rule.id);
+        assert!(rule.id == RuleId::HostConfig || !rule.cost.source.is_empty(), "{}: whose figure is it?", rule.id);
+    }
+}
+
+#[test]
+fn polls_that_rt_packets_wait_for_are_short_where_softirqs_share_a_lock() {
+    let (mut inventory, mut intent) = two_vms();
+    inventory.sysctls.insert("net/core/dev_weight".to_owned(), "64".to_owned());
+    let with_module = |inventory: &mut Inventory| {
+        for nic in &mut inventory.nics {
+            nic.napi_weight = Some("default".to_owned());
+        }
+    };
+    assert!(of_rule(&plan(&inventory, &intent), RuleId::NapiWeight).is_empty(), "7.2 has no such lock");
+    inventory.kernel.version = (6, 12);
+    let found = plan(&inventory, &intent);
+    let backlog = ("/proc/sys/net/core/dev_weight".to_owned(), "4".to_owned());
+    assert_eq!(of_rule(&found, RuleId::NapiWeight), std::slice::from_ref(&backlog));
+    let finding = found.findings.iter().find(|finding| finding.rule == RuleId::NapiWeight).unwrap();
+    assert!(finding.remedy.contains("modprobe ontime_napi"), "{finding:?}");
+    with_module(&mut inventory);
+    let bulk = |weight: &str| ("eth1 ontime/napi_weight".to_owned(), weight.to_owned());
+    let found = plan(&inventory, &intent);
+    assert_eq!(
+        of_rule(&found, RuleId::NapiWeight),
+        [backlog, bulk("4")],
+        "not the RT NIC's, nor a tap's, which has none"
+    );
+    assert!(refusals(&found, RuleId::NapiWeight).is_empty());
+    // A NIC of a lower level is waited for by a higher one too.
+    intent.bulk_napi_weight = Some(8);
+    intent.nics.insert("eth1".to_owned(), NicConfig { class: Some(rt(3)), ..NicConfig::default() });
+    assert!(of_rule(&plan(&inventory, &intent), RuleId::NapiWeight).contains(&bulk("8")));
+    // Without PREEMPT_RT there is no such lock, without RT tenants nobody who would wait.
+    inventory.kernel.realtime = false;
+    assert!(of_rule(&plan(&inventory, &intent), RuleId::NapiWeight).is_empty());
+    inventory.kernel.realtime = true;
+    intent.nics.clear();
+    intent.tenants.clear();
+    assert!(of_rule(&plan(&inventory, &intent), RuleId::NapiWeight).is_empty());
+    // Kernels for which the module is not made.
+    let (mut inventory, intent) = two_vms();
+    inventory.kernel.version = (6, 16);
+    let found = plan(&inventory, &intent);
+    let finding = found.findings.iter().find(|finding| finding.rule == RuleId::NapiWeight).unwrap();
+    assert_eq!(finding.remedy, "a kernel of 6.18 or later (Debian: from backports)");
+}
+
+#[test]
 fn a_shared_nic_keeps_its_last_transmit_queue_for_rt() {
     let (inventory, intent) = mixed(4);
     let found = plan(&inventory, &intent);

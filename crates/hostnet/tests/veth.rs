@@ -393,6 +393,130 @@ fn sleepers(count: usize) -> Sleepers {
     Sleepers { threads, _wake: wake }
 }
 
+/// A process in a network namespace of its own, with the other end of `va`; all goes with it.
+struct Container(std::process::Child);
+
+impl Container {
+    fn start() -> Self {
+        let child = std::process::Command::new("unshare").args(["--net", "sleep", "600"]).spawn().unwrap();
+        let pid = child.id();
+        let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/net")).unwrap();
+        while namespace(&pid.to_string()) == namespace("thread-self") {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        run("ip", &format!("link add va type veth peer name eth0 netns {pid}"));
+        run("ip", "addr add 10.99.0.1/24 dev va");
+        run("ip", "link set va up");
+        let own = Self(child);
+        own.inside("ip addr add 10.99.0.2/24 dev eth0");
+        own.inside("ip link set eth0 up");
+        own
+    }
+
+    fn inside(&self, command: &str) {
+        run("nsenter", &format!("-t {} -n {command}", self.0.id()));
+    }
+
+    /// Sends datagrams to the host, apart from each other.
+    fn send(&self, count: u32) {
+        let each = "echo > /dev/udp/10.99.0.1/9; sleep 0.02";
+        let all = format!("for one in $(seq {count}); do {each}; done");
+        let pid = self.0.id().to_string();
+        let sent = std::process::Command::new("nsenter").args(["-t", &pid, "-n", "bash", "-c", &all]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    fn tenant(&self) -> ontime_tenants::Tenant {
+        let pid = i32::try_from(self.0.id()).unwrap();
+        let mut tenant = fleet::vm(&mut Inventory::default(), 1, fleet::rt(0), 1, "va");
+        tenant.kind = ontime_tenants::Kind::Container;
+        tenant.process = ThreadId::of(pid, pid).unwrap();
+        tenant.vnics = vec![ontime_tenants::Vnic { ifname: "va".to_owned(), lower: Vec::new() }];
+        tenant.threads.clear();
+        tenant
+    }
+
+    /// GRO and TSO as ethtool(8) sees them, of both ends.
+    fn offloads(&self) -> [String; 2] {
+        let of = |command: &str| {
+            let (program, arguments) = command.split_once(' ').unwrap();
+            let output = std::process::Command::new(program).args(arguments.split(' ')).output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            let wanted = |line: &&str| line.starts_with("generic-receive") || line.starts_with("tcp-segmentation");
+            text.lines().filter(wanted).map(|line| line.split(": ").nth(1).unwrap()).collect::<Vec<_>>().join(" ")
+        };
+        [of("ethtool -k va"), of(&format!("nsenter -t {} -n ethtool -k eth0", self.0.id()))]
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn an_rt_containers_veth_leaves_the_backlog_at_both_ends_and_comes_back() {
+    in_namespace(|roots| {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = journal(state.path());
+        let container = Container::start();
+        let wanted = Intent { tenants: vec![container.tenant()], ..intent("va", 0) };
+        let ours = [RuleId::Veth, RuleId::NapiThreaded, RuleId::NapiThread];
+        let look = |_: &Journal| {
+            let mut found = plan(&Inventory::scan(roots), &wanted);
+            found.settings.retain(|setting| ours.contains(&setting.rule));
+            Ok::<_, Infallible>(found)
+        };
+        let host = LiveHost::with_roots(roots.clone());
+        assert_eq!(container.offloads(), ["on off", "on off"], "TSO, GRO");
+        let report = converge(&host, &mut journal, look).unwrap();
+        let failed = report.items.iter().find(|item| matches!(item.done, Done::Failed(_) | Done::Unsupported(_)));
+        assert!(failed.is_none(), "{failed:?}");
+        assert_eq!(container.offloads(), ["off on", "off on"]);
+        // What the container sends comes by the NAPI thread of the host's end.
+        let inventory = Inventory::scan(roots);
+        let thread = inventory.threads.iter().find(|thread| thread.comm.starts_with("napi/va-")).unwrap();
+        assert_eq!(thread.policy, Policy::Fifo(49));
+        let switches = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", thread.id.tid)).unwrap();
+            let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap();
+            line.rsplit('\t').next().unwrap().parse::<u64>().unwrap()
+        };
+        let before = switches();
+        container.send(20);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while switches() < before + 20 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(switches() >= before + 20, "{before} {}", switches());
+
+        assert_eq!(converge(&host, &mut journal, look).unwrap().counts().changed, 0);
+        container.inside("ethtool -K eth0 gro off");
+        let drifted = drift(&host, &look(&journal).unwrap(), &journal);
+        assert_eq!(drifted.len(), 1, "{drifted:?}");
+        assert!(drifted[0].setting.knob.to_string().starts_with("rx-gro of the other end of va"), "{drifted:?}");
+        converge(&host, &mut journal, look).unwrap();
+        assert_eq!(container.offloads(), ["off on", "off on"]);
+
+        undo(roots, &mut journal);
+        assert_eq!(container.offloads(), ["on off", "on off"]);
+        assert!(journal.entries().is_empty());
+
+        // One that ends while it is applied takes its end along.
+        converge(&host, &mut journal, look).unwrap();
+        drop(container);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while Inventory::scan(roots).nic("va").is_some() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let report = undo(roots, &mut journal);
+        assert!(report.items.iter().all(|item| !matches!(item.done, Done::Failed(_))), "{report:?}");
+        assert!(journal.entries().is_empty(), "{:?}", journal.entries());
+    });
+}
+
 #[test]
 fn a_hundred_vms_and_64_queues_are_looked_at_and_applied() {
     in_namespace(|roots| {

@@ -1,63 +1,113 @@
-//! The guest's kernel module for the lab's own guests: built once for their kernel, kept by its sources, brought along by
-//! an archive behind their initrd, so that the images need not know of it.
+//! Kernel modules of this repository for the lab's kernels: built once for a kernel, kept by their sources, brought along, so that the
+//! images need not know of them: the guest's by an archive behind the guests' initrd, the host's as a file in `/lab`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::cache;
 use crate::error::{LabError, file};
-use crate::images::Images;
 use crate::lab;
 
-/// What it is built of, as it was when this was built; and the script that builds it, where it looks for them.
-const SOURCES: &[(&str, &str)] = &[
-    ("abi/ontime_abi.h", include_str!("../../../abi/ontime_abi.h")),
-    ("guest/Kbuild", include_str!("../../../guest/Kbuild")),
-    ("guest/Makefile", include_str!("../../../guest/Makefile")),
-    ("guest/ahead.c", include_str!("../../../guest/ahead.c")),
-    ("guest/dev.c", include_str!("../../../guest/dev.c")),
-    ("guest/dkms.conf", include_str!("../../../guest/dkms.conf")),
-    ("guest/dl.c", include_str!("../../../guest/dl.c")),
-    ("guest/idle.c", include_str!("../../../guest/idle.c")),
-    ("guest/io.c", include_str!("../../../guest/io.c")),
-    ("guest/main.c", include_str!("../../../guest/main.c")),
-    ("guest/ontime.h", include_str!("../../../guest/ontime.h")),
-    ("guest/opt.c", include_str!("../../../guest/opt.c")),
-    ("guest/place.h", include_str!("../../../guest/place.h")),
-    ("guest/proto.c", include_str!("../../../guest/proto.c")),
-    ("guest/queue.c", include_str!("../../../guest/queue.c")),
-    ("guest/ready.c", include_str!("../../../guest/ready.c")),
-    ("guest/rpc.c", include_str!("../../../guest/rpc.c")),
-    ("guest/sock.c", include_str!("../../../guest/sock.c")),
-    ("guest/steal.c", include_str!("../../../guest/steal.c")),
-    ("guest/steer.c", include_str!("../../../guest/steer.c")),
-    ("guest/wake.c", include_str!("../../../guest/wake.c")),
-    ("guest/watch.c", include_str!("../../../guest/watch.c")),
-    ("scripts/guest-module.sh", include_str!("../../../scripts/guest-module.sh")),
+/// A module: what it is built of, as it was when this was built, and the script that builds it, where it looks for the rest.
+#[derive(Debug)]
+pub struct Module {
+    /// Its folder in the repository.
+    folder: &'static str,
+    /// The file that the build makes.
+    file: &'static str,
+    /// Names below the repository, and texts.
+    sources: &'static [(&'static str, &'static str)],
+    /// Builds it: OUT VERSION.
+    script: (&'static str, &'static str),
+}
+
+/// What both scripts use.
+const SCRIPTS: [(&str, &str); 2] = [
+    ("scripts/build-module.sh", include_str!("../../../scripts/build-module.sh")),
+    ("scripts/kernel-headers.sh", include_str!("../../../scripts/kernel-headers.sh")),
 ];
+
+/// Sockets that the host executes, and deadlines, for the guests.
+pub const GUEST: Module = Module {
+    folder: "guest",
+    file: "ontime.ko",
+    sources: &[
+        ("abi/ontime_abi.h", include_str!("../../../abi/ontime_abi.h")),
+        ("guest/Kbuild", include_str!("../../../guest/Kbuild")),
+        ("guest/Makefile", include_str!("../../../guest/Makefile")),
+        ("guest/ahead.c", include_str!("../../../guest/ahead.c")),
+        ("guest/dev.c", include_str!("../../../guest/dev.c")),
+        ("guest/dkms.conf", include_str!("../../../guest/dkms.conf")),
+        ("guest/dl.c", include_str!("../../../guest/dl.c")),
+        ("guest/idle.c", include_str!("../../../guest/idle.c")),
+        ("guest/io.c", include_str!("../../../guest/io.c")),
+        ("guest/main.c", include_str!("../../../guest/main.c")),
+        ("guest/ontime.h", include_str!("../../../guest/ontime.h")),
+        ("guest/opt.c", include_str!("../../../guest/opt.c")),
+        ("guest/place.h", include_str!("../../../guest/place.h")),
+        ("guest/proto.c", include_str!("../../../guest/proto.c")),
+        ("guest/queue.c", include_str!("../../../guest/queue.c")),
+        ("guest/ready.c", include_str!("../../../guest/ready.c")),
+        ("guest/rpc.c", include_str!("../../../guest/rpc.c")),
+        ("guest/sock.c", include_str!("../../../guest/sock.c")),
+        ("guest/steal.c", include_str!("../../../guest/steal.c")),
+        ("guest/steer.c", include_str!("../../../guest/steer.c")),
+        ("guest/wake.c", include_str!("../../../guest/wake.c")),
+        ("guest/watch.c", include_str!("../../../guest/watch.c")),
+    ],
+    script: ("scripts/guest-module.sh", include_str!("../../../scripts/guest-module.sh")),
+};
+
+/// NAPI weight, for hosts whose kernel takes it ([`crate::Kernel::takes_host_module`]).
+pub const HOST: Module = Module {
+    folder: "host",
+    file: "ontime_napi.ko",
+    sources: &[
+        ("host/Kbuild", include_str!("../../../host/Kbuild")),
+        ("host/Makefile", include_str!("../../../host/Makefile")),
+        ("host/dkms.conf", include_str!("../../../host/dkms.conf")),
+        ("host/main.c", include_str!("../../../host/main.c")),
+        ("host/ontime_napi.h", include_str!("../../../host/ontime_napi.h")),
+        ("host/weight.c", include_str!("../../../host/weight.c")),
+    ],
+    script: ("scripts/host-module.sh", include_str!("../../../scripts/host-module.sh")),
+};
 
 /// First process of a guest that has the module: it is one more of those that the initrd's own first process loads.
 const INIT: &str = "#!/bin/busybox sh\necho ontime.ko >> /modules\nexec /init\n";
 
-/// The module for the guests' kernel, built first where it is missing; `progress` gets a line a step.
-///
-/// # Errors
-/// [`LabError::Command`] where the build fails, with what to do.
-pub fn ready(images: &Images, progress: &mut dyn FnMut(&str)) -> Result<PathBuf, LabError> {
-    let version = images.guest_version()?;
-    let key: Vec<(&str, &str)> = SOURCES.iter().copied().chain([("version", version.as_str())]).collect();
-    let dir = cache::entry(&cache::root(), &key);
-    cache::once(&dir, progress, |dir, progress| {
-        let script = dir.join("scripts/guest-module.sh");
-        cache::write(dir, SOURCES)?;
-        progress(&format!("lab: the guest module for {version}"));
-        if cache::script(&script, &[&dir.join("out").to_string_lossy(), &version], progress)? {
-            return Ok(());
-        }
-        let command = format!("{} for the guests' kernel {version}", script.display());
-        Err(LabError::Command { command, output: "what went wrong stands above".into() })
-    })?;
-    Ok(dir.join("out").join(version).join("ontime.ko"))
+impl Module {
+    /// The module for the kernel of this version (`uname -r`), built first where it is missing; `progress` gets a line a step.
+    ///
+    /// # Errors
+    /// [`LabError::Command`] where the build fails, with what to do.
+    pub fn ready(&self, version: &str, progress: &mut dyn FnMut(&str)) -> Result<PathBuf, LabError> {
+        let files: Vec<(&str, &str)> = self.sources.iter().copied().chain(SCRIPTS).chain([self.script]).collect();
+        let key: Vec<(&str, &str)> = files.iter().copied().chain([("version", version)]).collect();
+        let dir = cache::entry(&cache::root(), &key);
+        cache::once(&dir, progress, |dir, progress| {
+            cache::write(dir, &files)?;
+            let script = dir.join(self.script.0);
+            progress(&format!("lab: the {} module for {version}", self.folder));
+            if cache::script(&script, &[&dir.join("out").to_string_lossy(), version], progress)? {
+                return Ok(());
+            }
+            let command = format!("{} for kernel {version}", script.display());
+            Err(LabError::Command { command, output: "what went wrong stands above".into() })
+        })?;
+        Ok(dir.join("out").join(version).join(self.file))
+    }
+
+    /// Gives a lab's directory the module, built first where it is missing: as a file in `/lab` inside.
+    ///
+    /// # Errors
+    /// As [`Self::ready`]; [`LabError::File`].
+    pub fn bring(&self, version: &str, dir: &Path, progress: &mut dyn FnMut(&str)) -> Result<(), LabError> {
+        let module = self.ready(version, progress)?;
+        let files = dir.join("files");
+        fs::create_dir_all(&files).map_err(file("make", &files))?;
+        fs::copy(&module, files.join(self.file)).map_err(file("copy", &module)).map(drop)
+    }
 }
 
 /// Writes the archive that goes behind a guest's initrd (`lab-vm`, NET `sockets:...`).
@@ -74,14 +124,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_source_that_the_module_is_made_of_is_brought_along() {
-        let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest");
-        for entry in fs::read_dir(guest).unwrap().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            // Not what a build leaves (ontime.mod.c, ontime.o).
-            if name.ends_with(".h") || name == "Kbuild" || (name.ends_with(".c") && !name.ends_with(".mod.c")) {
-                let path = format!("guest/{name}");
-                assert!(SOURCES.iter().any(|(known, _)| *known == path), "{path} is not in SOURCES");
+    fn every_source_that_a_module_is_made_of_is_brought_along() {
+        for module in [GUEST, HOST] {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(module.folder);
+            for entry in fs::read_dir(folder).unwrap().flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                // Not what a build leaves (ontime.mod.c, ontime.o).
+                if name.ends_with(".h") || name == "Kbuild" || (name.ends_with(".c") && !name.ends_with(".mod.c")) {
+                    let path = format!("{}/{name}", module.folder);
+                    assert!(module.sources.iter().any(|(known, _)| *known == path), "{path} is not among the sources");
+                }
             }
         }
     }

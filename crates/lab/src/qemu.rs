@@ -63,6 +63,11 @@ pub enum Kernel {
 impl Kernel {
     /// All of them.
     pub const ALL: [Kernel; 3] = [Kernel::Rt72, Kernel::Plain72, Kernel::Rt612];
+
+    /// Whether its softirqs share a lock on each CPU, so that the host module shortens what an RT packet waits for.
+    pub fn takes_host_module(self) -> bool {
+        self == Kernel::Rt612
+    }
 }
 
 impl fmt::Display for Kernel {

@@ -87,8 +87,9 @@ impl Emulated {
         // What is missing is built where there is a network: the namespaces have none.
         let images = lab::images()?;
         if with_module {
-            lab::module(&images)?;
+            lab::guest_module(&images)?;
         }
+        lab::host_module(&images, self.kernel)?;
         isolate::enter()?;
         let mut machine = host::machine(self.clock, self.kernel);
         if self.clock == Clock::Real {

@@ -9,6 +9,7 @@ use anyhow::Context;
 use clap::Subcommand;
 use ontime_lab::agent::Stream;
 use ontime_lab::images::Images;
+use ontime_lab::module::{GUEST, HOST};
 use ontime_lab::{Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate};
 
 use crate::exit::{Exit, UNSUPPORTED};
@@ -71,6 +72,9 @@ struct Run {
     /// Most real seconds without a sign of life of the host, at least 30
     #[arg(long, default_value_t = 180)]
     silence: u64,
+    /// Bring the host module for a kernel that takes it (6.12-rt), built if it is missing: /lab/ontime_napi.ko inside
+    #[arg(long)]
+    host_module: bool,
     /// A shell command for the clients' side, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its directory
     /// is /lab; it ends with the command
     #[arg(long, value_name = "SHELL")]
@@ -86,6 +90,10 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         Command::Agent => agent::inside::serve().map(|()| ExitCode::SUCCESS).map_err(unsupported),
         Command::Images => images().map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
+            if run.host_module {
+                // Here, where there is a network: the namespaces have none.
+                host_module(&images()?, run.host.kernel)?;
+            }
             isolate::enter().map_err(unsupported)?;
             run_command(run)
         }
@@ -102,8 +110,16 @@ pub fn images() -> anyhow::Result<Images> {
 }
 
 /// The guest's module for the lab's guests, built first where it is missing, with progress on standard error.
-pub fn module(images: &Images) -> anyhow::Result<()> {
-    ontime_lab::module::ready(images, &mut |line| eprintln!("{line}"))?;
+pub fn guest_module(images: &Images) -> anyhow::Result<()> {
+    GUEST.ready(&images.guest_version()?, &mut |line| eprintln!("{line}"))?;
+    Ok(())
+}
+
+/// The host's module for an emulated host's kernel, where that takes one; as [`guest_module`].
+pub fn host_module(images: &Images, kernel: Kernel) -> anyhow::Result<()> {
+    if kernel.takes_host_module() {
+        HOST.ready(&images.kernel_version(kernel)?, &mut |line| eprintln!("{line}"))?;
+    }
     Ok(())
 }
 
@@ -123,6 +139,12 @@ fn run_command(run: &Run) -> anyhow::Result<ExitCode> {
     let images = images()?;
     let kept = tempfile::tempdir().context("a directory for the lab")?;
     let dir = run.host.out.as_deref().unwrap_or(kept.path());
+    if run.host_module {
+        if !machine.kernel.takes_host_module() {
+            anyhow::bail!("kernel {} has no use for the host module; 6.12-rt has", machine.kernel);
+        }
+        HOST.bring(&images.kernel_version(machine.kernel)?, dir, &mut |line| eprintln!("{line}"))?;
+    }
     let binary = std::env::current_exe().context("this program")?;
     let argv: Vec<&str> = run.command.iter().map(String::as_str).collect();
     let mut lab = match Lab::start(&machine, &images, dir, &binary) {

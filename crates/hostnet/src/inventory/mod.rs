@@ -123,6 +123,8 @@ pub struct Nic {
     pub mac: Option<[u8; 6]>,
     /// Index of the lower device (macvlan, macvtap, VLAN) or of the peer (veth).
     pub link: Option<u32>,
+    /// Index of the other end of a veth pair that leads into another network namespace, there.
+    pub peer: Option<u32>,
     /// Index of the bridge or bond it is a port of.
     pub controller: Option<u32>,
     /// Kind of the root qdisc: `mq`, `fq_codel`, `noqueue`.
@@ -135,6 +137,8 @@ pub struct Nic {
     pub tx_queues: Vec<TxQueue>,
     /// `/sys/class/net/X/threaded` (5.12): 0, 1, or 2 for polling.
     pub threaded: Option<u32>,
+    /// At most how many packets its polls take, by the host module: a number, or `default`; `None` where that is not loaded.
+    pub napi_weight: Option<String>,
     /// Its NAPI instances (netlink, 6.8; on older kernels those with a thread).
     pub napis: Vec<Napi>,
     /// Numbers of its message-signalled interrupts.
@@ -272,6 +276,8 @@ impl Inventory {
             | Knob::XpsCpus { nic, .. }
             | Knob::NapiThreaded { nic, .. }
             | Knob::Moderation { nic }
+            | Knob::Feature { nic, .. }
+            | Knob::PeerFeature { nic, .. }
             | Knob::Clsact { nic }
             | Knob::TxSteer { nic, .. }
             | Knob::TxPriority { nic, .. }

@@ -15,6 +15,7 @@ use crate::netlink::ethtool::Ethtool;
 use crate::netlink::link::{Link, links};
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
+use crate::rules::WEIGHT_FILE;
 
 pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
     let found = Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).and_then(|mut netlink| links(&mut netlink));
@@ -99,12 +100,14 @@ fn nic(roots: &Roots, inventory: &Inventory, link: Link, napis: Vec<Napi>) -> Ni
         carrier: link.carrier,
         mac: link.mac,
         link: link.link.filter(|other| *other != link.ifindex && *other != 0),
+        peer: link.peer,
         controller: link.controller,
         qdisc: link.qdisc,
         qdisc_by_others: None,
         rx_queues,
         tx_queues,
         threaded: read_number(&dir.join("threaded")),
+        napi_weight: read(&dir.join(WEIGHT_FILE)),
         napis,
         irqs,
         moderation: None,

@@ -6,14 +6,14 @@ use std::path::Path;
 
 use super::{Conflict, Inventory, Kernel, Kvm, Lockdown, Note, Protections, cpu, irqs, nics, threads};
 use crate::live::Roots;
-use crate::rules::{RT_RUNTIME, SKB_DEFER_MAX};
+use crate::rules::{DEV_WEIGHT, RT_RUNTIME, SKB_DEFER_MAX};
 
 /// Sysctls that rules and checks look at, below `/proc/sys`.
 const SYSCTLS: [&str; 9] = [
     SKB_DEFER_MAX,
     RT_RUNTIME,
     "kernel/sched_rt_period_us",
-    "net/core/dev_weight",
+    DEV_WEIGHT,
     "net/core/netdev_budget",
     "net/core/netdev_budget_usecs",
     "net/core/busy_poll",

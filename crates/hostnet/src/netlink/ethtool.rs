@@ -1,14 +1,17 @@
-//! Generic netlink family `ethtool` (5.6): how a NIC holds its receive interrupts back (5.7).
+//! Generic netlink family `ethtool` (5.6): how a NIC holds its receive interrupts back (5.7), which of its features are on.
 //!
-//! Source: `include/uapi/linux/ethtool_netlink.h`, `Documentation/netlink/specs/ethtool.yaml`, `net/ethtool/coalesce.c`.
+//! Source: `include/uapi/linux/ethtool_netlink.h`, `Documentation/netlink/specs/ethtool.yaml`, `net/ethtool/coalesce.c`,
+//! `features.c`, `bitset.c`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use super::generic::{Family, HEADER, command};
-use super::{Attributes, attributes, read_u32};
+use super::{Attributes, attributes, read_text, read_u32};
 use crate::knob::Moderation;
 
+const MSG_FEATURES_GET: u8 = 11;
+const MSG_FEATURES_SET: u8 = 12;
 const MSG_COALESCE_GET: u8 = 19;
 const MSG_COALESCE_SET: u8 = 20;
 
@@ -16,6 +19,14 @@ const COALESCE_HEADER: u16 = 1;
 const COALESCE_RX_USECS: u16 = 2;
 const COALESCE_USE_ADAPTIVE_RX: u16 = 11;
 const HEADER_DEV_INDEX: u16 = 1;
+
+const FEATURES_HEADER: u16 = 1;
+const FEATURES_WANTED: u16 = 3;
+const FEATURES_ACTIVE: u16 = 4;
+const BITSET_BITS: u16 = 3;
+const BITSET_BITS_BIT: u16 = 1;
+const BIT_NAME: u16 = 2;
+const BIT_VALUE: u16 = 3;
 
 /// The family, where this kernel has it.
 pub struct Ethtool(Family);
@@ -61,6 +72,29 @@ impl Ethtool {
         }
         self.0.request(&set).map(|_| ())
     }
+
+    /// Names of the features that are on (`ethtool -k` prints others for some: `rx-gro` is its generic-receive-offload).
+    ///
+    /// # Errors
+    /// `ENODEV` where it is gone.
+    pub fn features(&mut self, ifindex: u32) -> io::Result<BTreeSet<String>> {
+        let answer = self.0.request(&command(MSG_FEATURES_GET).with_nested(FEATURES_HEADER, of(ifindex)))?;
+        Ok(answer.first().map(|part| parse_features(part)).unwrap_or_default())
+    }
+
+    /// Switches one feature.
+    ///
+    /// # Errors
+    /// `ENODEV` where it is gone, `EINVAL` where the device does not have it or does not let it be switched.
+    pub fn set_feature(&mut self, ifindex: u32, name: &str, on: bool) -> io::Result<()> {
+        let bit = Attributes::default().with_text(BIT_NAME, name);
+        let bit = if on { bit.with(BIT_VALUE, &[]) } else { bit };
+        let bits = Attributes::default().with_nested(BITSET_BITS_BIT, bit);
+        let set = command(MSG_FEATURES_SET)
+            .with_nested(FEATURES_HEADER, of(ifindex))
+            .with_nested(FEATURES_WANTED, Attributes::default().with_nested(BITSET_BITS, bits));
+        self.0.request(&set).map(|_| ())
+    }
 }
 
 fn of(ifindex: u32) -> Attributes {
@@ -84,6 +118,16 @@ fn parse(part: &[u8]) -> Option<(u32, Moderation)> {
     Some((ifindex?, Moderation { rx_usecs: rx_usecs?, adaptive }))
 }
 
+/// The active ones, of a bit set in its long form without a mask: those that it names.
+fn parse_features(part: &[u8]) -> BTreeSet<String> {
+    let inner = |bytes: &[u8], wanted: u16| -> Vec<Vec<u8>> {
+        attributes(bytes).filter(|(kind, _)| *kind == wanted).map(|(_, value)| value.to_vec()).collect()
+    };
+    let active = inner(part.get(HEADER..).unwrap_or_default(), FEATURES_ACTIVE);
+    let bits = active.iter().flat_map(|set| inner(set, BITSET_BITS)).flat_map(|bits| inner(&bits, BITSET_BITS_BIT));
+    bits.filter_map(|bit| inner(&bit, BIT_NAME).first().map(|name| read_text(name))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,7 +146,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_bytes_are_read_without_harm(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
-            let _ = parse(&bytes);
+            let _ = (parse(&bytes), parse_features(&bytes));
         }
     }
 }

@@ -41,6 +41,8 @@ pub struct Link {
     pub mac: Option<[u8; 6]>,
     /// Lower device or peer, where it is in this network namespace.
     pub link: Option<u32>,
+    /// The same where it is in another network namespace, by its index there, which may name anything here.
+    pub peer: Option<u32>,
     /// Bridge or bond it is a port of.
     pub controller: Option<u32>,
     /// Kind of the root qdisc.
@@ -80,7 +82,6 @@ fn parse_link(part: &[u8]) -> Option<Link> {
             IFLA_NUM_TX_QUEUES => link.tx_queues = read_u32(value).unwrap_or_default(),
             IFLA_NUM_RX_QUEUES => link.rx_queues = read_u32(value).unwrap_or_default(),
             IFLA_CARRIER => link.carrier = value.first() == Some(&1),
-            // The index of the other end is then one of another namespace, where it may name anything.
             IFLA_LINK_NETNSID => elsewhere = true,
             IFLA_LINKINFO => {
                 link.kind =
@@ -90,7 +91,7 @@ fn parse_link(part: &[u8]) -> Option<Link> {
         }
     }
     if elsewhere {
-        link.link = None;
+        link.peer = link.link.take();
     }
     (!link.name.is_empty()).then_some(link)
 }

@@ -48,7 +48,7 @@ pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
 /// A physical interface has NAPI, shown or not (down, it shows none). A virtual one has where the kernel shows an instance;
 /// before kernels show any, a veth may have, and refuses harmlessly where it has none. One that is threaded stays wanted while
 /// it is down, or every ifdown would undo it.
-fn has_napi(inventory: &Inventory, nic: &Nic) -> bool {
+pub fn has_napi(inventory: &Inventory, nic: &Nic) -> bool {
     let may_have = inventory.kernel.version < NAPI_LISTED && nic.kind.as_deref() == Some("veth") && nic.up;
     nic.physical || !nic.napis.is_empty() || nic.threaded.is_some_and(|mode| mode > 0) || may_have
 }
@@ -128,28 +128,10 @@ fn polling(nic: &Nic, thread: &KernelThread) -> Finding {
 }
 
 /// See [`RuleId::Backlog`].
-pub fn backlog(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub fn backlog(inventory: &Inventory, _intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for thread in inventory.threads_of(|kind| matches!(kind, KernelThreadKind::BacklogNapi(_))) {
         outcome.settings.push(place(RuleId::Backlog, thread, PriorityTable::KTIMERS));
-    }
-    for tenant in intent.rt_tenants() {
-        for nic in tenant.vnics.iter().filter_map(|vnic| inventory.nic(&vnic.ifname)) {
-            if nic.kind.as_deref() == Some("veth") && nic.up && nic.napis.is_empty() {
-                outcome.findings.push(Finding {
-                    rule: RuleId::Backlog,
-                    severity: Severity::Warning,
-                    object: format!("{} ({})", tenant.name, nic.id.name),
-                    found: "its veth has no NAPI, so its packets wait in the per-CPU backlog behind everyone's"
-                        .to_owned(),
-                    remedy: format!(
-                        "use macvlan for it, or: ethtool -K {} gro on, and tso off at the sender's end",
-                        nic.id.name
-                    ),
-                    refusal: None,
-                });
-            }
-        }
     }
     outcome
 }

@@ -107,6 +107,9 @@ pub struct Args {
     /// Seed of the gaps between requests
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// A line for the host's host.toml (docs/hostnet.md; may be repeated): 'without = ["napi-weight"]', 'bulk_napi_weight = 8'
+    #[arg(long = "host-toml", value_name = "LINE")]
+    settings: Vec<String>,
     /// What the bulk VMs receive: tcp (at full speed, as in the paper), small-packets (UDP at full speed), none
     #[arg(long = "load", value_name = "LOAD", value_delimiter = ',', default_value = "tcp")]
     loads: Vec<Load>,
@@ -179,7 +182,10 @@ pub fn run(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let images = lab::images()?;
     let cases = |host: &Host| host.cases(&args.loads);
     if hosts.iter().flat_map(cases).any(|case| case.is_outsourced()) {
-        lab::module(&images)?;
+        lab::guest_module(&images)?;
+    }
+    for host in &hosts {
+        lab::host_module(&images, host.kernel)?;
     }
     let kept = tempfile::tempdir().context("a directory for the results")?;
     let at_once = if args.clock == Clock::Virtual { 2 } else { 1 };
@@ -253,6 +259,7 @@ impl Part {
                 out.join(format!("{}-{}", host.kernel, self.number)).to_string_lossy().into_owned(),
             ]);
         }
+        line.extend(args.settings.iter().map(|setting| format!("--host-toml={setting}")));
         line.extend(kind.workload.options());
         line.push(format!("--load={}", args.loads.iter().map(|load| load.name()).collect::<Vec<_>>().join(",")));
         let mut command = Command::new(std::env::current_exe().context("this program")?);
@@ -291,7 +298,8 @@ fn measure_part(args: &Args, kind: &Kind, part: &Path) -> anyhow::Result<ExitCod
     let binary = std::env::current_exe().context("this program")?;
     let site = Site { machine, dir, binary };
     let Kind { workload, traced, .. } = *kind;
-    let plan = Plan { site, workload, cases, traced, requests: args.requests, seed: args.seed };
+    let settings = args.settings.clone();
+    let plan = Plan { site, workload, settings, cases, traced, requests: args.requests, seed: args.seed };
     let mut missing = Vec::new();
     let measured =
         rt_server::measure(&plan, &images, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
@@ -342,6 +350,7 @@ mod tests {
             kernels: vec![Kernel::Rt72],
             requests: 1,
             seed: 1,
+            settings: Vec::new(),
             loads: vec![Load::Tcp],
             silence: 180,
             output: Output { json: None, csv: None, html: None },

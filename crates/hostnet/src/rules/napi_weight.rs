@@ -1,0 +1,83 @@
+//! How many packets a poll may take where softirqs share a lock on each CPU: PREEMPT_RT before 6.18.
+//!
+//! There everything between `local_bh_disable` and `local_bh_enable` holds one lock a CPU (`kernel/softirq.c`, `softirq_ctrl.lock`): a NAPI
+//! thread holds it for a poll of up to `napi->weight` packets, 64, and the per-CPU backlog for `dev_weight`. Nothing outside the kernel sets
+//! the first, so that it takes the host module `ontime_napi` (folder `host`), whose files are knobs as any.
+
+use ontime_tenants::Class;
+
+use super::nic_threads::has_napi;
+use crate::intent::Intent;
+use crate::inventory::{Inventory, Nic};
+use crate::knob::{Knob, Root, Value};
+use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
+
+/// From here on `local_bh_disable` takes no lock on PREEMPT_RT (`PREEMPT_RT_NEEDS_BH_LOCK` off).
+pub const NO_BH_LOCK: (u32, u32) = (6, 18);
+/// The module's file, below a NIC's directory in sysfs.
+pub const WEIGHT_FILE: &str = "ontime/napi_weight";
+/// The backlog's weight, and the qdiscs', below `/proc/sys`.
+pub const DEV_WEIGHT: &str = "net/core/dev_weight";
+/// Packets a poll: a wait below 0.1 ms, measured (docs/hostnet.md).
+const WEIGHT: u32 = 4;
+/// From here on `napi_list` has a lock that the module does not take.
+const MODULE_UNTIL: (u32, u32) = (6, 14);
+
+/// See [`RuleId::NapiWeight`].
+pub fn napi_weight(inventory: &Inventory, intent: &Intent) -> Outcome {
+    let mut outcome = Outcome::default();
+    let kernel = &inventory.kernel;
+    let Some(urgent) = most_urgent(inventory, intent) else { return outcome };
+    if !kernel.realtime || kernel.version >= NO_BH_LOCK {
+        return outcome;
+    }
+    let value = Value::Text(intent.bulk_napi_weight.unwrap_or(WEIGHT).to_string());
+    if inventory.sysctls.contains_key(DEV_WEIGHT) {
+        let knob = Knob::HostFile { root: Root::Proc, path: format!("sys/{DEV_WEIGHT}") };
+        outcome.settings.push(Setting::new(RuleId::NapiWeight, Stage::Host, knob, value.clone()));
+    }
+    if inventory.nics.iter().all(|nic| nic.napi_weight.is_none()) {
+        outcome.findings.push(no_module(inventory));
+        return outcome;
+    }
+    let waited_for = |nic: &&Nic| has_napi(inventory, nic) && least_urgent(inventory, intent, nic) > urgent;
+    for nic in inventory.nics.iter().filter(|nic| nic.napi_weight.is_some()).filter(waited_for) {
+        let knob = Knob::NicFile { nic: nic.id.clone(), path: WEIGHT_FILE.to_owned() };
+        outcome.settings.push(Setting::new(RuleId::NapiWeight, Stage::Host, knob, value.clone()));
+    }
+    outcome
+}
+
+/// The highest RT level that a tenant or a NIC has; none where nothing here is RT, and nobody need wait less.
+fn most_urgent(inventory: &Inventory, intent: &Intent) -> Option<Class> {
+    let tenants = intent.rt_tenants().map(|tenant| tenant.class);
+    let nics = inventory.nics.iter().flat_map(|nic| classes(inventory, intent, nic));
+    tenants.chain(nics).filter(|class| *class != Class::Bulk).min()
+}
+
+fn least_urgent(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Class {
+    classes(inventory, intent, nic).into_iter().max().unwrap_or(Class::Bulk)
+}
+
+/// Of its NAPI instances; of itself where it shows none.
+fn classes(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Vec<Class> {
+    if nic.napis.is_empty() {
+        return vec![intent.nic_class(inventory, nic)];
+    }
+    nic.napis.iter().map(|napi| intent.napi_class(inventory, nic, napi)).collect()
+}
+
+fn no_module(inventory: &Inventory) -> Finding {
+    let kernel = &inventory.kernel;
+    let install = "install module ontime_napi (folder host: make dkms; dkms install ontime_napi/0.1.0) and load it: modprobe ontime_napi; or";
+    let module = if kernel.version < MODULE_UNTIL { install } else { "" };
+    Finding {
+        rule: RuleId::NapiWeight,
+        severity: Severity::Warning,
+        object: format!("kernel {}", kernel.release),
+        found: "an RT packet waits for a bulk NIC's poll of 64 packets, and module ontime_napi is not loaded"
+            .to_owned(),
+        remedy: format!("{module} a kernel of 6.18 or later (Debian: from backports)").trim_start().to_owned(),
+        refusal: Some(Refusal::Kernel),
+    }
+}

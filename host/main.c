@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * What kernels before 6.18 lack for RT packets beside bulk ones, a file for each interface of every network namespace:
+ *
+ *   /sys/class/net/X/ontime/napi_weight   "default", or at most how many packets its NAPI takes at a time, 1 to 64
+ *
+ * What is set ends with the interface, with its move to another network namespace, and with the module: every instance has
+ * its driver's own again. Writing takes CAP_NET_ADMIN of the host: a container's interface is its own, the CPU is not.
+ */
+#include <linux/capability.h>
+#include <linux/device.h>
+#include <linux/kernfs.h>
+#include <linux/module.h>
+#include <linux/rtnetlink.h>
+#include <linux/sched/signal.h>
+#include <linux/sysfs.h>
+#include <linux/version.h>
+
+#include "ontime_napi.h"
+
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 14, 0)
+#error "from 6.14 on napi_list has another lock, and from 6.18 on PREEMPT_RT has no need of this module"
+#endif
+
+static ssize_t napi_weight_show(struct device *device, struct device_attribute *attribute, char *buf)
+{
+	struct net_device *dev = to_net_dev(device);
+	ssize_t length = -ENODEV;
+
+	/* Never waited for here: who unregisters the interface holds it and waits for us (net/core/net-sysfs.c). */
+	if (!rtnl_trylock())
+		return restart_syscall();
+	if (dev->reg_state == NETREG_REGISTERED)
+		length = ontime_weight_show(dev, buf);
+	rtnl_unlock();
+	return length;
+}
+
+static ssize_t napi_weight_store(struct device *device, struct device_attribute *attribute, const char *buf,
+				 size_t length)
+{
+	struct net_device *dev = to_net_dev(device);
+	int weight = 0, err;
+
+	if (!capable(CAP_NET_ADMIN))
+		return -EPERM;
+	if (!sysfs_streq(buf, "default")) {
+		err = kstrtoint(buf, 10, &weight);
+		if (err)
+			return err;
+		if (weight < 1 || weight > NAPI_POLL_WEIGHT)
+			return -ERANGE;
+	}
+	if (!rtnl_trylock())
+		return restart_syscall();
+	err = dev->reg_state == NETREG_REGISTERED ? ontime_weight_set(dev, weight) : -ENODEV;
+	rtnl_unlock();
+	return err ?: length;
+}
+
+static DEVICE_ATTR_RW(napi_weight);
+
+static struct attribute *attributes[] = {
+	&dev_attr_napi_weight.attr,
+	NULL,
+};
+
+static const struct attribute_group group = {
+	.name = "ontime",
+	.attrs = attributes,
+};
+
+/* The kernel tells again of an interface that is still held after its own directory is gone (netdev_wait_allrefs_any). */
+static void remove_directory(struct net_device *dev)
+{
+	struct kernfs_node *parent = dev->dev.kobj.sd;
+	struct kernfs_node *own = parent ? kernfs_find_and_get(parent, group.name) : NULL;
+
+	if (!own)
+		return;
+	sysfs_remove_group(&dev->dev.kobj, &group);
+	kernfs_put(own);
+}
+
+/*
+ * The kernel tells of every interface that is there when the notifier is registered, and takes each back when it is
+ * unregistered (net/core/dev.c, call_netdevice_unregister_notifiers), all under rtnl.
+ */
+static int on_event(struct notifier_block *block, unsigned long event, void *data)
+{
+	struct net_device *dev = netdev_notifier_info_to_dev(data);
+
+	switch (event) {
+	case NETDEV_REGISTER:
+		if (sysfs_create_group(&dev->dev.kobj, &group))
+			netdev_warn(dev, "no directory ontime in sysfs: its NAPI weight cannot be set\n");
+		break;
+	case NETDEV_UP:
+		/* Many drivers make their instances in ndo_open. */
+		ontime_weight_renew(dev);
+		break;
+	case NETDEV_UNREGISTER:
+		ontime_weight_set(dev, 0);
+		remove_directory(dev);
+		break;
+	}
+	return NOTIFY_DONE;
+}
+
+static struct notifier_block notifier = { .notifier_call = on_event };
+
+static int __init ontime_napi_init(void)
+{
+	return register_netdevice_notifier(&notifier);
+}
+
+static void __exit ontime_napi_exit(void)
+{
+	unregister_netdevice_notifier(&notifier);
+}
+
+module_init(ontime_napi_init);
+module_exit(ontime_napi_exit);
+
+MODULE_DESCRIPTION("Ontime: NAPI weight by interface, for kernels whose softirqs share a lock on each CPU");
+MODULE_AUTHOR("The Ontime developers");
+MODULE_LICENSE("GPL");

@@ -1,0 +1,82 @@
+#!/bin/sh
+# kernel-headers.sh KERNEL...: a Debian 13 user land with a compiler, DKMS and these kernels' headers. KERNEL is a version, as uname -r
+# prints it, or a series and flavour (6.12-rt-amd64), of which the mirror's newest is taken. Prints the user land's directory
+# (its root is TREE below it), then the kernels' versions, a line each. Needs root (mmdebstrap).
+# Kept in $ONTIME_GUEST_CACHE (/var/cache/ontime/guest), named by a digest of what it holds; `flock DIRECTORY.lock` before building in it.
+set -eu
+[ $# -gt 0 ] || { echo "kernel-headers.sh KERNEL..." >&2; exit 2; }
+cache=${ONTIME_GUEST_CACHE:-/var/cache/ontime/guest}
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+fail() { echo "kernel headers: $*" >&2; exit 3; }
+[ "$(id -u)" = 0 ] || fail "run it as root: it makes a Debian 13 user land"
+mkdir -p "$cache"
+
+# The first Debian mirror of the system's apt configuration, asked by an apt of its own: the system's is left alone.
+mirror=$(apt-get indextargets --format '$(REPO_URI) $(LABEL) $(ORIGIN) $(CODENAME)' 2> /dev/null |
+    awk '/ Debian / && $1 !~ /security/ {print $1; exit}')
+[ -n "$mirror" ] || fail "no Debian mirror in the system's apt configuration; run 'apt-get update' first"
+src() { echo "deb [signed-by=$keyring] $mirror $1 main"; }
+work=$(mktemp -d)
+# In the user land there is no such directory; DKMS fails without it.
+unset TMPDIR
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work/lists/partial" "$work/archives/partial"
+{ src trixie; src trixie-backports; } > "$work/sources.list"
+own_apt() {
+    tool=$1
+    shift
+    "$tool" -o Dir::State::lists="$work/lists" -o Dir::State::status=/dev/null -o Dir::Cache="$work" \
+        -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=- -o APT::Sandbox::User=root "$@"
+}
+ask_mirror() {
+    [ ! -e "$work/asked" ] || return 0
+    own_apt apt-get update > "$work/log" 2>&1 || { cat "$work/log" >&2; fail "cannot ask the mirror"; }
+    touch "$work/asked"
+}
+headers=
+for kernel in "$@"; do
+    case $kernel in
+    *[0-9].*[0-9].*[0-9]*-*) headers="$headers linux-headers-$kernel" ;;
+    *-*)
+        ask_mirror
+        # By name, not by metapackage: backports' metapackage leaves a series while its kernels stay.
+        series=${kernel%%-*} flavour=${kernel#*-}
+        package=$(own_apt apt-cache pkgnames "linux-headers-$series." | grep -E "^linux-headers-$series\.[^-]*-$flavour\$" |
+            sort -V | tail -n 1)
+        [ -n "$package" ] || fail "the mirror has no linux-headers-$series.*-$flavour in trixie or trixie-backports"
+        headers="$headers $package"
+        ;;
+    *) fail "'$kernel' is neither a version nor a series and flavour" ;;
+    esac
+done
+
+# What is in the user land decides its name, so that a new kernel on the mirror makes a new one. DKMS itself is only
+# unpacked: what it depends on would bring a kernel along.
+packages="gcc,make,libc6-dev,libelf1t64,kmod,python3-minimal$(printf ',%s' $headers)"
+key=$(echo "$packages dkms" | sha256sum | cut -c1-16)
+root=$cache/$key
+exec 9> "$cache/$key.lock"
+flock 9
+if [ ! -e "$root/complete" ]; then
+    ask_mirror
+    for package in $headers; do
+        own_apt apt-cache show "$package" > /dev/null 2>&1 ||
+            fail "the mirror has no $package any more: a newer kernel took its place; build the lab's images anew"
+    done
+    echo "kernel headers: making a Debian 13 user land with$headers" >&2
+    rm -rf "$root"
+    mkdir -p "$root"
+    mmdebstrap --mode=root --variant=minbase --include="$packages" --aptopt='APT::Install-Recommends "0"' \
+        --dpkgopt=force-unsafe-io --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+        --customize-hook='cd "$1/tmp" && chroot "$1" sh -c "cd /tmp && apt-get download dkms" && dpkg-deb -x dkms_*.deb "$1"' \
+        trixie "$root/root.tar" "$(src trixie)" "$(src trixie-backports)" > "$root/log" 2>&1 || {
+        tail -n 20 "$root/log" >&2
+        fail "mmdebstrap failed; its log is $root/log"
+    }
+    mkdir "$root/tree"
+    tar -C "$root/tree" -xf "$root/root.tar"
+    rm "$root/root.tar"
+    touch "$root/complete"
+fi
+echo "$root"
+for package in $headers; do echo "${package#linux-headers-}"; done

@@ -1,0 +1,105 @@
+# In the emulated host, 6.12 with PREEMPT_RT: the host module by itself, then rule napi-weight, against what the kernel's own tracepoint
+# says of each round's budget. Traffic is pings to the client's side.
+set -eu
+. /lab/lib.sh
+weight() { cat "/sys/class/net/$1/ontime/napi_weight"; }
+trace=/sys/kernel/tracing
+budget() { # NIC: the largest of its rounds' budgets while packets come
+    echo > $trace/trace
+    echo 1 > $trace/events/napi/napi_poll/enable
+    ping -q -c 3 -i 0.2 -I "$2" 10.2.0.1 > /dev/null || fail "no answer by $1"
+    echo 0 > $trace/events/napi/napi_poll/enable
+    sed -n "s/.*for device $1 .*budget //p" $trace/trace | sort -n | tail -n 1
+}
+refused() { # VALUE
+    ! env echo "$1" 2> /lab/refused > /sys/class/net/bulk0/ontime/napi_weight || fail "napi_weight took '$1'"
+    grep -q "$2" /lab/refused || fail "'$1': wanted '$2', found '$(cat /lab/refused)'"
+}
+ip addr add 10.2.0.9/24 dev br-bulk
+expect "budget before the module" 64 "$(budget bulk0 br-bulk)"
+
+insmod /lab/ontime_napi.ko
+expect "weight at first" default "$(weight bulk0)"
+[ -e /sys/class/net/br-rt/ontime/napi_weight ] || fail "a bridge has no file"
+echo 4 > /sys/class/net/bulk0/ontime/napi_weight
+expect "weight set" 4 "$(weight bulk0)"
+expect "the kernel's budget" 4 "$(budget bulk0 br-bulk)"
+expect "another NIC's weight" default "$(weight rt0)"
+for value in 0 65 -1; do refused $value 'Numerical result'; done
+for value in four '' 4x; do refused "$value" 'Invalid argument'; done
+! setpriv --bounding-set -net_admin --inh-caps -net_admin sh -c 'echo 8 > /sys/class/net/bulk0/ontime/napi_weight' 2> /dev/null ||
+    fail "the weight was set without CAP_NET_ADMIN"
+echo 64 > /sys/class/net/bulk0/ontime/napi_weight
+expect "the driver's own, as a limit" 64 "$(budget bulk0 br-bulk)"
+echo 8 > /sys/class/net/bulk0/ontime/napi_weight
+ip link set bulk0 down
+expect "weight while it is down" 8 "$(weight bulk0)"
+ip link set bulk0 up
+within 10 ping -q -c 1 -W 1 10.2.0.1
+expect "budget after ifdown and ifup" 8 "$(budget bulk0 br-bulk)"
+echo default > /sys/class/net/bulk0/ontime/napi_weight
+expect "budget of the driver again" 64 "$(budget bulk0 br-bulk)"
+
+# Instances that come later have it; with the interface, or its move, it ends.
+ip netns add away
+ip link add v0 type veth peer name v1
+echo 2 > /sys/class/net/v0/ontime/napi_weight
+ethtool -K v0 gro on
+ip link set v0 up
+expect "weight of instances made since" 2 "$(weight v0)"
+ip link set v0 netns away
+expect "weight in another namespace" default "$(ip netns exec away cat /sys/class/net/v0/ontime/napi_weight)"
+echo 2 > /sys/class/net/v1/ontime/napi_weight
+ip link del v1
+for _ in $(seq 5); do
+    ip link add v0 type veth peer name v1
+    while cat /sys/class/net/v0/ontime/napi_weight; do :; done > /dev/null 2>&1 &
+    reader=$!
+    while echo 3 > /sys/class/net/v1/ontime/napi_weight; do :; done 2> /dev/null &
+    writer=$!
+    ip link del v0
+    wait $reader || true
+    wait $writer || true
+done
+echo 4 > /sys/class/net/bulk0/ontime/napi_weight
+rmmod ontime_napi
+[ ! -e /sys/class/net/bulk0/ontime ] || fail "a file outlives the module"
+expect "budget after the module" 64 "$(budget bulk0 br-bulk)"
+
+# The rule: said while the module is missing, followed while it is there, given back.
+row() { # WORD: what `ontime doctor` says of the rule has it
+    ontime doctor --json > /lab/doctor.json || true
+    perl -0777 -ne 'print $1 if /\{[^{}]*"id":\s*"napi-weight"([^{}]*)/' /lab/doctor.json > /lab/row
+    grep -q "$1" /lab/row || fail "doctor: wanted '$1', found '$(cat /lab/row)'"
+}
+mkdir -p /etc/ontime
+printf '[nic.rt0]\nclass = "rt"\n' > /etc/ontime/host.toml
+row 'modprobe ontime_napi'
+insmod /lab/ontime_napi.ko
+row 'bulk0 ontime/napi_weight: default, wanted 4'
+printf 'rescan-seconds = 1\n' > /etc/ontime/daemon.toml
+daemon_starts
+weighs() { [ "$(weight "$1")" = "$2" ]; }
+within 20 weighs bulk0 4
+expect "the RT NIC's weight" default "$(weight rt0)"
+expect "the backlog's weight" 4 "$(cat /proc/sys/net/core/dev_weight)"
+row '"state": *"ok"'
+ontime net status bulk0 | grep -q 'napi_weight' || fail "net status does not show it"
+echo default > /sys/class/net/bulk0/ontime/napi_weight
+within 20 weighs bulk0 4
+ip link set bulk0 down
+ip link set bulk0 up
+within 20 weighs bulk0 4
+# Unloaded and loaded again while applied.
+rmmod ontime_napi
+row 'modprobe ontime_napi'
+insmod /lab/ontime_napi.ko
+within 20 weighs bulk0 4
+expect "the kernel's budget under the rule" 4 "$(budget bulk0 br-bulk)"
+ontime reset > /lab/reset 2>&1 || fail "reset: $(cat /lab/reset)"
+expect "weight after reset" default "$(weight bulk0)"
+expect "the backlog's weight after reset" 64 "$(cat /proc/sys/net/core/dev_weight)"
+kill $daemon
+wait $daemon || fail "the daemon ended with $?"
+rmmod ontime_napi
+! dmesg | grep -E 'BUG:|WARNING:|Oops|INFO: task' || fail "the kernel complains"
