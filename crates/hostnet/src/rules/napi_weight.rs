@@ -18,7 +18,7 @@ pub const NO_BH_LOCK: (u32, u32) = (6, 18);
 pub const WEIGHT_FILE: &str = "ontime/napi_weight";
 /// The backlog's weight, and the qdiscs', below `/proc/sys`.
 pub const DEV_WEIGHT: &str = "net/core/dev_weight";
-/// Packets a poll: a wait below 0.1 ms, measured (docs/hostnet.md).
+/// Packets a poll: a tenth of the wait of 64, for no small packets lost that could be measured (docs/hostnet.md).
 const WEIGHT: u32 = 4;
 /// From here on `napi_list` has a lock that the module does not take.
 const MODULE_UNTIL: (u32, u32) = (6, 14);
