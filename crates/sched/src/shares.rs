@@ -16,7 +16,10 @@
 //!
 //! **Sleepers.** A vCPU that did not run in one slice is only entitled in the next, and looked at no sooner than at its end: it costs a
 //! reading a slice. Should it wake and spin, the planned do not notice; others wait for it until that look, and it pays back what it took.
-//! One whose guest has published a deadline lately is no sleeper: its tasks are released when slices begin, and need what is planned for them.
+//! One whose guest publishes deadlines may not wait so: where a task of it ran lately it is planned as who is awake, since its tasks are
+//! released when slices begin; else it is at [`Place::Planned`] all the slice and looked at as often as its share could be used up. While it
+//! slept the others went ahead of their plan, so that there is room for its share whenever it wakes (on one CPU; on several it may keep one that is planned
+//! elsewhere waiting, for its share at most).
 //!
 //! **Calm.** Where nobody has such deadlines and nobody used an eighth of its share, nobody needs a plan: all are at [`Place::Planned`], and there is one look a
 //! shortest period; where nobody ran at all, looks come ever more seldom, [`CALM_MAX`] apart at last. Hence the price: when all
@@ -117,6 +120,8 @@ struct Seat {
     /// What it had had when the slice began, and whether it had not run in the one before.
     at_start: u64,
     asleep: bool,
+    /// Whether it is a sleeper whose guest publishes deadlines.
+    waits: bool,
     /// What is left of its share, ns; below 0 where it took more.
     balance: i64,
     /// What it was given for this slice, ns.
@@ -164,7 +169,7 @@ impl Seat {
     fn target(&self, now: u64) -> Place {
         if self.balance <= signed(GRAIN) {
             Place::Beyond
-        } else if !self.asleep && self.parts.iter().any(|part| (part.start..part.end).contains(&now)) {
+        } else if self.waits || !self.asleep && self.parts.iter().any(|part| (part.start..part.end).contains(&now)) {
             Place::Planned
         } else {
             Place::Entitled
@@ -303,6 +308,7 @@ impl Shares {
                     counts: Counts::default(),
                     at_start: 0,
                     asleep: false,
+                    waits: false,
                     balance: 0,
                     granted: 0,
                     parts: [Part::default(); 2],
@@ -431,7 +437,8 @@ impl Shares {
             seat.next = next.map(|next| next.at);
             let live = next.is_some_and(|next| next.live);
             busy |= live;
-            seat.asleep = !fresh && !live && seat.counts.ran == seat.at_start;
+            let slept = !fresh && !live && seat.counts.ran == seat.at_start;
+            (seat.asleep, seat.waits) = (slept && next.is_none(), slept && next.is_some());
             seat.at_start = seat.counts.ran;
             ran |= !seat.asleep;
             busy |= seat.used_over(8) || seat.balance < 0 || seat.place == Place::Beyond;
