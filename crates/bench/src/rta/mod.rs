@@ -31,8 +31,10 @@ const DECLARED_US: u64 = 1_000;
 const DECLARED_PERIOD_US: u64 = 20_000;
 /// Threads of the host that want the CPU all the time.
 const BULK_THREADS: usize = 4;
-/// From an application's start to its first release, us: meanwhile all are admitted, and the bulk threads start.
+/// From an application's start to its first release, us: meanwhile all are admitted, and the bulk threads start. With `deadline` a guest has its declared
+/// budget and no more to start it with.
 const DELAY_US: u64 = 2_000_000;
+const DELAY_DEADLINE_US: u64 = 9_000_000;
 /// VMs, as the groups have applications.
 const VMS: [&str; 4] = ["rta1", "rta2", "rta3", "rta4"];
 /// Looks for an application's end, half a second apart.
@@ -49,16 +51,6 @@ pub struct Plan {
     pub groups: Vec<(String, Vec<Rta>)>,
     /// How long each application runs, seconds of its guest's time.
     pub seconds: u32,
-}
-
-impl Plan {
-    /// The machine that the experiment needs: an instruction takes 1 ns. At 4, what a change of place costs is a large part of these periods, as on no
-    /// machine of today. A sign of life, which comes by the host's clock, takes four times as long.
-    pub fn prepare(mut site: Site) -> Site {
-        site.machine.silence_seconds = site.machine.silence_seconds.saturating_mul(4);
-        site.machine.icount_shift = 0;
-        site
-    }
 }
 
 /// A case's name in results.
@@ -188,12 +180,12 @@ fn run_all(
     rtas: &[Rta],
     method: &str,
 ) -> Result<(Option<f64>, Vec<Log>), MeasureError> {
+    let delay = if method == "deadline" { DELAY_DEADLINE_US } else { DELAY_US };
     let mut tell = String::new();
     for (vm, rta) in VMS.iter().zip(rtas) {
         let Rta { slice_us: slice, period_us: period } = *rta;
         let (work, jobs) = (slice * WORK_PERCENT / 100, u64::from(plan.seconds) * 1_000_000 / period);
-        let _ =
-            write!(tell, "lab-vm tell {vm} 'rta {case} SCHED_DEADLINE {slice} {period} {work} {jobs} {DELAY_US}' & ");
+        let _ = write!(tell, "lab-vm tell {vm} 'rta {case} SCHED_DEADLINE {slice} {period} {work} {jobs} {delay}' & ");
     }
     host.shell(&format!("{tell} wait"))?;
     let held = if method == "vanilla" {
@@ -203,7 +195,7 @@ fn run_all(
             "[ \"$(ontime top --once --json --interval 0.1 | grep -o '\"guest\":{{' | wc -l)\" -ge {} ]",
             rtas.len()
         );
-        host.shell(&format!("for try in $(seq 12); do {all} && break; sleep 0.3; done"))?;
+        host.shell(&format!("for try in $(seq {}); do {all} && break; sleep 0.3; done", delay / 400_000))?;
         let text = host.shell("ontime top --once --json --interval 0.1")?;
         Some(reserved(&text).ok_or(MeasureError::Accounting(text))?)
     };

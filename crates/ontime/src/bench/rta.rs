@@ -43,7 +43,6 @@ pub fn run(args: &Rta) -> anyhow::Result<ExitCode> {
     }
     let mut missing = Vec::new();
     let results = args.emulated.measure(true, |site, images| {
-        let site = rta::Plan::prepare(site);
         let plan = rta::Plan { site, methods, groups, seconds: args.seconds };
         rta::measure(&plan, images, &mut |line| eprintln!("{line}"), &mut |case, error| {
             missing.push(format!("{case}: not measured: {error}"));
@@ -51,7 +50,7 @@ pub fn run(args: &Rta) -> anyhow::Result<ExitCode> {
     })?;
     let notes = vec![format!(
         "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job computes for {} % of its slice; four \
-         threads of the host want the CPU all the time; an instruction takes 1 ns",
+         threads of the host want the CPU all the time",
         group::SCALE,
         rta::WORK_PERCENT
     )];
