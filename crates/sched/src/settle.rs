@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ontime_plan::{Admission, Admitted, Bandwidth, Nanos, Refusal, Reservation};
 use ontime_tenants::{Class, CpuList, Tenant, TenantThread, ThreadId, ThreadRole};
 
+use crate::backend::BackendKind;
 use crate::config::SchedConfig;
 use crate::guest::{self, Ask, Asks, GuestNeed};
 use crate::published::Page;
@@ -148,6 +149,8 @@ fn asked(config: &SchedConfig, tenant: &Tenant, cpus: &[u32], ask: &Ask) -> Resu
             "it is of class bulk; reservations are for class rt: say so in tenants.toml or its metadata".to_owned()
         );
     }
+    // The other back end does not read them.
+    let page = ask.page.as_ref().filter(|_| config.backend == BackendKind::Paced);
     let mut asked = Vec::new();
     for declared in config.reservations.iter().filter(|declared| declared.name == tenant.name) {
         let mut found = BTreeSet::new();
@@ -173,7 +176,7 @@ fn asked(config: &SchedConfig, tenant: &Tenant, cpus: &[u32], ask: &Ask) -> Resu
             };
             if let Some(need) = ask.needs.iter().find(|need| need.vcpu == number) {
                 let most = declared.deadlines.ok_or("`deadlines` in sched.toml does not allow it any")?;
-                let (more, period) = guest::bandwidth(need, ask.page.is_some()).ok_or_else(|| {
+                let (more, period) = guest::bandwidth(need, page.is_some()).ok_or_else(|| {
                     format!("vCPU {number} would need more than a CPU for {} in {}", need.budget, need.period)
                 })?;
                 if more > most {
@@ -185,7 +188,7 @@ fn asked(config: &SchedConfig, tenant: &Tenant, cpus: &[u32], ask: &Ask) -> Resu
                 one.bandwidth = one.bandwidth + more;
                 one.period = one.period.min(period);
                 one.guest = Some(*need);
-                one.page.clone_from(&ask.page);
+                one.page = page.cloned();
             }
             asked.push(one);
         }
