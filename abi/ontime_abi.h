@@ -194,11 +194,36 @@ struct ontime_vcpu {
 #define ONTIME_CTL_DEC_BW 0x111     /* less bandwidth than before, else -EINVAL; never refused */
 #define ONTIME_CTL_INC_DEC_BW 0x112 /* several vCPUs, each once: all or none */
 
+/*
+ * Where the driver publishes next deadlines: readable data: le64 guest-physical address of ONTIME_VCPUS_MAX ontime_next_vcpu, a multiple of
+ * ONTIME_NEXT_ALIGN; 0 takes it back. The driver goes on without where it is refused.
+ */
+#define ONTIME_CTL_NEXT 0x113
+
 struct ontime_bw {
 	__le32 vcpu;     /* its number: below ONTIME_VCPUS_MAX */
 	__le32 reserved;
 	__le64 budget;   /* ns of CPU time within each period, at most the period; 0 with period 0 gives all back */
 	__le64 period;   /* ns: ONTIME_BW_PERIOD_MIN to ONTIME_BW_PERIOD_MAX */
+};
+
+/*
+ * A deadline task's next deadline. `deadline` is the host's CLOCK_REALTIME, ns, as KVM_HC_CLOCK_PAIRING tells it; 0: no task. Once it has passed the
+ * next is one `period` (ns) later.
+ */
+struct ontime_next {
+	__le64 deadline;
+	__le64 period;
+};
+
+#define ONTIME_NEXT_TASKS 7
+#define ONTIME_NEXT_ALIGN 4096
+
+/* A vCPU's, by its number. The host reads it whenever it plans. */
+struct ontime_next_vcpu {
+	__le64 paired;   /* how often the driver has read the host's clock; 0: never, and nothing here counts */
+	__le64 reserved;
+	struct ontime_next next[ONTIME_NEXT_TASKS]; /* the earliest, in any order */
 };
 
 #define ONTIME_VCPUS_MAX 64

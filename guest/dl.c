@@ -10,6 +10,8 @@
  *   - First the host admits, then the kernel; what the kernel refuses is given back.
  *   - A registered task runs on one vCPU. The kernel demands that a deadline task may run on all: the mask is widened
  *     for each change. Who leaves, and what such a task forks, has the mask from before.
+ *   - Each vCPU's next deadlines are published (struct ontime_next_vcpu) at every switch from or to a deadline task: the host ends its
+ *     slices there. Without the host's clock (KVM_HC_CLOCK_PAIRING) none are, and the host reserves more instead.
  *   - The host is told whole needs of vCPUs, so that what was lost on the way is mended by telling them again (dl_settle()):
  *     after a task's end, a failed change, a device process that was restarted.
  */
@@ -17,9 +19,11 @@
 #include <linux/cpumask.h>
 #include <linux/ftrace.h>
 #include <linux/kprobes.h>
+#include <linux/kvm_para.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/sched.h>
+#include <linux/sched/clock.h>
 #include <linux/sched/task.h>
 #include <linux/slab.h>
 #include <linux/tracepoint.h>
@@ -42,6 +46,7 @@ struct dl_task {
 	struct place_task place;
 	cpumask_var_t allowed;		/* from before */
 	bool gone;			/* it has ended, or will now */
+	u64 seen, due;			/* its kernel's deadline when last looked at; what is published for it. local_clock() */
 };
 
 /* Children of such tasks, to be let off their vCPU. A place is free while its task is NULL; with dl_lock. */
@@ -70,6 +75,135 @@ static bool dl_hooked, dl_ended;
 static atomic_t dl_inside;
 static DECLARE_WAIT_QUEUE_HEAD(dl_left);
 static struct workqueue_struct *dl_wq;
+
+/* ---- Next deadlines ---- */
+
+#define DL_NEXT_BYTES (ONTIME_VCPUS_MAX * sizeof(struct ontime_next_vcpu))
+/* How often the host's clock is read while there are deadline tasks: the two drift apart by up to 500 us a second where NTP slews the host's. */
+#define DL_PAIR_AGAIN HZ
+/* A release that comes later than this without stolen time is no late one, ns. */
+#define DL_LATE 100000
+
+/* NULL: nothing is published. */
+static struct ontime_next_vcpu *dl_next;
+static struct kvm_clock_pairing *dl_pairing;
+/* The host's CLOCK_REALTIME less local_clock(), and how often it was read. */
+static s64 dl_ahead;
+static u64 dl_paired;
+/* What was stolen when a CPU last published. */
+static DEFINE_PER_CPU(u64, dl_stolen);
+
+/* Reads the host's clock. The best of some tries: the host may run something else in the midst of one. */
+static bool dl_pair(void)
+{
+	u64 best = U64_MAX;
+	s64 ahead = 0;
+	int i;
+
+	if (!dl_next || !kvm_para_available())
+		return false;
+	for (i = 0; i < 8; i++) {
+		unsigned long flags;
+		u64 before, took;
+		long err;
+
+		local_irq_save(flags);
+		before = local_clock();
+		err = kvm_hypercall2(KVM_HC_CLOCK_PAIRING, __pa(dl_pairing), KVM_CLOCK_PAIRING_WALLCLOCK);
+		took = local_clock() - before;
+		local_irq_restore(flags);
+		if (err)
+			return false;
+		if (took >= best)
+			continue;
+		best = took;
+		ahead = dl_pairing->sec * NSEC_PER_SEC + dl_pairing->nsec - (s64)(before + took / 2);
+	}
+	WRITE_ONCE(dl_ahead, ahead);
+	WRITE_ONCE(dl_paired, dl_paired + 1);
+	return true;
+}
+
+/*
+ * When @t is due. Its kernel counts a job's deadline from when it woke, which is late where the vCPU had to wait for the host: by what was
+ * stolen meanwhile, at most. Then it is due a period after it was due before, as a periodic task is.
+ */
+static u64 dl_due(struct dl_task *t, u64 stolen)
+{
+	u64 deadline = READ_ONCE(t->task->dl.deadline), period = READ_ONCE(t->task->dl.dl_period);
+	u64 expected = t->due + period, late;
+
+	if (deadline == t->seen)
+		return t->due;
+	t->seen = deadline;
+	if (t->due && period && deadline >= expected) {
+		div64_u64_rem(deadline - expected, period, &late);
+		if (late <= stolen + DL_LATE) {
+			t->due = deadline - late;
+			return t->due;
+		}
+	}
+	t->due = deadline - min(stolen, period / 4);
+	return t->due;
+}
+
+/* With dl_lock, on the vCPU's CPU. */
+static void dl_publish(struct ontime_next_vcpu *page, unsigned int cpu)
+{
+	u64 stolen = ontime_steal_now(), since = stolen - this_cpu_read(dl_stolen);
+	unsigned int count = 0, i, latest;
+	struct dl_task *t;
+
+	this_cpu_write(dl_stolen, stolen);
+	list_for_each_entry(t, &dl_tasks, link) {
+		struct ontime_next next;
+
+		if (READ_ONCE(t->place.vcpu) != cpu || READ_ONCE(t->gone) || t->task->policy != SCHED_DEADLINE)
+			continue;
+		next.deadline = cpu_to_le64(dl_due(t, since) + READ_ONCE(dl_ahead));
+		next.period = cpu_to_le64(t->task->dl.dl_period);
+		if (count < ONTIME_NEXT_TASKS) {
+			page->next[count++] = next;
+			continue;
+		}
+		for (latest = 0, i = 1; i < count; i++)
+			if (le64_to_cpu(page->next[i].deadline) > le64_to_cpu(page->next[latest].deadline))
+				latest = i;
+		if (le64_to_cpu(next.deadline) < le64_to_cpu(page->next[latest].deadline))
+			page->next[latest] = next;
+	}
+	for (; count < ONTIME_NEXT_TASKS; count++)
+		page->next[count].deadline = 0;
+	WRITE_ONCE(page->paired, cpu_to_le64(READ_ONCE(dl_paired)));
+}
+
+/* With the run queue's lock: whoever holds dl_lock may want that one. What is left out now is published at the next switch. */
+static void on_switch(void *unused, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
+{
+	unsigned int cpu = smp_processor_id();
+
+	if ((prev->policy != SCHED_DEADLINE && next->policy != SCHED_DEADLINE) || cpu >= ONTIME_VCPUS_MAX || !READ_ONCE(dl_paired) ||
+	    !raw_spin_trylock(&dl_lock))
+		return;
+	dl_publish(&dl_next[cpu], cpu);
+	raw_spin_unlock(&dl_lock);
+}
+
+static void pair_work(struct work_struct *work);
+static DECLARE_DELAYED_WORK(dl_pair_work, pair_work);
+
+static void pair_work(struct work_struct *work)
+{
+	bool some;
+
+	mutex_lock(&dl_mutex);
+	some = dl_count && !dl_ended && dl_paired;
+	if (some)
+		dl_pair();
+	mutex_unlock(&dl_mutex);
+	if (some)
+		queue_delayed_work(dl_wq, &dl_pair_work, DL_PAIR_AGAIN);
+}
 
 /* ---- The set ---- */
 
@@ -101,6 +235,8 @@ static struct dl_task *dl_new(struct task_struct *task)
 	list_add_tail(&t->link, &dl_tasks);
 	dl_count++;
 	raw_spin_unlock_irq(&dl_lock);
+	if (dl_paired)
+		queue_delayed_work(dl_wq, &dl_pair_work, 0);
 	return t;
 }
 
@@ -164,6 +300,9 @@ static int dl_tell(unsigned int count)
 	if (dl_generation != dev->generation) {
 		memset(dl_told, 0, sizeof(dl_told));
 		dl_generation = dev->generation;
+		/* One that does not read them reserves more. */
+		if (dl_paired || dl_pair())
+			ontime_ctl_next(main, virt_to_phys(dl_next));
 	}
 	for (vcpu = 0; vcpu < ONTIME_VCPUS_MAX; vcpu++) {
 		struct place_need need = place_need(dl_set, count, vcpu), *told = &dl_told[vcpu];
@@ -437,7 +576,7 @@ static void on_fork(void *unused, struct task_struct *parent, struct task_struct
 	raw_spin_unlock_irqrestore(&dl_lock, flags);
 }
 
-static struct tracepoint *exit_point, *fork_point;
+static struct tracepoint *exit_point, *fork_point, *switch_point;
 
 static void find_points(struct tracepoint *point, void *unused)
 {
@@ -445,6 +584,8 @@ static void find_points(struct tracepoint *point, void *unused)
 		exit_point = point;
 	else if (!strcmp(point->name, "sched_process_fork"))
 		fork_point = point;
+	else if (!strcmp(point->name, "sched_switch"))
+		switch_point = point;
 }
 
 /* ---- Beginning and end ---- */
@@ -460,6 +601,7 @@ static void dl_unhook(void)
 	synchronize_rcu_tasks();
 	tracepoint_probe_unregister(exit_point, on_exit, NULL);
 	tracepoint_probe_unregister(fork_point, on_fork, NULL);
+	tracepoint_probe_unregister(switch_point, on_switch, NULL);
 	tracepoint_synchronize_unregister();
 	ontime_steal_stop();
 	dl_hooked = false;
@@ -473,7 +615,7 @@ static int dl_start_hook(void)
 	if (dl_hooked)
 		return 0;
 	for_each_kernel_tracepoint(find_points, NULL);
-	if (!exit_point || !fork_point)
+	if (!exit_point || !fork_point || !switch_point)
 		return -ENOENT;
 	err = ontime_steal_start();
 	if (err)
@@ -484,6 +626,9 @@ static int dl_start_hook(void)
 	err = tracepoint_probe_register(fork_point, on_fork, NULL);
 	if (err)
 		goto err_exit;
+	err = tracepoint_probe_register(switch_point, on_switch, NULL);
+	if (err)
+		goto err_forks;
 	err = ftrace_set_filter(&dl_ops, DL_HOOK, strlen(DL_HOOK), 1);
 	if (!err)
 		err = register_ftrace_function(&dl_ops);
@@ -495,6 +640,8 @@ static int dl_start_hook(void)
 
 err_fork:
 	ftrace_free_filter(&dl_ops);
+	tracepoint_probe_unregister(switch_point, on_switch, NULL);
+err_forks:
 	tracepoint_probe_unregister(fork_point, on_fork, NULL);
 err_exit:
 	tracepoint_probe_unregister(exit_point, on_exit, NULL);
@@ -533,7 +680,16 @@ void ontime_dl_device(void)
 int ontime_dl_init(void)
 {
 	dl_wq = alloc_ordered_workqueue("ontime-dl", 0);
-	return dl_wq ? 0 : -ENOMEM;
+	dl_next = alloc_pages_exact(DL_NEXT_BYTES, GFP_KERNEL | __GFP_ZERO);
+	dl_pairing = kzalloc(sizeof(*dl_pairing), GFP_KERNEL);
+	if (dl_wq && dl_next && dl_pairing)
+		return 0;
+	if (dl_wq)
+		destroy_workqueue(dl_wq);
+	if (dl_next)
+		free_pages_exact(dl_next, DL_NEXT_BYTES);
+	kfree(dl_pairing);
+	return -ENOMEM;
 }
 
 /* Devices are still there: the host is told. Tasks stay deadline tasks, without a guarantee. */
@@ -558,5 +714,8 @@ void ontime_dl_exit(void)
 void ontime_dl_free(void)
 {
 	cancel_delayed_work_sync(&dl_delayed);
+	cancel_delayed_work_sync(&dl_pair_work);
 	destroy_workqueue(dl_wq);
+	free_pages_exact(dl_next, DL_NEXT_BYTES);
+	kfree(dl_pairing);
 }

@@ -209,6 +209,7 @@ int ontime_rpc_wait(struct ontime_rpc *rpc, long *timeout);
 void ontime_rpc_close(struct ontime_dev *dev, u32 id, u32 index, u32 how);
 struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main);
 int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address);
+int ontime_ctl_next(struct ontime_chan *main, u64 address);
 int ontime_ctl_bw(struct ontime_chan *main, u16 op, const struct ontime_bw *entries, unsigned int count);
 bool ontime_rpc_may_wait(struct ontime_chan *chan);
 void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result);
@@ -337,6 +338,7 @@ void ontime_dl_exit(void);
 void ontime_dl_free(void);
 void ontime_dl_device(void);
 int ontime_steal_start(void);
+u64 ontime_steal_now(void);
 void ontime_steal_stop(void);
 
 /* ---- steer.c ---- */

@@ -511,6 +511,19 @@ int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address)
 	return ctl_run(main, rpc);
 }
 
+/* Tells the host where next deadlines are published. */
+int ontime_ctl_next(struct ontime_chan *main, u64 address)
+{
+	struct ontime_rpc *rpc = ctl_new(main, ONTIME_CTL_NEXT);
+	__le64 value = cpu_to_le64(address);
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	memcpy(rpc->out.body, &value, sizeof(value));
+	rpc->out_small = sizeof(value);
+	return ctl_run(main, rpc);
+}
+
 /*
  * Has the host hold these vCPUs' needs instead of what it held. -EBUSY: it refuses, and holds that; any other error: it is not known
  * which of the two.

@@ -34,6 +34,12 @@ static u64 notrace steal_now(void)
 	return page ? READ_ONCE(page->steal) : 0;
 }
 
+/* Of this CPU, ns; 0 where it is not told. */
+u64 notrace ontime_steal_now(void)
+{
+	return steal_now();
+}
+
 static void notrace steal_hook(unsigned long ip, unsigned long parent_ip, struct ftrace_ops *ops,
 			       struct ftrace_regs *fregs)
 {

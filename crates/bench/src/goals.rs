@@ -43,6 +43,10 @@ pub enum Measure {
     Ratio(Figure, Case, Case),
     /// Frames that came late, or never.
     Late(Case),
+    /// Deadlines that applications missed.
+    Missed(Case),
+    /// What is reserved beyond need and slack, as a share of these.
+    Excess(Case),
     /// The smallest count of all results of the series.
     LeastCount,
 }
@@ -52,7 +56,7 @@ impl Measure {
     pub fn cases(self) -> Vec<Case> {
         match self {
             Measure::Ratio(_, over, under) => vec![over, under],
-            Measure::Late(case) => vec![case],
+            Measure::Late(case) | Measure::Missed(case) | Measure::Excess(case) => vec![case],
             Measure::LeastCount => Vec::new(),
         }
     }
@@ -99,6 +103,14 @@ impl GoalSpec {
         Self { measure: Measure::Late(case), ..self }
     }
 
+    const fn missed(self, case: Case) -> Self {
+        Self { measure: Measure::Missed(case), bound: Bound::AtMost, target: 0.0, ..self }
+    }
+
+    const fn excess(self, case: Case) -> Self {
+        Self { measure: Measure::Excess(case), bound: Bound::AtMost, target: 0.01, ..self }
+    }
+
     const fn at_least(self, target: f64) -> Self {
         Self { bound: Bound::AtLeast, target, ..self }
     }
@@ -109,7 +121,7 @@ impl GoalSpec {
 }
 
 /// Every experiment's goals, by its name on the command line: on the virtual clock, for the series that the project promises.
-pub const GOALS: [(&str, &[GoalSpec]); 8] = [
+pub const GOALS: [(&str, &[GoalSpec]); 9] = [
     (
         "rt-server",
         &[
@@ -203,6 +215,27 @@ pub const GOALS: [(&str, &[GoalSpec]); 8] = [
         &[goal("no-late-frame", "partitioned: no frame late or lost beside bulk VMs")
             .late(small("partitioned"))
             .at_most(0.0)],
+    ),
+    (
+        "rta-periodic",
+        &[
+            goal("misses-h-equiv", "H-EQUIV: paced misses no deadline").missed(idle("paced-h-equiv")),
+            goal("misses-h-dec", "H-DEC: paced misses no deadline").missed(idle("paced-h-dec")),
+            goal("misses-h-inc", "H-INC: paced misses no deadline").missed(idle("paced-h-inc")),
+            goal("misses-nh-equiv", "NH-EQUIV: paced misses no deadline").missed(idle("paced-nh-equiv")),
+            goal("misses-nh-dec", "NH-DEC: paced misses no deadline").missed(idle("paced-nh-dec")),
+            goal("misses-nh-inc", "NH-INC: paced misses no deadline").missed(idle("paced-nh-inc")),
+            goal("excess-h-equiv", "H-EQUIV: paced reserves at most 1 % above need and slack")
+                .excess(idle("paced-h-equiv")),
+            goal("excess-h-dec", "H-DEC: paced reserves at most 1 % above need and slack").excess(idle("paced-h-dec")),
+            goal("excess-h-inc", "H-INC: paced reserves at most 1 % above need and slack").excess(idle("paced-h-inc")),
+            goal("excess-nh-equiv", "NH-EQUIV: paced reserves at most 1 % above need and slack")
+                .excess(idle("paced-nh-equiv")),
+            goal("excess-nh-dec", "NH-DEC: paced reserves at most 1 % above need and slack")
+                .excess(idle("paced-nh-dec")),
+            goal("excess-nh-inc", "NH-INC: paced reserves at most 1 % above need and slack")
+                .excess(idle("paced-nh-inc")),
+        ],
     ),
     (
         "ablation",
@@ -313,6 +346,23 @@ impl Measure {
                 let late = case.find(results)?.late.ok_or_else(|| format!("{}: nothing is ever late", case.name()))?;
                 let (late, lost) = (late.frames, case.find(results)?.lost);
                 Ok(((late + lost) as f64, format!("{late} late, {lost} lost, {}", case.name())))
+            }
+            Measure::Missed(case) => {
+                let result = case.find(results)?;
+                let rtas = result.rtas.as_ref().ok_or_else(|| format!("{}: there are no deadlines", case.name()))?;
+                if result.count == 0 {
+                    return Err(format!("{}: no job was done", case.name()));
+                }
+                Ok((rtas.missed as f64, format!("{} of {} jobs, {}", rtas.missed, result.count, case.method)))
+            }
+            Measure::Excess(case) => {
+                let rtas = case.find(results)?.rtas.as_ref();
+                let (rtas, share) = rtas
+                    .and_then(|rtas| Some((rtas, rtas.excess()?)))
+                    .ok_or_else(|| format!("{}: nothing was reserved", case.name()))?;
+                let reserved = number::significant(rtas.reserved_cpus.unwrap_or(0.0) + rtas.slack_cpus);
+                let (needed, slack) = (number::significant(rtas.needed_cpus), number::significant(rtas.slack_cpus));
+                Ok((share, format!("{reserved} CPUs for {needed} and slack of {slack}, {}", case.method)))
             }
             Measure::LeastCount => {
                 let least = results.iter().min_by_key(|result| result.count).ok_or("nothing was measured")?;

@@ -27,7 +27,7 @@
 //! [`rt_server`], [`heavy`], [`vatc`], [`inversion`], [`kbp`] and [`sampled`] are experiments: each starts an emulated host ([`host`], [`ontime_lab`]) and runs its load
 //! ([`trial`], [`flood`], [`client`], [`paced`]) against it; [`segments`] traces it meanwhile. [`server`] is where the RT server runs: in a VM, in one with
 //! outsourced sockets, in a container, on the host; [`workload`] what it is and who asks it: sockperf, memcached ([`memcached`]), Kamailio between
-//! two SIPp ([`voip`]).
+//! two SIPp ([`voip`]). [`rta`] has no wire: real-time applications in guests say themselves how they met their deadlines.
 //!
 //! Definitions are in `docs/bench.md`. Nothing but the experiments, the client and the two file readers does I/O.
 
@@ -49,6 +49,7 @@ pub mod paper;
 pub mod pcap;
 pub mod report;
 pub mod rt_server;
+pub mod rta;
 pub mod sampled;
 pub mod schema;
 pub mod segments;

@@ -19,7 +19,7 @@ pub enum PaperError {
     Figures(#[from] toml::de::Error),
     /// No paper has such an experiment.
     #[error(
-        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, vatc, inversion, kbp, memcached, voip, sampled-values"
+        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, vatc, inversion, kbp, memcached, voip, sampled-values, rta-periodic"
     )]
     Experiment(String),
 }
@@ -30,9 +30,10 @@ pub enum PaperError {
 pub struct Figures {
     /// Access'18.
     pub outsourcing: Outsourcing,
+    /// EuroSys'18.
+    pub rtvirt: Rtvirt,
     // The others are typed with the experiment that first shows them.
     vatc: toml::Table,
-    rtvirt: toml::Table,
     kbp: toml::Table,
     xen_arm: toml::Table,
 }
@@ -120,6 +121,98 @@ pub struct Table3 {
     pub bulk_gbps: f64,
 }
 
+/// EuroSys'18: guest and host schedulers share bandwidth needs and next deadlines.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rtvirt {
+    /// The machine.
+    pub host: String,
+    min_global_slice_us: u64,
+    /// Added to every vCPU's budget.
+    pub slack_us: u64,
+    hypercall_us: f64,
+    shared_bytes_per_vcpu: u64,
+    /// Periodic applications.
+    pub table1_ms: Table1,
+    /// Interfaces of one group.
+    pub table2: Table2,
+    /// What the text states of Figure 3.
+    pub bandwidth: Claims,
+    table3_video: toml::Table,
+    video: toml::Table,
+    table4_us: toml::Table,
+    memcached: toml::Table,
+    table5_ms: toml::Table,
+    table6: toml::Table,
+}
+
+/// Slice and period of each application, ms.
+type Group = Vec<[u64; 2]>;
+
+/// Table 1.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table1 {
+    h_equiv: Group,
+    h_dec: Group,
+    h_inc: Group,
+    nh_equiv: Group,
+    nh_dec: Group,
+    nh_inc: Group,
+}
+
+impl Table1 {
+    /// A group by its name on the command line.
+    pub fn group(&self, name: &str) -> Option<&Group> {
+        Some(match name {
+            "h-equiv" => &self.h_equiv,
+            "h-dec" => &self.h_dec,
+            "h-inc" => &self.h_inc,
+            "nh-equiv" => &self.nh_equiv,
+            "nh-dec" => &self.nh_dec,
+            "nh-inc" => &self.nh_inc,
+            _ => return None,
+        })
+    }
+}
+
+/// Table 2: NH-Dec.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table2 {
+    rtxen_ms: Group,
+    rtvirt_ms: Vec<[f64; 2]>,
+    /// What is needed and allocated.
+    pub cpus: Cpus,
+}
+
+/// CPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cpus {
+    /// By the applications.
+    pub needed: f64,
+    /// By RT-Xen.
+    pub rtxen: f64,
+    /// By RTVirt.
+    pub rtvirt: f64,
+}
+
+/// Figure 3, as far as the text has it.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claims {
+    rtxen_h_equiv: toml::Table,
+    rtxen_extra_cpus_mean: f64,
+    rtxen_h_dec_wasted_cpus: f64,
+    /// RTVirt's allocation beside RT-Xen's, percent.
+    pub allocated_vs_rtxen_percent: f64,
+    /// The same beside what RT-Xen must set aside.
+    pub claimed_vs_rtxen_percent: f64,
+    /// In all groups.
+    pub deadline_misses: u64,
+}
+
 impl Figures {
     /// Reads the compiled-in file.
     ///
@@ -159,6 +252,8 @@ impl Figures {
             "bulk" | "vatc" | "inversion" | "kbp" => Vec::new(),
             // No paper has it.
             "sampled-values" => Vec::new(),
+            // No response times.
+            "rta-periodic" => Vec::new(),
             _ => return Err(PaperError::Experiment(experiment.to_string())),
         };
         Ok(rows.into_iter().map(|(method, line)| line.row(method, &conditions)).collect())
@@ -166,6 +261,9 @@ impl Figures {
 
     /// What the paper states of an experiment besides [`Self::rows`], in sentences.
     pub fn notes(&self, experiment: &str) -> Vec<String> {
+        if experiment == "rta-periodic" {
+            return vec![self.rtvirt.periodic()];
+        }
         let Outsourcing { host, relative, workloads, .. } = &self.outsourcing;
         let (figure, load, versus) = match experiment {
             "voip" => ("Figure 14, forward delays", &workloads.voip, relative.voip_p99_percent),
@@ -178,6 +276,24 @@ impl Figures {
              the rest is a plot",
             -vs_threaded, -vs_exclusive
         )]
+    }
+}
+
+impl Rtvirt {
+    fn periodic(&self) -> String {
+        let Self { host, slack_us, table2, bandwidth, .. } = self;
+        let Cpus { needed, rtxen, rtvirt } = table2.cpus;
+        let beyond = |cpus: f64| (cpus / needed - 1.0) * 100.0;
+        format!(
+            "paper (RTVirt, Tables 1 and 2, Figure 3; {host}; slack of {slack_us} us a vCPU, no bulk work): {} deadlines missed by either in all groups; for \
+             NH-Dec's {needed} CPUs RTVirt allocates {rtvirt} (+{:.1} %) and RT-Xen {rtxen} (+{:.1} %); over all groups RTVirt {} % less than RT-Xen, \
+             and {} % less than RT-Xen sets aside; the rest is a plot",
+            bandwidth.deadline_misses,
+            beyond(rtvirt),
+            beyond(rtxen),
+            -bandwidth.allocated_vs_rtxen_percent,
+            -bandwidth.claimed_vs_rtxen_percent
+        )
     }
 }
 
@@ -226,6 +342,14 @@ mod tests {
         for experiment in ["bulk", "vatc", "inversion", "kbp", "sampled-values"] {
             assert!(figures.rows(experiment).unwrap().is_empty(), "{experiment}");
         }
+    }
+
+    #[test]
+    fn rtvirts_figures_are_told() {
+        let figures = Figures::load().unwrap();
+        let notes = figures.notes("rta-periodic");
+        assert!(notes[0].contains("2.11 (+4.5 %)") && notes[0].contains("39.4 % less"), "{notes:?}");
+        assert!(figures.rows("rta-periodic").unwrap().is_empty());
     }
 
     #[test]

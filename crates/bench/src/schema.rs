@@ -13,7 +13,7 @@ use crate::stats::Summary;
 use crate::wire::{WireAnalysis, WireCounts};
 
 /// The version that this code writes and reads.
-pub const SCHEMA_VERSION: u32 = 6;
+pub const SCHEMA_VERSION: u32 = 7;
 
 /// Why a report could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -212,6 +212,8 @@ pub struct MethodResult {
     pub polling: Option<Polling>,
     /// Frames that came back later than their period, in `sampled-values`; `null` elsewhere.
     pub late: Option<Late>,
+    /// Deadlines of real-time applications, in `rta-periodic`; `null` elsewhere. `latency_us` is then from a job's release to its end.
+    pub rtas: Option<Rtas>,
     /// Where the requests' time went, by the trace in the host, in `segments`; empty elsewhere.
     pub segments: Vec<SegmentTime>,
     /// The response times' occupied bins, ascending.
@@ -355,6 +357,46 @@ pub struct Late {
     pub frames: u64,
 }
 
+/// Real-time applications in guests (RTVirt, section 4.2), one a VM: what they need, what was reserved, what they missed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rtas {
+    /// The sum of slices over periods, CPUs.
+    pub needed_cpus: f64,
+    /// What the VMs have besides, for their guests' kernels, CPUs.
+    pub slack_cpus: f64,
+    /// What the host reserved for the applications, `slack_cpus` not in it; `null` where it reserves nothing.
+    pub reserved_cpus: Option<f64>,
+    /// Jobs that ended after their period.
+    pub missed: u64,
+    /// By application.
+    pub rows: Vec<RtaRow>,
+}
+
+/// An application: a job in each period.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RtaRow {
+    /// CPU time that it asks for in each period.
+    pub slice_us: f64,
+    /// The period, which is its deadline.
+    pub period_us: f64,
+    /// Jobs that it did.
+    pub jobs: u64,
+    /// Of those, how many ended after their period.
+    pub missed: u64,
+    /// The longest from a release to the job's end; `null` where there was none.
+    pub worst_us: Option<f64>,
+}
+
+impl Rtas {
+    /// What is reserved beyond need and slack, as a share of these; `None` where nothing is reserved.
+    pub fn excess(&self) -> Option<f64> {
+        let due = self.needed_cpus + self.slack_cpus;
+        self.reserved_cpus.filter(|_| due > 0.0).map(|cpus| (cpus + self.slack_cpus) / due - 1.0)
+    }
+}
+
 /// A part of the requests' way through the host (Access'18, Figure 10), us on the host's clock, the probes' own cost included.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -465,6 +507,7 @@ impl MethodResult {
                 over_us: us(over as f64),
                 frames: latencies.iter().filter(|latency| **latency > over).count() as u64,
             }),
+            rtas: None,
             segments: Vec::new(),
             histogram: bins.bins().iter().map(HistogramBin::from).collect(),
             notes: capture_notes(run),

@@ -1,17 +1,21 @@
 //! Roles of the lab's guests that their disk does not know: a first process of their own, brought along behind their initrd, so that the images
 //! need not know of it.
 
+use std::fs;
 use std::path::Path;
 
-use crate::error::LabError;
+use crate::error::{LabError, file};
 use crate::lab::write_archive;
 
 /// A subscriber of Sampled Values that answers each frame (`lab-vm`, ROLE `sampled-values`).
 pub const SAMPLED_VALUES: Role = Role { name: "sampled-values", init: include_str!("guest/sampled-values.sh") };
 
-/// First process of the initrd: has its own one put `/role` where the guest's root, which is read-only, can run it.
+/// Real-time applications by stock rt-app, at the word of its console (`lab-vm tell`).
+pub const RTA: Role = Role { name: "rta", init: include_str!("guest/rta.sh") };
+
+/// First process of the initrd: has its own one put `/role` and what else is called so where the guest's root, which is read-only, can run it.
 const INIT: &str = "#!/bin/busybox sh\n\
-                    /bin/busybox sed -i 's|^exec .*switch_root|/bin/busybox cp /role /root/dev/role; &|' /init\n\
+                    /bin/busybox sed -i 's|^exec .*switch_root|/bin/busybox cp /role* /root/dev/; &|' /init\n\
                     exec /init\n";
 
 /// A role.
@@ -28,7 +32,21 @@ impl Role {
     /// # Errors
     /// [`LabError::File`].
     pub fn bring(self, files: &Path) -> Result<(), LabError> {
-        let out = files.join(format!("role-{}.cpio", self.name));
-        write_archive(&[("role", self.init.as_bytes()), ("with-role", INIT.as_bytes())], &out)
+        self.archive(files, &[])
+    }
+
+    /// The same with the guest module, as `/dev/role-ontime.ko` of the guest; it is not loaded.
+    ///
+    /// # Errors
+    /// [`LabError::File`].
+    pub fn bring_with_module(self, files: &Path, module: &Path) -> Result<(), LabError> {
+        let module = fs::read(module).map_err(file("read", module))?;
+        self.archive(files, &[("role-ontime.ko", &module)])
+    }
+
+    fn archive(self, files: &Path, more: &[(&str, &[u8])]) -> Result<(), LabError> {
+        let mut entries = vec![("role", self.init.as_bytes()), ("with-role", INIT.as_bytes())];
+        entries.extend_from_slice(more);
+        write_archive(&entries, &files.join(format!("role-{}.cpio", self.name)))
     }
 }

@@ -4,6 +4,7 @@ mod bulk;
 mod inversion;
 mod kbp;
 mod rt_server;
+mod rta;
 mod sampled;
 mod vatc;
 
@@ -45,6 +46,8 @@ enum Experiment {
     Kbp(kbp::Kbp),
     /// Frames of Sampled Values (IEC 61850-9-2), one every 250 us, into a VM beside two bulk VMs: how many are late
     SampledValues(sampled::SampledValues),
+    /// RTVirt 4.2 (Tables 1, 2, Fig. 3): periodic real-time applications in four VMs: deadlines missed, bandwidth reserved for what need
+    RtaPeriodic(rta::Rta),
     /// VATC IV-B: a periodic RT request beside up to four VMs that send small packets by the same NIC
     Vatc(vatc::Vatc),
     /// Access'18 IV-F (Fig. 13): what a byte of bulk TCP costs host and guest, through vhost-net and by outsourced sockets
@@ -142,6 +145,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         Experiment::Inversion(args) => inversion::run(args),
         Experiment::Kbp(args) => kbp::run(args),
         Experiment::SampledValues(args) => sampled::run(args),
+        Experiment::RtaPeriodic(args) => rta::run(args),
         Experiment::Voip(args) => rt_server::run(args, &rt_server::VOIP),
         Experiment::Memcached(args) => rt_server::memcached(args),
         Experiment::Bulk(args) => bulk::run(args),

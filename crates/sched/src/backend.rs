@@ -17,6 +17,7 @@ use ontime_tenants::{Policy, ThreadId};
 use serde::Deserialize;
 
 use crate::pacer::{PacerError, Pacers, Pacing, Seats, now};
+use crate::published::Published;
 use crate::seat::{Places, Seat};
 use crate::settle::{Reserved, Settled};
 use crate::shares::{Shares, Snapshot, Tally};
@@ -134,7 +135,10 @@ impl Paced {
             self.tallies.entry(vcpu.id).or_default();
         }
         let tally = |id| self.tallies.get(&id).map(Arc::clone).unwrap_or_default();
-        let open = |vcpu: &Reserved| Seat::open(vcpu.id, self.places, tally(vcpu.id)).ok();
+        let open = |vcpu: &Reserved| {
+            let published = vcpu.page.clone().map(|page| Published::new(page, vcpu.vcpu, vcpu.period.0));
+            Seat::open(vcpu.id, self.places, tally(vcpu.id), published).ok()
+        };
         let mut seats = Seats(settled.vcpus.iter().map(open).collect());
         let mut shares = Shares::new(settled, now(), tally);
         shares.begin(&mut seats);

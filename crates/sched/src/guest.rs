@@ -1,13 +1,16 @@
 //! What a guest's deadline tasks ask for, and what the host has to supply so that they have it. Pure.
 //!
 //! A guest asks for `budget` in each `period` of a vCPU: the sum of its tasks' shares in the shortest of their periods. Its periods
-//! begin when its tasks say, the host's slices when all vCPUs' do. RTVirt has the guest tell each next deadline and cuts slices there. Here
-//! nothing is told yet, so the host supplies as a periodic resource whose phase nobody knows (Shin and Lee's PRM): in each `P` at least
-//! `Q`, in the worst case nothing for `2 (P - Q)` first. What that costs is the price of not knowing the deadline ([`supply`]).
+//! begin when its tasks say, the host's slices when all vCPUs' do. As RTVirt's guests do, one may publish its next deadlines
+//! ([`crate::published`]): slices end there, and it needs what it asks for, no more. For one that does not, the host supplies as a periodic resource
+//! whose phase nobody knows (Shin and Lee's PRM): in each `P` at least `Q`, in the worst case nothing for `2 (P - Q)` first. What that
+//! costs is the price of not knowing the deadline ([`supply`]).
 
 use std::collections::BTreeMap;
 
 use ontime_plan::{Bandwidth, Nanos};
+
+use crate::published::Page;
 
 /// Shorter than this a supply's period is not: a slice takes some changes of place.
 const PERIOD_MIN: Nanos = Nanos::from_millis(1);
@@ -27,8 +30,17 @@ pub struct GuestNeed {
     pub period: Nanos,
 }
 
+/// What a guest asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// For each vCPU that needs any.
+    pub needs: Vec<GuestNeed>,
+    /// Where it publishes its next deadlines, if it does.
+    pub page: Option<Page>,
+}
+
 /// What guests ask for, by VM.
-pub type Asks = BTreeMap<String, Vec<GuestNeed>>;
+pub type Asks = BTreeMap<String, Ask>;
 
 /// Budget and period of the host that give a guest its `budget` in every `period`, wherever that begins; None where a whole CPU does not.
 ///
@@ -53,8 +65,13 @@ pub fn supply(budget: Nanos, period: Nanos) -> Option<(Nanos, Nanos)> {
     Some((Nanos(high), own))
 }
 
-/// The same as bandwidth.
-pub fn bandwidth(need: &GuestNeed) -> Option<(Bandwidth, Nanos)> {
+/// The same as bandwidth; where its deadlines are published, what it asks for, in its own period.
+pub fn bandwidth(need: &GuestNeed, published: bool) -> Option<(Bandwidth, Nanos)> {
+    // In a period of a few least slices, where these end is not exact enough.
+    if published && need.period >= PERIOD_MIN {
+        let bandwidth = Bandwidth::new(need.budget, need.period)?;
+        return (need.budget.0 > 0 && bandwidth <= Bandwidth::ONE).then_some((bandwidth, need.period));
+    }
     let (budget, period) = supply(need.budget, need.period)?;
     Some((Bandwidth::new(budget, period)?, period))
 }
@@ -85,6 +102,18 @@ mod tests {
         assert_eq!(of(20_000, 20_000), (2_500, 2_500));
         assert_eq!(supply(Nanos::from_millis(3), Nanos::from_millis(2)), None);
         assert_eq!(supply(Nanos::ZERO, Nanos::from_millis(2)), None);
+    }
+
+    #[test]
+    fn knowing_it_costs_nothing() {
+        let need = |budget, period| GuestNeed { vcpu: 0, budget: Nanos(budget), period: Nanos(period) };
+        let (exact, period) = bandwidth(&need(6_000_000, 20_000_000), true).unwrap();
+        assert_eq!((exact, period), (Bandwidth::ppm(300_000), Nanos::from_millis(20)));
+        assert!(bandwidth(&need(6_000_000, 20_000_000), false).unwrap().0 > exact);
+        // Too short for slices to end there exactly.
+        assert!(bandwidth(&need(100_000, 500_000), true).is_none_or(|(more, _)| more > Bandwidth::ppm(200_000)));
+        assert_eq!(bandwidth(&need(3, 2), true), None);
+        assert_eq!(bandwidth(&need(0, 2_000_000), true), None);
     }
 
     proptest! {

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `config` | strict TOML |
 //! | `guest` | what guests ask for by themselves, as a supply of the host (pure) |
+//! | `published` | the next deadlines that guests publish, read without trusting them |
 //! | `settle` | reservations of the VMs that run: who is admitted (pure; on `ontime_plan`) |
 //! | `shares` | who is at which place until when, from readings and the planner's slices (pure) |
 //! | `seat` | one vCPU thread: what it has used, and its change of place |
@@ -17,11 +18,13 @@ pub mod backend;
 pub mod config;
 pub mod guest;
 pub mod pacer;
+pub mod published;
 pub mod seat;
 pub mod settle;
 pub mod shares;
 
 pub use backend::{Backend, BackendKind, Use};
 pub use config::{Beyond, Declared, SchedConfig};
-pub use guest::{Asks, GuestNeed};
+pub use guest::{Ask, Asks, GuestNeed};
+pub use published::Page;
 pub use settle::{Refused, Reserved, Settled, settle};

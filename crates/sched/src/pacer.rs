@@ -22,6 +22,7 @@ use rustix::thread::futex;
 use rustix::time::Timespec;
 use thiserror::Error;
 
+use crate::published::Next;
 use crate::seat::Seat;
 use crate::shares::{Counts, NEVER, Place, Shares, Snapshot, Threads};
 
@@ -62,6 +63,10 @@ pub struct Seats(pub Vec<Option<Seat>>);
 impl Threads for Seats {
     fn read(&mut self, seat: usize) -> Option<Counts> {
         self.0.get(seat)?.as_ref()?.read().ok()
+    }
+
+    fn next(&mut self, seat: usize, after: u64) -> Option<Next> {
+        self.0.get_mut(seat)?.as_mut()?.published.as_mut()?.next(after)
     }
 
     fn place(&mut self, seat: usize, place: Place) -> Option<Counts> {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use ontime_tenants::{Class, Level, Policy, PriorityTable, Role, ThreadId};
 
 use crate::config::Beyond;
+use crate::published::Published;
 use crate::shares::{Counts, Place, Tally};
 
 /// The policies of the three places.
@@ -71,6 +72,8 @@ pub struct Seat {
     places: Places,
     /// For what the kernel refuses.
     pub(crate) tally: Arc<Tally>,
+    /// What its guest publishes.
+    pub(crate) published: Option<Published>,
 }
 
 impl Seat {
@@ -78,11 +81,11 @@ impl Seat {
     ///
     /// # Errors
     /// ESRCH or ENOENT where it has ended.
-    pub fn open(id: ThreadId, places: Places, tally: Arc<Tally>) -> io::Result<Self> {
+    pub fn open(id: ThreadId, places: Places, tally: Arc<Tally>, published: Option<Published>) -> io::Result<Self> {
         let schedstat = File::open(format!("/proc/{}/task/{}/schedstat", id.pid, id.tid))?;
         // The number means the thread that was found, now that the file is open: so the file is its.
         id.verify().map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-        let seat = Self { tid: id.tid, schedstat, places, tally };
+        let seat = Self { tid: id.tid, schedstat, places, tally, published };
         seat.read()?;
         Ok(seat)
     }
@@ -153,7 +156,7 @@ mod tests {
         let pid = i32::try_from(child.id()).unwrap();
         let id = ThreadId::of(pid, pid).unwrap();
         let places = Places::of(PriorityTable::default(), Beyond::Idle);
-        let seat = Seat::open(id, places, Arc::default()).unwrap();
+        let seat = Seat::open(id, places, Arc::default(), None).unwrap();
         for (place, policy) in
             [(Place::Planned, places.planned), (Place::Entitled, places.entitled), (Place::Beyond, places.beyond)]
         {
@@ -164,6 +167,6 @@ mod tests {
         child.wait().unwrap();
         assert!(seat.read().is_err());
         assert_eq!(seat.place(Place::Planned).unwrap_err().raw_os_error(), Some(libc::ESRCH));
-        assert!(Seat::open(id, places, Arc::default()).is_err());
+        assert!(Seat::open(id, places, Arc::default(), None).is_err());
     }
 }

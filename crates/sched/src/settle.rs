@@ -12,8 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use ontime_plan::{Admission, Admitted, Bandwidth, Nanos, Refusal, Reservation};
 use ontime_tenants::{Class, CpuList, Tenant, TenantThread, ThreadId, ThreadRole};
 
+use crate::backend::BackendKind;
 use crate::config::SchedConfig;
-use crate::guest::{self, Asks, GuestNeed};
+use crate::guest::{self, Ask, Asks, GuestNeed};
+use crate::published::Page;
 
 /// What the planner's rounding takes of a CPU that a reserve and a vCPU share.
 const ROUNDING_PPM: u64 = 12;
@@ -37,6 +39,8 @@ pub struct Reserved {
     pub bandwidth: Bandwidth,
     /// What of that its guest's deadline tasks asked for.
     pub guest: Option<GuestNeed>,
+    /// Where these publish their next deadlines.
+    pub page: Option<Page>,
     /// The CPU that the plan keeps it on, an index of [`Settled::cpus`]; None if it may wrap.
     pub home: Option<u32>,
 }
@@ -97,17 +101,18 @@ pub fn settle(
     order.sort_by_key(|tenant| (is_new(tenant), tenant.process.start_time, tenant.process.pid));
     for tenant in order {
         let several = names.get(tenant.name.as_str()).is_some_and(|count| *count > 1);
-        let mut admit = |needs: &[GuestNeed]| {
+        let mut admit = |ask: &Ask| {
             if several {
                 return Err("several tenants have this name; give them different names".to_owned());
             }
-            let asked = asked(config, tenant, &settled.cpus, needs)?;
+            let asked = asked(config, tenant, &settled.cpus, ask)?;
             admit(&mut settled, tenant, asked)
         };
-        let needs = asks.get(&tenant.name).map_or(&[][..], Vec::as_slice);
-        let mut admitted = admit(needs);
-        if let (Err(why), false) = (&mut admitted, needs.is_empty()) {
-            *why = match admit(&[]) {
+        let nothing = Ask::default();
+        let ask = asks.get(&tenant.name).unwrap_or(&nothing);
+        let mut admitted = admit(ask);
+        if let (Err(why), false) = (&mut admitted, ask.needs.is_empty()) {
+            *why = match admit(&nothing) {
                 Ok(()) => format!("its guest's deadline tasks: {why}"),
                 Err(declared) => declared,
             };
@@ -132,17 +137,20 @@ struct Asked {
     bandwidth: Bandwidth,
     period: Nanos,
     guest: Option<GuestNeed>,
+    page: Option<Page>,
     /// The CPUs it may run on; None: all.
     affinity: Option<BTreeSet<u32>>,
 }
 
-fn asked(config: &SchedConfig, tenant: &Tenant, cpus: &[u32], needs: &[GuestNeed]) -> Result<Vec<Asked>, String> {
+fn asked(config: &SchedConfig, tenant: &Tenant, cpus: &[u32], ask: &Ask) -> Result<Vec<Asked>, String> {
     if tenant.class == Class::Bulk {
         // Who may have CPU time ahead of others is decided in one place, which knows who chose the VM's name.
         return Err(
             "it is of class bulk; reservations are for class rt: say so in tenants.toml or its metadata".to_owned()
         );
     }
+    // The other back end does not read them.
+    let page = ask.page.as_ref().filter(|_| config.backend == BackendKind::Paced);
     let mut asked = Vec::new();
     for declared in config.reservations.iter().filter(|declared| declared.name == tenant.name) {
         let mut found = BTreeSet::new();
@@ -163,11 +171,12 @@ fn asked(config: &SchedConfig, tenant: &Tenant, cpus: &[u32], needs: &[GuestNeed
                 bandwidth: declared.bandwidth,
                 period: declared.period,
                 guest: None,
+                page: None,
                 affinity: affinity(number, thread, cpus)?,
             };
-            if let Some(need) = needs.iter().find(|need| need.vcpu == number) {
+            if let Some(need) = ask.needs.iter().find(|need| need.vcpu == number) {
                 let most = declared.deadlines.ok_or("`deadlines` in sched.toml does not allow it any")?;
-                let (more, period) = guest::bandwidth(need).ok_or_else(|| {
+                let (more, period) = guest::bandwidth(need, page.is_some()).ok_or_else(|| {
                     format!("vCPU {number} would need more than a CPU for {} in {}", need.budget, need.period)
                 })?;
                 if more > most {
@@ -179,6 +188,7 @@ fn asked(config: &SchedConfig, tenant: &Tenant, cpus: &[u32], needs: &[GuestNeed
                 one.bandwidth = one.bandwidth + more;
                 one.period = one.period.min(period);
                 one.guest = Some(*need);
+                one.page = page.cloned();
             }
             asked.push(one);
         }
@@ -186,7 +196,7 @@ fn asked(config: &SchedConfig, tenant: &Tenant, cpus: &[u32], needs: &[GuestNeed
             return Err(format!("it has no vCPU {missing}; correct `vcpus`"));
         }
     }
-    if let Some(need) = needs.iter().find(|need| !asked.iter().any(|one| one.vcpu == need.vcpu)) {
+    if let Some(need) = ask.needs.iter().find(|need| !asked.iter().any(|one| one.vcpu == need.vcpu)) {
         return Err(format!("vCPU {} has no reservation that its deadlines could be added to", need.vcpu));
     }
     if asked.is_empty() {
@@ -225,6 +235,7 @@ fn admit(settled: &mut Settled, tenant: &Tenant, asked: Vec<Asked>) -> Result<()
             period: one.period,
             bandwidth: one.bandwidth,
             guest: one.guest,
+            page: one.page,
             home: None,
         });
         wishes.push(one.affinity);
@@ -388,7 +399,7 @@ mod tests {
         let need =
             |vcpu, budget| GuestNeed { vcpu, budget: Nanos::from_micros(budget), period: Nanos::from_millis(20) };
         let settled = |vm: &str, needs: Vec<GuestNeed>| {
-            let asks = Asks::from([(vm.to_owned(), needs)]);
+            let asks = Asks::from([(vm.to_owned(), Ask { needs, page: None })]);
             settle(&config, &tenants, &online(1), &BTreeSet::new(), &asks)
         };
         let fits = settled("a", vec![need(0, 6_000)]);

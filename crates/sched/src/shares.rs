@@ -1,6 +1,6 @@
 //! Who runs at which place until when. Pure: readings and the clock come in, changes of place go out.
 //!
-//! Time is cut into slices that end at the next period's end of any vCPU (at least 250 us, at most 100 ms). At a slice's start the
+//! Time is cut into slices that end at the next deadline of any vCPU: what its guest publishes, else its period's end (at least 250 us, at most 100 ms). At a slice's start the
 //! planner gives every vCPU its share of it as one or two segments. From then on a vCPU is
 //!
 //! | place | while |
@@ -16,8 +16,12 @@
 //!
 //! **Sleepers.** A vCPU that did not run in one slice is only entitled in the next, and looked at no sooner than at its end: it costs a
 //! reading a slice. Should it wake and spin, the planned do not notice; others wait for it until that look, and it pays back what it took.
+//! One whose guest publishes deadlines may not wait so: where a task of it ran lately it is planned as who is awake, since its tasks are
+//! released when slices begin; else it is at [`Place::Planned`] all the slice and looked at as often as its share could be used up. While it
+//! slept the others went ahead of their plan, so that there is room for its share whenever it wakes (on one CPU; on several it may keep one that is planned
+//! elsewhere waiting, for its share at most).
 //!
-//! **Calm.** Where nobody used an eighth of its share, nobody needs a plan: all are at [`Place::Planned`], and there is one look a
+//! **Calm.** Where nobody has such deadlines and nobody used an eighth of its share, nobody needs a plan: all are at [`Place::Planned`], and there is one look a
 //! shortest period; where nobody ran at all, looks come ever more seldom, [`CALM_MAX`] apart at last. Hence the price: when all
 //! have been calm and one begins to spin, all others wait for it until that look, once.
 //!
@@ -31,6 +35,7 @@ use ontime_plan::dpwrap::SLICE_MIN;
 use ontime_plan::{Bandwidth, Demand, Nanos, Planner, VcpuId};
 use ontime_tenants::ThreadId;
 
+use crate::published::Next;
 use crate::settle::Settled;
 
 /// The longest time between two looks at vCPUs that all sleep, ns.
@@ -64,6 +69,8 @@ pub struct Counts {
 pub trait Threads {
     /// What one has had up to now.
     fn read(&mut self, seat: usize) -> Option<Counts>;
+    /// The next deadline after `after`, ns, that its guest publishes; None where it publishes none.
+    fn next(&mut self, seat: usize, after: u64) -> Option<Next>;
     /// Changes its place, and reads it. A change that the kernel refuses counts as made: it is tried again with the next one.
     fn place(&mut self, seat: usize, place: Place) -> Option<Counts>;
 }
@@ -113,6 +120,8 @@ struct Seat {
     /// What it had had when the slice began, and whether it had not run in the one before.
     at_start: u64,
     asleep: bool,
+    /// Whether it is a sleeper whose guest publishes deadlines.
+    waits: bool,
     /// What is left of its share, ns; below 0 where it took more.
     balance: i64,
     /// What it was given for this slice, ns.
@@ -123,6 +132,8 @@ struct Seat {
     look: u64,
     /// The end of its present period.
     deadline: u64,
+    /// What its guest published when the slice began.
+    next: Option<u64>,
     /// When its period began, as far as it was looked at, and what it had had then.
     since: u64,
     at_since: Counts,
@@ -158,7 +169,7 @@ impl Seat {
     fn target(&self, now: u64) -> Place {
         if self.balance <= signed(GRAIN) {
             Place::Beyond
-        } else if !self.asleep && self.parts.iter().any(|part| (part.start..part.end).contains(&now)) {
+        } else if self.waits || !self.asleep && self.parts.iter().any(|part| (part.start..part.end).contains(&now)) {
             Place::Planned
         } else {
             Place::Entitled
@@ -297,12 +308,14 @@ impl Shares {
                     counts: Counts::default(),
                     at_start: 0,
                     asleep: false,
+                    waits: false,
                     balance: 0,
                     granted: 0,
                     parts: [Part::default(); 2],
                     cpu: 0,
                     look: 0,
                     deadline: 0,
+                    next: None,
                     since: now,
                     at_since: Counts::default(),
                     had: 0,
@@ -410,6 +423,9 @@ impl Shares {
 
     /// Ends a slice and begins the next, or a calm time.
     fn turn(&mut self, now: u64, threads: &mut impl Threads) {
+        // A look that comes a little late is none of the plan's business: slices follow each other without a gap.
+        let late = now.saturating_sub(self.end);
+        self.start = if late < SLICE_MIN.0 { self.end } else { now };
         let fresh = std::mem::take(&mut self.fresh);
         let (mut busy, mut ran) = (fresh, false);
         for (index, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| !seat.gone) {
@@ -417,7 +433,12 @@ impl Shares {
                 Some(counts) => seat.charge(counts),
                 None => seat.gone = true,
             }
-            seat.asleep = !fresh && seat.counts.ran == seat.at_start;
+            let next = threads.next(index, self.start);
+            seat.next = next.map(|next| next.at);
+            let live = next.is_some_and(|next| next.live);
+            busy |= live;
+            let slept = !fresh && !live && seat.counts.ran == seat.at_start;
+            (seat.asleep, seat.waits) = (slept && next.is_none(), slept && next.is_some());
             seat.at_start = seat.counts.ran;
             ran |= !seat.asleep;
             busy |= seat.used_over(8) || seat.balance < 0 || seat.place == Place::Beyond;
@@ -427,9 +448,6 @@ impl Shares {
                 seat.balance = seat.balance.min(0);
             }
         }
-        // A look that comes a little late is none of the plan's business: slices follow each other without a gap.
-        let late = now.saturating_sub(self.end);
-        self.start = if late < SLICE_MIN.0 { self.end } else { now };
         if busy {
             self.stirred |= std::mem::take(&mut self.calm);
             self.calm_length = self.shortest;
@@ -442,7 +460,8 @@ impl Shares {
     fn plan(&mut self) {
         for seat in &self.seats {
             if let Some(demand) = self.demands.get_mut(seat.vcpu.index()) {
-                demand.deadline = if seat.gone { Nanos::MAX } else { Nanos(seat.deadline) };
+                let deadline = seat.next.unwrap_or(seat.deadline);
+                demand.deadline = if seat.gone { Nanos::MAX } else { Nanos(deadline) };
             }
         }
         self.end = self.planner.plan(Nanos(self.start), &self.demands).0;

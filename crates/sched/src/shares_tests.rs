@@ -27,6 +27,9 @@ enum Guest {
 struct Vm {
     guest: Guest,
     period: u64,
+    /// When its periods begin, counted from the clock's zero; and whether its guest says so.
+    phase: u64,
+    publishes: bool,
     place: Place,
     counts: Counts,
     /// What it still wants.
@@ -51,6 +54,12 @@ impl Threads for Host {
         self.vms.get(seat).filter(|vm| vm.alive).map(|vm| vm.counts)
     }
 
+    fn next(&mut self, seat: usize, after: u64) -> Option<Next> {
+        let vm = self.vms.get(seat).filter(|vm| vm.publishes)?;
+        let at = (after - after.min(vm.phase)) / vm.period * vm.period + vm.phase;
+        Some(Next { at: if at > after { at } else { at + vm.period }, live: true })
+    }
+
     fn place(&mut self, seat: usize, place: Place) -> Option<Counts> {
         self.flips += 1;
         let vm = self.vms.get_mut(seat).filter(|vm| vm.alive)?;
@@ -64,6 +73,8 @@ impl Host {
         let vm = |(reserved, guest): (&Reserved, &Guest)| Vm {
             guest: *guest,
             period: reserved.period.0,
+            phase: 0,
+            publishes: false,
             place: Place::Entitled,
             counts: Counts::default(),
             work: 0,
@@ -86,8 +97,8 @@ impl Host {
 
     fn tick(&mut self) {
         for vm in &mut self.vms {
-            if self.now % vm.period == 0 {
-                if self.now >= vm.period {
+            if self.now >= vm.phase && (self.now - vm.phase) % vm.period == 0 {
+                if self.now >= vm.phase + 2 * vm.period {
                     vm.least = vm.least.min(vm.had);
                 }
                 vm.had = 0;
@@ -150,6 +161,7 @@ fn settled(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)]) -> Option<Settled>
         period: Nanos(*period),
         bandwidth: Bandwidth::new(Nanos(*budget), Nanos(*period)).unwrap(),
         guest: None,
+        page: None,
         home: None,
     };
     let vcpus: Vec<Reserved> = (0..).zip(asked).map(reserved).collect();
@@ -176,6 +188,24 @@ fn tally(shares: &Shares, seat: usize) -> &Tally {
 
 fn count(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
+}
+
+/// Periods that begin when nobody else's do: without the guest's word its share may be planned where it is of no use.
+#[test]
+fn a_published_deadline_makes_the_guests_own_periods_whole() {
+    let work = 5_400_000;
+    let least = |publishes: bool| {
+        let asked = [(4_600_000, 13 * MS), (2_200_000, 7 * MS), (work + 100_000, 20 * MS)];
+        let guests = [Guest::Spins, Guest::Spins, Guest::Wants(work)];
+        let (mut shares, mut host) = start(1, &asked, &guests);
+        (host.vms[2].phase, host.vms[2].publishes) = (9 * MS, publishes);
+        host.run(&mut shares, 5_000 * MS, 0);
+        host.vms.iter().map(|vm| vm.least).collect::<Vec<_>>()
+    };
+    let with = least(true);
+    assert!(with[2] >= work, "{with:?}");
+    assert!(with[0] >= 4_500_000 && with[1] >= 2_100_000, "nobody else loses by it: {with:?}");
+    assert!(least(false)[2] < work, "it would have it anyway");
 }
 
 #[test]

@@ -6,10 +6,13 @@ use std::sync::atomic::Ordering;
 
 use vhost_user_backend::VringT;
 use virtio_queue::QueueT;
-use vm_memory::{ByteValued, GuestAddressSpace, GuestMemoryAtomic};
+use vm_memory::{
+    ByteValued, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryRegion,
+};
 
 use crate::abi::*;
 use crate::call::Reply;
+use crate::deadlines::Place;
 use crate::memory::{Buffers, Memory};
 use crate::notify;
 use crate::request;
@@ -89,8 +92,37 @@ impl ControlQueue {
             op @ (ONTIME_CTL_INC_BW | ONTIME_CTL_DEC_BW | ONTIME_CTL_INC_DEC_BW) if self.shared.vm.deadlines => {
                 self.bandwidth(memory, op, words, parts.data)
             }
+            ONTIME_CTL_NEXT if self.shared.vm.deadlines => self.next(memory, words, parts.data),
             _ => Err(Errno(libc::EOPNOTSUPP)),
         }
+    }
+
+    /// Where the guest publishes its next deadlines: the daemon is given that part of its memory.
+    fn next(&self, memory: &Memory, words: &ontime_call, data: usize) -> Result<(), Errno> {
+        let unused =
+            words.sock == ONTIME_SOCK_NONE && words.flags == 0 && words.control_len == 0 && words.arg == [0; 4];
+        if !unused || data != 8 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let mut address = [0; 8];
+        self.buffers.readable.read(memory, CALL_LEN, &mut address)?;
+        let address = u64::from_le_bytes(address);
+        if address == 0 {
+            return self.shared.deadlines.publish(None);
+        }
+        if address % u64::from(ONTIME_NEXT_ALIGN) != 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let fault = Errno(libc::EFAULT);
+        let (region, start) = memory.to_region_addr(GuestAddress(address)).ok_or(fault)?;
+        let length = u64::from(ONTIME_VCPUS_MAX) * size_of::<ontime_next_vcpu>() as u64;
+        if region.len() - start.0 < length {
+            return Err(fault);
+        }
+        let file = region.file_offset().ok_or(fault)?;
+        let offset = file.start().checked_add(start.0).ok_or(fault)?;
+        let file = file.file().try_clone().map_err(|_| fault)?;
+        self.shared.deadlines.publish(Some(Place { file, offset }))
     }
 
     fn bandwidth(&self, memory: &Memory, op: u32, words: &ontime_call, data: usize) -> Result<(), Errno> {

@@ -3,18 +3,22 @@
 //! This process is unprivileged and decides nothing. The daemon connects to the VM's `deadlines.sock` (only root may) and admits;
 //! it is sent what *all* vCPUs need, a JSON line each time ([`Asked`]), and answers each with a line ([`Answer`]). So nothing depends on
 //! what was said before: a daemon that was restarted connects, is sent what the guest holds, and goes on. When this process
-//! ends, with the VM, the connection ends, and the bandwidth is free.
+//! ends, with the VM, the connection ends, and the bandwidth is free. Where the guest publishes its next deadlines, the file that is its memory comes
+//! with each line (SCM_RIGHTS).
 //!
 //! In: calls of the control queue's thread. Out: admitted or not. Without a daemon more bandwidth is refused; less is
 //! always taken.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::AsRawFd;
+use std::fs::File;
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::{Deserialize, Serialize};
 
 use crate::abi::{
@@ -53,6 +57,18 @@ pub struct Asked {
     pub seq: u64,
     /// vCPUs with needs; others have none.
     pub vcpus: Vec<Need>,
+    /// Where in the file that comes along the guest publishes its next deadlines (`ontime_next_vcpu`); None: nowhere, and no file comes.
+    #[serde(default)]
+    pub next: Option<u64>,
+}
+
+/// Where a guest publishes its next deadlines.
+#[derive(Debug)]
+pub struct Place {
+    /// Its memory.
+    pub file: File,
+    /// There.
+    pub offset: u64,
 }
 
 /// From the daemon.
@@ -77,6 +93,7 @@ pub struct Deadlines {
 #[derive(Debug)]
 struct State {
     held: Table,
+    place: Option<Place>,
     daemon: Option<BufReader<UnixStream>>,
     seq: u64,
     tokens: u32,
@@ -85,7 +102,8 @@ struct State {
 
 impl Default for Deadlines {
     fn default() -> Self {
-        let state = State { held: Table::new(), daemon: None, seq: 0, tokens: BURST, refilled: Instant::now() };
+        let state =
+            State { held: Table::new(), place: None, daemon: None, seq: 0, tokens: BURST, refilled: Instant::now() };
         Self { state: Mutex::new(state) }
     }
 }
@@ -118,9 +136,29 @@ impl Deadlines {
         Ok(())
     }
 
+    /// The guest publishes its next deadlines there, or no more.
+    ///
+    /// # Errors
+    /// EBUSY where what it holds would cost more then than the host has: then nothing has changed.
+    pub fn publish(&self, place: Option<Place>) -> Result<(), Errno> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.wait_for_token();
+        let before = std::mem::replace(&mut state.place, place);
+        if state.held.is_empty() {
+            return Ok(());
+        }
+        let held = state.held.clone();
+        if let Ok(None) = state.ask(&held) {
+            return Ok(());
+        }
+        state.place = before;
+        Err(Errno(libc::EBUSY))
+    }
+
     /// The driver was reset or the VM started anew: it holds nothing.
     pub fn forget(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.place = None;
         if !state.held.is_empty() {
             state.held.clear();
             let _ = state.ask(&Table::new());
@@ -141,7 +179,11 @@ impl Deadlines {
         }
     }
 
-    fn connect(&self, stream: UnixStream) -> std::io::Result<()> {
+    /// Takes a daemon's connection: it is told what the guest holds.
+    ///
+    /// # Errors
+    /// Whoever connected is neither root nor this user, or is gone.
+    pub fn connect(&self, stream: UnixStream) -> std::io::Result<()> {
         let peer = rustix::net::sockopt::socket_peercred(&stream)?;
         // Whoever admits decides about everybody's CPUs.
         if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
@@ -177,11 +219,11 @@ impl State {
 
     fn tell(&mut self, table: &Table) -> std::io::Result<u64> {
         self.seq += 1;
-        let asked = Asked { seq: self.seq, vcpus: needs(table) };
+        let asked = Asked { seq: self.seq, vcpus: needs(table), next: self.place.as_ref().map(|place| place.offset) };
         let mut line = serde_json::to_vec(&asked)?;
         line.push(b'\n');
         let daemon = self.daemon.as_mut().ok_or(std::io::ErrorKind::NotConnected)?;
-        let told = daemon.get_mut().write_all(&line);
+        let told = send(daemon.get_mut(), &line, self.place.as_ref());
         if told.is_err() {
             self.daemon = None;
         }
@@ -215,6 +257,19 @@ impl State {
             }
         }
     }
+}
+
+/// A line, and with its first byte the file that it speaks of.
+fn send(daemon: &mut UnixStream, line: &[u8], place: Option<&Place>) -> std::io::Result<()> {
+    let Some(place) = place else { return daemon.write_all(line) };
+    let files = [place.file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&files)) {
+        return Err(std::io::ErrorKind::OutOfMemory.into());
+    }
+    let sent = sendmsg(&*daemon, &[IoSlice::new(line)], &mut control, SendFlags::NOSIGNAL)?;
+    daemon.write_all(line.get(sent..).unwrap_or_default())
 }
 
 fn needs(table: &Table) -> Vec<Need> {

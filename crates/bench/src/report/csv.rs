@@ -5,7 +5,7 @@ use crate::schema::{Clock, Distribution, MethodResult, PaperRow, Report};
 use crate::segments::SEGMENTS;
 
 /// The columns, in order. Units are in the names; an empty cell was not measured.
-const COLUMNS: [&str; 55] = [
+const COLUMNS: [&str; 59] = [
     "experiment",
     "method",
     "label",
@@ -56,6 +56,10 @@ const COLUMNS: [&str; 55] = [
     "polled_s",
     "saved_s",
     "late",
+    "needed_cpus",
+    "slack_cpus",
+    "reserved_cpus",
+    "deadlines_missed",
     "p99_times_below_vanilla",
     "paper_mean_us",
     "paper_p99_us",
@@ -119,6 +123,10 @@ fn ours(result: &MethodResult, seed: u64) -> Vec<String> {
     cells.extend([cell(rate.map(|of| of.frames_per_s)), cell(rate.and_then(|of| of.lossy_frames_per_s))]);
     cells.extend([cell(result.polling.map(|of| of.polled_s)), cell(result.polling.map(|of| of.saved_s))]);
     cells.push(result.late.map_or_else(String::new, |late| late.frames.to_string()));
+    let rtas = result.rtas.as_ref();
+    cells.extend([cell(rtas.map(|of| of.needed_cpus)), cell(rtas.map(|of| of.slack_cpus))]);
+    cells.push(cell(rtas.and_then(|of| of.reserved_cpus)));
+    cells.push(rtas.map_or_else(String::new, |of| of.missed.to_string()));
     cells
 }
 

@@ -26,6 +26,7 @@ pub fn html(report: &Report) -> String {
             (rules(report))
             (throughput(report))
             (late(report))
+            (deadlines(report))
             (goal_table(report))
             (against(report))
             (distributions(report))
@@ -253,6 +254,31 @@ fn late(report: &Report) -> Markup {
                 td { (number::count(result.lost)) }
                 td { (cell(result.latency_us.map(|of| of.p99_99), number::us)) }
                 td { (cell(result.latency_us.map(|of| of.max), number::us)) }
+            } } }
+        } }
+    }
+}
+
+/// Deadlines of real-time applications, where there are any.
+fn deadlines(report: &Report) -> Markup {
+    if report.results.iter().all(|result| result.rtas.is_none()) {
+        return html! {};
+    }
+    html! {
+        h2 { "Deadlines" }
+        p { "By what the applications log on their guests' clock. Needed: slices over periods; reserved: what the host set aside for that. CPUs." }
+        div.scroll tabindex="0" role="region" aria-label="Deadlines" { table {
+            thead { tr {
+                th.left scope="col" { "method" }
+                @for name in ["needed", "slack", "reserved", "jobs", "missed"] { th scope="col" { (name) } }
+            } }
+            tbody { @for (result, rtas) in report.results.iter().filter_map(|of| Some((of, of.rtas.as_ref()?))) { tr {
+                th scope="row" { (key(result)) (result.label) small { (condition(result)) } }
+                td { (number::significant(rtas.needed_cpus)) }
+                td { (number::significant(rtas.slack_cpus)) }
+                td { (cell(rtas.reserved_cpus, number::significant)) }
+                td { (number::count(result.count)) }
+                td { (number::count(rtas.missed)) }
             } } }
         } }
     }

@@ -104,6 +104,10 @@ pub fn unfavourable(report: &Report) -> Vec<String> {
                 number::count(result.count)
             ));
         }
+        if let Some(rtas) = result.rtas.as_ref().filter(|rtas| rtas.missed > 0) {
+            let (missed, jobs) = (number::count(rtas.missed), number::count(result.count));
+            sentences.push(format!("{name}: {missed} of {jobs} deadlines were missed."));
+        }
         if result.latency_us.is_none() && result.cost.is_none() {
             sentences.push(format!("{name}: no request could be counted."));
         }

@@ -2,11 +2,14 @@
 # lab-vm start NAME ROLE NET ADDRESS: an ordinary QEMU VM with a vhost-net NIC on the bridge br-NET (rt or bulk).
 # With NET sockets:rt or sockets:bulk it has no NIC: the module of /lab/module.cpio makes its sockets those of `ontime device`,
 # which has the table [vm.NAME] of sockets.toml and a network namespace on that network's NIC (lab-netns).
+# With NET none it has no NIC; `ontime device` serves its deadline tasks, and its console takes commands (`tell`).
 # ROLE: rt, bulk, spin, idle, or paused (its threads are there, its vCPU does not run); or one whose first process /lab/role-ROLE.cpio brings.
 # lab-vm wait NAME: until its server is up; fails where the VM ends before, or is not up in LAB_VM_SECONDS (90) of this host. lab-vm stop NAME. lab-vm log NAME.
+# lab-vm tell NAME COMMAND: has the first process of a guest without a NIC do it; returns when that has begun.
 set -eu
 dir=/run/lab-vm
-verb=${1:?lab-vm start|wait|stop|log NAME}
+verb=${1:?lab-vm start|wait|stop|log|tell NAME}
+serial=
 name=${2:?lab-vm: a NAME}
 
 boot() { # ROLE ADDRESS INITRD WORD OPTIONS...: WORD is one more for the guest's kernel
@@ -20,31 +23,47 @@ boot() { # ROLE ADDRESS INITRD WORD OPTIONS...: WORD is one more for the guest's
         -append "console=ttyS0 quiet panic=-1 ontime.root=/dev/vda ontime.ro init=/sbin/lab-guest-init ontime.ip=$address ontime.role=$role $word" \
         -drive file=/dev/vdb,if=virtio,format=raw,readonly=on,file.locking=off \
         "$@" \
-        -qmp "unix:$dir/$name.qmp,server=on,wait=off" -serial "file:$dir/$name.log" -pidfile "$dir/$name.pid" -D "$dir/$name.err" -d guest_errors \
+        -qmp "unix:$dir/$name.qmp,server=on,wait=off" ${serial:--serial "file:$dir/$name.log"} -pidfile "$dir/$name.pid" -D "$dir/$name.err" -d guest_errors \
         -daemonize $([ "$role" != paused ] || echo -S)
+}
+
+initrd_of() { # ROLE
+    initrd=/boot/initrd-guest word=
+    [ -e "/lab/role-$1.cpio" ] || return 0
+    initrd=$dir/$name.initrd word="rdinit=/with-role init=/dev/role"
+    cat /boot/initrd-guest "/lab/role-$1.cpio" > "$initrd"
+}
+
+device() { # OPTIONS...: the VM's device process, and its sockets
+    rm -rf "/run/ontime/device/$name"
+    setsid ontime device --vm "$name" "$@" > "$dir/$name.device" 2>&1 < /dev/null &
+    for _ in $(seq 100); do [ -S "/run/ontime/device/$name/status.sock" ] && break; sleep 0.1; done
 }
 
 on_bridge() { # ROLE NET ADDRESS
     [ ! -e "/sys/class/net/t-$name" ] || ip link del "t-$name"
     ip tuntap add "t-$name" mode tap vnet_hdr
     ip link set "t-$name" master "br-$2" up
-    initrd=/boot/initrd-guest word=
-    if [ -e "/lab/role-$1.cpio" ]; then
-        initrd=$dir/$name.initrd word="rdinit=/with-role init=/dev/role"
-        cat /boot/initrd-guest "/lab/role-$1.cpio" > "$initrd"
-    fi
+    initrd_of "$1"
     boot "$1" "$3" "$initrd" "$word" -netdev "tap,id=net0,ifname=t-$name,script=no,downscript=no,vhost=on" \
         -device "virtio-net-pci,netdev=net0,mac=52:54:00:01:$(printf %02x "${3##*.}"):$(printf %02x ${#2}),romfile="
 }
 
 outsourced() { # ROLE NET ADDRESS
     lab-netns up "$name" "$2" "$3"
-    rm -rf "/run/ontime/device/$name"
-    setsid ontime device --vm "$name" --netns "$name" > "$dir/$name.device" 2>&1 < /dev/null &
-    for _ in $(seq 100); do [ -S "/run/ontime/device/$name/status.sock" ] && break; sleep 0.1; done
+    device --netns "$name"
     cat /boot/initrd-guest /lab/module.cpio > "$dir/$name.initrd"
-    # All but the memory, which is shared as it is.
-    boot "$1" "$3" "$dir/$name.initrd" rdinit=/with-module $(ontime attach "$name" | grep -E '^-(chardev|device)' | tr -d '\\\n')
+    boot "$1" "$3" "$dir/$name.initrd" rdinit=/with-module $(attachment)
+}
+
+# All but the memory, which is shared as it is.
+attachment() { ontime attach "$name" | grep -E '^-(chardev|device)' | tr -d '\\\n'; }
+
+alone() { # ROLE
+    device
+    initrd_of "$1"
+    serial="-chardev socket,id=console,path=$dir/$name.console,server=on,wait=off,logfile=$dir/$name.log -serial chardev:console"
+    boot "$1" none "$initrd" "$word" $(attachment)
 }
 
 case $verb in
@@ -52,6 +71,7 @@ start)
     mkdir -p "$dir"
     case $4 in
     sockets:*) outsourced "$3" "${4#sockets:}" "$5" ;;
+    none) alone "$3" ;;
     *) on_bridge "$3" "$4" "$5" ;;
     esac
     ;;
@@ -71,11 +91,22 @@ stop)
         while kill -9 "$pid" 2> /dev/null; do sleep 0.05; done
         rm -f "$dir/$name.pid"
     fi
-    if [ -e "/run/netns/$name" ]; then lab-netns down "$name"; else ip link del "t-$name"; fi
+    if [ -e "/run/netns/$name" ]; then lab-netns down "$name"; elif [ -e "/sys/class/net/t-$name" ]; then ip link del "t-$name"; fi
     ;;
 log) cat "$dir/$name.log" ;;
+tell)
+    shift 2
+    exec perl -MIO::Socket::UNIX -e '
+        my ($path, $line) = @ARGV;
+        my $console = IO::Socket::UNIX->new(Peer => $path) or die "$path: $!\n";
+        print $console "$line\n";
+        $console->flush;
+        # What it has not taken yet goes with the connection.
+        while (<$console>) { exit 0 if /TOLD/ }
+        die "its console ended\n"' "$dir/$name.console" "$*"
+    ;;
 *)
-    echo "lab-vm: '$verb' is not one of start, wait, stop, log" >&2
+    echo "lab-vm: '$verb' is not one of start, wait, stop, log, tell" >&2
     exit 2
     ;;
 esac

@@ -7,13 +7,17 @@
 //! In: lines with what all vCPUs of a VM need. Out: those, checked; answers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{ErrorKind, Read, Write};
+use std::fs::File;
+use std::io::{ErrorKind, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use ontime_plan::Nanos;
-use ontime_sched::GuestNeed;
+use ontime_sched::{Ask, GuestNeed, Page};
 use ontime_sockets::deadlines::{Answer, Asked};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::events::{Event, Events};
 
@@ -21,6 +25,8 @@ use super::events::{Event, Events};
 const LINE_MAX: usize = 16 * 1024;
 /// The most reads of one connection at a time; what is left is read in the next round of events.
 const READS: usize = 4;
+/// Files that may come with one read: a line brings one.
+const FILES: usize = 4;
 /// The longest reason in an answer, bytes; the device process takes lines of 4 KiB.
 const WHY_MAX: usize = 1024;
 
@@ -31,8 +37,8 @@ pub struct Question {
     pub vm: String,
     /// For the answer; None: the connection has ended, and nothing is needed any more.
     pub seq: Option<u64>,
-    /// What its vCPUs need.
-    pub needs: Vec<GuestNeed>,
+    /// What its vCPUs need, and where it publishes its next deadlines.
+    pub ask: Ask,
 }
 
 /// See above.
@@ -45,6 +51,8 @@ pub struct Guests {
 struct Link {
     stream: UnixStream,
     buffer: Vec<u8>,
+    /// The last that came: the VM's memory.
+    memory: Option<OwnedFd>,
 }
 
 impl Guests {
@@ -63,7 +71,7 @@ impl Guests {
             match added {
                 Ok(()) => {
                     tracing::info!("{vm}: its guest may ask for bandwidth");
-                    self.links.insert(vm.clone(), Link { stream, buffer: Vec::new() });
+                    self.links.insert(vm.clone(), Link { stream, buffer: Vec::new(), memory: None });
                 }
                 Err(error) => tracing::warn!("{}: {error}", path.display()),
             }
@@ -76,12 +84,12 @@ impl Guests {
         let mut questions = Vec::new();
         self.links.retain(|vm, link| match link.take() {
             Ok(asked) => {
-                questions.extend(asked.into_iter().map(|asked| question(vm, &asked)));
+                questions.extend(asked.into_iter().map(|asked| question(vm, &asked, link.memory.as_ref())));
                 true
             }
             Err(error) => {
                 tracing::info!("{vm}: its device process is gone, its guest holds no bandwidth: {error}");
-                questions.push(Question { vm: vm.clone(), seq: None, needs: Vec::new() });
+                questions.push(Question { vm: vm.clone(), seq: None, ask: Ask::default() });
                 false
             }
         });
@@ -109,7 +117,7 @@ impl Link {
     fn take(&mut self) -> std::io::Result<Vec<Asked>> {
         let mut chunk = [0; 4096];
         for _ in 0..READS {
-            match self.stream.read(&mut chunk) {
+            match self.receive(&mut chunk) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(count) => self.buffer.extend(chunk.iter().take(count)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -118,6 +126,20 @@ impl Link {
             }
         }
         lines(&mut self.buffer)
+    }
+
+    /// Reads, and keeps the file that came along.
+    fn receive(&mut self, chunk: &mut [u8]) -> std::io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = recvmsg(&self.stream, &mut [IoSliceMut::new(chunk)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                // What is not kept is closed.
+                self.memory = files.last().or(self.memory.take());
+            }
+        }
+        Ok(received.bytes)
     }
 }
 
@@ -132,23 +154,36 @@ fn lines(buffer: &mut Vec<u8>) -> std::io::Result<Vec<Asked>> {
     lines.map(|line| serde_json::from_slice(line).map_err(std::io::Error::from)).collect()
 }
 
-fn question(vm: &str, asked: &Asked) -> Question {
+fn question(vm: &str, asked: &Asked, memory: Option<&OwnedFd>) -> Question {
+    let page = asked.next.zip(memory).and_then(|(offset, memory)| {
+        let page = memory.try_clone().and_then(|memory| Page::new(File::from(memory), offset));
+        if let Err(error) = &page {
+            tracing::warn!("{vm}: the next deadlines that its guest publishes are not read: {error}");
+        }
+        page.ok()
+    });
     let need = |need: &ontime_sockets::deadlines::Need| GuestNeed {
         vcpu: need.vcpu,
         budget: Nanos(need.budget),
         period: Nanos(need.period),
     };
-    Question { vm: vm.to_owned(), seq: Some(asked.seq), needs: asked.vcpus.iter().map(need).collect() }
+    let ask = Ask { needs: asked.vcpus.iter().map(need).collect(), page };
+    Question { vm: vm.to_owned(), seq: Some(asked.seq), ask }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
+    use ontime_sockets::abi::{ONTIME_CTL_INC_BW, ontime_bw};
+    use ontime_sockets::deadlines::Place;
+
     use super::*;
 
     fn guests() -> (Guests, UnixStream) {
         let (own, other) = UnixStream::pair().unwrap();
         own.set_nonblocking(true).unwrap();
-        let links = BTreeMap::from([("a".to_owned(), Link { stream: own, buffer: Vec::new() })]);
+        let links = BTreeMap::from([("a".to_owned(), Link { stream: own, buffer: Vec::new(), memory: None })]);
         (Guests { links }, other)
     }
 
@@ -156,18 +191,54 @@ mod tests {
     fn questions_come_whole_and_the_end_gives_all_back() {
         let (mut guests, mut device) = guests();
         device.write_all(b"{\"seq\":1,\"vcpus\":[]}\n{\"seq\":2,\"vcp").unwrap();
-        assert_eq!(guests.take(), [Question { vm: "a".to_owned(), seq: Some(1), needs: vec![] }]);
+        assert_eq!(guests.take(), [Question { vm: "a".to_owned(), seq: Some(1), ask: Ask::default() }]);
         device.write_all(b"us\":[{\"vcpu\":3,\"budget\":1000,\"period\":2000}]}\n").unwrap();
         let asked = guests.take();
         assert_eq!(asked[0].seq, Some(2));
-        assert_eq!(asked[0].needs, [GuestNeed { vcpu: 3, budget: Nanos(1_000), period: Nanos(2_000) }]);
+        assert_eq!(asked[0].ask.needs, [GuestNeed { vcpu: 3, budget: Nanos(1_000), period: Nanos(2_000) }]);
         assert!(!guests.answer("a", 2, Some("full")));
         let mut said = [0; 64];
         let count = device.read(&mut said).unwrap();
         assert_eq!(&said[..count], b"{\"seq\":2,\"refused\":\"full\"}\n");
         drop(device);
-        assert_eq!(guests.take(), [Question { vm: "a".to_owned(), seq: None, needs: vec![] }]);
+        assert_eq!(guests.take(), [Question { vm: "a".to_owned(), seq: None, ask: Ask::default() }]);
         assert!(guests.links.is_empty());
+    }
+
+    /// From the device process' end to the page that pacers read.
+    #[test]
+    fn where_a_guest_publishes_comes_with_what_it_asks() {
+        assert_eq!(size_of::<ontime_sockets::abi::ontime_next_vcpu>(), ontime_sched::published::LINE);
+        let (mut guests, other) = guests();
+        let deadlines = ontime_sockets::deadlines::Deadlines::default();
+        let whole = 64 * ontime_sched::published::LINE as u64;
+        let memory = || {
+            let file = File::from(rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+            file.set_len(4_096 + whole).unwrap();
+            file
+        };
+        let (file, same) = (memory(), memory());
+        let place = |file: &File, offset| Place { file: file.try_clone().unwrap(), offset };
+        deadlines.publish(Some(place(&file, 4_096))).unwrap();
+        let device = std::thread::spawn(move || {
+            deadlines.connect(other).unwrap();
+            let need = ontime_bw { vcpu: 0, reserved: 0, budget: 1_000_000, period: 10_000_000 };
+            deadlines.change(ONTIME_CTL_INC_BW, &[need]).unwrap();
+            deadlines.publish(Some(place(&same, 8_192))).unwrap();
+            deadlines.publish(None).unwrap();
+        });
+        let mut pages = Vec::new();
+        while !guests.links.is_empty() {
+            for question in guests.take() {
+                let Some(seq) = question.seq else { continue };
+                pages.push(question.ask.page);
+                assert!(!guests.answer("a", seq, None));
+            }
+        }
+        device.join().unwrap();
+        let there = Page::new(file, 4_096).ok();
+        // What it says at the connection, its need, a place beyond its memory, none.
+        assert_eq!(pages, [there.clone(), there, None, None]);
     }
 
     #[test]
@@ -184,7 +255,7 @@ mod tests {
             while asked.is_empty() && !guests.links.is_empty() {
                 asked = guests.take();
             }
-            assert_eq!(asked, [Question { vm: "a".to_owned(), seq: None, needs: vec![] }]);
+            assert_eq!(asked, [Question { vm: "a".to_owned(), seq: None, ask: Ask::default() }]);
         }
     }
 }

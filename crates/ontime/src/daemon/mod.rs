@@ -219,7 +219,7 @@ impl Daemon {
                 self.engine.guest_gone(&question.vm);
                 continue;
             };
-            let refused = self.engine.guest_asks(&question.vm, question.needs).err();
+            let refused = self.engine.guest_asks(&question.vm, question.ask).err();
             if self.guests.answer(&question.vm, seq, refused.as_deref()) {
                 self.engine.guest_gone(&question.vm);
             }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ontime_hostnet::{Knob, Value, apply};
 use ontime_sched::shares::Place;
-use ontime_sched::{GuestNeed, Refused, Settled};
+use ontime_sched::{Ask, Refused, Settled};
 use ontime_tenants::{Policy, ThreadId};
 
 use super::Engine;
@@ -62,11 +62,11 @@ impl Engine {
     ///
     /// # Errors
     /// Why not; then it holds what it held.
-    pub fn guest_asks(&mut self, vm: &str, needs: Vec<GuestNeed>) -> Result<(), String> {
+    pub fn guest_asks(&mut self, vm: &str, ask: Ask) -> Result<(), String> {
         if self.state != api::State::Applied {
             return Err("`ontime reset` was called; nothing is reserved until `ontime apply`".to_owned());
         }
-        let before = self.keeper.asks().insert(vm.to_owned(), needs);
+        let before = self.keeper.asks().insert(vm.to_owned(), ask);
         let settled = self.settled_again();
         // Nobody who holds something loses it for this.
         let was = |name: &str| self.look.settled.refused.iter().any(|refused| refused.tenant == name);

@@ -1,0 +1,48 @@
+//! The groups of RTVirt's Table 1, scaled to what one CPU holds. Pure.
+
+use crate::paper::Figures;
+
+/// The groups' names, in the table's order.
+pub const NAMES: [&str; 6] = ["h-equiv", "h-dec", "h-inc", "nh-equiv", "nh-dec", "nh-inc"];
+
+/// What the paper's slices are divided by: the groups need some two CPUs, the virtual clock has one.
+pub const SCALE: u64 = 4;
+
+/// A real-time application: `slice` of CPU time within each `period`, us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rta {
+    /// CPU time that it asks for.
+    pub slice_us: u64,
+    /// Within this.
+    pub period_us: u64,
+}
+
+impl Rta {
+    /// As CPUs.
+    pub fn bandwidth(self) -> f64 {
+        self.slice_us as f64 / self.period_us as f64
+    }
+}
+
+/// The applications of a group, a VM each; None where there is no such group.
+pub fn scaled(figures: &Figures, name: &str) -> Option<Vec<Rta>> {
+    let rta = |&[slice, period]: &[u64; 2]| Rta { slice_us: slice * 1_000 / SCALE, period_us: period * 1_000 };
+    figures.rtvirt.table1_ms.group(name).map(|group| group.iter().map(rta).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_group_fits_one_cpu_and_leaves_some() {
+        let figures = Figures::load().unwrap();
+        for name in NAMES {
+            let needed: f64 = scaled(&figures, name).unwrap().into_iter().map(Rta::bandwidth).sum();
+            assert!((0.45..0.55).contains(&needed), "{name} needs {needed}");
+        }
+        // Table 1, NH-Dec: (23, 30).
+        assert_eq!(scaled(&figures, "nh-dec").unwrap()[0], Rta { slice_us: 5_750, period_us: 30_000 });
+        assert_eq!(scaled(&figures, "h-none"), None);
+    }
+}

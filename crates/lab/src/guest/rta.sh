@@ -1,0 +1,42 @@
+#!/bin/sh
+# A guest's first process, in place of the one on its disk: does what comes on its console, a command a line, and says TOLD to each
+# (`lab-vm tell`). Real-time applications are stock rt-app; the module is there, and is loaded when somebody says so.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+mount -t tmpfs tmpfs /tmp
+mount -t tmpfs tmpfs /run
+stty -F /dev/ttyS0 raw -echo
+cd /tmp || exit 1
+
+config() { # CALIBRATION JOBS WORK PERIOD DELAY ATTRIBUTES: rt-app's, us; jobs are released from DELAY on, each PERIOD
+    cat <<JSON
+{ "global": { "calibration": $1, "log_size": 1, "logdir": "/tmp", "log_basename": "$tag", "mem_buffer_size": 4096, "lock_pages": true },
+  "tasks": { "rta": { "delay": $5, $6 "loop": 1, "phases": { "all": { "loop": $2,
+    "run": $3, "timer": { "ref": "own", "period": $4, "mode": "absolute" } } } } } }
+JSON
+}
+
+# rta TAG POLICY RUNTIME PERIOD WORK JOBS DELAY (us; POLICY SCHED_DEADLINE or SCHED_OTHER): a job computes for WORK. At its end it says, in
+# one line, what was left of each job's period, below 0 where it ended later: `RTA TAG STATUS SLACK... end`.
+rta() {
+    {
+        tag=$1
+        config "$loop_ns" "$6" "$5" "$4" "$7" "\"policy\": \"$2\", \"dl-runtime\": $3, \"dl-period\": $4, \"dl-deadline\": $4," > "$tag.json"
+        rt-app "$tag.json" > "$tag.said" 2>&1
+        status=$?
+        flock /tmp/console awk -v head="RTA $tag $status" '!/^#/ { line = line " " $8 } END { print head line " end" }' "$tag-rta-0.log"
+        rm -f "$tag".* "$tag-rta-0.log"
+    } &
+}
+
+# What a loop of rt-app takes, ns: now, while nothing else runs. It measures for itself; a job of 10 ms says how exact that is.
+tag=calibrate
+config '"CPU0"' 5 10000 50000 0 "" > calibrate.json
+rt-app calibrate.json > calibrate.said 2>&1
+loop_ns=$(sed -n 's/.*pLoad = \([0-9]*\)ns.*/\1/p' calibrate.said)
+echo "RTA-LOOP $loop_ns $(awk '!/^#/ { print $3 }' calibrate-rta-0.log | sort -n | head -n 1)" > /dev/console
+echo "LAB-GUEST-UP rta" > /dev/console
+exec < /dev/ttyS0 > /dev/ttyS0 2>&1
+while read -r line; do
+    echo TOLD
+    eval "$line"
+done

@@ -1,0 +1,323 @@
+//! Next deadlines that guests publish: where slices have to end (RTVirt, section 3.3).
+//!
+//! A guest writes, for each of its vCPUs, its deadline tasks' next deadlines and periods into memory of its own (`struct ontime_next_vcpu` of
+//! abi/ontime_abi.h); a pacer reads that at the start of each slice. The guest is hostile: whatever stands there, a slice is never shorter than
+//! the planner's minimum, a vCPU ends slices at most [`CUTS`] times in its period in the long run, and what it says counts for the place of its own
+//! slices' ends only. How much it has was admitted before, and is not read here.
+//!
+//! **Why read, not mapped.** Whoever holds the guest's memory may truncate it or punch holes into it: through a mapping that is a SIGBUS in
+//! the daemon. A read gives zeros or less. It takes no lock but the page's own, for as long as the kernel looks it up.
+//!
+//! Times in the page are ns of the host's CLOCK_REALTIME, which a guest can know exactly (KVM_HC_CLOCK_PAIRING). `paired` counts its
+//! readings of that clock: the distance to CLOCK_MONOTONIC is taken when it changes, so that a step of the clock later moves no deadline.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use ontime_plan::dpwrap::SLICE_MIN;
+use rustix::time::{ClockId, clock_gettime};
+
+/// Bytes of a vCPU's entries: `paired`, a reserved word, and [`ENTRIES`] of deadline and period, little endian.
+pub const LINE: usize = 128;
+/// Deadline tasks of a vCPU whose deadlines are told.
+pub const ENTRIES: usize = 7;
+/// vCPUs that have entries.
+const VCPUS: u32 = 64;
+/// Slices that a vCPU may have end in each of its periods, in the long run; and at once.
+const CUTS: u64 = 8;
+const BURST: u64 = 16;
+/// A task that has not moved its deadline for so many periods counts as asleep.
+const LIVE: u64 = 2;
+/// Longer no task's period is, ns (ONTIME_BW_PERIOD_MAX).
+const PERIOD_MAX: u64 = 4_000_000_000;
+/// `statfs`: hugetlbfs, tmpfs (linux/magic.h).
+const HUGETLBFS: i64 = 0x9584_58f6;
+const TMPFS: i64 = 0x0102_1994;
+
+/// Where a guest publishes: a part of the file that is its memory.
+#[derive(Debug, Clone)]
+pub struct Page(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    file: File,
+    offset: u64,
+    /// Device and inode.
+    id: (u64, u64),
+}
+
+impl PartialEq for Page {
+    fn eq(&self, other: &Self) -> bool {
+        (self.0.id, self.0.offset) == (other.0.id, other.0.offset)
+    }
+}
+
+impl Eq for Page {}
+
+impl Page {
+    /// At `offset` of a VM's memory.
+    ///
+    /// # Errors
+    /// A file that a pacer might have to wait for: not of huge pages, nor of memory on a host without swap; or an offset that is none.
+    pub fn new(file: File, offset: u64) -> io::Result<Self> {
+        let stat = rustix::fs::fstat(&file)?;
+        let kind = rustix::fs::fstatfs(&file)?.f_type;
+        #[allow(clippy::unnecessary_cast, reason = "its type differs between architectures")]
+        let stays = match kind as i64 {
+            HUGETLBFS => true,
+            TMPFS => std::fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() <= 1),
+            _ => false,
+        };
+        if !stays {
+            return Err(io::Error::other("its memory may be swapped out; use huge pages, or no swap"));
+        }
+        let whole = u64::from(VCPUS) * LINE as u64;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        if offset % 4096 != 0 || offset.checked_add(whole).is_none_or(|end| end > size) {
+            return Err(io::Error::other("its deadlines are not in its memory"));
+        }
+        #[allow(clippy::unnecessary_cast, reason = "their types differ between architectures")]
+        let id = (stat.st_dev as u64, stat.st_ino as u64);
+        Ok(Self(Arc::new(Inner { file, offset, id })))
+    }
+
+    /// A vCPU's entries; None where they cannot be read.
+    fn read(&self, vcpu: u32) -> Option<[u8; LINE]> {
+        let mut line = [0; LINE];
+        let at = self.0.offset + u64::from(vcpu.min(VCPUS - 1)) * LINE as u64;
+        (self.0.file.read_at(&mut line, at).ok()? == LINE).then_some(line)
+    }
+}
+
+/// A vCPU's next deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Next {
+    /// When, ns of CLOCK_MONOTONIC.
+    pub at: u64,
+    /// Whether a task of it has run lately: its share is to be planned, not only kept.
+    pub live: bool,
+}
+
+/// What a vCPU's guest publishes, followed by its pacer.
+#[derive(Debug)]
+pub struct Published {
+    page: Page,
+    vcpu: u32,
+    follow: Follow,
+}
+
+impl Published {
+    /// Of a vCPU that was admitted with this period, ns.
+    pub fn new(page: Page, vcpu: u32, period: u64) -> Self {
+        Self { page, vcpu, follow: Follow::new(period) }
+    }
+
+    /// Its next deadline after `after`. On a pacer: two system calls at most, nothing allocated.
+    pub fn next(&mut self, after: u64) -> Option<Next> {
+        let line = self.page.read(self.vcpu)?;
+        let ns = |clock| {
+            let time = clock_gettime(clock);
+            i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
+        };
+        self.follow.next(&line, after, ns(ClockId::Realtime) - ns(ClockId::Monotonic))
+    }
+}
+
+/// The pure part of [`Published`].
+#[derive(Debug)]
+struct Follow {
+    /// Least time between two ends of slices for it, in the long run, ns.
+    distance: u64,
+    paired: u64,
+    /// CLOCK_REALTIME less CLOCK_MONOTONIC when that was new.
+    ahead: i128,
+    /// Ends that it may still ask for, and up to when they were given.
+    left: u64,
+    given: u64,
+    last: u64,
+}
+
+impl Follow {
+    fn new(period: u64) -> Self {
+        let distance = (period / CUTS).max(SLICE_MIN.0);
+        Self { distance, paired: 0, ahead: 0, left: BURST, given: 0, last: 0 }
+    }
+
+    fn next(&mut self, line: &[u8; LINE], after: u64, ahead: i128) -> Option<Next> {
+        let mut words = line.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
+        let paired = words.next().filter(|paired| *paired != 0)?;
+        let _reserved = words.next();
+        if paired != self.paired {
+            (self.paired, self.ahead) = (paired, ahead);
+        }
+        let mut found: Option<Next> = None;
+        for _ in 0..ENTRIES {
+            let (deadline, period) = (words.next()?, words.next()?);
+            let Some(next) = following(i128::from(deadline) - self.ahead, period, after, deadline != 0) else {
+                continue;
+            };
+            found = Some(found.map_or(next, |best| Next { at: best.at.min(next.at), live: best.live | next.live }));
+        }
+        let mut next = found?;
+        next.at = self.limit(next.at, after);
+        Some(next)
+    }
+
+    /// Has it no sooner than it may.
+    fn limit(&mut self, at: u64, after: u64) -> u64 {
+        if at == self.last {
+            return at;
+        }
+        let more = after.saturating_sub(self.given) / self.distance;
+        if more > 0 {
+            self.left = self.left.saturating_add(more).min(BURST);
+            self.given = after;
+        }
+        let soonest = after.saturating_add(self.distance);
+        let mut granted = at;
+        if self.left == 0 && at < soonest {
+            (granted, self.given) = (soonest, soonest);
+        }
+        self.left = self.left.saturating_sub(1);
+        self.last = granted;
+        granted
+    }
+}
+
+/// The first of `deadline`, `deadline + period`, ... after `after`: a task whose deadline has passed has its next release then, at the earliest.
+/// None for what no task can have.
+fn following(deadline: i128, period: u64, after: u64, is: bool) -> Option<Next> {
+    if !is || !(SLICE_MIN.0..=PERIOD_MAX).contains(&period) {
+        return None;
+    }
+    let (length, from) = (i128::from(period), i128::from(after));
+    if deadline > from {
+        // A deadline is a period away at most, and what its clock is off.
+        let at = u64::try_from(deadline).ok().filter(|_| deadline <= from + 2 * length)?;
+        return Some(Next { at, live: true });
+    }
+    let late = from - deadline;
+    let at = u64::try_from(deadline + (late / length + 1) * length).ok()?;
+    Some(Next { at, live: late < i128::from(LIVE) * length })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    /// CLOCK_REALTIME less CLOCK_MONOTONIC.
+    const AHEAD: i128 = 1_700_000_000_000_000_000;
+
+    fn line(paired: u64, entries: &[(u64, u64)]) -> [u8; LINE] {
+        let mut line = [0; LINE];
+        let words = [paired, 0].into_iter().chain(entries.iter().flat_map(|(deadline, period)| [*deadline, *period]));
+        for (place, word) in line.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        line
+    }
+
+    fn real(ms: u64) -> u64 {
+        u64::try_from(AHEAD).unwrap() + ms * MS
+    }
+
+    #[test]
+    fn the_earliest_that_is_to_come_counts_and_sleepers_go_on_by_their_period() {
+        let mut follow = Follow::new(20 * MS);
+        let both = line(1, &[(real(130), 40 * MS), (real(120), 20 * MS)]);
+        assert_eq!(follow.next(&both, 110 * MS, AHEAD), Some(Next { at: 120 * MS, live: true }));
+        // Nobody has run since: the one is released anew at 120, the other is due.
+        assert_eq!(follow.next(&both, 120 * MS, AHEAD), Some(Next { at: 130 * MS, live: true }));
+        assert_eq!(follow.next(&both, 130 * MS, AHEAD), Some(Next { at: 140 * MS, live: true }));
+        assert_eq!(follow.next(&both, 1_000 * MS, AHEAD), Some(Next { at: 1_010 * MS, live: false }));
+        assert_eq!(follow.next(&line(1, &[]), 110 * MS, AHEAD), None);
+        assert_eq!(follow.next(&line(0, &[(real(120), 20 * MS)]), 110 * MS, AHEAD), None, "it never read the clock");
+    }
+
+    #[test]
+    fn a_step_of_the_clock_moves_no_deadline() {
+        let mut follow = Follow::new(20 * MS);
+        let next = |follow: &mut Follow, paired, ms, ahead| {
+            follow.next(&line(paired, &[(real(ms), 20 * MS)]), 110 * MS, ahead)
+        };
+        assert_eq!(next(&mut follow, 1, 120, AHEAD).unwrap().at, 120 * MS);
+        let step = i128::from(3_600_000 * MS);
+        assert_eq!(next(&mut follow, 1, 120, AHEAD + step).unwrap().at, 120 * MS);
+        assert_eq!(next(&mut follow, 2, 3_600_120, AHEAD + step).unwrap().at, 120 * MS, "read anew");
+    }
+
+    #[test]
+    fn deadlines_that_no_task_has_count_for_nothing() {
+        let mut follow = Follow::new(20 * MS);
+        for bad in [
+            (u64::MAX, 20 * MS),
+            (real(1_000), 20 * MS),
+            (real(120), 0),
+            (real(120), 1),
+            (real(120), u64::MAX),
+            (1, u64::MAX),
+        ] {
+            assert_eq!(follow.next(&line(1, &[bad]), 110 * MS, AHEAD), None, "{bad:?}");
+        }
+        // Long past: where its periods would end, and asleep.
+        assert!(!follow.next(&line(1, &[(1, 20 * MS)]), 110 * MS, AHEAD).unwrap().live);
+    }
+
+    #[test]
+    fn whoever_changes_its_mind_at_every_read_is_held_to_its_period() {
+        let mut follow = Follow::new(20 * MS);
+        let (mut now, mut slices) = (1_000 * MS, 0);
+        while now < 2_000 * MS {
+            let next = follow.next(&line(slices + 1, &[(real(now / MS), MS / 2), (real(0) + now + 1, MS)]), now, AHEAD);
+            now = next.unwrap().at.max(now + SLICE_MIN.0);
+            slices += 1;
+        }
+        assert!(slices <= 1_000 / 20 * CUTS + BURST + 1, "{slices} slices in 50 periods");
+    }
+
+    #[test]
+    fn only_memory_that_nobody_waits_for_is_read() {
+        let swaps = std::fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() > 1);
+        let file = || File::from(rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let memory = file();
+        memory.set_len(16_384).unwrap();
+        memory.write_all_at(&line(7, &[]), 4096 + 3 * LINE as u64).unwrap();
+        match Page::new(memory.try_clone().unwrap(), 4096) {
+            Ok(page) => {
+                assert_eq!(page.read(3).unwrap()[0], 7);
+                assert_eq!(page, Page::new(memory.try_clone().unwrap(), 4096).unwrap());
+                // Whoever holds the memory takes it away meanwhile.
+                memory.set_len(0).unwrap();
+                assert_eq!(page.read(3), None);
+            }
+            Err(error) => assert!(swaps, "{error}"),
+        }
+        for (size, offset) in [(0, 0), (8_192, 4_096), (16_384, 8), (16_384, u64::MAX - 4_095)] {
+            let memory = file();
+            memory.set_len(size).unwrap();
+            assert!(Page::new(memory, offset).is_err(), "{size} {offset}");
+        }
+        let pipe = File::open("/dev/null").unwrap();
+        assert!(Page::new(pipe, 0).is_err());
+    }
+
+    proptest! {
+        /// Whatever stands in the page, the answer is after now and within reach.
+        #[test]
+        fn any_bytes(bytes in proptest::array::uniform32(any::<u32>()), after in 0..u64::MAX / 2, period in any::<u64>(), ahead in any::<i64>()) {
+            let mut line = [0; LINE];
+            for (place, word) in line.chunks_exact_mut(4).zip(bytes) {
+                place.copy_from_slice(&word.to_le_bytes());
+            }
+            let mut follow = Follow::new(period);
+            if let Some(next) = follow.next(&line, after, i128::from(ahead)) {
+                prop_assert!(next.at > after);
+            }
+        }
+    }
+}
