@@ -9,6 +9,9 @@ use crate::lab::write_archive;
 /// A subscriber of Sampled Values that answers each frame (`lab-vm`, ROLE `sampled-values`).
 pub const SAMPLED_VALUES: Role = Role { name: "sampled-values", init: include_str!("guest/sampled-values.sh") };
 
+/// An RT server with a CPU load of its own, which a datagram sets (`lab-vm`, ROLE `loaded`).
+pub const LOADED: Role = Role { name: "loaded", init: include_str!("guest/loaded.sh") };
+
 /// First process of the initrd: has its own one put `/role` where the guest's root, which is read-only, can run it.
 const INIT: &str = "#!/bin/busybox sh\n\
                     /bin/busybox sed -i 's|^exec .*switch_root|/bin/busybox cp /role /root/dev/role; &|' /init\n\

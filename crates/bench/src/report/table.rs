@@ -7,7 +7,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 
 use super::{Row, condition, rows, unfavourable};
 use crate::schema::{Bound, Distribution, Report};
-use crate::{heavy, inversion, kbp, number, sampled, segments, vatc};
+use crate::{heavy, inversion, kbp, number, sampled, segments, vatc, xen_arm};
 
 const DASH: &str = "-";
 /// Column heads; the first line names the group.
@@ -80,6 +80,7 @@ fn own(report: &Report) -> Option<String> {
         "inversion" => inversion::table,
         "kbp" => kbp::table,
         "sampled-values" => sampled::table,
+        "xen-arm" => xen_arm::table,
         _ => return None,
     };
     Some(table(&report.results))
