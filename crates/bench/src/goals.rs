@@ -41,6 +41,8 @@ pub enum Figure {
 pub enum Measure {
     /// The figure of the first divided by that of the second.
     Ratio(Figure, Case, Case),
+    /// The figure itself.
+    Only(Figure, Case),
     /// Frames that came late, or never.
     Late(Case),
     /// Deadlines that applications missed.
@@ -56,7 +58,7 @@ impl Measure {
     pub fn cases(self) -> Vec<Case> {
         match self {
             Measure::Ratio(_, over, under) => vec![over, under],
-            Measure::Late(case) | Measure::Missed(case) | Measure::Excess(case) => vec![case],
+            Measure::Only(_, case) | Measure::Late(case) | Measure::Missed(case) | Measure::Excess(case) => vec![case],
             Measure::LeastCount => Vec::new(),
         }
     }
@@ -89,7 +91,7 @@ const fn idle(method: &'static str) -> Case {
     Case { method, load: Load::None }
 }
 
-/// One of [`Measure::LeastCount`], where [`GoalSpec::of`] or [`GoalSpec::late`] says nothing else.
+/// One of [`Measure::LeastCount`], where [`GoalSpec::of`], [`GoalSpec::only`] or [`GoalSpec::late`] says nothing else.
 const fn goal(id: &'static str, text: &'static str) -> GoalSpec {
     GoalSpec { id, text, measure: Measure::LeastCount, bound: Bound::AtLeast, target: 0.0 }
 }
@@ -97,6 +99,10 @@ const fn goal(id: &'static str, text: &'static str) -> GoalSpec {
 impl GoalSpec {
     const fn of(self, figure: Figure, over: Case, under: Case) -> Self {
         Self { measure: Measure::Ratio(figure, over, under), ..self }
+    }
+
+    const fn only(self, figure: Figure, case: Case) -> Self {
+        Self { measure: Measure::Only(figure, case), ..self }
     }
 
     const fn late(self, case: Case) -> Self {
@@ -121,7 +127,7 @@ impl GoalSpec {
 }
 
 /// Every experiment's goals, by its name on the command line: on the virtual clock, for the series that the project promises.
-pub const GOALS: [(&str, &[GoalSpec]); 9] = [
+pub const GOALS: [(&str, &[GoalSpec]); 10] = [
     (
         "rt-server",
         &[
@@ -179,6 +185,23 @@ pub const GOALS: [(&str, &[GoalSpec]); 9] = [
             goal("p95-vs-prio", "vatc: p95 with four streams at least 40 times below prio's")
                 .of(P95, small("prio-4"), small("vatc-4"))
                 .at_least(40.0),
+        ],
+    ),
+    (
+        "xen-arm",
+        &[
+            goal("worst-20", "partitioned, 20 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)")
+                .only(Max, idle("partitioned-20"))
+                .at_most(200.0),
+            goal("worst-40", "partitioned, 40 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)")
+                .only(Max, idle("partitioned-40"))
+                .at_most(200.0),
+            goal("worst-60", "partitioned, 60 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)")
+                .only(Max, idle("partitioned-60"))
+                .at_most(200.0),
+            goal("worst-80", "partitioned, 80 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)")
+                .only(Max, idle("partitioned-80"))
+                .at_most(200.0),
         ],
     ),
     (
@@ -342,6 +365,10 @@ impl Measure {
     fn take(self, results: &[&MethodResult]) -> Result<(f64, String), String> {
         match self {
             Measure::Ratio(figure, over, under) => ratio(results, figure, over, under),
+            Measure::Only(figure, case) => {
+                let value = figure.of(case.find(results)?).ok_or_else(|| case.missing())?;
+                Ok((value, format!("{} {} {}", case.name(), number::significant(value), figure.unit())))
+            }
             Measure::Late(case) => {
                 let late = case.find(results)?.late.ok_or_else(|| format!("{}: nothing is ever late", case.name()))?;
                 let (late, lost) = (late.frames, case.find(results)?.lost);

@@ -24,8 +24,8 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Boots of a VM before it is given up: emulated SVM hangs a few guests (docs/lab.md).
 const BOOTS: u32 = 6;
 
-/// Rules that make the VM named `rt`, and what runs in the cgroup `rt.scope`, known to the daemon as RT.
-const TENANTS: &str = "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n[[tenant]]\ncgroup = \"/rt.scope\"\nclass = \"rt\"\nlevel = 0\n";
+/// Rules that make the VMs named `rt` and `rt2`, and what runs in the cgroup `rt.scope`, known to the daemon as RT.
+const TENANTS: &str = "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n[[tenant]]\nname = \"rt2\"\nclass = \"rt\"\nlevel = 0\nruntime-cap = 0.5\n[[tenant]]\ncgroup = \"/rt.scope\"\nclass = \"rt\"\nlevel = 0\n";
 
 /// A VM to start: its name, its role, the network it is on and its address there (`lab-vm`, docs/lab.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

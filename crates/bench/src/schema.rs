@@ -210,7 +210,7 @@ pub struct MethodResult {
     pub zero_loss: Option<ZeroLoss>,
     /// How long the RT NIC polled and rested, under adaptive polling in `kbp`; `null` elsewhere.
     pub polling: Option<Polling>,
-    /// Frames that came back later than their period, in `sampled-values`; `null` elsewhere.
+    /// Frames that came back later than their period, in `sampled-values`; answers later than 1 ms, in `xen-arm`; `null` elsewhere.
     pub late: Option<Late>,
     /// Deadlines of real-time applications, in `rta-periodic`; `null` elsewhere. `latency_us` is then from a job's release to its end.
     pub rtas: Option<Rtas>,

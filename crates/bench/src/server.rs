@@ -6,7 +6,7 @@
 
 use ontime_lab::images::Images;
 use ontime_lab::module::{self, GUEST};
-use ontime_lab::role::SAMPLED_VALUES;
+use ontime_lab::role::{LOADED, SAMPLED_VALUES};
 
 use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
 
@@ -80,6 +80,9 @@ pub const KAMAILIO: Server = Server {
     bind: "udp/5060",
     port: 5_060,
 };
+
+/// `sockperf server`, UDP, in a VM with a CPU load of its own (`ontime_lab::role`); in a VM only.
+pub const LOADED_SOCKPERF: Server = Server { role: LOADED.name, ..SOCKPERF };
 
 /// What answers Sampled Values (`ontime_lab::role`): raw frames, in a VM only.
 pub const SUBSCRIBER: Server = Server { role: SAMPLED_VALUES.name, command: "", bind: "", port: 0 };

@@ -19,6 +19,7 @@ use crate::server::{self, Server};
 use crate::stats::Summary;
 use crate::voip;
 use crate::wire::{self, RtFlow, WireAnalysis};
+use crate::xen_arm;
 
 /// Real time until a TCP server that does not listen yet is given up.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -44,6 +45,11 @@ pub enum Workload {
     },
     /// Kamailio, UDP, between two SIPp (IV-G 1).
     Voip,
+    /// `sockperf server`, UDP, in a VM with a CPU load of its own ([`crate::xen_arm`]).
+    Loaded {
+        /// Of its CPU, percent.
+        percent: u8,
+    },
     /// A subscriber of raw Ethernet frames in a VM ([`crate::sampled`]); it has no address.
     SampledValues,
 }
@@ -60,6 +66,8 @@ pub enum Client {
     },
     /// Connected, every key has a value.
     Memcached(Box<memcached::client::Client>),
+    /// The guest has its load.
+    Loaded,
     /// The proxy has answered.
     Voip,
     /// Its socket is open.
@@ -88,6 +96,7 @@ impl Workload {
             Workload::Sockperf { .. } => server::SOCKPERF,
             Workload::Memcached { .. } => server::MEMCACHED,
             Workload::Voip => server::KAMAILIO,
+            Workload::Loaded { .. } => server::LOADED_SOCKPERF,
             Workload::SampledValues => server::SUBSCRIBER,
         }
     }
@@ -109,6 +118,7 @@ impl Workload {
     pub fn ready(self, host: &mut Host, seed: u64) -> Result<Client, MeasureError> {
         match self {
             Workload::Sockperf { message_bytes } => Ok(Client::Sockperf { message_bytes }),
+            Workload::Loaded { percent } => xen_arm::set_load(host, percent).map(|()| Client::Loaded),
             Workload::Voip => voip::sipp::wait_for(host, self.address()).map(|()| Client::Voip),
             Workload::SampledValues => Ok(Client::SampledValues(Publisher::open()?)),
             Workload::Memcached { connections } => {
@@ -148,6 +158,11 @@ impl Workload {
                 let config = ClientConfig { requests, timeout_us: TCP_TIMEOUT_US, give_up_after: 3, ..config };
                 host.requests_to(client.as_mut(), config, load.captures, load.name, progress)
             }
+            Client::Loaded => {
+                let (min_gap_us, max_gap_us) = xen_arm::GAPS_US;
+                let config = ClientConfig { min_gap_us, max_gap_us, ..config };
+                host.requests(config, load.captures, load.name, progress)
+            }
             Client::Voip => {
                 let calls = voip::sipp::Calls {
                     proxy: self.address(),
@@ -174,7 +189,7 @@ impl Workload {
     ) -> Result<(WireAnalysis, Vec<String>), PcapError> {
         let port = self.server().port;
         match self {
-            Workload::Sockperf { .. } => {
+            Workload::Sockperf { .. } | Workload::Loaded { .. } => {
                 Ok((wire::analyse(capture, RtFlow { warmup, ..RtFlow::new(port) })?, Vec::new()))
             }
             Workload::Memcached { connections } => {
@@ -217,12 +232,18 @@ impl Workload {
     pub fn options(self) -> Vec<String> {
         match self {
             Workload::Memcached { connections } => vec!["--connections".to_owned(), connections.to_string()],
-            Workload::Sockperf { .. } | Workload::Voip | Workload::SampledValues => Vec::new(),
+            Workload::Sockperf { .. } | Workload::Loaded { .. } | Workload::Voip | Workload::SampledValues => {
+                Vec::new()
+            }
         }
     }
 
     /// From here on an answer is late, ns; `None` where none is.
     pub fn late_ns(self) -> Option<u64> {
-        (self == Workload::SampledValues).then_some(sampled::LATE_NS)
+        match self {
+            Workload::SampledValues => Some(sampled::LATE_NS),
+            Workload::Loaded { .. } => Some(xen_arm::SPIKE_NS),
+            Workload::Sockperf { .. } | Workload::Memcached { .. } | Workload::Voip => None,
+        }
     }
 }

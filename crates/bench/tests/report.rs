@@ -291,7 +291,7 @@ fn segments_doctors_rows_and_late_frames_are_in_every_form() {
     );
     assert_eq!((at(2, "late"), at(3, "late")), (String::new(), "17".to_owned()));
     let page = report::html(&report);
-    assert!(page.contains("Late frames") && page.contains("17 of 200 frames were late (over 250 µs)"));
+    assert!(page.contains("Late answers") && page.contains("17 of 200 were answered late (over 250 µs)"));
     assert!(page.contains("Segments of the way") && page.contains("1,234") && page.contains("&lt;napi/rt0&gt;"));
     let terminal = report::terminal(&report);
     let line = terminal.lines().find(|line| line.contains("host receive")).unwrap();

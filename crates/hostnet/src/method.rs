@@ -31,6 +31,8 @@ pub enum Method {
     Prio,
     /// To compare with, as VATC does: a `fq_codel` root qdisc, vhost threads as found.
     FqCodel,
+    /// To compare with, as Xen-ARM does its credit scheduler: fair shares. Everything as Linux has it, nothing is set.
+    Credit,
 }
 
 /// Why a text names no method of this version.
@@ -66,7 +68,7 @@ const PARTITIONED: [RuleId; 16] = [
 
 impl Method {
     /// All methods of this version.
-    pub const ALL: [Method; 8] = [
+    pub const ALL: [Method; 9] = [
         Method::Vanilla,
         Method::Threaded,
         Method::Exclusive,
@@ -75,6 +77,7 @@ impl Method {
         Method::Vatc,
         Method::Prio,
         Method::FqCodel,
+        Method::Credit,
     ];
     /// Methods whose names are kept for later versions.
     pub const RESERVED: [&'static str; 1] = ["outsourcing"];
@@ -90,6 +93,7 @@ impl Method {
             Method::Vatc => "vatc",
             Method::Prio => "prio",
             Method::FqCodel => "fq_codel",
+            Method::Credit => "credit",
         }
     }
 
@@ -112,6 +116,7 @@ impl Method {
                 own || Method::Threaded.has(rule)
             }
             Method::Prio | Method::FqCodel => matches!(rule, Id::HostConfig | Id::VcpuPlace | Id::NicQdisc),
+            Method::Credit => rule == Id::HostConfig,
         }
     }
 }
@@ -162,8 +167,10 @@ mod tests {
     }
 
     #[test]
-    fn every_method_places_the_rt_vcpu_and_those_of_the_core_thread_napi() {
-        for method in Method::ALL {
+    fn every_method_but_credit_places_the_rt_vcpu_and_those_of_the_core_thread_napi() {
+        let core = crate::RULES.iter().map(|rule| rule.id).filter(|rule| *rule != RuleId::HostConfig);
+        assert!(core.into_iter().all(|rule| !Method::Credit.has(rule)));
+        for method in Method::ALL.into_iter().filter(|method| *method != Method::Credit) {
             let compared = matches!(method, Method::Prio | Method::FqCodel);
             assert!(method.has(RuleId::VcpuPlace));
             assert_eq!((method.has(RuleId::VnicPlace), method.has(RuleId::NicQdisc)), (!compared, compared));

@@ -13,6 +13,9 @@ pub const SAMPLED_VALUES: Role = Role { name: "sampled-values", init: include_st
 /// Real-time applications by stock rt-app, at the word of its console (`lab-vm tell`).
 pub const RTA: Role = Role { name: "rta", init: include_str!("guest/rta.sh") };
 
+/// An RT server with a CPU load of its own, which a datagram sets (`lab-vm`, ROLE `loaded`).
+pub const LOADED: Role = Role { name: "loaded", init: include_str!("guest/loaded.sh") };
+
 /// First process of the initrd: has its own one put `/role` and what else is called so where the guest's root, which is read-only, can run it.
 const INIT: &str = "#!/bin/busybox sh\n\
                     /bin/busybox sed -i 's|^exec .*switch_root|/bin/busybox cp /role* /root/dev/; &|' /init\n\

@@ -7,6 +7,7 @@ mod rt_server;
 mod rta;
 mod sampled;
 mod vatc;
+mod xen_arm;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,6 +51,8 @@ enum Experiment {
     RtaPeriodic(rta::Rta),
     /// VATC IV-B: a periodic RT request beside up to four VMs that send small packets by the same NIC
     Vatc(vatc::Vatc),
+    /// Xen-ARM 3 and 4 (Figs. 1, 3, 6): requests at random to a guest with a CPU load of its own beside a VM that never idles
+    XenArm(xen_arm::XenArm),
     /// Access'18 IV-F (Fig. 13): what a byte of bulk TCP costs host and guest, through vhost-net and by outsourced sockets
     Bulk(bulk::Bulk),
     /// Access'18 IV-G 1 (Fig. 14): forward delays of Kamailio between two SIPp, beside the same bulk VMs
@@ -150,6 +153,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         Experiment::Memcached(args) => rt_server::memcached(args),
         Experiment::Bulk(args) => bulk::run(args),
         Experiment::Vatc(args) => vatc::run(args),
+        Experiment::XenArm(args) => xen_arm::run(args),
         Experiment::Show(args) => show(args),
     }
 }

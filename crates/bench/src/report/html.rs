@@ -233,18 +233,18 @@ fn throughput(report: &Report) -> Markup {
     }
 }
 
-/// Frames that were late or lost, where there is a time for them.
+/// Answers that were late or lost, where there is a time for them.
 fn late(report: &Report) -> Markup {
     if report.results.iter().all(|result| result.late.is_none()) {
         return html! {};
     }
     html! {
-        h2 { "Late frames" }
-        p { "Answered later than the frame after it came; a lost frame was never answered. Times in µs." }
-        div.scroll tabindex="0" role="region" aria-label="Late frames" { table {
+        h2 { "Late answers" }
+        p { "Answered later than the limit; a lost one was never answered. Times in µs." }
+        div.scroll tabindex="0" role="region" aria-label="Late answers" { table {
             thead { tr {
                 th.left scope="col" { "method" }
-                @for name in ["frames", "late over", "late", "lost", "p99.99", "max"] { th scope="col" { (name) } }
+                @for name in ["asked", "late over", "late", "lost", "p99.99", "max"] { th scope="col" { (name) } }
             } }
             tbody { @for (result, late) in report.results.iter().filter_map(|of| Some((of, of.late?))) { tr {
                 th scope="row" { (key(result)) (result.label) small { (condition(result)) } }

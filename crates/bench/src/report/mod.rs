@@ -100,7 +100,7 @@ pub fn unfavourable(report: &Report) -> Vec<String> {
         if let Some(late) = result.late.filter(|late| late.frames > 0) {
             let (frames, over) = (number::count(late.frames), number::us(late.over_us));
             sentences.push(format!(
-                "{name}: {frames} of {} frames were late (over {over} µs).",
+                "{name}: {frames} of {} were answered late (over {over} µs).",
                 number::count(result.count)
             ));
         }

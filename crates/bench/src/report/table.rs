@@ -7,7 +7,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 
 use super::{Row, condition, rows, unfavourable};
 use crate::schema::{Bound, Distribution, Report};
-use crate::{heavy, inversion, kbp, number, rta, sampled, segments, vatc};
+use crate::{heavy, inversion, kbp, number, rta, sampled, segments, vatc, xen_arm};
 
 const DASH: &str = "-";
 /// Column heads; the first line names the group.
@@ -83,6 +83,7 @@ fn own(report: &Report) -> Option<String> {
         "kbp" => kbp::table,
         "sampled-values" => sampled::table,
         "rta-periodic" => rta::table,
+        "xen-arm" => xen_arm::table,
         _ => return None,
     };
     Some(table(&report.results))

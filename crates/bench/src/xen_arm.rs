@@ -1,0 +1,247 @@
+//! `xen-arm`: Yoo, Kwak, Jo, Yoo, "Toward Under-Millisecond I/O Latency in Xen-ARM" (APSys'11), Figures 1, 3 and 6. Requests at random to a
+//! guest that has a CPU load of its own, beside a VM that never idles.
+//!
+//! In: methods, loads and neighbours on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-LOAD` beside a bulk VM and
+//! `METHOD-LOAD-rt` beside one of the same class and level. A request is an answered datagram (`sockperf server` at FIFO 50 in the guest), as the
+//! paper's is an answered ping; what is measured is its whole way, from its passage of the NIC to that of the answer. The load is a process of
+//! normal priority in the guest that works its share of each 10 ms (`ontime_lab::role::LOADED`).
+//!
+//! An instruction takes 1 ns here: at 4 the VM's own path alone is longer than what is to be shown (docs/bench.md).
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use ontime_lab::images::Images;
+use ontime_lab::role::LOADED;
+
+use crate::client::ClientError;
+use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
+use crate::number;
+use crate::schema::{Load, MethodResult};
+use crate::segments::Trace;
+use crate::server::{self, dotted};
+use crate::trial::{self, Requests, Trial};
+use crate::workload::Workload;
+
+/// The methods, in the order of the report. `credit` is what Linux does where nothing is applied: every vCPU and vhost thread has its fair share.
+pub const METHODS: [&str; 2] = ["credit", "partitioned"];
+/// The paper's CPU loads of the RT guest, percent.
+pub const LOADS: [u8; 4] = [20, 40, 60, 80];
+/// From an answer to the next request, us: uniform, as the paper's interval.
+pub const GAPS_US: (u64, u64) = (0, 40_000);
+/// The paper's delay spike.
+pub const SPIKE_NS: u64 = 1_000_000;
+/// The paper's million.
+pub const LONG: u64 = 1_000_000;
+/// Requests at the start of each case that do not count.
+const WARM_UP: u64 = 20;
+/// The guest's port for its load.
+const LOAD_PORT: u16 = 11_112;
+/// An answer about the load is waited for so often, 2 s of real time each.
+const TRIES: u32 = 60;
+
+/// Who never idles beside the RT VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Neighbour {
+    /// A bulk VM, as in the paper.
+    Bulk,
+    /// An RT VM of the same level, with a runtime cap of one half: beyond the paper.
+    Rt,
+}
+
+impl Neighbour {
+    /// Its VM's name and address: what the name is decides its class.
+    fn vm(self) -> Vm<'static> {
+        match self {
+            Neighbour::Bulk => Vm { name: "hog", role: "spin", net: "bulk", address: "10.2.0.2" },
+            Neighbour::Rt => Vm { name: "rt2", role: "spin", net: "rt", address: "10.1.0.3" },
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Neighbour::Bulk => "a bulk VM",
+            Neighbour::Rt => "an RT VM of the same level",
+        }
+    }
+}
+
+impl std::str::FromStr for Neighbour {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "bulk" => Ok(Neighbour::Bulk),
+            "rt" => Ok(Neighbour::Rt),
+            _ => Err(format!("neighbour '{text}' is not one of bulk, rt")),
+        }
+    }
+}
+
+/// What to measure on one emulated host.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The host.
+    pub site: Site,
+    /// Of [`METHODS`].
+    pub methods: Vec<String>,
+    /// CPU loads of the RT guest, percent, 0 to 100.
+    pub loads: Vec<u8>,
+    /// Who is beside it.
+    pub neighbours: Vec<Neighbour>,
+    /// Whether `ontime trace` runs in the host meanwhile ([`crate::segments`]).
+    pub traced: bool,
+    /// Counted requests a case, at least.
+    pub requests: u64,
+    /// Seed of the gaps between requests.
+    pub seed: u64,
+}
+
+/// A case's name in results.
+pub fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
+    match neighbour {
+        Neighbour::Bulk => format!("{method}-{load}"),
+        Neighbour::Rt => format!("{method}-{load}-rt"),
+    }
+}
+
+/// Boots the host and its VMs and measures every method with every load beside every neighbour. A case that fails is passed to `missing`, and
+/// the rest is measured, as long as the host lives.
+///
+/// # Errors
+/// The host or a VM does not come up.
+pub fn measure(
+    plan: &Plan,
+    images: &Images,
+    progress: &mut dyn FnMut(&str),
+    missing: &mut dyn FnMut(&str, MeasureError),
+) -> Result<Vec<MethodResult>, MeasureError> {
+    LOADED.bring(&plan.site.dir.join("files"))?;
+    let mut host = Host::start(&plan.site, images, &[], &server::CONFIG, progress)?;
+    let address = dotted(server::ADDRESS);
+    boot_vm(&mut host.lab, &Vm { name: "rt", role: LOADED.name, net: "rt", address: &address }, progress)?;
+    for neighbour in &plan.neighbours {
+        boot_vm(&mut host.lab, &neighbour.vm(), progress)?;
+        run(&mut host, *neighbour, false)?;
+    }
+    let loads = |neighbour| plan.loads.iter().map(move |load| (*load, neighbour));
+    let cases = plan.neighbours.iter().flat_map(|neighbour| loads(*neighbour));
+    let cases = cases.flat_map(|(load, neighbour)| plan.methods.iter().map(move |method| (method, load, neighbour)));
+    trial::each(
+        host,
+        cases,
+        |(method, load, neighbour)| name(method, *load, *neighbour),
+        missing,
+        |host, &(method, load, neighbour), results| {
+            let case = name(method, load, neighbour);
+            progress(&format!("{case}: applying"));
+            host.apply(method)?;
+            run(host, neighbour, true)?;
+            let measured = measure_case(host, plan, (method, load, neighbour), progress);
+            run(host, neighbour, false)?;
+            results.push(measured?);
+            Ok(())
+        },
+    )
+}
+
+/// Has a neighbour run, or stand still as a whole.
+fn run(host: &mut Host, neighbour: Neighbour, runs: bool) -> Result<(), MeasureError> {
+    let (signal, name) = (if runs { "CONT" } else { "STOP" }, neighbour.vm().name);
+    host.shell(&format!("kill -{signal} $(cat /run/lab-vm/{name}.pid)")).map(|_| ())
+}
+
+fn measure_case(
+    host: &mut Host,
+    plan: &Plan,
+    (method, percent, neighbour): (&str, u8, Neighbour),
+    progress: &mut dyn FnMut(&str),
+) -> Result<MethodResult, MeasureError> {
+    let case = name(method, percent, neighbour);
+    let workload = Workload::Loaded { percent };
+    let trial = Trial {
+        method: &case,
+        label: &format!("{}; {percent} % CPU load in the guest, beside {}", words(method), neighbour.words()),
+        load: Load::None,
+        requests: Requests::Client { workload, count: plan.requests + WARM_UP, seed: plan.seed },
+        warmup: WARM_UP,
+    };
+    let trace = if plan.traced { Some(Trace::start(host, &case)?) } else { None };
+    let before = vcpu_time(host)?;
+    let measured = trial.run(host, &plan.site.dir, progress);
+    let after = vcpu_time(host)?;
+    let segments = trace.map(|trace| trace.finish(host, &plan.site.dir.join("files"))).transpose();
+    let mut result = measured?;
+    if let Some(found) = segments? {
+        found.add_to(&mut result);
+    }
+    if let (Some((ran, at)), Some((ran_then, then))) = (after, before) {
+        let share = (ran - ran_then) / (at - then).max(1e-9);
+        result.notes.push(format!("the RT guest's vCPU ran {:.0} % of the time", share * 100.0));
+    }
+    Ok(result)
+}
+
+/// CPU time of the RT VM's vCPU, and the host's uptime, s.
+fn vcpu_time(host: &mut Host) -> Result<Option<(f64, f64)>, MeasureError> {
+    let said = host.shell(
+        "for task in /proc/$(cat /run/lab-vm/rt.pid)/task/*; do \
+         read -r name < $task/comm; [ \"$name\" != 'CPU 0/KVM' ] || read -r ran rest < $task/schedstat; done; \
+         read -r up idle < /proc/uptime; echo $ran $up",
+    )?;
+    let mut numbers = said.split_whitespace().map(|word| word.parse::<f64>().ok());
+    Ok((|| Some((numbers.next()?? / 1e9, numbers.next()??)))())
+}
+
+/// Gives the RT guest its load.
+///
+/// # Errors
+/// The guest does not answer, or the host is no more.
+pub fn set_load(host: &mut Host, percent: u8) -> Result<(), MeasureError> {
+    let address = SocketAddr::from((server::ADDRESS, LOAD_PORT));
+    let failed = |what| move |source| ClientError::Socket { what, address, source };
+    let socket = UdpSocket::bind(("0.0.0.0", 0)).map_err(failed("bind a socket for"))?;
+    socket.connect(address).map_err(failed("connect to"))?;
+    socket.set_read_timeout(Some(Duration::from_secs(2))).map_err(failed("set a receive timeout for"))?;
+    let wanted = format!("load {percent}");
+    let mut heard = [0; 32];
+    for _ in 0..TRIES {
+        host.lab.alive()?;
+        // A refusal is the guest's that is not up yet; the next try tells.
+        let _ = socket.send(percent.to_string().as_bytes());
+        if let Ok(length) = socket.recv(&mut heard) {
+            if heard.get(..length) == Some(wanted.as_bytes()) {
+                return Ok(());
+            }
+        }
+    }
+    let said = format!("no answer from {address} about its load in {TRIES} tries");
+    Err(MeasureError::Program { program: "the RT guest's load".to_owned(), said })
+}
+
+fn words(method: &str) -> &str {
+    match method {
+        "credit" => "Linux as it is: fair shares, nothing applied",
+        "partitioned" => "one priority table: interrupt, NAPI, vhost, vCPU",
+        other => other,
+    }
+}
+
+/// Delays and spikes.
+pub fn table(results: &[MethodResult]) -> String {
+    let mut text = String::from(
+        "case                       requests  lost       p50       p99     p99.9       max  us   over 1 ms\n",
+    );
+    for result in results {
+        let figures = result.latency_us.map_or_else(
+            || "  nothing was counted".to_owned(),
+            |of| [of.p50, of.p99, of.p99_9, of.max].map(|value| format!("{:>10}", number::us(value))).concat(),
+        );
+        let late = result.late.map_or(0, |late| late.frames);
+        let share = late as f64 * 100.0 / result.count.max(1) as f64;
+        text.push_str(&format!(
+            "{:<26} {:>8} {:>5}{figures} {share:>10.1} %\n",
+            result.method, result.count, result.lost
+        ));
+    }
+    text
+}
