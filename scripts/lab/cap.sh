@@ -27,6 +27,20 @@ spin_share=$((($(ran "$spin") - spin_ran) * 100 / took))
 work_share=$((($(ran $housekeeping) - work_ran) * 100 / took))
 busy_share=$((($(ran "$busy") - busy_ran) * 100 / took))
 kill $housekeeping
+
+# Another cap, another place, no class at all: whoever spins is held at every moment, or nothing would ever run again.
+reloads=0
+reloaded() { [ "$(metric 'ontime_passes_total{reason="reload"')" -ge $reloads ]; }
+for change in 'class = "rt"\nruntime-cap = 0.4' 'class = "rt"\nlevel = 1\nruntime-cap = 0.4' 'class = "bulk"' 'class = "rt"\nruntime-cap = 0.5'; do
+    printf "[[tenant]]\\nname = \"spin\"\\n$change\\n" > /etc/ontime/tenants.toml
+    kill -HUP $daemon
+    reloads=$((reloads + 1))
+    within 10 reloaded
+    case $change in
+    *bulk*) within 10 placed "$spin" "SCHED_OTHER 0" ;;
+    *) within 10 paused ;;
+    esac
+done
 echo "figures: a spinning RT VM $spin_share % of the CPU (cap 50), housekeeping $work_share %, a busy bulk VM $busy_share %"
 # Below it by what the watcher itself takes at the emulated CPU's pace.
 [ $spin_share -le 55 ] && [ $spin_share -ge 25 ] || fail "the spinning VM's share is not its cap"

@@ -231,22 +231,22 @@ impl Caps {
         })
     }
 
+    /// Whom [`Self::release`] stops watching.
+    pub fn leaving<'a>(&'a self, wanted: &'a [Watch]) -> impl Iterator<Item = ThreadId> + 'a {
+        let keep: BTreeMap<ThreadId, &Watch> = wanted.iter().map(|watch| (watch.id, watch)).collect();
+        self.entries.values().map(|entry| &entry.watch).filter_map(move |watch| {
+            let stays = keep.get(&watch.id).is_some_and(|kept| kept.place == watch.place && kept.share == watch.share);
+            (!stays).then_some(watch.id)
+        })
+    }
+
     /// Stops watching every thread that is not in `wanted` at that place. After this the planner may place them: the watcher
     /// will not touch them again.
     ///
     /// # Errors
     /// [`CapError::Lost`].
     pub fn release(&mut self, wanted: &[Watch]) -> Result<(), CapError> {
-        let keep: BTreeMap<ThreadId, &Watch> = wanted.iter().map(|watch| (watch.id, watch)).collect();
-        let leaving: Vec<ThreadId> = self
-            .entries
-            .values()
-            .filter(|entry| {
-                keep.get(&entry.watch.id)
-                    .is_none_or(|watch| watch.place != entry.watch.place || watch.share != entry.watch.share)
-            })
-            .map(|entry| entry.watch.id)
-            .collect();
+        let leaving: Vec<ThreadId> = self.leaving(wanted).collect();
         for id in leaving {
             if let Some(entry) = self.entries.remove(&id) {
                 self.order(Order::Forget(entry.index))?;

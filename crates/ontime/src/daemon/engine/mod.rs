@@ -324,6 +324,7 @@ impl Engine {
             host, journal, sources, config, method, paths, caps, look, watches, in_force, traffic, keeper, ..
         } = self;
         let mut lost = None;
+        let mut unprotected = Vec::new();
         // A second look is for the threads that the first one's settings made: tenants need not be found again.
         let mut found: Option<Discovery> = None;
         let mut discovering = Duration::ZERO;
@@ -345,6 +346,12 @@ impl Engine {
             let reserved = &look.intent.reserved;
             *watches = Watches::of(&look.plan, &look.found.tenants, look.intent.table, kernel, reserved);
             let all_capped = watches.list.iter().all(|watch| capped.contains(&watch.id));
+            // One that spins would keep this thread, which is to place it, from ever running again once its cap has gone.
+            if *in_force && caps.as_ref().is_ok_and(|caps| caps.leaving(&watches.list).any(|id| id.verify().is_ok())) {
+                *in_force = false;
+                let restored = protections::restore(host.host, journal);
+                unprotected.extend(restored.into_iter().filter_map(|(knob, done)| Some((knob, done.err()?))));
+            }
             look.replan(journal, *in_force && all_capped && look.settled.vcpus.is_empty());
             if let Ok(caps) = caps {
                 lost = caps.release(&watches.list).err().or(lost.take());
@@ -354,6 +361,9 @@ impl Engine {
         });
         if let Some(error) = lost {
             self.caps_lost(&error.to_string());
+        }
+        for (knob, error) in unprotected {
+            self.error(&knob.to_string(), &error);
         }
         self.look.discovering = discovering;
         result.unwrap_or_else(|error| {
