@@ -15,18 +15,30 @@ pub const RT_CLIENT: &str = "10.1.0.1";
 /// The clients' address on the bulk network, /24.
 pub const BULK_CLIENT: &str = "10.2.0.1";
 
+/// The clients' TCP congestion control: it fills queues until something is lost, and every kernel lets a namespace choose it (cubic not).
+const CONGESTION_CONTROL: &str = "reno";
+
+/// Frames the bulk network's tap holds while the emulated host is busy. The clients send in the machine's time, many times faster than the
+/// host's clock goes: with the default of 1,000 the tap loses some of each burst, TCP stands still for its timeouts, and the host has
+/// less to do than a link at full speed would give it. As many are left when a flood ends: some 50 ms of the host's time.
+const BULK_QUEUE: &str = "10000";
+
 /// Makes the taps and gives them their addresses.
 ///
 /// # Errors
 /// `ip` is missing or refuses.
 pub fn set_up() -> Result<(), LabError> {
     run("sysctl", &["-qw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"])?;
+    // A machine's default may be BBR, which paces by the machine's clock, not by the emulated host's: the host then has as much to do as the
+    // machine had time for.
+    run("sysctl", &["-qw", &format!("net.ipv4.tcp_congestion_control={CONGESTION_CONTROL}")])?;
     run("ip", &["link", "set", "lo", "up"])?;
     for (tap, address) in [(RT_TAP, RT_CLIENT), (BULK_TAP, BULK_CLIENT)] {
         run("ip", &["tuntap", "add", tap, "mode", "tap"])?;
         run("ip", &["address", "add", &format!("{address}/24"), "dev", tap])?;
         run("ip", &["link", "set", tap, "up"])?;
     }
+    run("ip", &["link", "set", BULK_TAP, "txqueuelen", BULK_QUEUE])?;
     Ok(())
 }
 
