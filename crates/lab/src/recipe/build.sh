@@ -24,7 +24,8 @@ src() { echo "deb [signed-by=$keyring] $mirror $1 main"; }
 bootstrap() { # SUITE TARGET PACKAGES SOURCE...
     suite=$1 target=$2 packages=$3
     shift 3
-    mmdebstrap --mode=root --variant=minbase --include="$packages" \
+    # In namespaces that end with their first process, and its files below $work: nothing is left of one that is killed.
+    TMPDIR=$work unshare --pid --mount --mount-proc --fork --kill-child mmdebstrap --mode=root --variant=minbase --include="$packages" \
         --setup-hook='mkdir -p "$1/etc/apt/preferences.d"; cp '"$recipe"'/backports.pref "$1/etc/apt/preferences.d/ontime-lab"' \
         --aptopt='APT::Install-Recommends "0"' --dpkgopt='path-exclude=/usr/share/doc/*' \
         --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
@@ -90,29 +91,37 @@ disk() { # ROOT IMAGE SIZE
     mke2fs -q -t ext4 -O ^has_journal -E lazy_itable_init=1 -d "$1" "$2" >> "$log" 2>&1
 }
 
-step "1/6 emulator (Debian 12's QEMU, the one the lab's clock was checked on)"
-bootstrap bookworm "$out/tools" qemu-system-x86,qemu-utils "$(src bookworm)"
+packages_of() { sed -e 's/#.*//' "$recipe/$1.packages" | xargs | tr ' ' ,; }
 
-step "2/6 host user land (Debian 13 with QEMU from backports and libvirt)"
-bootstrap trixie "$work/host" "$(sed -e 's/#.*//' "$recipe/host.packages" | xargs | tr ' ' ,)" "$(src trixie)" "$(src trixie-backports)"
-mkdir -p "$work/host/usr/lib/modules"
+step "1/4 user lands: the emulator's (Debian 12's QEMU, the one the lab's clock was checked on), the host's (Debian 13 with QEMU from backports and libvirt), the guests'"
+# At once: each waits for the network and the disk half of its time.
+jobs=
+# Jobs of a script ignore the terminal's interrupt: what they run is ended from here.
+stop() { for job in $jobs; do pkill -KILL -P "$job" || true; done; }
+trap stop EXIT
+trap 'exit 130' INT TERM
+bootstrap bookworm "$out/tools" qemu-system-x86,qemu-utils "$(src bookworm)" &
+jobs=$!
+bootstrap trixie "$work/host" "$(packages_of host)" "$(src trixie)" "$(src trixie-backports)" &
+jobs="$jobs $!"
+bootstrap trixie "$work/guest" "$(packages_of guest)" "$(src trixie)" &
+jobs="$jobs $!"
+for job in $jobs; do wait "$job"; done
+jobs=
+mkdir -p "$work/host/usr/lib/modules" "$work/guest/usr/lib/modules"
 
-step "3/6 guest user land (Debian 13)"
-bootstrap trixie "$work/guest" "$(sed -e 's/#.*//' "$recipe/guest.packages" | xargs | tr ' ' ,)" "$(src trixie)"
-mkdir -p "$work/guest/usr/lib/modules"
-
-step "4/6 kernels (7.2-rt, 7.2, 6.12-rt; the guests' 6.12)"
+step "2/4 kernels (7.2-rt, 7.2, 6.12-rt; the guests' 6.12)"
 own_apt apt-get update >> "$log" 2>&1
 kernel 7.2-rt rt-amd64 7.2 "$work/host"
 kernel 7.2 amd64 7.2 "$work/host"
 kernel 6.12-rt rt-amd64 6.12 "$work/host"
 kernel guest cloud-amd64 6.12 "$work/guest"
 
-step "5/6 boot files"
+step "3/4 boot files"
 for label in 7.2-rt 7.2 6.12-rt; do initrd "$label" "$work/host" virtio_pci virtio_blk ext4; done
 initrd guest "$work/guest" virtio_pci virtio_blk ext4
 
-step "6/6 disks"
+step "4/4 disks"
 cc -O2 -static -nostdlib -Wl,-e,_start -o "$work/host/usr/local/sbin/lab-spin" "$recipe/spin.c"
 cc -O2 -Wall -Wextra -shared -fPIC -o "$out/emulator-fix.so" "$recipe/emulator-fix.c"
 install -m 755 "$recipe/guest-init.sh" "$work/guest/sbin/lab-guest-init"
