@@ -87,6 +87,8 @@ pub struct Metrics {
     periods: Family<Domain, Counter>,
     misses: Family<Domain, Counter>,
     refused: Gauge,
+    /// Deadline tasks that guests tell of.
+    tasks: Family<Domain, Gauge>,
     used: BTreeMap<ThreadId, Use>,
     /// Domains with reservations, as name and class.
     reserving: BTreeSet<(String, String)>,
@@ -125,6 +127,7 @@ impl Default for Metrics {
             periods: Family::default(),
             misses: Family::default(),
             refused: Gauge::default(),
+            tasks: Family::default(),
             used: BTreeMap::new(),
             reserving: BTreeSet::new(),
             seen: BTreeMap::new(),
@@ -158,6 +161,7 @@ impl Metrics {
         r.register_with_unit("beyond_share", "CPU time had beyond them", Unit::Seconds, self.beyond.clone());
         r.register("deadlines_admitted", "Changes of a guest's deadline bandwidth", self.admitted.clone());
         r.register("deadlines_refused", "Of these refused: the guest saw EBUSY", self.denied.clone());
+        r.register("deadline_tasks", "Deadline tasks that a guest publishes", self.tasks.clone());
         r.register("share_overruns", "Times a vCPU used up its share of a slice", self.overruns.clone());
         r.register("share_periods", "Periods of vCPUs with reserved CPU time", self.periods.clone());
         r.register("share_misses", "Of those, with less than the budget although it was wanted", self.misses.clone());
@@ -252,6 +256,11 @@ impl Metrics {
             self.overruns.get_or_create(&domain).inc_by(now.overruns.saturating_sub(last.overruns));
             self.periods.get_or_create(&domain).inc_by(now.periods.saturating_sub(last.periods));
             self.misses.get_or_create(&domain).inc_by(now.misses.saturating_sub(last.misses));
+        }
+        self.tasks.clear();
+        for vcpu in &settled.vcpus {
+            let count = vcpu.page.as_ref().map_or(0, |page| page.tasks(vcpu.vcpu).len());
+            self.tasks.get_or_create(&domain(vcpu)).inc_by(i64::try_from(count).unwrap_or(i64::MAX));
         }
         self.used.retain(|id, _| settled.vcpus.iter().any(|vcpu| vcpu.id == *id));
         let gone = self.reserving.iter().filter(|domain| !reserved.contains_key(*domain));
