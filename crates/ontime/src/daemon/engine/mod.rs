@@ -56,6 +56,8 @@ pub struct Engine {
     domains: BTreeSet<Owned>,
     look: Look,
     traffic: Traffic,
+    /// Protections that the pass under way put back, so that nobody else did.
+    put_back: BTreeSet<String>,
     /// What the last pass wanted of every knob; nothing after a reset.
     applied: BTreeMap<String, Value>,
     state: api::State,
@@ -94,6 +96,7 @@ impl Engine {
             domains: BTreeSet::new(),
             look: Look::default(),
             traffic: Traffic::default(),
+            put_back: BTreeSet::new(),
             applied: BTreeMap::new(),
             state: api::State::Applied,
             errors: Vec::new(),
@@ -205,7 +208,7 @@ impl Engine {
             host, journal, sources, config, method, paths, caps, look, watches, in_force, traffic, keeper, ..
         } = self;
         let mut lost = None;
-        let mut unprotected = Vec::new();
+        let (mut unprotected, mut put_back) = (Vec::new(), BTreeSet::new());
         // A second look is for the threads that the first one's settings made: tenants need not be found again.
         let mut found: Option<Discovery> = None;
         let mut discovering = Duration::ZERO;
@@ -231,6 +234,7 @@ impl Engine {
             if *in_force && caps.as_ref().is_ok_and(|caps| caps.leaving(&watches.list).any(|id| id.verify().is_ok())) {
                 *in_force = false;
                 let restored = protections::restore(host.host, journal);
+                put_back.extend(restored.iter().map(|(knob, _)| knob.key()));
                 unprotected.extend(restored.into_iter().filter_map(|(knob, done)| Some((knob, done.err()?))));
             }
             look.replan(journal, *in_force && all_capped && look.settled.vcpus.is_empty());
@@ -243,6 +247,7 @@ impl Engine {
         if let Some(error) = lost {
             self.caps_lost(&error.to_string());
         }
+        self.put_back.extend(put_back);
         for (knob, error) in unprotected {
             self.error(&knob.to_string(), &error);
         }
@@ -269,8 +274,8 @@ impl Engine {
                 _ => None,
             })
             .collect();
-        let given_back: BTreeSet<String> =
-            report.items.iter().filter(|item| item.done == Done::Restored).map(|item| item.knob.key()).collect();
+        let mut given_back = std::mem::take(&mut self.put_back);
+        given_back.extend(report.items.iter().filter(|item| item.done == Done::Restored).map(|item| item.knob.key()));
         let drifted = |item: &Item, key: String| before.get(&key) == Some(&item.to) && !given_back.contains(&key);
         for item in &report.items {
             let rule = item.rule.map_or("none", hostnet::RuleId::name);
