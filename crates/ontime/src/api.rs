@@ -205,6 +205,10 @@ pub struct CapThread {
     pub paused_seconds: f64,
     /// CPU time seen at real-time priority, seconds.
     pub rt_seconds: f64,
+    /// Times it was put ahead of its level because of a pending interrupt (method `interrupt-context`).
+    pub raised: u64,
+    /// CPU time that it took ahead, seconds.
+    pub ahead_seconds: f64,
 }
 
 /// Reserved CPU time.

@@ -55,6 +55,8 @@ struct Seen {
     pauses: u64,
     paused_ns: u64,
     ran_ns: u64,
+    raised: u64,
+    ahead_ns: u64,
 }
 
 /// All metrics.
@@ -75,6 +77,8 @@ pub struct Metrics {
     pauses: Family<Domain, Counter>,
     paused: Family<Domain, Seconds>,
     ran: Family<Domain, Seconds>,
+    raised: Family<Domain, Counter>,
+    ahead: Family<Domain, Seconds>,
     polled: Family<OfNic, Seconds>,
     saved: Family<OfNic, Seconds>,
     reserved: Family<Domain, Gauge<f64, std::sync::atomic::AtomicU64>>,
@@ -116,6 +120,8 @@ impl Default for Metrics {
             pauses: Family::default(),
             paused: Family::default(),
             ran: Family::default(),
+            raised: Family::default(),
+            ahead: Family::default(),
             polled: Family::default(),
             saved: Family::default(),
             reserved: Family::default(),
@@ -154,6 +160,8 @@ impl Metrics {
         r.register("problems", "Problems now", self.problems.clone());
         r.register("cap_pauses", "Times a thread was over its runtime cap", self.pauses.clone());
         r.register_with_unit("cap_paused", "Time off real-time priority", Unit::Seconds, self.paused.clone());
+        r.register("boosts", "Times a vCPU was put ahead because of a pending interrupt", self.raised.clone());
+        r.register_with_unit("boost", "CPU time that it took ahead", Unit::Seconds, self.ahead.clone());
         r.register_with_unit("busypoll", "Time that a NIC polled", Unit::Seconds, self.polled.clone());
         r.register_with_unit("busypoll_saved", "Time that it did not need to", Unit::Seconds, self.saved.clone());
         r.register("reserved_cpus", "CPU time reserved, in CPUs", self.reserved.clone());
@@ -236,7 +244,10 @@ impl Metrics {
             self.pauses.get_or_create(&domain).inc_by(used.pauses.saturating_sub(last.pauses));
             self.paused.get_or_create(&domain).inc_by(used.paused_ns.saturating_sub(last.paused_ns) as f64 / 1e9);
             self.ran.get_or_create(&domain).inc_by(used.ran_ns.saturating_sub(last.ran_ns) as f64 / 1e9);
-            *last = Seen { pauses: used.pauses, paused_ns: used.paused_ns, ran_ns: used.ran_ns };
+            self.raised.get_or_create(&domain).inc_by(used.raised.saturating_sub(last.raised));
+            self.ahead.get_or_create(&domain).inc_by(used.ahead_ns.saturating_sub(last.ahead_ns) as f64 / 1e9);
+            let cap::Use { pauses, paused_ns, ran_ns, raised, ahead_ns, .. } = *used;
+            *last = Seen { pauses, paused_ns, ran_ns, raised, ahead_ns };
         }
         self.seen.retain(|id, _| uses.iter().any(|used| used.id == *id));
     }
@@ -294,6 +305,8 @@ impl Metrics {
         self.pauses.remove(&domain);
         self.paused.remove(&domain);
         self.ran.remove(&domain);
+        self.raised.remove(&domain);
+        self.ahead.remove(&domain);
     }
 
     /// All of it, in OpenMetrics' text form.
@@ -324,6 +337,8 @@ mod tests {
             ran_ns: 0,
             paused: false,
             refused: 0,
+            raised: 7 * pauses,
+            ahead_ns: 0,
         };
         metrics.caps(&[used(2)], &of);
         metrics.caps(&[used(3)], &of);
@@ -334,6 +349,7 @@ mod tests {
             text.contains("ontime_cap_paused_seconds_total{domain=\"vm \\\"a\\\"\\n\",class=\"rt0\"} 1.5"),
             "{text}"
         );
+        assert!(text.contains("ontime_boosts_total{domain=\"vm \\\"a\\\"\\n\",class=\"rt0\"} 21"), "{text}");
         assert!(text.contains("ontime_pass_seconds_count 1"), "{text}");
         assert!(text.ends_with("# EOF\n"));
         assert!(!text.contains("4712"), "{text}");

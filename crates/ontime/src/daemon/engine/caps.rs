@@ -2,13 +2,15 @@
 //! what is to be done when caps cannot be kept.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use ontime_hostnet::{Host, Intent, Knob, KnobError, LiveHost, Paused, Plan, Value};
 use ontime_tenants::{Policy, ThreadId};
+use ontime_trace::tracefs::TRACEFS;
 
 use super::Engine;
 use super::look::planned;
-use crate::daemon::cap::{Caps, Pauses};
+use crate::daemon::cap::{Caps, FollowError, Pauses};
 use crate::daemon::guardian::{Charge, Guardian};
 use crate::daemon::keeper::Past;
 use crate::daemon::protections;
@@ -50,6 +52,7 @@ impl Engine {
             self.caps_lost(&why);
             false
         });
+        self.follow_interrupts();
         let complete = complete && self.look.settled.vcpus.is_empty();
         let intent = Intent { caps_in_force: complete, ..self.look.intent.clone() };
         let (plan, _) = planned(&self.look.inventory, &intent, Some(&self.journal));
@@ -61,6 +64,17 @@ impl Engine {
                 false
             }
         };
+    }
+
+    /// Has vCPUs put ahead while an interrupt is pending, where the plan says so.
+    pub(super) fn follow_interrupts(&mut self) {
+        let Ok(caps) = &mut self.caps else { return };
+        let cpus: Vec<u32> = self.look.inventory.cpus.online.iter().collect();
+        match caps.follow(Path::new(TRACEFS), &cpus, &self.watches.followed) {
+            Ok(()) => {}
+            Err(FollowError::Caps(lost)) => self.caps_lost(&lost.to_string()),
+            Err(why) => self.error("interrupt-context", &why),
+        }
     }
 
     /// What the guardian would have to do if this plan were applied and the daemon died.
@@ -81,6 +95,8 @@ impl Engine {
             then_protected: protections::kernel_protects(&self.host, &self.look.inventory, &self.journal),
             threads: self.watches.list.iter().map(|watch| (watch.id, watch.place)).collect(),
             paced: self.paced_originals(),
+            raised: self.watches.list.iter().filter(|of| of.ahead.is_some()).map(|of| (of.id, of.place)).collect(),
+            instance: self.caps.as_ref().ok().and_then(Caps::instance),
             relieved: false,
         }
     }

@@ -227,8 +227,7 @@ impl Engine {
             *look = Look::at(sources, config, paths, known);
             discovering += look.discovering;
             found = Some(look.found.clone());
-            let reserved = &look.intent.reserved;
-            *watches = Watches::of(&look.plan, &look.found.tenants, look.intent.table, kernel, reserved);
+            *watches = Watches::of(&look.plan, &look.found.tenants, &look.intent, kernel);
             let all_capped = watches.list.iter().all(|watch| capped.contains(&watch.id));
             // One that spins would keep this thread, which is to place it, from ever running again once its cap has gone.
             if *in_force && caps.as_ref().is_ok_and(|caps| caps.leaving(&watches.list).any(|id| id.verify().is_ok())) {
@@ -396,6 +395,7 @@ impl Engine {
         }
         self.in_force = false;
         self.watches = Watches::default();
+        self.follow_interrupts();
         self.keeper.set(&Settled::default());
         self.look.settled = Settled::default();
         if let Ok(caps) = &mut self.caps {
