@@ -102,6 +102,18 @@ busypoll_takes_no_interrupts() { inside busypoll --clock real --cpus 2; }
 qdiscs_are_set_and_given_back() { inside qdiscs; }
 tenants_are_found_placed_and_followed() { inside tenants; }
 a_spinning_vm_leaves_the_rest() { inside cap; }
+# The life of it, then what it is for: beside a VM of its level that computes, a request waits under partitioned, and not under interrupt-context.
+who_has_something_pending_goes_first() {
+    inside pending || return 1
+    grep '^figures: ' "$work/log"
+    "$ontime" bench xen-arm --method partitioned,interrupt-context --cpu-load 20 --beside rt --requests 30 --silence 900 \
+        --json "$work/pending.json" || return 1
+    perl -0777 -ne '
+        my %max = /"method": "(\w[^"]*)".*?"latency_us": \{.*?"max": ([\d.]+)/gs;
+        my ($waits, $first) = @max{"partitioned-20-rt", "interrupt-context-20-rt"};
+        print "figures: slowest of 30 beside a VM of its level that computes: partitioned $waits us, interrupt-context $first us\n";
+        exit !($waits > 1000 && $first < 500)' "$work/pending.json"
+}
 reserved_cpu_time_is_kept() { inside reservations; }
 # The module and the application are built for the lab's guests.
 deadlines_of_a_guest_are_kept() {
@@ -122,6 +134,7 @@ path_holds_under_traffic_and_faults() { inside path --timeout $((1800 + 60 * ${C
 # By name only:
 # polls_are_short_on_an_old_kernel, a_send_waits_for_short_polls_only  build the host module
 # guest_sockets_are_the_hosts   builds for six kernels
+# who_has_something_pending_goes_first  two hosts
 # reserved_cpu_time_is_kept     five minutes
 # deadlines_of_a_guest_are_kept five minutes, and a build of the module
 # trace_names_the_inversions    passed as a whole once; in one run of three its rings of 64 KiB lost nothing. The loss is forced since, which has

@@ -202,6 +202,30 @@ pub const GOALS: [(&str, &[GoalSpec]); 10] = [
             goal("worst-80", "partitioned, 80 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)")
                 .only(Max, idle("partitioned-80"))
                 .at_most(200.0),
+            goal(
+                "first-20",
+                "interrupt-context, 20 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)",
+            )
+            .only(Max, idle("interrupt-context-20"))
+            .at_most(200.0),
+            goal(
+                "first-40",
+                "interrupt-context, 40 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)",
+            )
+            .only(Max, idle("interrupt-context-40"))
+            .at_most(200.0),
+            goal(
+                "first-60",
+                "interrupt-context, 60 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)",
+            )
+            .only(Max, idle("interrupt-context-60"))
+            .at_most(200.0),
+            goal(
+                "first-80",
+                "interrupt-context, 80 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)",
+            )
+            .only(Max, idle("interrupt-context-80"))
+            .at_most(200.0),
         ],
     ),
     (

@@ -24,7 +24,7 @@ use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
 
 /// The methods, in the order of the report. `credit` is what Linux does where nothing is applied: every vCPU and vhost thread has its fair share.
-pub const METHODS: [&str; 2] = ["credit", "partitioned"];
+pub const METHODS: [&str; 3] = ["credit", "partitioned", "interrupt-context"];
 /// The paper's CPU loads of the RT guest, percent.
 pub const LOADS: [u8; 4] = [20, 40, 60, 80];
 /// From an answer to the next request, us: uniform, as the paper's interval.
@@ -222,6 +222,7 @@ fn words(method: &str) -> &str {
     match method {
         "credit" => "Linux as it is: fair shares, nothing applied",
         "partitioned" => "one priority table: interrupt, NAPI, vhost, vCPU",
+        "interrupt-context" => "the same, and of one level's vCPUs those with a pending interrupt first",
         other => other,
     }
 }

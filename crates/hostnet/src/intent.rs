@@ -92,6 +92,11 @@ impl Intent {
         self.reserved.values().any(|policy| matches!(policy, Policy::Fifo(_)))
     }
 
+    /// Whether the planned place is for some vCPUs at a time only: a planner's, or those with a pending interrupt.
+    pub fn vcpus_change_places(&self) -> bool {
+        self.planner_runs() || self.has(RuleId::InterruptContext)
+    }
+
     /// How a NIC is used: as configured, else by the classes of the tenants whose packets pass it.
     ///
     /// A NIC that only RT tenants use has the highest of their levels.

@@ -27,6 +27,8 @@ pub enum Method {
     Busypoll,
     /// A thread for each priority level moves that level's packets, both ways, and receive threads stand before them (VATC).
     Vatc,
+    /// As `partitioned`, and among vCPUs of one level those with a pending interrupt first (Xen-ARM, APSys'11).
+    InterruptContext,
     /// To compare with, as VATC does: a `prio` root qdisc, vhost threads as found.
     Prio,
     /// To compare with, as VATC does: a `fq_codel` root qdisc, vhost threads as found.
@@ -68,13 +70,14 @@ const PARTITIONED: [RuleId; 16] = [
 
 impl Method {
     /// All methods of this version.
-    pub const ALL: [Method; 9] = [
+    pub const ALL: [Method; 10] = [
         Method::Vanilla,
         Method::Threaded,
         Method::Exclusive,
         Method::Partitioned,
         Method::Busypoll,
         Method::Vatc,
+        Method::InterruptContext,
         Method::Prio,
         Method::FqCodel,
         Method::Credit,
@@ -91,6 +94,7 @@ impl Method {
             Method::Partitioned => "partitioned",
             Method::Busypoll => "busypoll",
             Method::Vatc => "vatc",
+            Method::InterruptContext => "interrupt-context",
             Method::Prio => "prio",
             Method::FqCodel => "fq_codel",
             Method::Credit => "credit",
@@ -111,6 +115,7 @@ impl Method {
             Method::Exclusive => rule == Id::ExclusiveCpu || Method::Threaded.has(rule),
             Method::Partitioned => PARTITIONED.contains(&rule),
             Method::Busypoll => rule == Id::BusyPoll || PARTITIONED.contains(&rule),
+            Method::InterruptContext => rule == Id::InterruptContext || PARTITIONED.contains(&rule),
             Method::Vatc => {
                 let own = matches!(rule, Id::NapiThreaded | Id::NapiThread | Id::RtTxQueue);
                 own || Method::Threaded.has(rule)
@@ -174,7 +179,8 @@ mod tests {
             let compared = matches!(method, Method::Prio | Method::FqCodel);
             assert!(method.has(RuleId::VcpuPlace));
             assert_eq!((method.has(RuleId::VnicPlace), method.has(RuleId::NicQdisc)), (!compared, compared));
-            let threads = matches!(method, Method::Partitioned | Method::Busypoll | Method::Vatc);
+            let threads =
+                matches!(method, Method::Partitioned | Method::Busypoll | Method::Vatc | Method::InterruptContext);
             assert_eq!(method.has(RuleId::NapiThreaded), threads);
             assert_eq!(method.has(RuleId::BusyPoll), method == Method::Busypoll);
         }

@@ -41,6 +41,8 @@ pub enum RuleId {
     VcpuPlace,
     /// vhost and kvm-pit threads placed by their tenant's class.
     VnicPlace,
+    /// Among vCPUs of one level those with a pending interrupt first.
+    InterruptContext,
     /// One CPU kept for the RT group.
     ExclusiveCpu,
     /// A transmit queue of its own for RT packets on a NIC that both classes use.
@@ -72,6 +74,7 @@ impl RuleId {
             RuleId::Moderation => "moderation",
             RuleId::VcpuPlace => "vcpu-place",
             RuleId::VnicPlace => "vnic-place",
+            RuleId::InterruptContext => "interrupt-context",
             RuleId::ExclusiveCpu => "exclusive-cpu",
             RuleId::RtTxQueue => "rt-tx-queue",
             RuleId::NicQdisc => "nic-qdisc",

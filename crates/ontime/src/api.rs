@@ -205,6 +205,10 @@ pub struct CapThread {
     pub paused_seconds: f64,
     /// CPU time seen at real-time priority, seconds.
     pub rt_seconds: f64,
+    /// Times it was put ahead of its level because of a pending interrupt (method `interrupt-context`).
+    pub raised: u64,
+    /// CPU time that it took ahead, seconds.
+    pub ahead_seconds: f64,
 }
 
 /// Reserved CPU time.
@@ -249,6 +253,9 @@ pub struct ReservedVcpu {
     pub bandwidth: f64,
     /// What its guest's deadline tasks asked for; the reservation holds it beside what is declared.
     pub guest: Option<Guest>,
+    /// Its guest's deadline tasks, as the guest publishes them, the earliest deadline first; empty where it does not.
+    #[serde(default)]
+    pub tasks: Vec<GuestTask>,
     /// The CPU that the plan keeps it on; none where it may run on all.
     pub cpu: Option<u32>,
     /// Where it is this moment: `planned`, `entitled`, or `beyond` its share of the slice; none by `deadline`.
@@ -278,6 +285,17 @@ pub struct Guest {
     pub budget_us: f64,
     /// The period, us: the shortest of its tasks'.
     pub period_us: f64,
+}
+
+/// A deadline task of a guest: the guest's word, which decides where slices end and nothing else.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct GuestTask {
+    /// Its period, us.
+    pub period_us: f64,
+    /// From now to its next deadline, us; of one that sleeps, to the earliest that its next release can have.
+    pub deadline_in_us: f64,
+    /// Whether it has run in its last two periods.
+    pub active: bool,
 }
 
 /// The present slice.

@@ -131,10 +131,10 @@ fn show(text: &mut String, now: &api::Reservations, used: &[Used]) -> anyhow::Re
         .iter()
         .zip(used)
         .enumerate()
-        .map(|(index, (vcpu, used))| {
+        .flat_map(|(index, (vcpu, used))| {
             let guest = vcpu.guest.as_ref();
             let guest = guest.map(|guest| format!("{} / {}", millis(guest.budget_us), millis(guest.period_us)));
-            [
+            let whole = [
                 letter(index).to_string(),
                 vcpu.vm.clone(),
                 vcpu.vcpu.to_string(),
@@ -147,7 +147,8 @@ fn show(text: &mut String, now: &api::Reservations, used: &[Used]) -> anyhow::Re
                 format!("{} (+{})", vcpu.overruns, used.overruns),
                 vcpu.place.clone().unwrap_or_else(|| "-".to_owned()),
                 vcpu.deadline_in_us.map_or_else(|| "-".to_owned(), |us| format!("{:.1} ms", us / 1e3)),
-            ]
+            ];
+            std::iter::once(whole).chain(tasks(vcpu))
         })
         .collect();
     let head = [
@@ -179,6 +180,32 @@ fn show(text: &mut String, now: &api::Reservations, used: &[Used]) -> anyhow::Re
         writeln!(text, "not running: {}", visible(&now.absent.join(", ")))?;
     }
     Ok(())
+}
+
+/// A row for each deadline task that the guest tells of. What one of several asks for, uses and misses is the guest's own affair: the host has the
+/// sum of a vCPU's.
+fn tasks(vcpu: &api::ReservedVcpu) -> impl Iterator<Item = [String; 12]> + use<'_> {
+    let budget = match (&vcpu.guest, vcpu.tasks.len()) {
+        (Some(guest), 1) => format!("{} ms", guest.budget_us / 1e3),
+        _ => "?".to_owned(),
+    };
+    vcpu.tasks.iter().map(move |task| {
+        let mut row: [String; 12] = std::array::from_fn(|_| "-".to_owned());
+        let cells = [
+            (0, String::new()),
+            (1, "  task".to_owned()),
+            (2, vcpu.vcpu.to_string()),
+            (5, format!("{budget} / {} ms", task.period_us / 1e3)),
+            (10, if task.active { "active" } else { "asleep" }.to_owned()),
+            (11, format!("{:.1} ms", task.deadline_in_us / 1e3)),
+        ];
+        for (column, text) in cells {
+            if let Some(cell) = row.get_mut(column) {
+                *cell = text;
+            }
+        }
+        row
+    })
 }
 
 /// What stands for a vCPU in the picture.
@@ -218,7 +245,8 @@ mod tests {
             budget_us: 3_000.0,
             period_us: 10_000.0,
             bandwidth: 0.3,
-            guest: None,
+            guest: Some(api::Guest { budget_us: 1_250.0, period_us: 20_000.0 }),
+            tasks: vec![api::GuestTask { period_us: 20_000.0, deadline_in_us: 7_300.0, active: true }],
             cpu: None,
             place: Some("planned".to_owned()),
             deadline_in_us: Some(4_000.0),
@@ -266,6 +294,12 @@ mod tests {
         show(&mut text, &now, &used).unwrap();
         assert!(text.contains(&format!("|{}{}*{}|", "A".repeat(18), "B".repeat(18), ".".repeat(23))), "{text}");
         assert!(text.contains("3 ms / 10 ms") && text.contains("30.0 %"), "{text}");
+        assert_eq!(
+            text.lines().filter(|line| line.contains("  task") && line.contains("1.25 ms / 20 ms")).count(),
+            2,
+            "{text}"
+        );
+        assert!(text.contains("7.3 ms") && text.contains("active"), "{text}");
         assert!(text.contains("not running: d") && !text.contains('\x1b'), "{text}");
     }
 

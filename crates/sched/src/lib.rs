@@ -26,5 +26,5 @@ pub mod shares;
 pub use backend::{Backend, BackendKind, Use};
 pub use config::{Beyond, Declared, SchedConfig};
 pub use guest::{Ask, Asks, GuestNeed};
-pub use published::Page;
+pub use published::{Page, Task};
 pub use settle::{Refused, Reserved, Settled, settle};

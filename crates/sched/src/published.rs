@@ -83,12 +83,47 @@ impl Page {
         Ok(Self(Arc::new(Inner { file, offset, id })))
     }
 
+    /// A vCPU's deadline tasks as its guest tells of them, the earliest deadline first: for people to read, and the guest's word. For who may
+    /// wait for the page.
+    pub fn tasks(&self, vcpu: u32) -> Vec<Task> {
+        let now = clock_gettime(ClockId::Realtime);
+        let now = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
+        self.read(vcpu).map_or_else(Vec::new, |line| tasks(&line, now))
+    }
+
     /// A vCPU's entries; None where they cannot be read.
     fn read(&self, vcpu: u32) -> Option<[u8; LINE]> {
         let mut line = [0; LINE];
         let at = self.0.offset + u64::from(vcpu.min(VCPUS - 1)) * LINE as u64;
         (self.0.file.read_at(&mut line, at).ok()? == LINE).then_some(line)
     }
+}
+
+/// A deadline task of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Task {
+    /// Its period, ns.
+    pub period: u64,
+    /// From now to its next deadline, ns; of one that sleeps, to the earliest that its next release can have.
+    pub deadline_in: u64,
+    /// Whether it has run lately.
+    pub live: bool,
+}
+
+/// The tasks of these entries, `now` ns of CLOCK_REALTIME. What no task can have is left out.
+fn tasks(line: &[u8; LINE], now: i128) -> Vec<Task> {
+    let words: Vec<u64> = line.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes)).collect();
+    let (Some((paired, [_, entries @ ..])), Ok(from)) = (words.split_first(), u64::try_from(now)) else {
+        return Vec::new();
+    };
+    let task = |entry: &[u64]| {
+        let [deadline, period] = *entry else { return None };
+        let next = following(i128::from(deadline), period, from, deadline != 0)?;
+        Some(Task { period, deadline_in: next.at.saturating_sub(from), live: next.live })
+    };
+    let mut tasks: Vec<Task> = entries.chunks_exact(2).filter(|_| *paired != 0).filter_map(task).collect();
+    tasks.sort_by_key(|task| task.deadline_in);
+    tasks
 }
 
 /// A vCPU's next deadline.
@@ -224,6 +259,27 @@ mod tests {
 
     fn real(ms: u64) -> u64 {
         u64::try_from(AHEAD).unwrap() + ms * MS
+    }
+
+    #[test]
+    fn tasks_are_told_as_the_guest_says_and_nonsense_is_left_out() {
+        let entries = [
+            (real(130), 40 * MS),
+            (real(50), 20 * MS),
+            (real(130), 0),
+            (u64::MAX, 20 * MS),
+            (real(10_000), 20 * MS),
+            (1, 20 * MS),
+            (0, 20 * MS),
+        ];
+        let found = tasks(&line(1, &entries), i128::from(real(100)));
+        let task = |period, deadline_in, live| Task { period: period * MS, deadline_in, live };
+        assert_eq!(found.len(), 3, "{found:?}");
+        assert_eq!(found.iter().find(|task| task.period == 40 * MS), Some(&task(40, 30 * MS, true)));
+        assert!(found.contains(&task(20, 10 * MS, false)), "it sleeps since 50 ms: {found:?}");
+        assert!(found.is_sorted_by_key(|task| task.deadline_in));
+        assert!(tasks(&line(0, &entries), i128::from(real(100))).is_empty());
+        assert!(tasks(&line(1, &entries), -1).is_empty());
     }
 
     #[test]

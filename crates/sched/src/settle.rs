@@ -424,6 +424,21 @@ mod tests {
     }
 
     #[test]
+    fn a_cpu_that_goes_offline_takes_the_reservation_that_does_not_fit_and_gives_it_back() {
+        let config = config(&[("a", 6_000), ("b", 5_000)]);
+        let tenants = [vm("a", 10, 1, "0-1"), vm("b", 20, 1, "0-1")];
+        let both = settle(&config, &tenants, &online(2), &BTreeSet::new(), &Asks::new());
+        assert_eq!(who(&both), [("a", 0), ("b", 0)]);
+        let one = settle(&config, &tenants, &online(1), &both.ids(), &Asks::new());
+        assert_eq!((who(&one), one.cpus.as_slice()), (vec![("a", 0)], &[0][..]));
+        assert_eq!(one.refused[0].tenant, "b");
+        assert_eq!(settle(&config, &tenants, &online(2), &one.ids(), &Asks::new()), both);
+        // A number in the middle that goes: the planner's numbers are still 0 and 1.
+        let gap = settle(&config, &tenants, &[0, 2].into_iter().collect(), &both.ids(), &Asks::new());
+        assert_eq!((gap.vcpus.len(), gap.cpus.as_slice()), (1, &[0, 2][..]), "both are pinned to 0-1: {gap:?}");
+    }
+
+    #[test]
     fn with_no_cpu_left_everybody_is_refused() {
         let mut config = config(&[("a", 100)]);
         config.cpus = Some([9].into_iter().collect());

@@ -380,6 +380,32 @@ mod tests {
     }
 
     #[test]
+    fn who_floods_the_host_with_registrations_is_slowed_down_and_loses_none() {
+        let deadlines = Deadlines::default();
+        let (own, other) = UnixStream::pair().unwrap();
+        deadlines.connect(own).unwrap();
+        let daemon = daemon(other, 1);
+        let (more, start) = (12, Instant::now());
+        for turn in 0..BURST + more {
+            let entry = entry(0, MS + u64::from(turn), 10 * MS);
+            assert_eq!(deadlines.change(ONTIME_CTL_INC_DEC_BW, &[entry]), Ok(()));
+        }
+        let took = start.elapsed();
+        // A token comes back each 20 ms, the first perhaps at once.
+        assert!(took >= REFILL * (more - 2), "{more} beyond the burst took {took:?}");
+        // What no driver may ask costs the daemon nothing.
+        let nonsense = Instant::now();
+        for _ in 0..1000 {
+            assert_eq!(deadlines.change(ONTIME_CTL_INC_BW, &[entry(0, 2, 1)]), Err(Errno(libc::EINVAL)));
+        }
+        assert!(nonsense.elapsed() < REFILL * 1000 / 4, "refused by waiting");
+        assert_eq!(deadlines.held()[0].budget, MS + u64::from(BURST + more) - 1);
+        drop(deadlines);
+        let count = u32::try_from(daemon.join().unwrap().len()).unwrap();
+        assert_eq!(count, BURST + more + 1, "the daemon's own first question among them");
+    }
+
+    #[test]
     fn less_is_never_refused_and_needs_no_daemon() {
         let deadlines = Deadlines::default();
         let (own, other) = UnixStream::pair().unwrap();

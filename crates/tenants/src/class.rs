@@ -204,6 +204,12 @@ impl PriorityTable {
         Policy::Fifo(self.base + 4)
     }
 
+    /// The priority of the kernel's threads that tell the cap watcher of interrupts (`irq_work/N`): above every thread that may have to make
+    /// way, below the watcher.
+    pub fn teller(self) -> Policy {
+        self.pacer()
+    }
+
     /// The policy for a thread of this role on the path of this class.
     pub fn policy(self, class: Class, role: Role) -> Policy {
         let Class::Rt(level) = class else {

@@ -307,6 +307,7 @@ fn probe(what: &What) -> Option<Probe> {
         What::Waking { .. } => Probe::Waking,
         What::KvmEntry => Probe::KvmEntry,
         What::KvmExit { .. } => Probe::KvmExit,
+        What::Interrupt { .. } => Probe::Interrupt,
         What::Lost { .. } => return None,
     })
 }

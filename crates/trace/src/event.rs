@@ -204,6 +204,11 @@ pub enum What {
         /// The hardware's exit reason.
         reason: u32,
     },
+    /// `kvm_apic_accept_irq`: an interrupt becomes pending for a vCPU of the VM that the current thread is of.
+    Interrupt {
+        /// The vCPU's number in its VM.
+        vcpu: u32,
+    },
     /// Not a tracepoint: this CPU's ring lost events before this moment.
     Lost {
         /// How many, at least.

@@ -24,10 +24,11 @@ pub enum Probe {
     Waking,
     KvmEntry,
     KvmExit,
+    Interrupt,
 }
 
 impl Probe {
-    /// All of them.
+    /// Those of a request's path: all but [`Probe::Interrupt`].
     pub const ALL: [Probe; 13] = [
         Probe::IrqEntry,
         Probe::IrqExit,
@@ -60,6 +61,7 @@ impl Probe {
             Probe::Waking => "sched/sched_waking",
             Probe::KvmEntry => "kvm/kvm_entry",
             Probe::KvmExit => "kvm/kvm_exit",
+            Probe::Interrupt => "kvm/kvm_apic_accept_irq",
         }
     }
 
@@ -80,6 +82,7 @@ impl Probe {
             Probe::Waking => &["pid", "prio"],
             Probe::KvmEntry => &[],
             Probe::KvmExit => &["exit_reason"],
+            Probe::Interrupt => &["apicid"],
         }
     }
 }
@@ -200,6 +203,7 @@ fn what(format: &Format, record: &[u8]) -> Option<What> {
         Probe::Waking => What::Waking { pid: signed(0)?, prio: signed(1)? },
         Probe::KvmEntry => What::KvmEntry,
         Probe::KvmExit => What::KvmExit { reason: word(0)? },
+        Probe::Interrupt => What::Interrupt { vcpu: word(0)? },
     })
 }
 

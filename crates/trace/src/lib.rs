@@ -11,7 +11,7 @@
 //!                               report::Document --> JSON, html, perfetto, text
 //! ```
 //!
-//! Only [`tracefs`], [`cost`] and [`hints`] do I/O; everything else is a function of recorded events and is tested on
+//! Only [`tracefs`], [`interrupts`], [`cost`] and [`hints`] do I/O; everything else is a function of recorded events and is tested on
 //! streams recorded from real hosts (`tests/`). Definitions are in docs/trace.md.
 
 pub mod analyser;
@@ -20,6 +20,7 @@ pub mod event;
 pub mod format;
 pub mod hints;
 pub mod html;
+pub mod interrupts;
 pub mod inversion;
 pub mod merge;
 pub mod page;

@@ -65,7 +65,7 @@ pub enum TraceError {
     },
 }
 
-fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TraceError {
+pub(crate) fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TraceError {
     let path = path.to_owned();
     move |source| match source.kind() {
         ErrorKind::PermissionDenied => TraceError::Denied { path, source },
@@ -180,7 +180,7 @@ fn instances(root: &Path) -> Result<PathBuf, TraceError> {
 }
 
 /// Bytes of a read of a ring: its page with header.
-fn page_size(root: &Path) -> usize {
+pub(crate) fn page_size(root: &Path) -> usize {
     let text = fs::read_to_string(root.join("events/header_page")).unwrap_or_default();
     let data = text.lines().find(|line| line.contains(" data;"));
     let size = data.and_then(|line| line.split("size:").nth(1)?.split(';').next()?.parse::<usize>().ok());

@@ -205,6 +205,8 @@ pub enum KernelThreadKind {
     Rcuc(u32),
     /// `backlog_napi/CPU`: the per-CPU backlog on PREEMPT_RT, 6.10 and later.
     BacklogNapi(u32),
+    /// `irq_work/CPU`: what an interrupt or a tracepoint has left to do, on PREEMPT_RT.
+    IrqWork(u32),
 }
 
 /// A kernel thread on the packet path.

@@ -53,6 +53,7 @@ fn kind_of(comm: &str) -> Option<KernelThreadKind> {
         "ktimers" => cpu().map(KernelThreadKind::Ktimers),
         "rcuc" => cpu().map(KernelThreadKind::Rcuc),
         "backlog_napi" => cpu().map(KernelThreadKind::BacklogNapi),
+        "irq_work" => cpu().map(KernelThreadKind::IrqWork),
         _ => None,
     }
 }
@@ -71,6 +72,7 @@ mod tests {
             ("ktimers/0", Some(KernelThreadKind::Ktimers(0))),
             ("rcuc/1", Some(KernelThreadKind::Rcuc(1))),
             ("backlog_napi/1", Some(KernelThreadKind::BacklogNapi(1))),
+            ("irq_work/3", Some(KernelThreadKind::IrqWork(3))),
             ("kworker/0:1", None),
             ("irq/x-y", None),
             ("napi/eth0", None),

@@ -9,6 +9,7 @@ mod device_irq;
 mod exclusive;
 mod host;
 mod host_config;
+mod interrupt_context;
 mod moderation;
 mod napi_weight;
 mod nic_qdisc;
@@ -180,6 +181,19 @@ pub static RULES: &[Rule] = &[
         cure: "FIFO 47-5l for an RT tenant of level l, under its runtime cap; a bulk tenant's never at an RT policy",
         live_safe: "an ordinary thread of the VMM; sched_setattr only requeues it and moves it to no other CPU",
         plan: tenant_threads::vcpu_place,
+    },
+    Rule {
+        id: RuleId::InterruptContext,
+        title: "vCPUs with a pending interrupt before others of their level (method interrupt-context)",
+        waits_behind: "a vCPU of another RT tenant of its level that computes",
+        cost: Cost {
+            text: "7.2-rt, an RT VM of the same level that spins under a cap of one half: a request's slowest 7,223 us of 60 (one in three over 1 ms)",
+            source: "`ontime bench xen-arm --beside rt` (docs/bench.md): method partitioned, emulated, virtual clock",
+        },
+        cure: "vCPUs at the entitled place (46-5l), at the planned one (47-5l) while an interrupt is to be taken; irq_work/N at FIFO 54, which tells of it",
+        live_safe: "kernel/irq_work.c, irq_workd: an ordinary thread; sched_setattr only requeues it. arch/x86/kvm/lapic.c, \
+                    __apic_accept_irq: the tracepoint changes nothing",
+        plan: interrupt_context::interrupt_context,
     },
     Rule {
         id: RuleId::ExclusiveCpu,

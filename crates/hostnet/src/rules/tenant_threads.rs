@@ -25,7 +25,7 @@ fn places(intent: &Intent, rule: RuleId, of_rule: impl Fn(ThreadRole) -> bool) -
             if let Some(policy) = wanted(tenant, thread, &intent.table) {
                 let policy = match intent.reserved.get(&thread.id) {
                     Some(reserved) => *reserved,
-                    None if rule == RuleId::VcpuPlace && intent.planner_runs() => {
+                    None if rule == RuleId::VcpuPlace && intent.vcpus_change_places() => {
                         intent.table.policy(tenant.class, Role::VcpuEntitled)
                     }
                     None => policy,

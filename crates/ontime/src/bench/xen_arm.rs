@@ -9,7 +9,7 @@ use super::{Emulated, Measured, Output};
 
 #[derive(Debug, clap::Args)]
 pub struct XenArm {
-    /// Methods: credit (Linux as it is), partitioned; default: all
+    /// Methods: credit (Linux as it is), partitioned, interrupt-context; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// CPU loads of the RT guest's own, percent

@@ -34,6 +34,12 @@ pub struct Charge {
     /// moment, without a pacer it would keep others waiting, or wait for them for ever.
     #[serde(default)]
     pub paced: Vec<(ThreadId, Policy)>,
+    /// vCPUs that are put ahead while an interrupt is pending, and their places: nobody lowers them any more.
+    #[serde(default)]
+    pub raised: Vec<(ThreadId, Policy)>,
+    /// The trace instance that told of interrupts.
+    #[serde(default)]
+    pub instance: Option<PathBuf>,
     /// The daemon ends as it should: there is nothing to do.
     pub relieved: bool,
 }
@@ -155,6 +161,12 @@ fn act(charge: &Charge) {
         // As below.
         let _ = id.set_policy_alone(*original);
     }
+    for (id, place) in &charge.raised {
+        // One that is paused has its place back below.
+        if id.policy().is_ok_and(|policy| policy != Policy::Idle && policy != *place) {
+            let _ = id.set_policy_alone(*place);
+        }
+    }
     for (id, place) in &charge.threads {
         // A thread that has ended needs nothing; one that cannot be placed has nobody left to try again.
         let _ = match id.policy() {
@@ -162,5 +174,8 @@ fn act(charge: &Charge) {
             Ok(_) if !protected => id.set_policy(Policy::BULK),
             _ => Ok(()),
         };
+    }
+    if let Some(instance) = &charge.instance {
+        ontime_trace::tracefs::remove(instance);
     }
 }

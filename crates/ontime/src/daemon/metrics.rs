@@ -55,6 +55,8 @@ struct Seen {
     pauses: u64,
     paused_ns: u64,
     ran_ns: u64,
+    raised: u64,
+    ahead_ns: u64,
 }
 
 /// All metrics.
@@ -75,6 +77,8 @@ pub struct Metrics {
     pauses: Family<Domain, Counter>,
     paused: Family<Domain, Seconds>,
     ran: Family<Domain, Seconds>,
+    raised: Family<Domain, Counter>,
+    ahead: Family<Domain, Seconds>,
     polled: Family<OfNic, Seconds>,
     saved: Family<OfNic, Seconds>,
     reserved: Family<Domain, Gauge<f64, std::sync::atomic::AtomicU64>>,
@@ -87,6 +91,8 @@ pub struct Metrics {
     periods: Family<Domain, Counter>,
     misses: Family<Domain, Counter>,
     refused: Gauge,
+    /// Deadline tasks that guests tell of.
+    tasks: Family<Domain, Gauge>,
     used: BTreeMap<ThreadId, Use>,
     /// Domains with reservations, as name and class.
     reserving: BTreeSet<(String, String)>,
@@ -114,6 +120,8 @@ impl Default for Metrics {
             pauses: Family::default(),
             paused: Family::default(),
             ran: Family::default(),
+            raised: Family::default(),
+            ahead: Family::default(),
             polled: Family::default(),
             saved: Family::default(),
             reserved: Family::default(),
@@ -125,6 +133,7 @@ impl Default for Metrics {
             periods: Family::default(),
             misses: Family::default(),
             refused: Gauge::default(),
+            tasks: Family::default(),
             used: BTreeMap::new(),
             reserving: BTreeSet::new(),
             seen: BTreeMap::new(),
@@ -151,6 +160,8 @@ impl Metrics {
         r.register("problems", "Problems now", self.problems.clone());
         r.register("cap_pauses", "Times a thread was over its runtime cap", self.pauses.clone());
         r.register_with_unit("cap_paused", "Time off real-time priority", Unit::Seconds, self.paused.clone());
+        r.register("boosts", "Times a vCPU was put ahead because of a pending interrupt", self.raised.clone());
+        r.register_with_unit("boost", "CPU time that it took ahead", Unit::Seconds, self.ahead.clone());
         r.register_with_unit("busypoll", "Time that a NIC polled", Unit::Seconds, self.polled.clone());
         r.register_with_unit("busypoll_saved", "Time that it did not need to", Unit::Seconds, self.saved.clone());
         r.register("reserved_cpus", "CPU time reserved, in CPUs", self.reserved.clone());
@@ -158,6 +169,7 @@ impl Metrics {
         r.register_with_unit("beyond_share", "CPU time had beyond them", Unit::Seconds, self.beyond.clone());
         r.register("deadlines_admitted", "Changes of a guest's deadline bandwidth", self.admitted.clone());
         r.register("deadlines_refused", "Of these refused: the guest saw EBUSY", self.denied.clone());
+        r.register("deadline_tasks", "Deadline tasks that a guest publishes", self.tasks.clone());
         r.register("share_overruns", "Times a vCPU used up its share of a slice", self.overruns.clone());
         r.register("share_periods", "Periods of vCPUs with reserved CPU time", self.periods.clone());
         r.register("share_misses", "Of those, with less than the budget although it was wanted", self.misses.clone());
@@ -232,7 +244,10 @@ impl Metrics {
             self.pauses.get_or_create(&domain).inc_by(used.pauses.saturating_sub(last.pauses));
             self.paused.get_or_create(&domain).inc_by(used.paused_ns.saturating_sub(last.paused_ns) as f64 / 1e9);
             self.ran.get_or_create(&domain).inc_by(used.ran_ns.saturating_sub(last.ran_ns) as f64 / 1e9);
-            *last = Seen { pauses: used.pauses, paused_ns: used.paused_ns, ran_ns: used.ran_ns };
+            self.raised.get_or_create(&domain).inc_by(used.raised.saturating_sub(last.raised));
+            self.ahead.get_or_create(&domain).inc_by(used.ahead_ns.saturating_sub(last.ahead_ns) as f64 / 1e9);
+            let cap::Use { pauses, paused_ns, ran_ns, raised, ahead_ns, .. } = *used;
+            *last = Seen { pauses, paused_ns, ran_ns, raised, ahead_ns };
         }
         self.seen.retain(|id, _| uses.iter().any(|used| used.id == *id));
     }
@@ -252,6 +267,11 @@ impl Metrics {
             self.overruns.get_or_create(&domain).inc_by(now.overruns.saturating_sub(last.overruns));
             self.periods.get_or_create(&domain).inc_by(now.periods.saturating_sub(last.periods));
             self.misses.get_or_create(&domain).inc_by(now.misses.saturating_sub(last.misses));
+        }
+        self.tasks.clear();
+        for vcpu in &settled.vcpus {
+            let count = vcpu.page.as_ref().map_or(0, |page| page.tasks(vcpu.vcpu).len());
+            self.tasks.get_or_create(&domain(vcpu)).inc_by(i64::try_from(count).unwrap_or(i64::MAX));
         }
         self.used.retain(|id, _| settled.vcpus.iter().any(|vcpu| vcpu.id == *id));
         let gone = self.reserving.iter().filter(|domain| !reserved.contains_key(*domain));
@@ -285,6 +305,8 @@ impl Metrics {
         self.pauses.remove(&domain);
         self.paused.remove(&domain);
         self.ran.remove(&domain);
+        self.raised.remove(&domain);
+        self.ahead.remove(&domain);
     }
 
     /// All of it, in OpenMetrics' text form.
@@ -315,6 +337,8 @@ mod tests {
             ran_ns: 0,
             paused: false,
             refused: 0,
+            raised: 7 * pauses,
+            ahead_ns: 0,
         };
         metrics.caps(&[used(2)], &of);
         metrics.caps(&[used(3)], &of);
@@ -325,6 +349,7 @@ mod tests {
             text.contains("ontime_cap_paused_seconds_total{domain=\"vm \\\"a\\\"\\n\",class=\"rt0\"} 1.5"),
             "{text}"
         );
+        assert!(text.contains("ontime_boosts_total{domain=\"vm \\\"a\\\"\\n\",class=\"rt0\"} 21"), "{text}");
         assert!(text.contains("ontime_pass_seconds_count 1"), "{text}");
         assert!(text.ends_with("# EOF\n"));
         assert!(!text.contains("4712"), "{text}");

@@ -241,6 +241,8 @@ pub fn cap_thread(used: &Use, of: &BTreeMap<ThreadId, Owned>) -> api::CapThread 
         pauses: used.pauses,
         paused_seconds: used.paused_ns as f64 / 1e9,
         rt_seconds: used.ran_ns as f64 / 1e9,
+        raised: used.raised,
+        ahead_seconds: used.ahead_ns as f64 / 1e9,
     }
 }
 

@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use ontime_hostnet::{CpuSet, Knob, Plan, RuleId, Setting, Value};
-use ontime_tenants::{Policy, PriorityTable, Tenant, TenantThread, ThreadId, ownership};
+use ontime_hostnet::{CpuSet, Intent, Knob, Plan, RuleId, Setting, Value};
+use ontime_tenants::{Policy, PriorityTable, Role, Tenant, TenantThread, ThreadId, ThreadRole, ownership};
 
-use super::cap::{Share, Watch};
+use super::cap::{Followed, Rank, Share, Watch};
 use super::view::Owned;
 
 /// The threads to watch, and whose they are.
@@ -18,29 +18,38 @@ pub struct Watches {
     pub list: Vec<Watch>,
     /// For reports and metrics.
     pub of: BTreeMap<ThreadId, Owned>,
+    /// VMs whose vCPUs are put ahead while an interrupt is pending.
+    pub followed: Vec<Followed>,
 }
 
 impl Watches {
-    /// Of tenants as they are but for pauses. Not of `reserved` threads: whoever keeps their share holds them to it.
-    pub fn of(
-        plan: &Plan,
-        tenants: &[Tenant],
-        table: PriorityTable,
-        kernel: Share,
-        reserved: &BTreeMap<ThreadId, Policy>,
-    ) -> Self {
+    /// Of tenants as they are but for pauses. Not of threads with reserved time: whoever keeps their share holds them to it.
+    pub fn of(plan: &Plan, tenants: &[Tenant], intent: &Intent, kernel: Share) -> Self {
         let mut watches = Self::default();
-        let planned = planned(plan);
+        let (places, table) = (planned(plan), intent.table);
         for tenant in tenants {
-            for thread in tenant.threads.iter().filter(|thread| !reserved.contains_key(&thread.id)) {
-                let planned = planned.get(&thread.id).copied();
+            let mut followed = Followed::default();
+            for thread in tenant.threads.iter().filter(|thread| !intent.reserved.contains_key(&thread.id)) {
+                let planned = places.get(&thread.id).copied();
+                let ahead = planned.and_then(|place| ahead(tenant, thread, intent, place));
+                if let (Some(_), ThreadRole::Vcpu(number)) = (ahead, thread.role) {
+                    followed.vcpus.push((number, thread.id));
+                }
                 if let Some(place) = planned.or_else(|| place(tenant, thread, table)) {
                     // A cap outside its range cannot be: the configuration refuses it. If it were, the default holds.
                     let share = Share::new(tenant.runtime_cap).unwrap_or(Share::NINETY_FIVE);
                     let cpus = CpuSet::from_list(&thread.affinity).unwrap_or_default().iter().collect();
                     let owned = Owned { name: tenant.name.clone(), class: tenant.class.to_string() };
-                    watches.add(Watch { id: thread.id, place, share, cpus }, owned);
+                    let rank = match thread.role {
+                        ThreadRole::Vhost | ThreadRole::KvmPit => Rank::Backend,
+                        _ => Rank::Guest,
+                    };
+                    watches.add(Watch { id: thread.id, place, share, cpus, rank, ahead }, owned);
                 }
+            }
+            if !followed.vcpus.is_empty() {
+                followed.threads = tenant.threads.iter().map(|thread| thread.id.tid).collect();
+                watches.followed.push(followed);
             }
         }
         for setting in &plan.settings {
@@ -52,7 +61,8 @@ impl Watches {
                 // The name holds the interface and an id that may change at every ifup: too many names for metrics.
                 let name = if comm.starts_with("irq/") { "irq threads" } else { "napi threads" };
                 let owned = Owned { name: name.to_owned(), class: "rt".to_owned() };
-                watches.add(Watch { id: *thread, place: *place, share: kernel, cpus }, owned);
+                let rank = if *place == PriorityTable::POLLER { Rank::Poller } else { Rank::Backend };
+                watches.add(Watch { id: *thread, place: *place, share: kernel, cpus, rank, ahead: None }, owned);
             }
         }
         watches
@@ -63,6 +73,14 @@ impl Watches {
             self.list.push(watch);
         }
     }
+}
+
+/// Where a vCPU stands while an interrupt is pending, if Ontime placed it where such vCPUs wait.
+fn ahead(tenant: &Tenant, thread: &TenantThread, intent: &Intent, place: Policy) -> Option<Policy> {
+    let at = |role| intent.table.policy(tenant.class, role);
+    let is_vcpu = matches!(thread.role, ThreadRole::Vcpu(_));
+    let waits = intent.has(RuleId::InterruptContext) && is_vcpu && place == at(Role::VcpuEntitled);
+    waits.then(|| at(Role::VcpuPlanned))
 }
 
 /// The real-time policies that the plan gives to threads.
@@ -90,6 +108,7 @@ fn is_real_time(value: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use ontime_hostnet::Method;
     use ontime_tenants::model::LibvirtTuning;
     use ontime_tenants::{Class, ClassSource, Kind, Level, ThreadRole};
 
@@ -125,7 +144,8 @@ mod tests {
 
     fn watched(tenant: Tenant) -> Vec<(i32, Policy)> {
         let reserved = BTreeMap::from([(ThreadId { pid: 1, tid: 77, start_time: 7 }, Policy::Fifo(47))]);
-        let all = Watches::of(&Plan::default(), &[tenant], PriorityTable::default(), Share::NINETY_FIVE, &reserved);
+        let intent = Intent { reserved, ..Intent::default() };
+        let all = Watches::of(&Plan::default(), &[tenant], &intent, Share::NINETY_FIVE);
         all.list.iter().map(|watch| (watch.id.tid, watch.place)).collect()
     }
 
@@ -139,6 +159,32 @@ mod tests {
             thread(77, ThreadRole::Vcpu(1), Policy::Fifo(47)),
         ];
         assert_eq!(watched(tenant(rt, threads)), [(2, Policy::Fifo(47)), (3, Policy::Fifo(48))]);
+    }
+
+    #[test]
+    fn vcpus_at_the_entitled_place_are_put_ahead_under_interrupt_context() {
+        let vm = tenant(
+            Class::Rt(Level::HIGHEST),
+            vec![
+                thread(2, ThreadRole::Vcpu(0), Policy::BULK),
+                thread(3, ThreadRole::Vhost, Policy::BULK),
+                thread(4, ThreadRole::Emulator, Policy::BULK),
+            ],
+        );
+        let watches = |method| {
+            let tenants = vec![vm.clone()];
+            let intent = Intent { method, tenants: tenants.clone(), ..Intent::default() };
+            let plan = ontime_hostnet::plan(&ontime_hostnet::Inventory::default(), &intent);
+            Watches::of(&plan, &tenants, &intent, Share::NINETY_FIVE)
+        };
+        let all = watches(Method::InterruptContext);
+        let vcpu = all.list.iter().find(|watch| watch.id.tid == 2).unwrap();
+        assert_eq!((vcpu.place, vcpu.ahead, vcpu.rank), (Policy::Fifo(46), Some(Policy::Fifo(47)), Rank::Guest));
+        let vhost = all.list.iter().find(|watch| watch.id.tid == 3).unwrap();
+        assert_eq!((vhost.place, vhost.ahead, vhost.rank), (Policy::Fifo(48), None, Rank::Backend));
+        assert_eq!(all.followed, [Followed { threads: vec![2, 3, 4], vcpus: vec![(0, vcpu.id)] }]);
+        let all = watches(Method::Partitioned);
+        assert!(all.followed.is_empty() && all.list.iter().all(|watch| watch.ahead.is_none()));
     }
 
     #[test]

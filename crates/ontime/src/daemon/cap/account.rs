@@ -13,6 +13,11 @@ impl Share {
     /// What the kernel's own protections leave to real-time threads, and Ontime's default.
     pub const NINETY_FIVE: Share = Share(950_000);
 
+    /// A quarter of a CPU.
+    pub const QUARTER: Share = Share(250_000);
+    /// Half of a CPU.
+    pub const HALF: Share = Share(500_000);
+
     /// `fraction` of one CPU. `None` unless it is over 0 (at least one part per million) and at most 1.
     pub fn new(fraction: f64) -> Option<Self> {
         // The cast saturates and is in range: fraction is checked to be within 0 to 1.
@@ -76,6 +81,11 @@ impl Account {
     /// How much more, ns, may be used before the budget is.
     pub fn left(&self) -> u64 {
         self.budget().saturating_sub(self.used)
+    }
+
+    /// Whether nothing was used in this interval yet.
+    pub fn is_new(&self) -> bool {
+        self.used == 0
     }
 
     /// From this much on, an interval is judged. A little below the budget: the kernel's timer and its counter differ by

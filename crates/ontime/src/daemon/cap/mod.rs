@@ -4,8 +4,9 @@
 //! ([`Caps::set`]). Out: a thread over its cap runs at SCHED_IDLE until its use and its cap are even again, some hundred
 //! microseconds later, then has its place back; counts of that ([`Caps::report`]).
 //!
-//! `account` is the arithmetic, `table` who pauses until when and when to look next (both pure), `reading` how CPU time is
-//! read, `place` the change of policy, `watcher` the thread.
+//! `account` is the arithmetic, `table` who pauses until when and when to look next, `boost` which vCPU stands ahead of others of its level
+//! because an interrupt is pending, `who` whom an interrupt is for (all pure), `reading` how CPU time is read, `place` the change of policy,
+//! `watcher` the thread. One thread for caps and interrupts: both move the same vCPUs, and what one takes ahead is charged to its cap.
 //!
 //! Why a period of 3 ms: the pause, (1 - 0.95) x 3 ms = 0.15 ms, is all that an honest guest can lose when it computes through a
 //! whole period. Where all watched processes together took less than half of one CPU since the last look, their threads are not
@@ -15,29 +16,36 @@
 //! on. Why CPUs have an account too: two threads at 95 % on one CPU would leave nothing.
 
 pub mod account;
+mod boost;
 pub mod place;
 pub mod reading;
 pub mod table;
 pub mod watcher;
+pub mod who;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use ontime_tenants::{Policy, PriorityTable, ThreadId};
+use ontime_tenants::{Policy, ThreadId};
+use ontime_trace::TraceError;
+use ontime_trace::interrupts::Interrupts;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use rustix::event::EventfdFlags;
+use rustix::event::{EventfdFlags, epoll};
 use thiserror::Error;
 
 pub use self::account::Share;
 use self::place::Place;
 use self::reading::{ProcessClock, Reading};
+pub use self::table::Rank;
 use self::table::{SlotIndex, Table};
-use self::watcher::{Channels, Order, Slot, Tally, Watcher};
+use self::watcher::{Channels, Hearing, Order, Returned, Slot, Tally, Watcher};
+use self::who::{Vm, Who};
 
 /// The longest wait for the watcher to carry out orders.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -73,6 +81,20 @@ pub enum CapError {
     Lost,
 }
 
+/// Why nobody is put ahead.
+#[derive(Debug, Error)]
+pub enum FollowError {
+    /// The watcher does not answer.
+    #[error(transparent)]
+    Caps(#[from] CapError),
+    /// There is no probe.
+    #[error("pending interrupts cannot be followed, so vCPUs of a level take turns as under method partitioned: {0}")]
+    Probe(#[from] TraceError),
+    /// It cannot be waited for.
+    #[error("pending interrupts cannot be waited for: {0}")]
+    Wait(#[from] io::Error),
+}
+
 /// A thread to watch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Watch {
@@ -84,6 +106,27 @@ pub struct Watch {
     pub share: Share,
     /// The CPUs it may run on.
     pub cpus: Vec<u32>,
+    /// Who goes without first where a CPU's share is used up.
+    pub rank: Rank,
+    /// Where it stands while an interrupt is pending; None: always at its place.
+    pub ahead: Option<Policy>,
+}
+
+impl Watch {
+    /// Whether a watch goes on as it is.
+    fn is_like(&self, other: &Watch) -> bool {
+        let of = |watch: &Watch| (watch.place, watch.share, watch.rank, watch.ahead);
+        of(self) == of(other)
+    }
+}
+
+/// A VM whose interrupts are followed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Followed {
+    /// Threads that make its interrupts pending.
+    pub threads: Vec<i32>,
+    /// Its vCPUs.
+    pub vcpus: Vec<(u32, ThreadId)>,
 }
 
 /// How well a thread is watched.
@@ -130,9 +173,13 @@ pub struct Use {
     pub paused: bool,
     /// Times the kernel refused to change its policy.
     pub refused: u64,
+    /// Times it was put ahead because of an interrupt.
+    pub raised: u64,
+    /// CPU time that it took ahead, ns.
+    pub ahead_ns: u64,
 }
 
-/// Who may be paused while policies are read. A pause is not a thread's place: the planner would put it right, or keep it for
+/// Who may be paused, or ahead, while policies are read. A pause is not a thread's place: the planner would put it right, or keep it for
 /// the thread's original and give it that on reset. (Nor can pauses be off while the planner looks: on one CPU, a spinning thread
 /// at its place keeps the planner from looking.)
 #[derive(Debug, Default)]
@@ -142,16 +189,18 @@ pub struct Pauses(BTreeMap<ThreadId, Seen>);
 #[derive(Debug)]
 struct Seen {
     place: Policy,
+    ahead: Option<Policy>,
     tally: Arc<Tally>,
     count: u64,
     paused: bool,
 }
 
 impl Pauses {
-    /// The place of a thread that was just read to have this policy, past a pause.
+    /// The place of a thread that was just read to have this policy, past a pause and past being ahead.
     pub fn past(&self, id: ThreadId, read: Policy) -> Policy {
         match (read, self.0.get(&id)) {
             (Policy::Idle, Some(seen)) if seen.has_been_paused() => seen.place,
+            (ahead, Some(seen)) if seen.ahead == Some(ahead) => seen.place,
             _ => read,
         }
     }
@@ -171,7 +220,11 @@ pub struct Caps {
     ordered: u64,
     done: Arc<AtomicU64>,
     wake: Arc<OwnedFd>,
-    returned: Consumer<(SlotIndex, Box<Slot>)>,
+    returned: Consumer<Returned>,
+    epoll: Arc<OwnedFd>,
+    /// What tells of interrupts, on which CPUs.
+    interrupts: Option<(Interrupts, Vec<u32>)>,
+    who: Who,
     thread: Option<std::thread::JoinHandle<()>>,
     /// The watcher's thread number.
     pub watcher_tid: i32,
@@ -195,12 +248,20 @@ impl Caps {
         let capacity = settings.capacity;
         // Room for a forget and a watch of every slot at once, and a few single orders.
         let (orders, take_orders) = RingBuffer::new(2 * capacity + 8);
-        let (give_back, returned) = RingBuffer::new(capacity);
+        // And for what is heard by: one order of it is under way at a time.
+        let (give_back, returned) = RingBuffer::new(capacity + 2);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| setup("epoll")(error.into()))?;
+        let epoll = Arc::new(epoll);
         let done = Arc::new(AtomicU64::new(0));
         let period = u64::try_from(settings.period.as_nanos()).unwrap_or(u64::MAX);
         let table = Table::new(capacity, cpu_count(), settings.cpu_share, period, watcher::now());
-        let channels =
-            Channels { orders: take_orders, done: Arc::clone(&done), wake: Arc::clone(&wake), returned: give_back };
+        let channels = Channels {
+            orders: take_orders,
+            done: Arc::clone(&done),
+            wake: Arc::clone(&wake),
+            returned: give_back,
+            epoll: Arc::clone(&epoll),
+        };
         let watcher = Watcher::new(table, capacity, channels).map_err(setup("epoll"))?;
         let (tell, told) = sync_channel(1);
         let thread = std::thread::Builder::new()
@@ -223,6 +284,9 @@ impl Caps {
             done,
             wake,
             returned,
+            epoll,
+            interrupts: None,
+            who: Who::default(),
             thread: Some(thread),
             watcher_tid,
             entries: BTreeMap::new(),
@@ -235,7 +299,7 @@ impl Caps {
     pub fn leaving<'a>(&'a self, wanted: &'a [Watch]) -> impl Iterator<Item = ThreadId> + 'a {
         let keep: BTreeMap<ThreadId, &Watch> = wanted.iter().map(|watch| (watch.id, watch)).collect();
         self.entries.values().map(|entry| &entry.watch).filter_map(move |watch| {
-            let stays = keep.get(&watch.id).is_some_and(|kept| kept.place == watch.place && kept.share == watch.share);
+            let stays = keep.get(&watch.id).is_some_and(|kept| kept.is_like(watch));
             (!stays).then_some(watch.id)
         })
     }
@@ -271,12 +335,72 @@ impl Caps {
         self.sync()
     }
 
+    /// Puts vCPUs of these VMs ahead while an interrupt is pending, as far as they are watched with a place for that; with no VMs, nobody.
+    ///
+    /// # Errors
+    /// [`FollowError`]: then nobody is put ahead.
+    pub fn follow(&mut self, root: &Path, cpus: &[u32], vms: &[Followed]) -> Result<(), FollowError> {
+        let slot = |(vcpu, id): &(u32, ThreadId)| Some((*vcpu, id.tid, self.entries.get(id)?.index));
+        let of = |vm: &Followed| Vm { threads: vm.threads.clone(), vcpus: vm.vcpus.iter().filter_map(slot).collect() };
+        let who = Who::new(&vms.iter().map(of).collect::<Vec<_>>());
+        if vms.is_empty() || self.interrupts.as_ref().is_some_and(|(_, on)| on != cpus) {
+            self.deafen()?;
+        }
+        if vms.is_empty() {
+            return Ok(());
+        }
+        let followed = self.follow_probe(root, cpus, who);
+        if followed.is_err() {
+            self.deafen()?;
+        }
+        followed
+    }
+
+    fn follow_probe(&mut self, root: &Path, cpus: &[u32], who: Who) -> Result<(), FollowError> {
+        let mut rings = None;
+        if self.interrupts.is_none() {
+            let (interrupts, new) = Interrupts::start(root, cpus)?;
+            for (index, ring) in (0u64..).zip(new.fds()) {
+                epoll::add(&self.epoll, ring, epoll::EventData::new_u64(index), epoll::EventFlags::IN)
+                    .map_err(io::Error::from)?;
+            }
+            self.interrupts = Some((interrupts, cpus.to_vec()));
+            rings = Some(new);
+        }
+        if rings.is_some() || who != self.who {
+            self.who = who.clone();
+            self.order(Order::Hear(Box::new(Hearing { rings, who, deaf: false })))?;
+            self.sync()?;
+        }
+        if let Some((interrupts, _)) = &mut self.interrupts {
+            interrupts.follow(&self.who.threads())?;
+        }
+        Ok(())
+    }
+
+    /// Ends telling of interrupts.
+    fn deafen(&mut self) -> Result<(), CapError> {
+        let Some((interrupts, _)) = self.interrupts.take() else { return Ok(()) };
+        self.who = Who::default();
+        self.order(Order::Hear(Box::new(Hearing { deaf: true, ..Hearing::default() })))?;
+        self.sync()?;
+        // After its rings are closed.
+        drop(interrupts);
+        Ok(())
+    }
+
+    /// The trace instance that tells of interrupts; nobody but its maker takes it away, or who is told of it.
+    pub fn instance(&self) -> Option<PathBuf> {
+        self.interrupts.as_ref().map(|(interrupts, _)| interrupts.dir())
+    }
+
     /// For reading policies from now on.
     pub fn pauses(&self) -> Pauses {
         let seen = |entry: &Entry| {
             let count = entry.tally.pauses.load(Ordering::Acquire);
             let paused = entry.tally.paused.load(Ordering::Relaxed);
-            (entry.watch.id, Seen { place: entry.watch.place, tally: Arc::clone(&entry.tally), count, paused })
+            let Watch { place, ahead, .. } = entry.watch;
+            (entry.watch.id, Seen { place, ahead, tally: Arc::clone(&entry.tally), count, paused })
         };
         Pauses(self.entries.values().map(seen).collect())
     }
@@ -299,7 +423,7 @@ impl Caps {
         if watch.share.is_whole() {
             return Err(Cover::Whole);
         }
-        let place = Place::open(watch.id, watch.place)
+        let place = Place::open(watch.id, watch.place, watch.ahead)
             .map_err(refused)?
             .ok_or_else(|| Cover::Failed(format!("its place {} is no RT priority", watch.place)))?;
         let reading = Reading::open(watch.id.pid, watch.id.tid).map_err(refused)?;
@@ -310,8 +434,8 @@ impl Caps {
         let cpu = watch.cpus.first().copied().unwrap_or(0);
         let clock = ProcessClock::new(watch.id.pid);
         let tally = Arc::default();
-        let polls = watch.place == PriorityTable::POLLER;
-        let slot = Slot { reading, clock, first: true, place, share: watch.share, cpu, polls, tally, since: 0 };
+        let rank = watch.rank;
+        let slot = Slot { reading, clock, first: true, place, share: watch.share, cpu, rank, tally, since: 0 };
         Ok((index, Box::new(slot)))
     }
 
@@ -325,6 +449,8 @@ impl Caps {
             ran_ns: entry.tally.ran_ns.load(Ordering::Relaxed),
             paused: entry.tally.paused.load(Ordering::Relaxed),
             refused: entry.tally.refused.load(Ordering::Relaxed),
+            raised: entry.tally.raised.load(Ordering::Relaxed),
+            ahead_ns: entry.tally.ahead_ns.load(Ordering::Relaxed),
         });
         let unwatched = self.uncovered.iter().map(|(id, cover)| Use {
             id: *id,
@@ -334,6 +460,8 @@ impl Caps {
             ran_ns: 0,
             paused: false,
             refused: 0,
+            raised: 0,
+            ahead_ns: 0,
         });
         watched.chain(unwatched).collect()
     }
@@ -376,9 +504,15 @@ impl Caps {
     /// Waits until all orders are done, and closes what came back.
     fn sync(&mut self) -> Result<(), CapError> {
         self.carried_out()?;
-        while let Ok((index, _closed_here)) = self.returned.pop() {
-            self.free.push(index);
-            self.entries.retain(|_, entry| entry.index != index);
+        while let Ok(returned) = self.returned.pop() {
+            match returned {
+                Returned::Slot(index, closed_here) => {
+                    drop(closed_here);
+                    self.free.push(index);
+                    self.entries.retain(|_, entry| entry.index != index);
+                }
+                Returned::Hearing(closed_here) => drop(closed_here),
+            }
         }
         Ok(())
     }

@@ -20,21 +20,27 @@ pub struct Place {
     stat: File,
     policy: libc::c_int,
     priority: libc::c_int,
+    /// Where it stands while an interrupt is pending; 0: nowhere else.
+    ahead: libc::c_int,
 }
 
 impl Place {
-    /// The thread `id`, whose place is `policy`. `None` where that is not SCHED_FIFO or SCHED_RR: nothing to cap.
+    /// The thread `id`, whose place is `policy`, and which is put ahead at times if `ahead` is a place at SCHED_FIFO. `None` where that is not SCHED_FIFO or SCHED_RR: nothing to cap.
     ///
     /// # Errors
     /// ESRCH or ENOENT where the thread has ended.
-    pub fn open(id: ThreadId, policy: Policy) -> io::Result<Option<Self>> {
+    pub fn open(id: ThreadId, policy: Policy, ahead: Option<Policy>) -> io::Result<Option<Self>> {
         let (policy, priority) = match policy {
             Policy::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
             Policy::Rr(priority) => (libc::SCHED_RR, priority.into()),
             _ => return Ok(None),
         };
         let stat = File::open(format!("/proc/{}/task/{}/stat", id.pid, id.tid))?;
-        let place = Self { tid: id.tid, start_time: id.start_time, stat, policy, priority };
+        let ahead = match ahead {
+            Some(Policy::Fifo(priority)) if policy == libc::SCHED_FIFO => priority.into(),
+            _ => 0,
+        };
+        let place = Self { tid: id.tid, start_time: id.start_time, stat, policy, priority, ahead };
         place.verify()?;
         Ok(Some(place))
     }
@@ -54,6 +60,49 @@ impl Place {
     /// ESRCH where it has ended; else the kernel's.
     pub fn take(&self) -> io::Result<()> {
         self.set(self.policy, self.priority)
+    }
+
+    /// Whether it has a place ahead.
+    pub fn has_ahead(&self) -> bool {
+        self.ahead != 0
+    }
+
+    /// Puts it ahead, behind others that are. Its times were just read, by a file that names the thread and not its number.
+    ///
+    /// # Errors
+    /// ESRCH where it has ended; else the kernel's.
+    pub fn raise(&self) -> io::Result<()> {
+        self.fifo(self.ahead)
+    }
+
+    /// Puts it behind the others that are ahead: the kernel queues whom it raises last, and leaves alone whom nothing changes for.
+    ///
+    /// # Errors
+    /// As [`Self::raise`].
+    pub fn again(&self) -> io::Result<()> {
+        self.fifo(self.priority)?;
+        self.fifo(self.ahead)
+    }
+
+    /// To its place, behind those who wait there: whom it lowers the kernel queues first, so it is lowered further and raised.
+    ///
+    /// # Errors
+    /// As [`Self::raise`].
+    pub fn lower(&self) -> io::Result<()> {
+        self.fifo(self.priority - 1)?;
+        self.fifo(self.priority)
+    }
+
+    /// Only of threads that Ontime placed, which have SCHED_RESET_ON_FORK.
+    fn fifo(&self, priority: libc::c_int) -> io::Result<()> {
+        let param = libc::sched_param { sched_priority: priority };
+        // SAFETY: the kernel copies param, which outlives the call.
+        if unsafe { libc::sched_setscheduler(self.tid, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const param) }
+            != 0
+        {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
     }
 
     fn set(&self, policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {

@@ -4,6 +4,7 @@
 //! its tenant's cap, and the CPU's, because two threads at 95 % each on one CPU would leave nothing for anybody else.
 
 use super::account::{Account, Share, Verdict};
+use super::boost::{Boost, Move, OUT};
 
 /// A watched thread's place in the table.
 pub type SlotIndex = usize;
@@ -15,6 +16,57 @@ pub enum Action {
     Demote(SlotIndex),
     /// Give this thread its place back.
     Promote(SlotIndex),
+    /// Put it ahead of its level, off a pause too.
+    Raise(SlotIndex),
+    /// Put it behind the others that are ahead.
+    Again(SlotIndex),
+    /// From ahead to its place, behind those who wait there.
+    Lower(SlotIndex),
+}
+
+impl Action {
+    /// Whose place changes.
+    pub fn slot(self) -> SlotIndex {
+        match self {
+            Action::Demote(slot)
+            | Action::Promote(slot)
+            | Action::Raise(slot)
+            | Action::Again(slot)
+            | Action::Lower(slot) => slot,
+        }
+    }
+
+    fn of(slot: SlotIndex, change: Move) -> Self {
+        match change {
+            Move::Raise => Action::Raise(slot),
+            Move::Again => Action::Again(slot),
+            Move::Lower => Action::Lower(slot),
+        }
+    }
+}
+
+/// Who goes without where a CPU's share is used up: the lowest that alone took enough of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rank {
+    /// Polls, below every other: what its CPU lacks is what it took.
+    Poller,
+    /// A tenant's program.
+    Guest,
+    /// Moves packets and interrupts, all tenants' of its kind.
+    Backend,
+}
+
+/// A thread to watch.
+#[derive(Debug, Clone, Copy)]
+pub struct Watched {
+    /// Its cap.
+    pub share: Share,
+    /// The CPU that it was last seen on.
+    pub cpu: u32,
+    /// Who goes without first.
+    pub rank: Rank,
+    /// Whether it is put ahead while an interrupt is pending.
+    pub boosted: bool,
 }
 
 /// One watched thread.
@@ -25,13 +77,18 @@ struct Slot {
     cpu: u32,
     /// Paused until then, ns.
     until: Option<u64>,
-    /// It polls, below every other: what its CPU lacks is what it took.
-    polls: bool,
+    rank: Rank,
     /// It ran since the last reading.
     ran: bool,
     /// Its own account is even only at the end of a pause: the next interval starts there. A pause for its CPU's sake does
     /// not forgive what it used itself.
     overdrawn: bool,
+    /// Ahead of its level at times.
+    boost: Option<Boost>,
+    /// It runs although it is paused, ahead, because an interrupt is pending.
+    out: bool,
+    /// How much more of this pause it may, ns.
+    out_left: u64,
 }
 
 /// A CPU's account, and what the slots of the reading under way took of it, ns. Judged once a reading: each slot's time is since
@@ -40,6 +97,9 @@ struct Slot {
 struct Cpu {
     account: Account,
     taken: u64,
+    /// What was taken in the account's interval, and what of that by tenants' programs.
+    since: u64,
+    by_guests: u64,
 }
 
 /// The watched threads of a host and its CPUs.
@@ -68,7 +128,7 @@ impl Table {
         Self {
             slots: Vec::with_capacity(capacity),
             capacity,
-            cpus: vec![Cpu { account: Account::new(cpu_share, period, now), taken: 0 }; cpus],
+            cpus: vec![Cpu { account: Account::new(cpu_share, period, now), taken: 0, since: 0, by_guests: 0 }; cpus],
             period,
             looked: now,
             read: now,
@@ -78,31 +138,69 @@ impl Table {
         }
     }
 
-    /// Watches a thread in this slot from `now` on; `polls`: it takes whatever the others of its CPU leave.
-    pub fn watch(&mut self, slot: SlotIndex, share: Share, cpu: u32, polls: bool, now: u64) {
+    /// Watches a thread in this slot from `now` on.
+    pub fn watch(&mut self, slot: SlotIndex, watched: Watched, now: u64) {
         while self.slots.len() <= slot && self.slots.len() < self.capacity {
             self.slots.push(None);
         }
         if let Some(entry) = self.slots.get_mut(slot) {
             *entry = Some(Slot {
-                account: Account::new(share, self.period, now),
-                cpu,
+                account: Account::new(watched.share, self.period, now),
+                cpu: watched.cpu,
                 until: None,
-                polls,
+                rank: watched.rank,
                 ran: false,
                 overdrawn: false,
+                boost: watched.boosted.then(|| Boost::new(self.period, now)),
+                out: false,
+                out_left: 0,
             });
         }
     }
 
-    /// Forgets the thread in this slot. Says whether it was paused.
+    /// Forgets the thread in this slot. Says whether it is anywhere but at its place.
     pub fn forget(&mut self, slot: SlotIndex) -> bool {
-        self.slots.get_mut(slot).and_then(Option::take).is_some_and(|slot| slot.until.is_some())
+        let gone = self.slots.get_mut(slot).and_then(Option::take);
+        gone.is_some_and(|slot| slot.until.is_some() || slot.boost.is_some_and(|boost| boost.is_ahead()))
     }
 
-    /// Whether the thread in this slot is paused.
+    /// Whether the thread in this slot is off its place, paused.
     pub fn paused(&self, slot: SlotIndex) -> bool {
-        self.get(slot).is_some_and(|slot| slot.until.is_some())
+        self.get(slot).is_some_and(Slot::is_off)
+    }
+
+    /// Whether the thread in this slot stands ahead of its level.
+    pub fn ahead(&self, slot: SlotIndex) -> bool {
+        self.get(slot).and_then(|slot| slot.boost).is_some_and(|boost| boost.is_ahead())
+    }
+
+    /// An interrupt is pending for the vCPU in this slot; `own`: it runs, and takes it. It was read before, and charged.
+    pub fn interrupt(&mut self, index: SlotIndex, own: bool, now: u64, mut act: impl FnMut(Action)) {
+        let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
+        let off = slot.is_off();
+        let Some(boost) = slot.boost.as_mut().filter(|_| !off || (slot.out_left > 0 && !own)) else { return };
+        if let Some(change) = boost.interrupt(own, now) {
+            slot.out = off;
+            act(Action::of(index, change));
+        }
+    }
+
+    /// The first vCPU that is ahead and due to be looked at: to be read and charged, then [`Self::checked`].
+    pub fn due(&self, now: u64) -> Option<SlotIndex> {
+        let due = |slot: &Slot| slot.check().is_some_and(|at| at <= now);
+        self.slots.iter().position(|slot| slot.as_ref().is_some_and(due))
+    }
+
+    /// It was looked at, and had taken `ran` ns.
+    pub fn checked(&mut self, index: SlotIndex, ran: u64, now: u64) {
+        if let Some(boost) = self.slots.get_mut(index).and_then(Option::as_mut).and_then(|slot| slot.boost.as_mut()) {
+            boost.checked(ran, now);
+        }
+    }
+
+    /// When the next vCPU that is ahead is to be looked at, ns.
+    pub fn next_check(&self) -> Option<u64> {
+        self.slots.iter().flatten().filter_map(Slot::check).min()
     }
 
     /// The CPU the thread in this slot was last seen on.
@@ -120,12 +218,27 @@ impl Table {
         slot.ran = ran > 0;
         self.most = self.most.max(ran);
         let own = slot.account.charge(now, ran);
+        let change = slot.boost.as_mut().and_then(|boost| boost.charge(ran, now));
+        let was_out = slot.out;
         if let Verdict::Over { until } = own {
             slot.overdrawn = true;
             pause(slot, until, || act(Action::Demote(index)));
         }
+        if was_out {
+            slot.out_left = slot.out_left.saturating_sub(ran);
+        }
+        match change {
+            _ if slot.out && (slot.out_left == 0 || change == Some(Move::Lower)) => {
+                slot.go_back_in();
+                act(Action::Demote(index));
+            }
+            Some(change) if !slot.is_off() => act(Action::of(index, change)),
+            _ => {}
+        }
+        let rank = slot.rank;
         if let Some(cpu) = self.cpus.get_mut(cpu as usize) {
             cpu.taken = cpu.taken.saturating_add(ran);
+            cpu.by_guests += if rank == Rank::Guest { ran } else { 0 };
         }
     }
 
@@ -138,16 +251,40 @@ impl Table {
         }
     }
 
-    /// Judges every CPU: where its slots together took too much, all of them pause, or who polls there alone.
+    /// What telling of interrupts cost the watcher: charged like a look, but looks are no rarer for it.
+    pub fn spent(&mut self, cpu: u32, took: u64) {
+        if let Some(cpu) = self.cpus.get_mut(cpu as usize) {
+            cpu.taken = cpu.taken.saturating_add(took);
+        }
+    }
+
+    /// Judges every CPU: where its slots together took too much, who polls there pauses alone; else the tenants' programs, if they took half
+    /// of it; else all. So a guest that computes does not keep packets waiting, its own neither.
     fn judge_cpus(&mut self, now: u64, mut act: impl FnMut(Action)) {
         for (number, cpu) in (0..).zip(&mut self.cpus) {
-            let Verdict::Over { until } = cpu.account.charge(now, std::mem::take(&mut cpu.taken)) else { continue };
+            cpu.since = cpu.since.saturating_add(cpu.taken);
+            let verdict = cpu.account.charge(now, std::mem::take(&mut cpu.taken));
+            let Verdict::Over { until } = verdict else {
+                if cpu.account.is_new() {
+                    (cpu.by_guests, cpu.since) = (0, 0);
+                }
+                continue;
+            };
             cpu.account.restart(until);
             // One that this very reading paused for its own sake is who took the CPU's share, too.
-            let polling = |slot: &Slot| slot.cpu == number && slot.polls && (slot.until.is_none() || slot.ran);
-            let polls = self.slots.iter().flatten().any(polling);
+            let polling = |slot: &Slot| slot.cpu == number && slot.rank == Rank::Poller && (!slot.is_off() || slot.ran);
+            let highest = if self.slots.iter().flatten().any(polling) {
+                Rank::Poller
+            } else if cpu.by_guests * 2 >= cpu.since {
+                Rank::Guest
+            } else {
+                Rank::Backend
+            };
+            (cpu.by_guests, cpu.since) = (0, 0);
+            let lowest = if highest == Rank::Poller { Rank::Poller } else { Rank::Guest };
             for (index, slot) in self.slots.iter_mut().enumerate() {
-                if let Some(slot) = slot.as_mut().filter(|slot| slot.cpu == number && slot.polls == polls) {
+                let pauses = |slot: &&mut Slot| slot.cpu == number && (lowest..=highest).contains(&slot.rank);
+                if let Some(slot) = slot.as_mut().filter(pauses) {
                     pause(slot, until, || act(Action::Demote(index)));
                 }
             }
@@ -162,7 +299,9 @@ impl Table {
                 if std::mem::take(&mut slot.overdrawn) {
                     slot.account.restart(now);
                 }
-                act(Action::Promote(index));
+                if !std::mem::take(&mut slot.out) {
+                    act(Action::Promote(index));
+                }
             }
         }
     }
@@ -199,7 +338,7 @@ impl Table {
     /// When, ns, to read all slots again: nobody can be over its cap before, except after a calm time, by as much as it was
     /// calm. `None` where nobody is at RT priority.
     pub fn next_look(&self) -> Option<u64> {
-        let running = self.slots.iter().flatten().filter(|slot| slot.until.is_none());
+        let running = self.slots.iter().flatten().filter(|slot| !slot.is_off());
         let left = running
             .map(|slot| {
                 let cpu = self.cpus.get(slot.cpu as usize).map_or(u64::MAX, |cpu| cpu.account.left());
@@ -224,217 +363,38 @@ pub const SHORTEST_LOOK: u64 = 250_000;
 /// The least time between two looks, in costs of one.
 pub const COST_FACTOR: u64 = 10;
 
-fn pause(slot: &mut Slot, until: u64, demote: impl FnOnce()) {
-    match slot.until {
-        Some(already) => slot.until = Some(already.max(until)),
-        None => {
-            slot.until = Some(until);
-            demote();
+impl Slot {
+    /// Paused, and not let out.
+    fn is_off(&self) -> bool {
+        self.until.is_some() && !self.out
+    }
+
+    fn check(&self) -> Option<u64> {
+        self.boost.filter(|_| !self.is_off())?.check()
+    }
+
+    fn go_back_in(&mut self) {
+        self.out = false;
+        if let Some(boost) = &mut self.boost {
+            boost.end();
         }
+    }
+}
+
+/// Pauses it; one that is about to take an interrupt stays ahead until it has.
+fn pause(slot: &mut Slot, until: u64, demote: impl FnOnce()) {
+    if let Some(already) = slot.until {
+        slot.until = Some(already.max(until));
+        return;
+    }
+    (slot.until, slot.out_left) = (Some(until), OUT);
+    slot.out = slot.boost.is_some_and(|boost| boost.is_pending());
+    if !slot.out {
+        slot.go_back_in();
+        demote();
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const MS: u64 = 1_000_000;
-
-    fn table(threads: usize) -> Table {
-        let whole_but_five = Share::new(0.95).unwrap();
-        let mut table = Table::new(8, 2, whole_but_five, 5 * MS, 0);
-        for slot in 0..threads {
-            table.watch(slot, whole_but_five, 0, false, 0);
-        }
-        table
-    }
-
-    #[test]
-    fn a_spinner_pauses_and_comes_back() {
-        let mut table = table(1);
-        let mut acts = Vec::new();
-        table.charge(0, 0, 4_750_000, 4_750_000, |a| acts.push(a));
-        assert_eq!(acts, [Action::Demote(0)]);
-        assert!(table.paused(0));
-        assert_eq!(table.next_expiry(), Some(5 * MS));
-        table.expire(5 * MS - 1, |a| acts.push(a));
-        assert_eq!(acts.len(), 1);
-        table.expire(5 * MS, |a| acts.push(a));
-        assert_eq!(acts, [Action::Demote(0), Action::Promote(0)]);
-        assert_eq!(table.next_expiry(), None);
-    }
-
-    #[test]
-    fn two_half_spinners_on_one_cpu_pause_together() {
-        let mut table = table(3);
-        table.charge(2, 1, 1000, 1000, |_| ()); // lives on CPU 1
-        let mut acts = Vec::new();
-        table.charge(0, 0, 2_400_000, 4_800_000, |a| acts.push(a));
-        assert!(acts.is_empty());
-        table.charge(1, 0, 2_400_000, 4_800_000, |a| acts.push(a));
-        assert!(acts.is_empty());
-        table.looked(4_800_000, |a| acts.push(a));
-        assert_eq!(acts, [Action::Demote(0), Action::Demote(1)]);
-        assert!(!table.paused(2));
-    }
-
-    #[test]
-    fn threads_that_were_not_read_for_long_are_not_charged_for_less() {
-        let mut table = table(4);
-        let mut acts = Vec::new();
-        // A tenth of a CPU each for ten seconds, then read one after the other.
-        let now = 10_000 * MS;
-        for slot in 0..4 {
-            table.charge(slot, 0, 1_000 * MS, now + slot as u64, |a| acts.push(a));
-        }
-        table.looked(now + 4, |a| acts.push(a));
-        assert!(acts.is_empty(), "{acts:?}");
-        // Nearly all of it together is too much.
-        for slot in 0..4 {
-            table.charge(slot, 0, 2_450 * MS, 2 * now + slot as u64, |a| acts.push(a));
-        }
-        table.looked(2 * now + 4, |a| acts.push(a));
-        assert_eq!(acts.len(), 4, "{acts:?}");
-    }
-
-    #[test]
-    fn what_looking_costs_is_not_left_to_others_either() {
-        let mut table = table(1);
-        let mut acts = Vec::new();
-        let (mut now, mut paused) = (0, 0);
-        // A spinner that has six tenths of its CPU, because looking takes the rest.
-        for _ in 0..100 {
-            now += MS / 2;
-            table.charge(0, 0, 3 * MS / 10, now, |a| acts.push(a));
-            table.cost(0, 2 * MS / 10);
-            table.looked(now, |a| acts.push(a));
-            paused += acts.drain(..).filter(|act| *act == Action::Demote(0)).count();
-            now = table.next_expiry().unwrap_or(now);
-            table.expire(now, |_| ());
-        }
-        assert!(paused >= 8, "paused {paused} times in {} ms", now / MS);
-        // And it is not looked at all the time.
-        let next = table.next_look().unwrap();
-        assert!(next - now >= 10 * 2 * MS / 10, "the next look comes after {} ns", next - now);
-    }
-
-    #[test]
-    fn who_polls_pauses_alone() {
-        let mut table = table(1);
-        table.watch(1, Share::NINETY_FIVE, 0, true, 0);
-        let mut acts = Vec::new();
-        let charge = |table: &mut Table, of: [u64; 2], now, acts: &mut Vec<Action>| {
-            for (slot, ran) in of.into_iter().enumerate() {
-                table.charge(slot, 0, ran, now, |a| acts.push(a));
-            }
-            table.looked(now, |a| acts.push(a));
-        };
-        charge(&mut table, [2 * MS, 2_800_000], 4_800_000, &mut acts);
-        assert_eq!(acts, [Action::Demote(1)]);
-        // With nobody polling any more, it was the others.
-        charge(&mut table, [9 * MS, 0], 11 * MS, &mut acts);
-        assert_eq!(acts, [Action::Demote(1), Action::Demote(0)]);
-    }
-
-    #[test]
-    fn who_polls_pauses_alone_when_it_is_over_its_own_cap_too() {
-        let mut table = table(1);
-        table.watch(1, Share::NINETY_FIVE, 0, true, 0);
-        let mut acts = Vec::new();
-        for slot in 0..2 {
-            table.charge(slot, 0, [100_000, 4_800_000][slot], 4_900_000, |a| acts.push(a));
-        }
-        table.looked(4_900_000, |a| acts.push(a));
-        assert_eq!(acts, [Action::Demote(1)]);
-    }
-
-    #[test]
-    fn unknown_slots_and_cpus_are_ignored() {
-        let mut table = table(1);
-        let mut acts = Vec::new();
-        table.charge(77, 0, 10 * MS, 10 * MS, |a| acts.push(a));
-        table.charge(0, 99, 1, 1, |a| acts.push(a));
-        table.watch(99, Share::new(0.5).unwrap(), 0, false, 0);
-        assert!(!table.forget(99));
-        assert!(acts.is_empty());
-    }
-
-    #[test]
-    fn a_calm_table_is_looked_at_seldom_and_a_busy_one_before_its_budget_is_used() {
-        let mut table = table(1);
-        let budget = 4_750_000;
-        assert_eq!(table.next_look(), Some(budget));
-        let mut now = 0;
-        for calm in [2, 4, 8, 16, 16] {
-            now = table.next_look().unwrap();
-            table.charge(0, 0, 1000, now, |_| ());
-            table.looked(now, |_| ());
-            assert_eq!(table.calm, calm);
-        }
-        assert!(table.next_look().unwrap() - now > 15 * (budget - 20_000));
-        table.charge(0, 0, 3 * MS, now + 5 * MS, |_| ());
-        table.looked(now + 5 * MS, |_| ());
-        assert!(table.next_look().unwrap() <= now + 5 * MS + budget);
-        // A paused thread is not looked at.
-        table.charge(0, 0, 50 * MS, now + 6 * MS, |_| ());
-        assert!(table.paused(0));
-        assert_eq!(table.next_look(), None);
-    }
-
-    proptest! {
-        /// Threads that all spin on one CPU, the highest in priority first: whatever their number and caps, together they
-        /// leave the CPU its rest over any run, and after a calm time as after a busy one.
-        #[test]
-        fn spinners_leave_their_cpu_the_rest(
-            caps in proptest::collection::vec(10u32..=99, 1..6),
-            calm in 0u64..200,
-        ) {
-            let cpu_share = Share::new(0.9).unwrap();
-            let period = 5 * MS;
-            let mut table = Table::new(caps.len(), 1, cpu_share, period, 0);
-            let shares: Vec<Share> = caps.iter().map(|c| Share::new(f64::from(*c) / 100.0).unwrap()).collect();
-            for (slot, share) in shares.iter().enumerate() {
-                table.watch(slot, *share, 0, false, 0);
-            }
-            let step = 50_000;
-            let mut since = vec![0u64; caps.len()];
-            let mut total = vec![0u64; caps.len()];
-            let (mut fair, mut fair_gap) = (0, 0);
-            let mut seen: u64 = 0;
-            let mut now = 0;
-            let begin = calm * MS;
-            while now < begin + 2_000 * MS {
-                now += step;
-                match (0..caps.len()).find(|slot| now > begin && !table.paused(*slot)) {
-                    None => { fair += step; fair_gap = 0; }
-                    Some(slot) => {
-                        fair_gap += step;
-                        since[slot] += step;
-                        total[slot] += step;
-                    }
-                }
-                let look = table.next_look().is_some_and(|at| at <= now);
-                if look && !table.may_rest(total.iter().sum::<u64>() - seen, now) {
-                    for (slot, since) in since.iter_mut().enumerate() {
-                        table.charge(slot, 0, std::mem::take(since), now, |_| ());
-                    }
-                    table.looked(now, |_| ());
-                }
-                if look {
-                    seen = total.iter().sum();
-                }
-                // It may begin right after a calm look, and have taken less than half at the next.
-                let bound = (CALM + CALM / 2 + 2) * (cpu_share.of(period) + 2 * step);
-                prop_assert!(fair_gap <= bound, "{fair_gap} ns without a turn for others");
-                table.expire(now, |_| ());
-            }
-            let ran = now - begin;
-            prop_assert!((fair - begin) * 100 >= ran * 9, "others got {} of {ran}", fair - begin);
-            for (slot, share) in shares.iter().enumerate() {
-                prop_assert!(total[slot] <= share.of(ran) + (CALM + CALM / 2 + 2) * period, "slot {slot}");
-            }
-        }
-    }
-}
+#[path = "table_tests.rs"]
+mod tests;

@@ -43,7 +43,7 @@ impl Spinner {
     }
 
     fn place(&self, place: Policy) {
-        Place::open(self.id(), place).unwrap().unwrap().take().unwrap();
+        Place::open(self.id(), place, None).unwrap().unwrap().take().unwrap();
     }
 
     fn policy(&self) -> i32 {
@@ -61,7 +61,7 @@ impl Spinner {
 impl Drop for Spinner {
     fn drop(&mut self) {
         // A signal is taken only by running, which a neighbour at the same FIFO priority would never let it.
-        if let Ok(Some(place)) = Place::open(self.id(), Policy::Fifo(15)) {
+        if let Ok(Some(place)) = Place::open(self.id(), Policy::Fifo(15), None) {
             let _ = place.take();
         }
         let _ = self.0.kill();
@@ -81,7 +81,14 @@ fn settings(cpu_share: f64) -> Settings {
 }
 
 fn watch(spinner: &Spinner, share: f64, cpu: u32) -> Watch {
-    Watch { id: spinner.id(), place: PLACE, share: Share::new(share).unwrap(), cpus: vec![cpu] }
+    Watch {
+        id: spinner.id(),
+        place: PLACE,
+        share: Share::new(share).unwrap(),
+        cpus: vec![cpu],
+        rank: Rank::Guest,
+        ahead: None,
+    }
 }
 
 fn skipped() -> bool {
@@ -165,9 +172,16 @@ fn ended_whole_and_wrong_threads_are_reported() {
     let share = Share::new(0.9).unwrap();
     let reused = ThreadId { start_time: 1, ..alive.id() };
     let wanted = [
-        Watch { id: gone, place: PLACE, share, cpus: vec![0] },
-        Watch { id: reused, place: PLACE, share, cpus: vec![0] },
-        Watch { id: ThreadId { tid: alive.pid(), ..alive.id() }, place: Policy::BULK, share, cpus: vec![] },
+        Watch { id: gone, place: PLACE, share, cpus: vec![0], rank: Rank::Guest, ahead: None },
+        Watch { id: reused, place: PLACE, share, cpus: vec![0], rank: Rank::Guest, ahead: None },
+        Watch {
+            id: ThreadId { tid: alive.pid(), ..alive.id() },
+            place: Policy::BULK,
+            share,
+            cpus: vec![],
+            rank: Rank::Guest,
+            ahead: None,
+        },
     ];
     caps.set(&wanted).unwrap();
     let report = caps.report();

@@ -1,4 +1,5 @@
-//! The watcher thread: sleeps until somebody may have used up a budget, a pause ends, or an order comes.
+//! The watcher thread: sleeps until somebody may have used up a budget, a pause ends, an interrupt of a vCPU that is put ahead becomes
+//! pending, or an order comes.
 //!
 //! Runs above every thread it may have to stop, in locked memory, and allocates nothing after its start: slots are opened
 //! by the planner's thread and handed over, and handed back to be closed there. It writes no log; what happened is counted in
@@ -9,20 +10,34 @@
 //! It sleeps by the time-out of `epoll_wait`, not by timerfds: on PREEMPT_RT a timerfd expires in `ktimers/N`, which a spinning
 //! thread keeps from running, while the time-out of a real-time thread expires in the interrupt itself
 //! (`kernel/time/hrtimer.c`, `__hrtimer_setup_sleeper`).
+//!
+//! Interrupts come by trace rings (`ontime_trace::interrupts`), a page at a time and [`PAGES`] in a row at most. What they cost is charged to
+//! the CPU's share like a look, and is at most [`HEARING`] of the time: beyond that the watcher is deaf for some hundred microseconds.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use ontime_trace::interrupts::Rings;
 use rtrb::{Consumer, Producer};
 use rustix::event::epoll;
 use rustix::time::Timespec;
 
-use super::account::Share;
+use super::account::{Account, Share, Verdict};
 use super::place::Place;
 use super::reading::{ProcessClock, Reading};
-use super::table::{Action, SlotIndex, Table};
+use super::table::{Action, Rank, SlotIndex, Table, Watched};
+use super::who::Who;
+
+/// Pages of one CPU's interrupts in a row.
+const PAGES: usize = 4;
+/// The most of one CPU that hearing of interrupts may take, over [`HEARING_PERIOD`].
+const HEARING: Share = Share::QUARTER;
+/// ns.
+const HEARING_PERIOD: u64 = 3_000_000;
+/// What the order bell is in epoll; rings are their number.
+const BELL: u64 = u64::MAX;
 
 /// What happened to one watched thread; read by others while the watcher writes.
 #[derive(Debug, Default)]
@@ -37,6 +52,10 @@ pub struct Tally {
     pub paused: AtomicBool,
     /// Times the kernel refused to change its policy.
     pub refused: AtomicU64,
+    /// Times it was put ahead because of an interrupt.
+    pub raised: AtomicU64,
+    /// CPU time that it took ahead, ns.
+    pub ahead_ns: AtomicU64,
 }
 
 /// One watched thread: how to read it, how to place it, what it did.
@@ -50,8 +69,7 @@ pub struct Slot {
     pub place: Place,
     pub share: Share,
     pub cpu: u32,
-    /// At the place of threads that poll.
-    pub polls: bool,
+    pub rank: Rank,
     pub tally: Arc<Tally>,
     /// When its pause began, ns.
     pub since: u64,
@@ -64,8 +82,30 @@ pub enum Order {
     Watch(SlotIndex, Box<Slot>),
     /// Stop watching; a paused thread gets its place back first.
     Forget(SlotIndex),
+    /// Interrupts come by these rings, of these vCPUs; comes back with what was before, None where there was nothing.
+    Hear(Box<Hearing>),
     /// Give every paused thread its place back, and end.
     Stop,
+}
+
+/// How interrupts are heard of; empty: not at all.
+#[derive(Debug, Default)]
+pub struct Hearing {
+    /// What the probe says; None: what was heard before.
+    pub rings: Option<Rings>,
+    /// Whom it means.
+    pub who: Who,
+    /// Whether the rings are to be given up.
+    pub deaf: bool,
+}
+
+/// What goes back to the planner, to be closed there.
+#[derive(Debug)]
+pub enum Returned {
+    /// A thread that is not watched any more.
+    Slot(SlotIndex, Box<Slot>),
+    /// What was heard by before.
+    Hearing(Box<Hearing>),
 }
 
 /// The descriptors and channels a watcher lives on.
@@ -75,7 +115,9 @@ pub struct Channels {
     /// How many orders were carried out since the start.
     pub done: Arc<AtomicU64>,
     pub wake: Arc<OwnedFd>,
-    pub returned: Producer<(SlotIndex, Box<Slot>)>,
+    pub returned: Producer<Returned>,
+    /// Where the bell, and the rings, are waited for.
+    pub epoll: Arc<OwnedFd>,
 }
 
 /// The watcher's state; [`Watcher::run`] is the thread.
@@ -85,7 +127,11 @@ pub struct Watcher {
     /// As long as the highest slot ever used.
     slots: Vec<Option<Box<Slot>>>,
     channels: Channels,
-    epoll: OwnedFd,
+    hearing: Box<Hearing>,
+    /// What hearing has taken.
+    heard: Account,
+    /// Deaf until then, ns.
+    deaf: Option<u64>,
     /// Actions of the charge under way; its capacity is the table's.
     acts: Vec<Action>,
 }
@@ -106,37 +152,127 @@ impl Watcher {
     /// # Errors
     /// The kernel's, where descriptors run out.
     pub fn new(table: Table, capacity: usize, channels: Channels) -> io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &channels.wake, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        epoll::add(&channels.epoll, &channels.wake, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
         let slots = Vec::with_capacity(capacity);
-        let acts = Vec::with_capacity(2 * capacity);
-        Ok(Self { table, slots, channels, epoll, acts })
+        let acts = Vec::with_capacity(3 * capacity + 64);
+        let heard = Account::new(HEARING, HEARING_PERIOD, now());
+        Ok(Self { table, slots, channels, hearing: Box::default(), heard, deaf: None, acts })
     }
 
     /// Runs until [`Order::Stop`] or the planner's end of the channel is gone.
     pub fn run(mut self) {
-        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 8];
         loop {
-            let next = self.table.next_expiry().into_iter().chain(self.table.next_look()).min();
+            let table = &self.table;
+            let next =
+                [table.next_expiry(), table.next_look(), table.next_check(), self.deaf].into_iter().flatten().min();
             let time_out = next.map(|at| timespec(at.saturating_sub(now())));
-            let count = match epoll::wait(&self.epoll, events.as_mut_slice(), time_out.as_ref()) {
+            let count = match epoll::wait(&self.channels.epoll, events.as_mut_slice(), time_out.as_ref()) {
                 Ok(count) => count,
                 Err(rustix::io::Errno::INTR) => continue,
                 // Not possible with a valid descriptor; leave everybody at their place rather than spin at high priority.
                 Err(_) => break,
             };
-            if count > 0 {
-                drain(&self.channels.wake);
-                if !self.obey() {
-                    break;
+            let mut goes_on = true;
+            for event in events.iter().take(count) {
+                match event.data.u64() {
+                    BELL => {
+                        drain(&self.channels.wake);
+                        goes_on = self.obey();
+                    }
+                    ring => self.hear(ring, event.flags),
                 }
             }
+            if !goes_on {
+                break;
+            }
+            self.listen_again();
+            self.check();
             if self.table.next_look().is_some_and(|at| at <= now()) {
                 self.look();
             }
             self.expire();
         }
         self.release_all();
+    }
+
+    /// Reads a ring and does what its interrupts ask for. A ring that cannot be read (of a CPU that is gone) is not waited for any more:
+    /// it would be ready for ever.
+    fn hear(&mut self, ring: u64, flags: epoll::EventFlags) {
+        let start = now();
+        let index = usize::try_from(ring).unwrap_or(usize::MAX);
+        let mut read = Ok(!flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP));
+        for _ in 0..PAGES {
+            if !matches!(read, Ok(true)) {
+                break;
+            }
+            read = self.hear_page(index);
+        }
+        if read.is_err() || flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
+            self.listen(Some(index), false);
+        }
+        let end = now();
+        let took = end.saturating_sub(start);
+        self.table.spent(this_cpu(), took);
+        if let Verdict::Over { until } = self.heard.charge(end, took) {
+            self.heard.restart(until);
+            self.deaf = Some(until);
+            self.listen(None, false);
+        }
+    }
+
+    fn hear_page(&mut self, ring: usize) -> io::Result<bool> {
+        let Self { table, slots, hearing, acts, .. } = self;
+        let Hearing { rings: Some(rings), who, .. } = &mut **hearing else { return Ok(false) };
+        let more = rings.read(ring, |interrupt| {
+            let Some((index, own)) = who.find(interrupt) else { return };
+            let Some(Some(slot)) = slots.get_mut(index) else { return };
+            let at = now();
+            if !table.ahead(index) && !own {
+                // What it took until now, it did not take ahead.
+                let Ok(taken) = slot.reading.take() else { return };
+                if !table.paused(index) {
+                    slot.tally.ran_ns.fetch_add(taken.ran, Ordering::Relaxed);
+                    let cpu = taken.cpu.or(table.cpu(index)).unwrap_or(0);
+                    table.charge(index, cpu, taken.ran, at, |act| push(acts, act));
+                }
+            }
+            table.interrupt(index, own, at, |act| push(acts, act));
+        });
+        self.act();
+        more
+    }
+
+    /// Ends a time of deafness.
+    fn listen_again(&mut self) {
+        if self.deaf.is_some_and(|until| until <= now()) {
+            self.deaf = None;
+            self.listen(None, true);
+        }
+    }
+
+    /// Waits for a ring, or all, or waits for them no more.
+    fn listen(&self, only: Option<usize>, on: bool) {
+        let flags = if on { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        let rings = self.hearing.rings.iter().flat_map(Rings::fds).enumerate();
+        for (index, ring) in rings.filter(|(index, _)| only.is_none_or(|only| only == *index)) {
+            let data = epoll::EventData::new_u64(index as u64);
+            let _ = match only {
+                Some(_) => epoll::delete(&self.channels.epoll, ring),
+                None => epoll::modify(&self.channels.epoll, ring, data, flags),
+            };
+        }
+    }
+
+    /// Looks at those that are ahead and may have had their turn: each once.
+    fn check(&mut self) {
+        for _ in 0..self.slots.len() {
+            let at = now();
+            let Some(index) = self.table.due(at) else { return };
+            let ran = self.charge(index).unwrap_or(0);
+            self.table.checked(index, ran, at);
+            self.act();
+        }
     }
 
     /// Carries out the orders that are there. False: end.
@@ -147,6 +283,7 @@ impl Watcher {
             match self.channels.orders.pop() {
                 Ok(Order::Watch(index, slot)) => self.watch(index, slot),
                 Ok(Order::Forget(index)) => self.forget(index),
+                Ok(Order::Hear(hearing)) => self.hear_by(hearing),
                 Ok(Order::Stop) => return false,
                 Err(_) => return !abandoned,
             }
@@ -154,8 +291,19 @@ impl Watcher {
         }
     }
 
+    /// Takes other rings, other vCPUs, or both; gives back what it had.
+    fn hear_by(&mut self, mut next: Box<Hearing>) {
+        if next.rings.is_none() && !next.deaf {
+            next.rings = self.hearing.rings.take();
+        }
+        let before = std::mem::replace(&mut self.hearing, next);
+        // One place of the channel is kept for this.
+        let _ = self.channels.returned.push(Returned::Hearing(before));
+    }
+
     fn watch(&mut self, index: SlotIndex, slot: Box<Slot>) {
-        self.table.watch(index, slot.share, slot.cpu, slot.polls, now());
+        let boosted = slot.place.has_ahead();
+        self.table.watch(index, Watched { share: slot.share, cpu: slot.cpu, rank: slot.rank, boosted }, now());
         // Within the capacity: indices are below it. The list is as long as it must be, for every look goes through it.
         while self.slots.len() <= index && self.slots.len() < self.slots.capacity() {
             self.slots.push(None);
@@ -176,19 +324,19 @@ impl Watcher {
     }
 
     fn forget(&mut self, index: SlotIndex) {
-        let paused = self.table.forget(index);
+        let elsewhere = self.table.forget(index);
         let Some(slot) = self.slots.get_mut(index).and_then(Option::take) else { return };
         let heir =
             self.slots.iter().position(|other| other.as_ref().is_some_and(|other| other.clock.same(&slot.clock)));
         if let Some(heir) = heir.filter(|_| slot.first) {
             self.mark_first(heir);
         }
-        if paused {
+        if elsewhere {
             let _ = slot.place.take();
             slot.tally.paused.store(false, Ordering::Relaxed);
         }
         // The channel holds as many as there are slots, so this neither waits nor fails while the planner lives.
-        let _ = self.channels.returned.push((index, slot));
+        let _ = self.channels.returned.push(Returned::Slot(index, slot));
     }
 
     fn release_all(&mut self) {
@@ -221,37 +369,45 @@ impl Watcher {
             }
         }
         let acts = &mut self.acts;
-        self.table.looked(now(), |act| acts.push(act));
+        self.table.looked(now(), |act| push(acts, act));
         self.act();
     }
 
-    fn charge(&mut self, index: SlotIndex) {
-        let Some(Some(slot)) = self.slots.get_mut(index) else { return };
+    /// Reads and charges one; what it took, ns.
+    fn charge(&mut self, index: SlotIndex) -> Option<u64> {
+        let slot = self.slots.get_mut(index)?.as_mut()?;
         let Ok(taken) = slot.reading.take() else {
             self.forget(index);
-            return;
+            return None;
         };
         slot.tally.ran_ns.fetch_add(taken.ran, Ordering::Relaxed);
-        let Some(cpu) = taken.cpu.or(self.table.cpu(index)) else { return };
+        if self.table.ahead(index) {
+            slot.tally.ahead_ns.fetch_add(taken.ran, Ordering::Relaxed);
+        }
+        let cpu = taken.cpu.or(self.table.cpu(index))?;
         let acts = &mut self.acts;
-        self.table.charge(index, cpu, taken.ran, now(), |act| acts.push(act));
+        self.table.charge(index, cpu, taken.ran, now(), |act| push(acts, act));
+        Some(taken.ran)
     }
 
     fn expire(&mut self) {
         let acts = &mut self.acts;
-        self.table.expire(now(), |act| acts.push(act));
+        self.table.expire(now(), |act| push(acts, act));
         self.act();
     }
 
+    /// In the order in which they were asked for: a thread may be paused and let out in one reading.
     fn act(&mut self) {
-        while let Some(act) = self.acts.pop() {
-            let index = match act {
-                Action::Demote(index) | Action::Promote(index) => index,
-            };
+        for at in 0..self.acts.len() {
+            let Some(act) = self.acts.get(at).copied() else { break };
+            let index = act.slot();
             let Some(Some(slot)) = self.slots.get_mut(index) else { continue };
             let done = match act {
                 Action::Demote(_) => slot.pause(),
                 Action::Promote(_) => slot.resume(),
+                Action::Raise(_) => slot.raise(),
+                Action::Again(_) => slot.place.again(),
+                Action::Lower(_) => slot.place.lower(),
             };
             match done {
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => self.forget(index),
@@ -261,6 +417,15 @@ impl Watcher {
                 Ok(()) => {}
             }
         }
+        self.acts.clear();
+    }
+}
+
+/// Never beyond the capacity: this thread allocates nothing. It is that of three actions for each slot, more than a turn makes; what would be
+/// too many is left undone, and found at the next look.
+fn push(acts: &mut Vec<Action>, act: Action) {
+    if acts.len() < acts.capacity() {
+        acts.push(act);
     }
 }
 
@@ -274,6 +439,16 @@ impl Slot {
             self.tally.paused.store(false, Ordering::Relaxed);
             self.tally.pauses.fetch_sub(1, Ordering::Relaxed);
         })
+    }
+
+    /// Ahead, from its place or from a pause.
+    fn raise(&mut self) -> io::Result<()> {
+        self.place.raise()?;
+        self.tally.raised.fetch_add(1, Ordering::Relaxed);
+        if self.tally.paused.swap(false, Ordering::Relaxed) {
+            self.tally.paused_ns.fetch_add(now().saturating_sub(self.since), Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     fn resume(&mut self) -> io::Result<()> {

@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 use ontime_hostnet::{self as hostnet, Host, Knob, Method};
 use ontime_tenants::{Policy, discover};
 
-use super::{Engine, Known, Look, PastPauses};
+use super::Engine;
+use super::caps::PastPauses;
+use super::look::{Known, Look};
 use crate::api;
 use crate::daemon::cap::Pauses;
 use crate::daemon::view;

@@ -1,5 +1,5 @@
-//! One pass over the host: discover, take inventory, plan, apply; and what of it is kept for the next pass and for questions
-//! (`answers`).
+//! One pass over the host: discover, take inventory, plan (`look`), apply; and what of it is kept for the next pass and for questions
+//! (`answers`). `caps`, `reservations` and `traffic` are the engine's parts in runtime caps, reserved CPU time and adaptive polling.
 //!
 //! The order within a pass is what makes it safe:
 //! 1. threads that are no longer to be capped are released, so that only the planner places them;
@@ -10,6 +10,8 @@
 //!    least what they give to others, so that they never have to.
 
 mod answers;
+mod caps;
+mod look;
 mod reservations;
 mod traffic;
 
@@ -17,123 +19,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
-use ontime_hostnet::rules::polling_nics;
-use ontime_hostnet::{
-    self as hostnet, Done, Host, Inherited, Intent, Inventory, Item, Journal, Knob, KnobError, LiveHost, Method, NicId,
-    Paused, Plan, Value,
-};
+use ontime_hostnet::{self as hostnet, Done, Item, Journal, LiveHost, Method, Paused, Plan, Value};
 use ontime_sched::{Refused, Settled};
-use ontime_tenants::{Discovery, Policy, PriorityTable, Rules, Sources, ThreadId, discover};
+use ontime_tenants::{Discovery, PriorityTable, Rules, Sources};
 
+use self::caps::PastPauses;
+pub use self::look::{Known, Look};
 use self::traffic::Traffic;
 use crate::api;
-use crate::daemon::cap::{Caps, Pauses};
+use crate::daemon::cap::Caps;
 use crate::daemon::config::Config;
 use crate::daemon::guardian::{Charge, Guardian};
-use crate::daemon::keeper::{Keeper, Past};
+use crate::daemon::keeper::Keeper;
 use crate::daemon::metrics::Metrics;
 use crate::daemon::protections;
 use crate::daemon::view::{self, Owned};
 use crate::daemon::watches::Watches;
 use crate::log::Repeats;
 use crate::paths::Paths;
-
-/// What was found and planned at one moment.
-#[derive(Debug, Default)]
-pub struct Look {
-    /// Tenants.
-    pub found: Discovery,
-    /// Facts.
-    pub inventory: Inventory,
-    /// What is wanted.
-    pub intent: Intent,
-    /// Threads that were made in a pause.
-    pub inherited: Inherited,
-    /// The plan.
-    pub plan: Plan,
-    /// Reserved CPU time.
-    pub settled: Settled,
-    /// NICs that poll under the method, now or when packets come.
-    pub polls: Vec<NicId>,
-    /// How long discovery took.
-    pub discovering: Duration,
-}
-
-impl Look {
-    /// Looks at the host, and plans as from the originals that the journal keeps.
-    pub fn at(sources: &Sources, config: &Config, paths: &Paths, known: Known<'_>) -> Self {
-        let start = Instant::now();
-        let mut found = known.found.cloned().unwrap_or_else(|| discover(sources, &config.rules));
-        let discovering = start.elapsed();
-        for thread in found.tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {
-            thread.policy = known.pauses.map_or(thread.policy, |pauses| pauses.past(thread.id, thread.policy));
-            thread.policy = known.keeper.map_or(thread.policy, |keeper| keeper.past().past(thread.id, thread.policy));
-        }
-        let find = |journal| Inherited::find(&found.tenants, known.paused, journal);
-        let inherited = known.journal.map(find).unwrap_or_default();
-        inherited.put_right(&mut found.tenants);
-        let inventory = Inventory::scan(&paths.roots());
-        let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants.clone(), known.caps);
-        intent.method = known.method.unwrap_or(intent.method);
-        intent.resting = known.resting.cloned().unwrap_or_default();
-        let mut settled = Settled::default();
-        if let Some(keeper) = known.keeper {
-            settled = keeper.settle(&config.sched, &found.tenants, &inventory.cpus.online, intent.method);
-            intent.reserved = keeper.places(&settled);
-        }
-        let mut look = Self { found, inventory, intent, inherited, settled, discovering, ..Self::default() };
-        look.plan_again(known.journal);
-        look
-    }
-
-    fn replan(&mut self, journal: &Journal, caps: bool) {
-        if self.intent.caps_in_force != caps {
-            self.intent.caps_in_force = caps;
-            self.plan_again(Some(journal));
-        }
-    }
-
-    fn plan_again(&mut self, journal: Option<&Journal>) {
-        (self.plan, self.polls) = planned(&self.inventory, &self.intent, journal);
-        self.inherited.note(&mut self.plan);
-    }
-}
-
-/// What a look starts from besides the host and its configuration.
-#[derive(Default, Clone, Copy)]
-pub struct Known<'a> {
-    /// The tenants, where they have just been found.
-    pub found: Option<&'a Discovery>,
-    /// Instead of the configuration's.
-    pub method: Option<Method>,
-    /// The originals.
-    pub journal: Option<&'a Journal>,
-    /// Whether caps are in force.
-    pub caps: bool,
-    /// NICs whose polling rests, by index.
-    pub resting: Option<&'a BTreeSet<u32>>,
-    /// Containers' threads that caps have paused up to now.
-    pub paused: &'a [Paused],
-    /// Who may be paused since before this look: at SCHED_IDLE by its cap, not by its own choice.
-    pub pauses: Option<&'a Pauses>,
-    /// Who keeps reserved CPU time; without one nothing is reserved.
-    pub keeper: Option<&'a Keeper>,
-}
-
-/// The plan, and the NICs that poll under its method.
-fn planned(inventory: &Inventory, intent: &Intent, journal: Option<&Journal>) -> (Plan, Vec<NicId>) {
-    let plan = |inventory: &Inventory, intent: &Intent| {
-        let polls = polling_nics(inventory, intent).map(|nic| nic.id.clone()).collect();
-        (hostnet::plan(inventory, intent), polls)
-    };
-    match journal {
-        Some(journal) => {
-            let (inventory, intent) = hostnet::as_found(inventory.clone(), intent.clone(), journal);
-            plan(&inventory, &intent)
-        }
-        None => plan(inventory, intent),
-    }
-}
 
 /// The daemon's state between passes.
 pub struct Engine {
@@ -153,6 +56,8 @@ pub struct Engine {
     domains: BTreeSet<Owned>,
     look: Look,
     traffic: Traffic,
+    /// Protections that the pass under way put back, so that nobody else did.
+    put_back: BTreeSet<String>,
     /// What the last pass wanted of every knob; nothing after a reset.
     applied: BTreeMap<String, Value>,
     state: api::State,
@@ -191,6 +96,7 @@ impl Engine {
             domains: BTreeSet::new(),
             look: Look::default(),
             traffic: Traffic::default(),
+            put_back: BTreeSet::new(),
             applied: BTreeMap::new(),
             state: api::State::Applied,
             errors: Vec::new(),
@@ -235,17 +141,6 @@ impl Engine {
         self.last_pass
     }
 
-    fn start_caps(&mut self) {
-        self.in_force = false;
-        // The old watcher ends before the new one starts: two would fight over the same threads.
-        self.caps = Err("being restarted".to_owned());
-        self.caps = Caps::start(self.config.daemon.caps(self.table())).map_err(|error| error.to_string());
-        match &self.caps {
-            Ok(caps) => tracing::info!("cap watcher is thread {}", caps.watcher_tid),
-            Err(why) => self.repeats.warn(why),
-        }
-    }
-
     fn table(&self) -> PriorityTable {
         self.config.rules.table()
     }
@@ -281,13 +176,6 @@ impl Engine {
         Look::at(&self.sources, &self.config, &self.paths, known)
     }
 
-    /// The containers' threads of the last pass that caps have paused.
-    fn paused(&self) -> Vec<Paused> {
-        let caps = self.caps.as_ref().map(Caps::report).unwrap_or_default();
-        let paused: BTreeSet<ThreadId> = caps.iter().filter(|used| used.pauses > 0).map(|used| used.id).collect();
-        Paused::of(&self.look.found.tenants, &self.journal, |id| paused.contains(&id))
-    }
-
     fn apply(&mut self) -> hostnet::Report {
         let paused = self.paused();
         let before = std::mem::take(&mut self.applied);
@@ -311,10 +199,6 @@ impl Engine {
         report
     }
 
-    fn pauses(&self) -> Pauses {
-        self.caps.as_ref().map(Caps::pauses).unwrap_or_default()
-    }
-
     /// Looks, plans and applies until nothing new comes up, with protections on for threads that are not capped yet.
     fn converge(&mut self, paused: &[Paused]) -> hostnet::Report {
         let capped: BTreeSet<_> = self.watches.list.iter().map(|watch| watch.id).collect();
@@ -324,7 +208,7 @@ impl Engine {
             host, journal, sources, config, method, paths, caps, look, watches, in_force, traffic, keeper, ..
         } = self;
         let mut lost = None;
-        let mut unprotected = Vec::new();
+        let (mut unprotected, mut put_back) = (Vec::new(), BTreeSet::new());
         // A second look is for the threads that the first one's settings made: tenants need not be found again.
         let mut found: Option<Discovery> = None;
         let mut discovering = Duration::ZERO;
@@ -343,13 +227,13 @@ impl Engine {
             *look = Look::at(sources, config, paths, known);
             discovering += look.discovering;
             found = Some(look.found.clone());
-            let reserved = &look.intent.reserved;
-            *watches = Watches::of(&look.plan, &look.found.tenants, look.intent.table, kernel, reserved);
+            *watches = Watches::of(&look.plan, &look.found.tenants, &look.intent, kernel);
             let all_capped = watches.list.iter().all(|watch| capped.contains(&watch.id));
             // One that spins would keep this thread, which is to place it, from ever running again once its cap has gone.
             if *in_force && caps.as_ref().is_ok_and(|caps| caps.leaving(&watches.list).any(|id| id.verify().is_ok())) {
                 *in_force = false;
                 let restored = protections::restore(host.host, journal);
+                put_back.extend(restored.iter().map(|(knob, _)| knob.key()));
                 unprotected.extend(restored.into_iter().filter_map(|(knob, done)| Some((knob, done.err()?))));
             }
             look.replan(journal, *in_force && all_capped && look.settled.vcpus.is_empty());
@@ -362,6 +246,7 @@ impl Engine {
         if let Some(error) = lost {
             self.caps_lost(&error.to_string());
         }
+        self.put_back.extend(put_back);
         for (knob, error) in unprotected {
             self.error(&knob.to_string(), &error);
         }
@@ -370,89 +255,6 @@ impl Engine {
             self.error("journal", &error);
             hostnet::Report::default()
         })
-    }
-
-    /// Caps every thread of the plan and charges the guardian; says in `in_force` whether both hold.
-    fn cap(&mut self) {
-        if self.caps.is_err() {
-            self.start_caps();
-        }
-        let set = match &mut self.caps {
-            Ok(caps) => caps.set(&self.watches.list).map(|()| caps.complete()).map_err(|error| error.to_string()),
-            Err(why) => Err(why.clone()),
-        };
-        let complete = set.unwrap_or_else(|why| {
-            self.caps_lost(&why);
-            false
-        });
-        let complete = complete && self.look.settled.vcpus.is_empty();
-        let intent = Intent { caps_in_force: complete, ..self.look.intent.clone() };
-        let (plan, _) = planned(&self.look.inventory, &intent, Some(&self.journal));
-        let charge = self.charge_for(&plan);
-        self.in_force = match self.charge(charge) {
-            Ok(()) => complete,
-            Err(error) => {
-                self.error("guardian", &format!("{}; kernel protections stay on", crate::exit::chain(&error)));
-                false
-            }
-        };
-    }
-
-    /// What the guardian would have to do if this plan were applied and the daemon died.
-    fn charge_for(&self, plan: &Plan) -> Charge {
-        let roots = self.paths.roots();
-        let mut files = protections::originals(&self.journal, &roots);
-        for knob in protections::knobs(plan) {
-            if let (Knob::HostFile { root, path }, None) = (knob, self.journal.original(knob)) {
-                if let Ok(Value::Text(text)) = self.host.read(knob) {
-                    files.push((roots.path(*root, path), text));
-                }
-            }
-        }
-        // In the reverse order of switching off, as a reset: 6.12 takes its RT limit back only after its fair servers.
-        files.reverse();
-        Charge {
-            protections: files,
-            then_protected: protections::kernel_protects(&self.host, &self.look.inventory, &self.journal),
-            threads: self.watches.list.iter().map(|watch| (watch.id, watch.place)).collect(),
-            paced: self.paced_originals(),
-            relieved: false,
-        }
-    }
-
-    fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
-        if let Some(guardian) = &mut self.guardian {
-            match guardian.charge(charge.clone()) {
-                Ok(()) => return Ok(()),
-                Err(error) => self.repeats.warn(&format!("{}; starting another", crate::exit::chain(&error))),
-            }
-            // Whatever it was, it is not to act on an old charge while a new one stands beside it.
-            if let Some(old) = self.guardian.take() {
-                old.relieve();
-            }
-        }
-        let place = match self.table().watcher() {
-            Policy::Fifo(priority) => Policy::Fifo(priority.saturating_add(1).min(99)),
-            other => other,
-        };
-        let mut guardian = Guardian::start(place)?;
-        guardian.charge(charge)?;
-        tracing::info!("guardian is process {}", guardian.pid());
-        self.guardian = Some(guardian);
-        Ok(())
-    }
-
-    fn caps_lost(&mut self, why: &str) {
-        self.error("runtime caps", &why);
-        self.in_force = false;
-        if self.caps.is_ok() {
-            self.caps = Err(why.to_owned());
-        }
-        for (knob, done) in protections::restore(&self.host, &self.journal) {
-            if let Err(error) = done {
-                self.error(&knob.to_string(), &error);
-            }
-        }
     }
 
     fn error(&mut self, subject: &str, what: &dyn std::fmt::Display) {
@@ -471,8 +273,8 @@ impl Engine {
                 _ => None,
             })
             .collect();
-        let given_back: BTreeSet<String> =
-            report.items.iter().filter(|item| item.done == Done::Restored).map(|item| item.knob.key()).collect();
+        let mut given_back = std::mem::take(&mut self.put_back);
+        given_back.extend(report.items.iter().filter(|item| item.done == Done::Restored).map(|item| item.knob.key()));
         let drifted = |item: &Item, key: String| before.get(&key) == Some(&item.to) && !given_back.contains(&key);
         for item in &report.items {
             let rule = item.rule.map_or("none", hostnet::RuleId::name);
@@ -524,21 +326,6 @@ impl Engine {
         self.account_caps();
         self.account_reservations();
         self.account_traffic();
-    }
-
-    fn account_caps(&mut self) {
-        let domains: BTreeSet<Owned> = self.watches.of.values().cloned().collect();
-        for gone in self.domains.difference(&domains) {
-            self.metrics.forget(gone);
-        }
-        self.domains = domains;
-        if let Ok(caps) = &self.caps {
-            self.metrics.caps(&caps.report(), &self.watches.of);
-        }
-    }
-
-    fn protections_off(&self) -> bool {
-        self.journal.entries().iter().any(|entry| protections::is_protection(&entry.knob))
     }
 
     /// Takes a new configuration, or keeps the old one.
@@ -608,6 +395,7 @@ impl Engine {
         }
         self.in_force = false;
         self.watches = Watches::default();
+        self.follow_interrupts();
         self.keeper.set(&Settled::default());
         self.look.settled = Settled::default();
         if let Ok(caps) = &mut self.caps {
@@ -656,29 +444,6 @@ impl Engine {
         if let Some(guardian) = guardian {
             guardian.relieve();
         }
-    }
-}
-
-/// The host, read past the pauses of caps and the changes of pacers.
-struct PastPauses<'a> {
-    host: &'a LiveHost,
-    pauses: Pauses,
-    paced: Past,
-}
-
-impl Host for PastPauses<'_> {
-    fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
-        let value = self.host.read(knob)?;
-        Ok(match (knob, value) {
-            (Knob::ThreadPolicy { thread, .. }, Value::Policy(read)) => {
-                Value::Policy(self.paced.past(*thread, self.pauses.past(*thread, read)))
-            }
-            (_, value) => value,
-        })
-    }
-
-    fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
-        self.host.write(knob, value)
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ontime_hostnet::{Knob, Value, apply};
 use ontime_sched::shares::Place;
-use ontime_sched::{Ask, Refused, Settled};
+use ontime_sched::{Ask, Refused, Settled, Task};
 use ontime_tenants::{Policy, ThreadId};
 
 use super::Engine;
@@ -149,6 +149,7 @@ impl Engine {
                 guest: vcpu
                     .guest
                     .map(|need| api::Guest { budget_us: micros(need.budget.0), period_us: micros(need.period.0) }),
+                tasks: vcpu.page.iter().flat_map(|page| page.tasks(vcpu.vcpu)).map(guest_task).collect(),
                 cpu: vcpu.home.and_then(|home| settled.cpus.get(usize::try_from(home).ok()?).copied()),
                 place: standing.map(|(place, _)| place_name(*place).to_owned()),
                 deadline_in_us: standing.map(|(_, deadline)| micros(deadline.saturating_sub(now))),
@@ -199,6 +200,11 @@ impl Engine {
             slice,
         }
     }
+}
+
+fn guest_task(task: Task) -> api::GuestTask {
+    let Task { period, deadline_in, live } = task;
+    api::GuestTask { period_us: period as f64 / 1e3, deadline_in_us: deadline_in as f64 / 1e3, active: live }
 }
 
 fn place_name(place: Place) -> &'static str {

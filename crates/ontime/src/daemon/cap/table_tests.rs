@@ -1,0 +1,348 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::daemon::cap::boost::GRANT;
+
+const MS: u64 = 1_000_000;
+
+fn watched(share: Share, rank: Rank) -> Watched {
+    Watched { share, cpu: 0, rank, boosted: false }
+}
+
+fn table(threads: usize) -> Table {
+    let whole_but_five = Share::new(0.95).unwrap();
+    let mut table = Table::new(8, 2, whole_but_five, 5 * MS, 0);
+    for slot in 0..threads {
+        table.watch(slot, watched(whole_but_five, Rank::Guest), 0);
+    }
+    table
+}
+
+#[test]
+fn a_spinner_pauses_and_comes_back() {
+    let mut table = table(1);
+    let mut acts = Vec::new();
+    table.charge(0, 0, 4_750_000, 4_750_000, |a| acts.push(a));
+    assert_eq!(acts, [Action::Demote(0)]);
+    assert!(table.paused(0));
+    assert_eq!(table.next_expiry(), Some(5 * MS));
+    table.expire(5 * MS - 1, |a| acts.push(a));
+    assert_eq!(acts.len(), 1);
+    table.expire(5 * MS, |a| acts.push(a));
+    assert_eq!(acts, [Action::Demote(0), Action::Promote(0)]);
+    assert_eq!(table.next_expiry(), None);
+}
+
+#[test]
+fn two_half_spinners_on_one_cpu_pause_together() {
+    let mut table = table(3);
+    table.charge(2, 1, 1000, 1000, |_| ()); // lives on CPU 1
+    let mut acts = Vec::new();
+    table.charge(0, 0, 2_400_000, 4_800_000, |a| acts.push(a));
+    assert!(acts.is_empty());
+    table.charge(1, 0, 2_400_000, 4_800_000, |a| acts.push(a));
+    assert!(acts.is_empty());
+    table.looked(4_800_000, |a| acts.push(a));
+    assert_eq!(acts, [Action::Demote(0), Action::Demote(1)]);
+    assert!(!table.paused(2));
+}
+
+#[test]
+fn threads_that_were_not_read_for_long_are_not_charged_for_less() {
+    let mut table = table(4);
+    let mut acts = Vec::new();
+    // A tenth of a CPU each for ten seconds, then read one after the other.
+    let now = 10_000 * MS;
+    for slot in 0..4 {
+        table.charge(slot, 0, 1_000 * MS, now + slot as u64, |a| acts.push(a));
+    }
+    table.looked(now + 4, |a| acts.push(a));
+    assert!(acts.is_empty(), "{acts:?}");
+    // Nearly all of it together is too much.
+    for slot in 0..4 {
+        table.charge(slot, 0, 2_450 * MS, 2 * now + slot as u64, |a| acts.push(a));
+    }
+    table.looked(2 * now + 4, |a| acts.push(a));
+    assert_eq!(acts.len(), 4, "{acts:?}");
+}
+
+#[test]
+fn what_looking_costs_is_not_left_to_others_either() {
+    let mut table = table(1);
+    let mut acts = Vec::new();
+    let (mut now, mut paused) = (0, 0);
+    // A spinner that has six tenths of its CPU, because looking takes the rest.
+    for _ in 0..100 {
+        now += MS / 2;
+        table.charge(0, 0, 3 * MS / 10, now, |a| acts.push(a));
+        table.cost(0, 2 * MS / 10);
+        table.looked(now, |a| acts.push(a));
+        paused += acts.drain(..).filter(|act| *act == Action::Demote(0)).count();
+        now = table.next_expiry().unwrap_or(now);
+        table.expire(now, |_| ());
+    }
+    assert!(paused >= 8, "paused {paused} times in {} ms", now / MS);
+    // And it is not looked at all the time.
+    let next = table.next_look().unwrap();
+    assert!(next - now >= 10 * 2 * MS / 10, "the next look comes after {} ns", next - now);
+}
+
+#[test]
+fn who_polls_pauses_alone() {
+    let mut table = table(1);
+    table.watch(1, watched(Share::NINETY_FIVE, Rank::Poller), 0);
+    let mut acts = Vec::new();
+    let charge = |table: &mut Table, of: [u64; 2], now, acts: &mut Vec<Action>| {
+        for (slot, ran) in of.into_iter().enumerate() {
+            table.charge(slot, 0, ran, now, |a| acts.push(a));
+        }
+        table.looked(now, |a| acts.push(a));
+    };
+    charge(&mut table, [2 * MS, 2_800_000], 4_800_000, &mut acts);
+    assert_eq!(acts, [Action::Demote(1)]);
+    // With nobody polling any more, it was the others.
+    charge(&mut table, [9 * MS, 0], 11 * MS, &mut acts);
+    assert_eq!(acts, [Action::Demote(1), Action::Demote(0)]);
+}
+
+#[test]
+fn who_polls_pauses_alone_when_it_is_over_its_own_cap_too() {
+    let mut table = table(1);
+    table.watch(1, watched(Share::NINETY_FIVE, Rank::Poller), 0);
+    let mut acts = Vec::new();
+    for slot in 0..2 {
+        table.charge(slot, 0, [100_000, 4_800_000][slot], 4_900_000, |a| acts.push(a));
+    }
+    table.looked(4_900_000, |a| acts.push(a));
+    assert_eq!(acts, [Action::Demote(1)]);
+}
+
+#[test]
+fn unknown_slots_and_cpus_are_ignored() {
+    let mut table = table(1);
+    let mut acts = Vec::new();
+    table.charge(77, 0, 10 * MS, 10 * MS, |a| acts.push(a));
+    table.charge(0, 99, 1, 1, |a| acts.push(a));
+    table.watch(99, watched(Share::new(0.5).unwrap(), Rank::Guest), 0);
+    assert!(!table.forget(99));
+    assert!(acts.is_empty());
+}
+
+#[test]
+fn a_calm_table_is_looked_at_seldom_and_a_busy_one_before_its_budget_is_used() {
+    let mut table = table(1);
+    let budget = 4_750_000;
+    assert_eq!(table.next_look(), Some(budget));
+    let mut now = 0;
+    for calm in [2, 4, 8, 16, 16] {
+        now = table.next_look().unwrap();
+        table.charge(0, 0, 1000, now, |_| ());
+        table.looked(now, |_| ());
+        assert_eq!(table.calm, calm);
+    }
+    assert!(table.next_look().unwrap() - now > 15 * (budget - 20_000));
+    table.charge(0, 0, 3 * MS, now + 5 * MS, |_| ());
+    table.looked(now + 5 * MS, |_| ());
+    assert!(table.next_look().unwrap() <= now + 5 * MS + budget);
+    // A paused thread is not looked at.
+    table.charge(0, 0, 50 * MS, now + 6 * MS, |_| ());
+    assert!(table.paused(0));
+    assert_eq!(table.next_look(), None);
+}
+
+proptest! {
+    /// Threads that all spin on one CPU, the highest in priority first: whatever their number and caps, together they
+    /// leave the CPU its rest over any run, and after a calm time as after a busy one.
+    #[test]
+    fn spinners_leave_their_cpu_the_rest(
+        caps in proptest::collection::vec(10u32..=99, 1..6),
+        calm in 0u64..200,
+    ) {
+        let cpu_share = Share::new(0.9).unwrap();
+        let period = 5 * MS;
+        let mut table = Table::new(caps.len(), 1, cpu_share, period, 0);
+        let shares: Vec<Share> = caps.iter().map(|c| Share::new(f64::from(*c) / 100.0).unwrap()).collect();
+        for (slot, share) in shares.iter().enumerate() {
+            table.watch(slot, watched(*share, Rank::Guest), 0);
+        }
+        let step = 50_000;
+        let mut since = vec![0u64; caps.len()];
+        let mut total = vec![0u64; caps.len()];
+        let (mut fair, mut fair_gap) = (0, 0);
+        let mut seen: u64 = 0;
+        let mut now = 0;
+        let begin = calm * MS;
+        while now < begin + 2_000 * MS {
+            now += step;
+            match (0..caps.len()).find(|slot| now > begin && !table.paused(*slot)) {
+                None => { fair += step; fair_gap = 0; }
+                Some(slot) => {
+                    fair_gap += step;
+                    since[slot] += step;
+                    total[slot] += step;
+                }
+            }
+            let look = table.next_look().is_some_and(|at| at <= now);
+            if look && !table.may_rest(total.iter().sum::<u64>() - seen, now) {
+                for (slot, since) in since.iter_mut().enumerate() {
+                    table.charge(slot, 0, std::mem::take(since), now, |_| ());
+                }
+                table.looked(now, |_| ());
+            }
+            if look {
+                seen = total.iter().sum();
+            }
+            // It may begin right after a calm look, and have taken less than half at the next.
+            let bound = (CALM + CALM / 2 + 2) * (cpu_share.of(period) + 2 * step);
+            prop_assert!(fair_gap <= bound, "{fair_gap} ns without a turn for others");
+            table.expire(now, |_| ());
+        }
+        let ran = now - begin;
+        prop_assert!((fair - begin) * 100 >= ran * 9, "others got {} of {ran}", fair - begin);
+        for (slot, share) in shares.iter().enumerate() {
+            prop_assert!(total[slot] <= share.of(ran) + (CALM + CALM / 2 + 2) * period, "slot {slot}");
+        }
+    }
+}
+
+#[test]
+fn a_pause_lets_an_interrupt_be_taken_and_gets_longer_by_it() {
+    let share = Share::NINETY_FIVE;
+    let mut table = Table::new(2, 1, share, 3 * MS, 0);
+    table.watch(0, Watched { boosted: true, ..watched(share, Rank::Guest) }, 0);
+    let mut acts = Vec::new();
+    let mut now = 2_850_000;
+    table.charge(0, 0, now, now, |act| acts.push(act));
+    let until = table.next_expiry().unwrap();
+    assert_eq!((acts.pop(), until), (Some(Action::Demote(0)), 3 * MS));
+    now += 10_000;
+    table.interrupt(0, false, now, |act| acts.push(act));
+    assert_eq!(acts.pop(), Some(Action::Raise(0)));
+    assert!(!table.paused(0));
+    // It computes on once it has taken it.
+    assert_eq!(table.next_check(), Some(now + GRANT));
+    now += GRANT;
+    assert_eq!(table.due(now), Some(0));
+    table.charge(0, 0, GRANT, now, |act| acts.push(act));
+    table.checked(0, GRANT, now);
+    assert_eq!(acts.pop(), Some(Action::Demote(0)));
+    let longer = table.next_expiry().unwrap() - until;
+    assert_eq!(longer, share.stretch(GRANT), "and the others lose nothing");
+    // Three interrupts a pause; the fourth waits for its end.
+    for _ in 0..2 {
+        table.interrupt(0, false, now, |act| acts.push(act));
+        assert_eq!(acts.pop(), Some(Action::Raise(0)));
+        now += GRANT;
+        table.charge(0, 0, GRANT, now, |act| acts.push(act));
+        assert_eq!(acts.pop(), Some(Action::Demote(0)));
+    }
+    table.interrupt(0, false, now, |act| acts.push(act));
+    assert!(acts.is_empty() && table.paused(0));
+}
+
+#[test]
+fn who_is_about_to_take_an_interrupt_is_paused_once_it_has() {
+    let mut table = Table::new(2, 1, Share::NINETY_FIVE, 3 * MS, 0);
+    table.watch(0, Watched { boosted: true, ..watched(Share::NINETY_FIVE, Rank::Guest) }, 0);
+    let mut acts = Vec::new();
+    table.charge(0, 0, 2_650_000, 2_650_000, |act| acts.push(act));
+    table.interrupt(0, false, 2_650_000, |act| acts.push(act));
+    assert_eq!(acts, [Action::Raise(0)]);
+    table.charge(0, 0, 40_000, 2_690_000, |act| acts.push(act));
+    assert!(
+        acts.len() == 1 && table.next_expiry().is_some() && !table.paused(0),
+        "over its cap, and not off: {acts:?}"
+    );
+    table.charge(0, 0, 60_000, 2_750_000, |act| acts.push(act));
+    assert_eq!(acts.last(), Some(&Action::Demote(0)));
+    assert!(table.paused(0));
+}
+
+#[test]
+fn a_guest_that_computes_does_not_stop_what_moves_packets() {
+    let mut table = Table::new(4, 1, Share::new(0.9).unwrap(), 3 * MS, 0);
+    table.watch(0, watched(Share::new(0.99).unwrap(), Rank::Guest), 0);
+    table.watch(1, watched(Share::new(0.99).unwrap(), Rank::Backend), 0);
+    let mut acts = Vec::new();
+    table.charge(0, 0, 2_500_000, 2_800_000, |act| acts.push(act));
+    table.charge(1, 0, 250_000, 2_800_000, |act| acts.push(act));
+    table.looked(2_800_000, |act| acts.push(act));
+    assert_eq!(acts, [Action::Demote(0)]);
+    // Where it is the packets that take the CPU, they pause too.
+    let at = table.next_expiry().unwrap();
+    table.expire(at, |_| ());
+    acts.clear();
+    let now = at + 2_800_000;
+    table.charge(0, 0, 250_000, now, |act| acts.push(act));
+    table.charge(1, 0, 2_500_000, now, |act| acts.push(act));
+    table.looked(now, |act| acts.push(act));
+    assert_eq!(acts, [Action::Demote(0), Action::Demote(1)]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// vCPUs of one level that all compute, under a storm of interrupts, beside a thread that moves packets: the rest has its share, each is held
+    /// to its cap, and who is ahead has had an interrupt.
+    #[test]
+    fn interrupts_cost_the_rest_nothing(
+        caps in prop::collection::vec(10u32..=99, 1..5),
+        every in 1u64..60,
+        backend in 0u64..40,
+    ) {
+        let (cpu_share, period, step) = (Share::new(0.9).unwrap(), 3 * MS, 10_000);
+        let count = caps.len();
+        let mut table = Table::new(count + 1, 1, cpu_share, period, 0);
+        let shares: Vec<Share> = caps.iter().map(|cap| Share::new(f64::from(*cap) / 100.0).unwrap()).collect();
+        for (slot, share) in shares.iter().enumerate() {
+            table.watch(slot, Watched { boosted: true, ..watched(*share, Rank::Guest) }, 0);
+        }
+        table.watch(count, watched(Share::NINETY_FIVE, Rank::Backend), 0);
+        let (mut since, mut total) = (vec![0u64; count + 1], vec![0u64; count + 1]);
+        let (mut rest, mut now, mut turn) = (0u64, 0u64, 0u64);
+        let length = 300 * MS;
+        while now < length {
+            now += step;
+            turn += 1;
+            // The one that moves packets has something to do for so many of 100 steps.
+            let moves = turn % 100 < backend && !table.paused(count);
+            let ahead = (0..count).find(|slot| table.ahead(*slot) && !table.paused(*slot));
+            let who = if moves { Some(count) } else { ahead.or((0..count).find(|slot| !table.paused(*slot))) };
+            match who {
+                Some(slot) => {
+                    since[slot] += step;
+                    total[slot] += step;
+                }
+                None => rest += step,
+            }
+            if turn % every == 0 {
+                let slot = usize::try_from(turn / every).unwrap() % count;
+                if !table.ahead(slot) && !table.paused(slot) {
+                    table.charge(slot, 0, std::mem::take(&mut since[slot]), now, |_| ());
+                }
+                table.interrupt(slot, who == Some(slot), now, |_| ());
+            }
+            for _ in 0..count {
+                let Some(slot) = table.due(now) else { break };
+                let ran = std::mem::take(&mut since[slot]);
+                table.charge(slot, 0, ran, now, |_| ());
+                table.checked(slot, ran, now);
+            }
+            if table.next_look().is_some_and(|at| at <= now) {
+                for (slot, since) in since.iter_mut().enumerate() {
+                    if !table.paused(slot) {
+                        table.charge(slot, 0, std::mem::take(since), now, |_| ());
+                    }
+                }
+                table.looked(now, |_| ());
+            }
+            table.expire(now, |_| ());
+        }
+        // Caps may leave more; the CPU's share leaves a tenth, but for how late the first looks were and the last pause that is not over.
+        let late = 4 * period;
+        prop_assert!((rest + late) * 10 >= now, "the rest had {rest} of {now}");
+        for (slot, share) in shares.iter().enumerate() {
+            prop_assert!(total[slot] <= share.of(now) + late, "slot {slot}: {} of {now}", total[slot]);
+        }
+    }
+}

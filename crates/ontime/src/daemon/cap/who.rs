@@ -1,0 +1,72 @@
+//! Which vCPU an interrupt is for. Pure.
+
+use ontime_trace::interrupts::Interrupt;
+
+use super::table::SlotIndex;
+
+/// A VM whose vCPUs are put ahead while an interrupt is pending.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Vm {
+    /// Threads that make interrupts of this VM pending: the VMM's, its vCPUs and vhost threads among them.
+    pub threads: Vec<i32>,
+    /// Its vCPUs that are watched: number, thread, slot.
+    pub vcpus: Vec<(u32, i32, SlotIndex)>,
+}
+
+/// All such VMs, to be looked up without allocating.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Who {
+    threads: Vec<(i32, usize)>,
+    vcpus: Vec<((usize, u32), (i32, SlotIndex))>,
+}
+
+impl Who {
+    /// A directory of these.
+    pub fn new(vms: &[Vm]) -> Self {
+        let mut who = Self::default();
+        for (number, vm) in vms.iter().enumerate() {
+            who.threads.extend(vm.threads.iter().map(|thread| (*thread, number)));
+            who.vcpus.extend(vm.vcpus.iter().map(|(vcpu, thread, slot)| ((number, *vcpu), (*thread, *slot))));
+        }
+        who.threads.sort_unstable();
+        who.vcpus.sort_unstable();
+        who
+    }
+
+    /// The threads that are known.
+    pub fn threads(&self) -> Vec<i32> {
+        self.threads.iter().map(|(thread, _)| *thread).collect()
+    }
+
+    /// The slot of the vCPU that this interrupt is for, and whether it takes it now because it made it pending itself.
+    pub fn find(&self, interrupt: Interrupt) -> Option<(SlotIndex, bool)> {
+        let vm = self.threads.binary_search_by_key(&interrupt.by, |(thread, _)| *thread).ok()?;
+        let (_, vm) = self.threads.get(vm)?;
+        let vcpu = self.vcpus.binary_search_by_key(&(*vm, interrupt.vcpu), |(vcpu, _)| *vcpu).ok()?;
+        let (_, (thread, slot)) = self.vcpus.get(vcpu)?;
+        Some((*slot, *thread == interrupt.by))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupt_is_its_threads_vms() {
+        let vm = |first: i32, slot| Vm {
+            threads: vec![first, first + 1, first + 2, first + 3],
+            vcpus: vec![(1, first + 3, slot + 1), (0, first + 2, slot)],
+        };
+        let who = Who::new(&[vm(100, 4), vm(50, 8)]);
+        let find = |by, vcpu| who.find(Interrupt { by, vcpu });
+        assert_eq!(find(100, 0), Some((4, false)));
+        assert_eq!(find(103, 1), Some((5, true)));
+        assert_eq!(find(103, 0), Some((4, false)), "from one vCPU to another");
+        assert_eq!(find(52, 0), Some((8, true)));
+        assert_eq!(find(99, 0), None);
+        assert_eq!(find(50, 2), None);
+        assert_eq!(Who::default().find(Interrupt { by: 1, vcpu: 0 }), None);
+        assert_eq!(who.threads(), [50, 51, 52, 53, 100, 101, 102, 103]);
+    }
+}

@@ -1,0 +1,176 @@
+//! What the engine does about runtime caps, besides their place in a pass: the watcher and its pauses, what the guardian must know, and
+//! what is to be done when caps cannot be kept.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use ontime_hostnet::{Host, Intent, Knob, KnobError, LiveHost, Paused, Plan, Value};
+use ontime_tenants::{Policy, ThreadId};
+use ontime_trace::tracefs::TRACEFS;
+
+use super::Engine;
+use super::look::planned;
+use crate::daemon::cap::{Caps, FollowError, Pauses};
+use crate::daemon::guardian::{Charge, Guardian};
+use crate::daemon::keeper::Past;
+use crate::daemon::protections;
+use crate::daemon::view::Owned;
+
+impl Engine {
+    pub(super) fn start_caps(&mut self) {
+        self.in_force = false;
+        // The old watcher ends before the new one starts: two would fight over the same threads.
+        self.caps = Err("being restarted".to_owned());
+        self.caps = Caps::start(self.config.daemon.caps(self.table())).map_err(|error| error.to_string());
+        match &self.caps {
+            Ok(caps) => tracing::info!("cap watcher is thread {}", caps.watcher_tid),
+            Err(why) => self.repeats.warn(why),
+        }
+    }
+
+    /// The containers' threads of the last pass that caps have paused.
+    pub(super) fn paused(&self) -> Vec<Paused> {
+        let caps = self.caps.as_ref().map(Caps::report).unwrap_or_default();
+        let paused: BTreeSet<ThreadId> = caps.iter().filter(|used| used.pauses > 0).map(|used| used.id).collect();
+        Paused::of(&self.look.found.tenants, &self.journal, |id| paused.contains(&id))
+    }
+
+    pub(super) fn pauses(&self) -> Pauses {
+        self.caps.as_ref().map(Caps::pauses).unwrap_or_default()
+    }
+
+    /// Caps every thread of the plan and charges the guardian; says in `in_force` whether both hold.
+    pub(super) fn cap(&mut self) {
+        if self.caps.is_err() {
+            self.start_caps();
+        }
+        let set = match &mut self.caps {
+            Ok(caps) => caps.set(&self.watches.list).map(|()| caps.complete()).map_err(|error| error.to_string()),
+            Err(why) => Err(why.clone()),
+        };
+        let complete = set.unwrap_or_else(|why| {
+            self.caps_lost(&why);
+            false
+        });
+        self.follow_interrupts();
+        let complete = complete && self.look.settled.vcpus.is_empty();
+        let intent = Intent { caps_in_force: complete, ..self.look.intent.clone() };
+        let (plan, _) = planned(&self.look.inventory, &intent, Some(&self.journal));
+        let charge = self.charge_for(&plan);
+        self.in_force = match self.charge(charge) {
+            Ok(()) => complete,
+            Err(error) => {
+                self.error("guardian", &format!("{}; kernel protections stay on", crate::exit::chain(&error)));
+                false
+            }
+        };
+    }
+
+    /// Has vCPUs put ahead while an interrupt is pending, where the plan says so.
+    pub(super) fn follow_interrupts(&mut self) {
+        let Ok(caps) = &mut self.caps else { return };
+        let cpus: Vec<u32> = self.look.inventory.cpus.online.iter().collect();
+        match caps.follow(Path::new(TRACEFS), &cpus, &self.watches.followed) {
+            Ok(()) => {}
+            Err(FollowError::Caps(lost)) => self.caps_lost(&lost.to_string()),
+            Err(why) => self.error("interrupt-context", &why),
+        }
+    }
+
+    /// What the guardian would have to do if this plan were applied and the daemon died.
+    fn charge_for(&self, plan: &Plan) -> Charge {
+        let roots = self.paths.roots();
+        let mut files = protections::originals(&self.journal, &roots);
+        for knob in protections::knobs(plan) {
+            if let (Knob::HostFile { root, path }, None) = (knob, self.journal.original(knob)) {
+                if let Ok(Value::Text(text)) = self.host.read(knob) {
+                    files.push((roots.path(*root, path), text));
+                }
+            }
+        }
+        // In the reverse order of switching off, as a reset: 6.12 takes its RT limit back only after its fair servers.
+        files.reverse();
+        Charge {
+            protections: files,
+            then_protected: protections::kernel_protects(&self.host, &self.look.inventory, &self.journal),
+            threads: self.watches.list.iter().map(|watch| (watch.id, watch.place)).collect(),
+            paced: self.paced_originals(),
+            raised: self.watches.list.iter().filter(|of| of.ahead.is_some()).map(|of| (of.id, of.place)).collect(),
+            instance: self.caps.as_ref().ok().and_then(Caps::instance),
+            relieved: false,
+        }
+    }
+
+    fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
+        if let Some(guardian) = &mut self.guardian {
+            match guardian.charge(charge.clone()) {
+                Ok(()) => return Ok(()),
+                Err(error) => self.repeats.warn(&format!("{}; starting another", crate::exit::chain(&error))),
+            }
+            // Whatever it was, it is not to act on an old charge while a new one stands beside it.
+            if let Some(old) = self.guardian.take() {
+                old.relieve();
+            }
+        }
+        let place = match self.table().watcher() {
+            Policy::Fifo(priority) => Policy::Fifo(priority.saturating_add(1).min(99)),
+            other => other,
+        };
+        let mut guardian = Guardian::start(place)?;
+        guardian.charge(charge)?;
+        tracing::info!("guardian is process {}", guardian.pid());
+        self.guardian = Some(guardian);
+        Ok(())
+    }
+
+    pub(super) fn caps_lost(&mut self, why: &str) {
+        self.error("runtime caps", &why);
+        self.in_force = false;
+        if self.caps.is_ok() {
+            self.caps = Err(why.to_owned());
+        }
+        for (knob, done) in protections::restore(&self.host, &self.journal) {
+            if let Err(error) = done {
+                self.error(&knob.to_string(), &error);
+            }
+        }
+    }
+
+    pub(super) fn account_caps(&mut self) {
+        let domains: BTreeSet<Owned> = self.watches.of.values().cloned().collect();
+        for gone in self.domains.difference(&domains) {
+            self.metrics.forget(gone);
+        }
+        self.domains = domains;
+        if let Ok(caps) = &self.caps {
+            self.metrics.caps(&caps.report(), &self.watches.of);
+        }
+    }
+
+    pub(super) fn protections_off(&self) -> bool {
+        self.journal.entries().iter().any(|entry| protections::is_protection(&entry.knob))
+    }
+}
+
+/// The host, read past the pauses of caps and the changes of pacers.
+pub(super) struct PastPauses<'a> {
+    pub(super) host: &'a LiveHost,
+    pub(super) pauses: Pauses,
+    pub(super) paced: Past,
+}
+
+impl Host for PastPauses<'_> {
+    fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
+        let value = self.host.read(knob)?;
+        Ok(match (knob, value) {
+            (Knob::ThreadPolicy { thread, .. }, Value::Policy(read)) => {
+                Value::Policy(self.paced.past(*thread, self.pauses.past(*thread, read)))
+            }
+            (_, value) => value,
+        })
+    }
+
+    fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
+        self.host.write(knob, value)
+    }
+}

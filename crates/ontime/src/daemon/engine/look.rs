@@ -1,0 +1,113 @@
+//! One look at the host: tenants, facts, what is wanted, and the plan from them.
+//!
+//! In: what the daemon knows already ([`Known`]). Out: a [`Look`]. Changes nothing.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use ontime_hostnet::rules::polling_nics;
+use ontime_hostnet::{self as hostnet, Inherited, Intent, Inventory, Journal, Method, NicId, Paused, Plan};
+use ontime_sched::Settled;
+use ontime_tenants::{Discovery, Sources, discover};
+
+use crate::daemon::cap::Pauses;
+use crate::daemon::config::Config;
+use crate::daemon::keeper::Keeper;
+use crate::paths::Paths;
+
+/// What was found and planned at one moment.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// Tenants.
+    pub found: Discovery,
+    /// Facts.
+    pub inventory: Inventory,
+    /// What is wanted.
+    pub intent: Intent,
+    /// Threads that were made in a pause.
+    pub inherited: Inherited,
+    /// The plan.
+    pub plan: Plan,
+    /// Reserved CPU time.
+    pub settled: Settled,
+    /// NICs that poll under the method, now or when packets come.
+    pub polls: Vec<NicId>,
+    /// How long discovery took.
+    pub discovering: Duration,
+}
+
+impl Look {
+    /// Looks at the host, and plans as from the originals that the journal keeps.
+    pub fn at(sources: &Sources, config: &Config, paths: &Paths, known: Known<'_>) -> Self {
+        let start = Instant::now();
+        let mut found = known.found.cloned().unwrap_or_else(|| discover(sources, &config.rules));
+        let discovering = start.elapsed();
+        for thread in found.tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {
+            thread.policy = known.pauses.map_or(thread.policy, |pauses| pauses.past(thread.id, thread.policy));
+            thread.policy = known.keeper.map_or(thread.policy, |keeper| keeper.past().past(thread.id, thread.policy));
+        }
+        let find = |journal| Inherited::find(&found.tenants, known.paused, journal);
+        let inherited = known.journal.map(find).unwrap_or_default();
+        inherited.put_right(&mut found.tenants);
+        let inventory = Inventory::scan(&paths.roots());
+        let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants.clone(), known.caps);
+        intent.method = known.method.unwrap_or(intent.method);
+        intent.resting = known.resting.cloned().unwrap_or_default();
+        let mut settled = Settled::default();
+        if let Some(keeper) = known.keeper {
+            settled = keeper.settle(&config.sched, &found.tenants, &inventory.cpus.online, intent.method);
+            intent.reserved = keeper.places(&settled);
+        }
+        let mut look = Self { found, inventory, intent, inherited, settled, discovering, ..Self::default() };
+        look.plan_again(known.journal);
+        look
+    }
+
+    pub(super) fn replan(&mut self, journal: &Journal, caps: bool) {
+        if self.intent.caps_in_force != caps {
+            self.intent.caps_in_force = caps;
+            self.plan_again(Some(journal));
+        }
+    }
+
+    fn plan_again(&mut self, journal: Option<&Journal>) {
+        (self.plan, self.polls) = planned(&self.inventory, &self.intent, journal);
+        self.inherited.note(&mut self.plan);
+    }
+}
+
+/// What a look starts from besides the host and its configuration.
+#[derive(Default, Clone, Copy)]
+pub struct Known<'a> {
+    /// The tenants, where they have just been found.
+    pub found: Option<&'a Discovery>,
+    /// Instead of the configuration's.
+    pub method: Option<Method>,
+    /// The originals.
+    pub journal: Option<&'a Journal>,
+    /// Whether caps are in force.
+    pub caps: bool,
+    /// NICs whose polling rests, by index.
+    pub resting: Option<&'a BTreeSet<u32>>,
+    /// Containers' threads that caps have paused up to now.
+    pub paused: &'a [Paused],
+    /// Who may be paused since before this look: at SCHED_IDLE by its cap, not by its own choice.
+    pub pauses: Option<&'a Pauses>,
+    /// Who keeps reserved CPU time; without one nothing is reserved.
+    pub keeper: Option<&'a Keeper>,
+}
+
+/// The plan, and the NICs that poll under its method.
+pub(super) fn planned(inventory: &Inventory, intent: &Intent, journal: Option<&Journal>) -> (Plan, Vec<NicId>) {
+    let plan = |inventory: &Inventory, intent: &Intent| {
+        let polls = polling_nics(inventory, intent).map(|nic| nic.id.clone()).collect();
+        (hostnet::plan(inventory, intent), polls)
+    };
+    match journal {
+        Some(journal) => {
+            let (inventory, intent) = hostnet::as_found(inventory.clone(), intent.clone(), journal);
+            plan(&inventory, &intent)
+        }
+        None => plan(inventory, intent),
+    }
+}
