@@ -6,17 +6,16 @@
 
 use std::io::Read;
 use std::net::UdpSocket;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use ontime_lab::Lab;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::host::{MeasureError, size};
+use crate::hardware::HardwareError;
+use crate::host::{Host, MeasureError, size};
 
 /// iperf3's port.
 pub const PORT: u16 = 5_201;
@@ -61,23 +60,28 @@ enum Flow {
 }
 
 impl Flood {
-    /// Starts a flow for each VM (name and address), one after the other, each seen in the capture before the next.
+    /// Starts a flow for each VM (name and address), one after the other, each seen in the network's capture before the next.
     ///
     /// # Errors
     /// [`MeasureError::Flood`] with iperf3's words; the host is no more.
     pub fn start(
-        lab: &mut Lab,
-        capture: &Path,
+        host: &mut Host,
+        network: &str,
         vms: &[(impl AsRef<str>, impl AsRef<str>)],
         kind: Kind,
     ) -> Result<Self, MeasureError> {
-        let mut flood = Self { flows: Vec::new() };
+        let (mut flood, capture) = (Self { flows: Vec::new() }, host.capture(network));
+        if vms.is_empty() {
+            return Err(
+                HardwareError::NotHere("this load takes bulk tenants: [bulk] in the site's file".to_owned()).into()
+            );
+        }
         for (vm, address) in vms {
             let (vm, address) = (vm.as_ref(), address.as_ref());
-            let (before, start) = (size(capture), Instant::now());
+            let (before, start) = (size(&capture), Instant::now());
             let mut flow = Flow::start(kind, address)?;
-            while size(capture) < before + kind.flowing() {
-                lab.alive()?;
+            while size(&capture) < before + kind.flowing() {
+                host.alive()?;
                 if start.elapsed() > LIMIT {
                     return Err(flow.said(vm));
                 }

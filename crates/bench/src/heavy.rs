@@ -89,7 +89,7 @@ fn put(
     server::vacate(host, NAME)?;
     SOCKETS.write(host)?;
     let net = if outsourced { "sockets:bulk" } else { "bulk" };
-    boot_vm(&mut host.lab, &Vm { name: NAME, role: "bulk", net, address: VM }, progress)?;
+    boot_vm(host.lab()?, &Vm { name: NAME, role: "bulk", net, address: VM }, progress)?;
     *seat = Some(outsourced);
     Ok(())
 }
@@ -104,9 +104,9 @@ fn measure_case(
     let case = name(method, send);
     progress(&format!("{case}: applying"));
     host.apply(if method == "outsourcing" { "partitioned" } else { method })?;
-    let capture = host.lab.capture("bulk");
+    let capture = host.capture("bulk");
     let kind = if send { Kind::Send { streams: STREAMS } } else { Kind::Receive { streams: STREAMS } };
-    let flood = Flood::start(&mut host.lab, &capture, &[(NAME, VM)], kind)?;
+    let flood = Flood::start(host, "bulk", &[(NAME, VM)], kind)?;
     progress(&format!("{case}: measuring"));
     let from = size(&capture);
     let before = host.cpu_time()?;
@@ -142,7 +142,7 @@ fn toward(capture: &Path, side: IpAddr) -> Result<BulkAnalysis, MeasureError> {
 }
 
 /// CPU time a byte, by rates, since readings and capture do not begin and end in the same instant.
-fn cost(before: &CpuTime, after: &CpuTime, cpus: u8, bulk: &BulkAnalysis) -> Option<Cost> {
+fn cost(before: &CpuTime, after: &CpuTime, cpus: u16, bulk: &BulkAnalysis) -> Option<Cost> {
     let bytes_per_ns = bulk.gbps().filter(|gbps| *gbps > 0.0)? / 8.0;
     let (all, guest) = (after.share_since(before, cpus)?, after.guest_share_since(before, cpus)?);
     let of = |share: f64| share * f64::from(cpus) / bytes_per_ns;

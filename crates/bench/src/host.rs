@@ -1,26 +1,34 @@
-//! An emulated host under measurement: VMs on it, `ontime daemon` in it, and what every experiment needs of it.
+//! The host under measurement: VMs on it, `ontime daemon` in it, and what every experiment needs of it.
 //!
-//! In: the machine and the VMs. Out: a [`Host`] that switches methods, sends requests from outside and reads its CPU use.
-//! VMs are started as a user would (QEMU, vhost-net, bridges).
+//! In: a [`Ground`] and the VMs. Out: a [`Host`] that switches methods, sends requests from outside and reads its CPU use. On an emulated
+//! host VMs are started as a user would (QEMU, vhost-net, bridges); a real one ([`crate::hardware`]) has its owner's. An experiment does
+//! not know which it has, but where it changes the host's inside: that asks for [`Host::lab`].
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ontime_lab::images::Images;
 use ontime_lab::module::HOST;
+use ontime_lab::network::RT_TAP;
 use ontime_lab::{Kernel, Lab, LabError, Machine};
 use thiserror::Error;
 
 use crate::client::{self, ClientConfig, ClientError, Peer};
+use crate::hardware::{HardwareError, Target};
 use crate::paced::Paced;
 use crate::pcap::PcapError;
 use crate::schema::Clock;
+use crate::trial::BULK_VMS;
+use crate::workload::Workload;
 
 /// Real time that a command in the emulated host may take.
 const LIMIT: Duration = Duration::from_secs(900);
+/// Not a method: whatever is in force on a real host stays.
+pub const AS_IS: &str = "as-is";
 /// Boots of a VM before it is given up: emulated SVM hangs a few guests (docs/lab.md).
 const BOOTS: u32 = 6;
 
@@ -60,12 +68,41 @@ pub struct Site {
     pub binary: PathBuf,
 }
 
+/// What an experiment runs on.
+pub enum Ground<'a> {
+    /// An emulated host, which it boots.
+    Emulated(&'a Site, &'a Images),
+    /// A real one.
+    Real(Box<Target>),
+}
+
+impl Ground<'_> {
+    /// The host: booted with these VMs and files of `/etc/ontime`; of a real one both are its owner's.
+    ///
+    /// # Errors
+    /// Those of [`Host::start`]; a real host does not say what it is.
+    pub fn start(
+        self,
+        vms: &[Vm<'_>],
+        config: &[(&str, &str)],
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Host, MeasureError> {
+        match self {
+            Ground::Emulated(site, images) => Host::start(site, images, vms, config, progress),
+            Ground::Real(target) => Host::real(target),
+        }
+    }
+}
+
 /// Why a measurement failed.
 #[derive(Debug, Error)]
 pub enum MeasureError {
     /// The emulated host.
     #[error(transparent)]
     Lab(#[from] LabError),
+    /// The real host.
+    #[error(transparent)]
+    Hardware(#[from] HardwareError),
     /// The client.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -97,7 +134,7 @@ pub enum MeasureError {
         said: String,
     },
     /// The host's CPU accounting.
-    #[error("the emulated host's CPU use cannot be read from {0:?}")]
+    #[error("the host's CPU use cannot be read from {0:?}")]
     Accounting(String),
     /// The trace in the host.
     #[error("{path}: not a report of ontime trace: {what}", path = path.display())]
@@ -112,16 +149,22 @@ pub enum MeasureError {
     Doctor(String),
 }
 
-/// The emulated host.
+/// The host.
 pub struct Host {
-    /// The machine.
-    pub lab: Lab,
+    under: Under,
+    /// Where captures and logs go.
+    pub dir: PathBuf,
     /// Its kernel's release.
     pub kernel: String,
     /// Its clock.
     pub clock: Clock,
     /// Its CPUs.
-    pub cpus: u8,
+    pub cpus: u16,
+}
+
+enum Under {
+    Lab(Box<Lab>),
+    Real(Box<Target>),
 }
 
 impl Host {
@@ -164,7 +207,111 @@ impl Host {
             ontime_lab::Clock::Virtual => Clock::Virtual,
             ontime_lab::Clock::Real => Clock::Real,
         };
-        Ok(Self { lab, kernel, clock, cpus: site.machine.cpus })
+        let (dir, cpus) = (site.dir.clone(), u16::from(site.machine.cpus));
+        Ok(Self { under: Under::Lab(Box::new(lab)), dir, kernel, clock, cpus })
+    }
+
+    /// A real host as it stands.
+    ///
+    /// # Errors
+    /// It does not say what it is.
+    fn real(mut target: Box<Target>) -> Result<Self, MeasureError> {
+        let said = target.shell("uname -r; nproc")?;
+        let mut lines = said.lines();
+        let (kernel, cpus) = (lines.next().unwrap_or_default().to_owned(), lines.next().unwrap_or_default().parse());
+        let cpus = cpus.map_err(|_| MeasureError::Accounting(said.clone()))?;
+        // Without a device behind the client's NICs there is no hardware to speak of.
+        let clock = if target.is_hardware() { Clock::Hardware } else { Clock::Real };
+        Ok(Self { dir: target.dir().to_owned(), under: Under::Real(target), kernel, clock, cpus })
+    }
+
+    /// The emulated host, for what only that can do.
+    ///
+    /// # Errors
+    /// [`HardwareError::NotHere`].
+    pub fn lab(&mut self) -> Result<&mut Lab, MeasureError> {
+        match &mut self.under {
+            Under::Lab(lab) => Ok(lab),
+            Under::Real(_) => {
+                let said = "this takes VMs of the experiment's own, and those of a real host are its owner's";
+                Err(HardwareError::NotHere(said.to_owned()).into())
+            }
+        }
+    }
+
+    /// The real host, where it is one.
+    pub fn target(&self) -> Option<&Target> {
+        match &self.under {
+            Under::Lab(_) => None,
+            Under::Real(target) => Some(target),
+        }
+    }
+
+    /// The capture of the RT network (`rt`) or the bulk network (`bulk`).
+    pub fn capture(&self, network: &str) -> PathBuf {
+        match &self.under {
+            Under::Lab(lab) => lab.capture(network),
+            Under::Real(target) => target.capture(network),
+        }
+    }
+
+    /// Whether it can still be measured.
+    ///
+    /// # Errors
+    /// The emulated host is no more; a capture of the real one has ended.
+    pub fn alive(&mut self) -> Result<(), MeasureError> {
+        match &mut self.under {
+            Under::Lab(lab) => Ok(lab.alive()?),
+            Under::Real(target) => Ok(target.alive()?),
+        }
+    }
+
+    /// Has arrivals on the RT NIC stamped exactly from now on, or no longer: a real monitor always does.
+    ///
+    /// # Errors
+    /// The emulator refuses.
+    pub fn stamp_arrivals(&mut self, on: bool) -> Result<(), MeasureError> {
+        match &mut self.under {
+            Under::Lab(lab) => Ok(lab.stamp_arrivals(on)?),
+            Under::Real(_) => Ok(()),
+        }
+    }
+
+    /// Frames that a real host's monitor has missed so far.
+    pub fn missed(&self) -> u64 {
+        self.target().map_or(0, Target::missed)
+    }
+
+    /// What a reader must know of a stretch that was measured here, before which the monitor had missed so many frames.
+    pub fn notes(&self, missed: u64) -> Vec<String> {
+        let Some(target) = self.target() else { return Vec::new() };
+        let missed = target.missed().saturating_sub(missed);
+        let lacks =
+            format!("the monitor itself missed {missed} frames: some of those that are lost here may be its own");
+        let mut notes = vec![target.stamps()];
+        notes.extend((missed > 0).then_some(lacks));
+        notes
+    }
+
+    /// Where the server of a workload answers.
+    pub fn server(&self, workload: Workload) -> SocketAddr {
+        self.target().map_or_else(|| workload.address(), |target| target.site().rt.server)
+    }
+
+    /// Names and addresses of the bulk VMs.
+    pub fn bulk(&self) -> Vec<(String, String)> {
+        match &self.under {
+            Under::Lab(_) => BULK_VMS.map(|(name, address)| (name.to_owned(), address.to_owned())).into(),
+            Under::Real(target) => {
+                let tenants = target.site().bulk.iter().flat_map(|of| &of.tenants);
+                tenants.map(|(name, address)| (name.clone(), address.to_string())).collect()
+            }
+        }
+    }
+
+    /// The client's interface on the RT network.
+    pub fn client_nic(&self) -> &str {
+        self.target().map_or(RT_TAP, |target| &target.site().rt.nic)
     }
 
     /// Runs a shell command in the host, which must succeed.
@@ -172,7 +319,10 @@ impl Host {
     /// # Errors
     /// It fails, or the host is no more.
     pub fn shell(&mut self, command: &str) -> Result<String, MeasureError> {
-        Ok(self.lab.check(&["sh", "-c", command], LIMIT)?)
+        match &mut self.under {
+            Under::Lab(lab) => Ok(lab.check(&["sh", "-c", command], LIMIT)?),
+            Under::Real(target) => Ok(target.shell(command)?),
+        }
     }
 
     /// Switches to a method. What it said, and the threads then, stay in the lab's files.
@@ -184,8 +334,34 @@ impl Host {
             "ontime apply --method {method} > /lab/{method}.applied 2>&1; status=$?; ontime ps > /lab/{method}.threads; \
              [ $status -le 1 ] || {{ cat /lab/{method}.applied; exit $status; }}"
         );
-        self.lab.check(&["sh", "-c", &apply], LIMIT)?;
-        Ok(())
+        match &mut self.under {
+            Under::Lab(lab) => Ok(lab.check(&["sh", "-c", &apply], LIMIT).map(|_| ())?),
+            Under::Real(_) if method == AS_IS => Ok(()),
+            Under::Real(target) => Ok(target.apply(method)?),
+        }
+    }
+
+    /// Undoes whatever is applied.
+    ///
+    /// # Errors
+    /// The daemon refuses.
+    pub fn reset(&mut self) -> Result<(), MeasureError> {
+        match &mut self.under {
+            Under::Lab(_) => self.shell("ontime reset > /lab/reset 2>&1 || { cat /lab/reset; exit 1; }").map(|_| ()),
+            Under::Real(target) => Ok(target.reset()?),
+        }
+    }
+
+    /// Ends the measurement: an emulated host ends, a real one has its method back.
+    ///
+    /// # Errors
+    /// A real host does not take it.
+    pub fn leave(self) -> Result<(), MeasureError> {
+        match self.under {
+            // What was measured is read and outside: it need not end in order.
+            Under::Lab(_) => Ok(()),
+            Under::Real(mut target) => Ok(target.leave()?),
+        }
     }
 
     /// Sends sockperf's requests from this process's namespace by the host's clock, which these captures carry, and watches the
@@ -223,7 +399,7 @@ impl Host {
         let mut failure = None;
         let mut told = Instant::now();
         let outcome = client::run_with(&config, peer, |at| {
-            if let Err(error) = self.lab.alive() {
+            if let Err(error) = self.alive() {
                 failure = Some(error);
                 return ControlFlow::Break(());
             }
@@ -234,7 +410,7 @@ impl Host {
             ControlFlow::Continue(())
         });
         match failure {
-            Some(error) => Err(error.into()),
+            Some(error) => Err(error),
             None => Ok(outcome.map(|_| ())?),
         }
     }
@@ -255,7 +431,7 @@ impl Host {
                 return ControlFlow::Continue(());
             }
             looked = Instant::now();
-            match self.lab.alive() {
+            match self.alive() {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(error) => {
                     failure = Some(error);
@@ -263,7 +439,7 @@ impl Host {
                 }
             }
         })?;
-        failure.map_or(Ok(()), |error| Err(error.into()))
+        failure.map_or(Ok(()), Err)
     }
 
     /// CPU time that something other than the lab's own spinner used, and the host's uptime.
@@ -273,7 +449,7 @@ impl Host {
     pub fn cpu_time(&mut self) -> Result<CpuTime, MeasureError> {
         let script = "read -r up idle < /proc/uptime; spin=0; pid=$(pgrep -x lab-spin) && read -r spin rest < /proc/$pid/schedstat; \
                       guest=$(awk '$1 == \"cpu\" {print $10 + $11}' /proc/stat); echo $up $idle $spin $guest";
-        let text = self.lab.check(&["sh", "-c", script], LIMIT)?;
+        let text = self.shell(script)?;
         CpuTime::parse(&text).ok_or(MeasureError::Accounting(text))
     }
 }
@@ -317,13 +493,13 @@ impl CpuTime {
     }
 
     /// Share of the CPUs that guests had since an earlier reading, 0 to 1; `None` where no time went by.
-    pub fn guest_share_since(&self, before: &Self, cpus: u8) -> Option<f64> {
+    pub fn guest_share_since(&self, before: &Self, cpus: u16) -> Option<f64> {
         let elapsed = (self.uptime - before.uptime) * f64::from(cpus);
         (elapsed > 0.0).then(|| ((self.guest - before.guest) / elapsed).clamp(0.0, 1.0))
     }
 
     /// Busy share of the CPUs since an earlier reading, 0 to 1; `None` where no time went by.
-    pub fn share_since(&self, before: &Self, cpus: u8) -> Option<f64> {
+    pub fn share_since(&self, before: &Self, cpus: u16) -> Option<f64> {
         let elapsed = (self.uptime - before.uptime) * f64::from(cpus);
         (elapsed > 0.0).then(|| (1.0 - (self.idle - before.idle) / elapsed).clamp(0.0, 1.0))
     }

@@ -85,7 +85,7 @@ pub fn measure(
     let mut host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
     let address = server::dotted(server::ADDRESS);
     let rt = Vm { name: "rt", role: server::SOCKPERF.role, net: "rt", address: &address };
-    boot_vm(&mut host.lab, &rt, progress)?;
+    boot_vm(host.lab()?, &rt, progress)?;
     // Direct, so that every block is an interrupt of the disk; ended with the host.
     host.shell(
         "{ while dd if=/dev/vdb of=/dev/null bs=4k count=20000 iflag=direct 2> /dev/null; do :; done; } > /dev/null 2>&1 < /dev/null &",
@@ -122,7 +122,7 @@ fn measure_case(
         requests: Requests::Client { workload: SOCKPERF, count: plan.requests + WARM_UP, seed: plan.seed },
         warmup: WARM_UP,
     };
-    let mut result = trial.run(host, &plan.site.dir, progress)?;
+    let mut result = trial.run(host, progress)?;
     result.doctor = finding;
     if let Some(lacks) = rule.and_then(|rule| lacks(rule, plan.site.machine.kernel)) {
         result.notes.push(format!("no difference is to be expected here; it takes {lacks}"));

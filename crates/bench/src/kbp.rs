@@ -6,10 +6,10 @@
 //! search) without that flood; and one named `METHOD-PLACE-FRAME-fast`: round trips of an open loop at a steady rate, under the flood.
 //! On the virtual clock a rate is a count of instructions, not of a machine's time.
 
-use ontime_lab::images::Images;
 use serde::Deserialize;
 
-use crate::host::{Host, MeasureError, Site, Vm, size, slice};
+use crate::hardware::HardwareError;
+use crate::host::{Ground, Host, MeasureError, Vm, size, slice};
 use crate::number;
 use crate::paced::Paced;
 use crate::schema::{Load, MethodResult, Polling, ZeroLoss};
@@ -35,11 +35,9 @@ const CLOSE: f64 = 1.1;
 /// Or after so many trials, where nothing else is said.
 pub const TRIALS: u32 = 12;
 
-/// What to measure on one emulated host.
+/// What to measure on one host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The host.
-    pub site: Site,
     /// Of [`METHODS`].
     pub methods: Vec<String>,
     /// Of [`PLACES`].
@@ -68,13 +66,13 @@ pub fn name(method: &str, place: &str, frame: u16) -> String {
 /// The host or a bulk VM does not come up.
 pub fn measure(
     plan: &Plan,
-    images: &Images,
+    ground: Ground<'_>,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    let mut seat = Seat::new(server::SOCKPERF, &plan.site, images, false, progress)?;
+    let mut seat = Seat::new(server::SOCKPERF, &ground, false, progress)?;
     let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
-    let host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
+    let host = ground.start(&bulk, &server::CONFIG, progress)?;
     let cases = plan.places.iter().flat_map(|place| plan.methods.iter().map(move |method| (method, place)));
     let name = |(method, place): &(&String, &String)| format!("{method}-{place}, one frame or more");
     trial::each(host, cases, name, missing, |host, &(method, place), results| {
@@ -94,18 +92,29 @@ fn seat_of(place: &str) -> Place {
 
 /// Puts a method in force.
 fn apply(host: &mut Host, method: &str) -> Result<(), MeasureError> {
+    if host.target().is_none() {
+        configure(host, method)?;
+    } else if method == "busypoll-adaptive" {
+        let said = "whether polling is adaptive is the host's own host.toml's to say: measure busypoll with it";
+        return Err(HardwareError::NotHere(said.to_owned()).into());
+    }
+    match method {
+        "napi" => host.reset(),
+        "napi-tuned" => host.apply("vanilla"),
+        _ => host.apply("busypoll"),
+    }
+}
+
+/// Gives an emulated host's polling threads their CPU; a real one's owner has.
+fn configure(host: &mut Host, method: &str) -> Result<(), MeasureError> {
     let config: String = server::CONFIG.iter().map(|(_, text)| *text).collect();
     let poll = format!("poll_cpu = {}", host.cpus - 1);
     let adaptive = if method == "busypoll-adaptive" { "[busypoll]\nadaptive = true\n" } else { "" };
     // The signal is taken before a request that comes a second later.
     host.shell(&format!(
         "printf '%s\\n' '{config}{poll}\n{adaptive}' > /etc/ontime/host.toml; kill -HUP $(pgrep -x -f 'ontime daemon'); sleep 1"
-    ))?;
-    match method {
-        "napi" => host.shell("ontime reset > /lab/napi.reset 2>&1 || { cat /lab/napi.reset; exit 1; }").map(|_| ()),
-        "napi-tuned" => host.apply("vanilla"),
-        _ => host.apply("busypoll"),
-    }
+    ))
+    .map(|_| ())
 }
 
 fn words(method: &str) -> &str {
@@ -127,12 +136,12 @@ fn measure_case(
 ) -> Result<(), MeasureError> {
     let message_bytes = usize::from(frame.saturating_sub(HEADERS));
     let workload = Workload::Sockperf { message_bytes };
-    let server = workload.address();
+    let server = host.server(workload);
     let case = name(method, place, frame);
     let label = format!("{}; {place}, frames of {frame} bytes", words(method));
     let (requests, warmup) = (Requests::Client { workload, count: plan.requests + WARM_UP, seed: 1 }, WARM_UP);
     let trial = Trial { method: &case, label: &label, load: Load::SmallPackets, requests, warmup };
-    let mut result = trial.run(host, &plan.site.dir, progress)?;
+    let mut result = trial.run(host, progress)?;
     result.frame_bytes = Some(u32::from(frame));
     result.polling = polling(host, method)?;
     let load = |rate, count| Paced { server, message_bytes, rate, count, captures: Vec::new(), scale: 1.0 };
@@ -146,7 +155,7 @@ fn measure_case(
         let label = format!("{label}, {} a second", number::significant(plan.rate));
         let requests = Requests::Paced(load(plan.rate, plan.frames_each));
         let trial = Trial { method: &case, label: &label, load: Load::SmallPackets, requests, warmup: 0 };
-        let mut result = trial.run(host, &plan.site.dir, progress)?;
+        let mut result = trial.run(host, progress)?;
         result.frame_bytes = Some(u32::from(frame));
         results.push(result);
     }
@@ -218,7 +227,7 @@ impl Search {
 fn zero_loss(host: &mut Host, plan: &Plan, load: &dyn Fn(f64) -> Paced) -> Result<ZeroLoss, MeasureError> {
     let mut search = Search::from(FIRST_RATE, plan.trials);
     loop {
-        let (at_wire, lost) = trial(host, plan, load(search.next))?;
+        let (at_wire, lost) = trial(host, load(search.next))?;
         if !search.take(at_wire, lost) {
             break;
         }
@@ -233,17 +242,17 @@ fn zero_loss(host: &mut Host, plan: &Plan, load: &dyn Fn(f64) -> Paced) -> Resul
 }
 
 /// Frames a second at the wire, and how many of them were not answered within 0.3 s.
-fn trial(host: &mut Host, plan: &Plan, load: Paced) -> Result<(f64, u64), MeasureError> {
-    let capture = host.lab.capture("rt");
-    host.lab.stamp_arrivals(true)?;
+fn trial(host: &mut Host, load: Paced) -> Result<(f64, u64), MeasureError> {
+    let capture = host.capture("rt");
+    host.stamp_arrivals(true)?;
     let from = size(&capture);
     let port = load.server.port();
     let sent = host.paced(load, std::slice::from_ref(&capture));
     let settled = host.shell("sleep 0.3");
-    host.lab.stamp_arrivals(false)?;
+    host.stamp_arrivals(false)?;
     sent?;
     settled?;
-    let cut = plan.site.dir.join("trial.pcap");
+    let cut = host.dir.join("trial.pcap");
     slice(&capture, from, &cut)?;
     let wire = wire::analyse(&cut, RtFlow::new(port))?;
     let requests = wire.counts.requests;

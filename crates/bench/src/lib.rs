@@ -29,6 +29,8 @@
 //! outsourced sockets, in a container, on the host; [`workload`] what it is and who asks it: sockperf, memcached ([`memcached`]), Kamailio between
 //! two SIPp ([`voip`]). [`rta`] has no wire: real-time applications in guests say themselves how they met their deadlines.
 //!
+//! [`hardware`] is what stands for the emulated host where `--hardware` names a real one: the same experiments, its owner's VMs.
+//!
 //! Definitions are in `docs/bench.md`. Nothing but the experiments, the client and the two file readers does I/O.
 
 pub mod bulk;
@@ -37,6 +39,7 @@ pub mod clock;
 pub mod flood;
 pub mod frame;
 pub mod goals;
+pub mod hardware;
 pub mod heavy;
 pub mod histogram;
 pub mod host;

@@ -6,9 +6,8 @@
 //! the flood ([`crate::flood`]); so do all times. `ablation` and `segments` are the same with other cases, `memcached` and `voip` with
 //! another [`Workload`].
 
-use ontime_lab::images::Images;
-
-use crate::host::{Host, MeasureError, Site, Vm};
+use crate::hardware::HardwareError;
+use crate::host::{AS_IS, Ground, Host, MeasureError, Vm};
 use crate::schema::{Load, MethodResult};
 use crate::segments::Trace;
 use crate::server::{self, Place, Seat, Wake};
@@ -19,8 +18,8 @@ use crate::workload::Workload;
 const WARM_UP: u64 = 20;
 
 /// What can be measured: methods of `ontime apply`; `rt-default`, which is `vanilla` on an RT kernel; outsourced sockets; the
-/// limit.
-pub const CASES: [&str; 9] = [
+/// limit; and whatever is in force on a real host.
+pub const CASES: [&str; 10] = [
     "vanilla",
     "rt-default",
     "threaded",
@@ -30,6 +29,7 @@ pub const CASES: [&str; 9] = [
     "outsourcing-interrupt",
     "outsourcing-only",
     "host-process",
+    AS_IS,
 ];
 
 /// A method under a load.
@@ -78,17 +78,16 @@ impl Case {
             "outsourcing-interrupt" => "as outsourcing, but arrivals interrupt the guest",
             "outsourcing-only" => "outsourced sockets on the host path of threaded",
             "host-process" => "the same server as a process of the host, under partitioned: the limit",
+            AS_IS => "the host as it stands",
             other => other,
         };
         words.to_owned()
     }
 }
 
-/// What to measure on one emulated host.
+/// What to measure on one host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The host.
-    pub site: Site,
     /// What answers, and who asks.
     pub workload: Workload,
     /// Lines of the host's `host.toml`, above what names its NICs.
@@ -103,24 +102,24 @@ pub struct Plan {
     pub seed: u64,
 }
 
-/// Boots the host, starts the VMs and measures every case. A case that fails is passed to `missing` with its name, and the
+/// Boots the host, starts the VMs (a real one has both) and measures every case. A case that fails is passed to `missing` with its name, and the
 /// rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a bulk VM does not come up.
 pub fn measure(
     plan: &Plan,
-    images: &Images,
+    ground: Ground<'_>,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let outsourced = plan.cases.iter().any(Case::is_outsourced);
-    let mut seat = Seat::new(plan.workload.server(), &plan.site, images, outsourced, progress)?;
+    let mut seat = Seat::new(plan.workload.server(), &ground, outsourced, progress)?;
     let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
     let settings: String = plan.settings.iter().map(|line| format!("{line}\n")).collect();
     let config = server::CONFIG.map(|(name, text)| (name, format!("{settings}{text}")));
     let config: Vec<(&str, &str)> = config.iter().map(|(name, text)| (*name, text.as_str())).collect();
-    let host = Host::start(&plan.site, images, &bulk, &config, progress)?;
+    let host = ground.start(&bulk, &config, progress)?;
     trial::each(
         host,
         &plan.cases,
@@ -145,6 +144,10 @@ fn measure_case(
 ) -> Result<MethodResult, MeasureError> {
     let name = format!("{}-{}", case.name, case.load.name());
     progress(&format!("{}, {}: applying", case.name, case.load.words()));
+    if case.name == "vanilla" && host.target().is_some() && host.shell("uname -v")?.contains("PREEMPT_RT") {
+        let said = "vanilla is a kernel without PREEMPT_RT, and this host's has it: its defaults are rt-default";
+        return Err(HardwareError::NotHere(said.to_owned()).into());
+    }
     host.apply(case.method())?;
     let trial = Trial {
         method: &case.name,
@@ -154,12 +157,13 @@ fn measure_case(
         warmup: WARM_UP,
     };
     if !plan.traced {
-        return trial.run(host, &plan.site.dir, progress);
+        return trial.run(host, progress);
     }
+    host.lab()?;
     let trace = Trace::start(host, &name)?;
-    let measured = trial.run(host, &plan.site.dir, progress);
+    let measured = trial.run(host, progress);
     // Now that the flood is over it has the time to write its report; and it must not be there in the next case.
-    let segments = trace.finish(host, &plan.site.dir.join("files"));
+    let segments = trace.finish(host);
     let mut result = measured?;
     segments?.add_to(&mut result);
     Ok(result)

@@ -51,7 +51,7 @@ fn remedy(found: u64) -> &'static str {
 pub enum Clock {
     /// Emulated host, time is instructions executed, 1 ns each (4 ns in reports up to version 5). Shows queueing and path length, not caches.
     Virtual,
-    /// Emulated host, time is the machine's; noisy.
+    /// Emulated host, or a real one that is joined to its client without hardware; time is the machine's; noisy.
     Real,
     /// A real host and a real NIC.
     Hardware,
@@ -76,8 +76,9 @@ impl Clock {
                  are not in them: a microsecond here is an instruction count, not a promise for a machine."
             }
             Clock::Real => {
-                "The host is emulated and its clock is the machine's. Figures carry the emulator's and the machine's \
-                 noise: read them as an indication, and compare only methods of one run."
+                "The host is emulated, or joined to its client without hardware (the report's notes say so), and its clock is the \
+                 machine's. Figures carry the emulator's and the machine's noise: read them as an indication, and compare only methods of \
+                 one run."
             }
             Clock::Hardware => "A real host and a real NIC: figures are this machine's.",
         }

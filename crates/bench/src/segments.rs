@@ -5,7 +5,6 @@
 //! figures contain it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use serde::Deserialize;
 
@@ -70,18 +69,18 @@ impl<'a> Trace<'a> {
         Ok(Self { name })
     }
 
-    /// Ends it. `files` is the host's `/lab`.
+    /// Ends it.
     ///
     /// # Errors
     /// It does not end, or wrote no report; the message has its words.
-    pub fn finish(self, host: &mut Host, files: &Path) -> Result<Found, MeasureError> {
+    pub fn finish(self, host: &mut Host) -> Result<Found, MeasureError> {
         let name = self.name;
         host.shell(&format!(
             "pid=$(cat /run/trace.pid); kill -INT $pid; \
              for try in $(seq 600); do kill -0 $pid 2> /dev/null || break; sleep 0.1; done; \
              [ -s /lab/trace-{name}.json ] || {{ cat /lab/trace-{name}.log; exit 1; }}"
         ))?;
-        let path = files.join(format!("trace-{name}.json"));
+        let path = host.dir.join(format!("files/trace-{name}.json"));
         let text =
             std::fs::read_to_string(&path).map_err(|source| MeasureError::File { path: path.clone(), source })?;
         let read = serde_json::from_str(&text);

@@ -8,7 +8,7 @@ use ontime_lab::images::Images;
 use ontime_lab::module::{self, GUEST};
 use ontime_lab::role::{LOADED, SAMPLED_VALUES};
 
-use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
+use crate::host::{Ground, Host, MeasureError, Site, Vm, boot_vm};
 
 /// The server's address on the RT network.
 pub const ADDRESS: [u8; 4] = [10, 1, 0, 2];
@@ -101,35 +101,37 @@ impl Seat {
     /// The module cannot be built.
     pub fn new(
         server: Server,
-        site: &Site,
-        images: &Images,
+        ground: &Ground<'_>,
         outsourced: bool,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, MeasureError> {
-        if outsourced {
-            bring_module(site, images, progress)?;
+        match ground {
+            Ground::Emulated(site, images) if outsourced => bring_module(site, images, progress)?,
+            Ground::Emulated(..) | Ground::Real(_) => {}
         }
         Ok(Self { server, place: None })
     }
 
-    /// Has the server run there, and nowhere else.
+    /// Has the server run there, and nowhere else. On a real host it runs in its owner's VM and is left alone.
     ///
     /// # Errors
     /// A VM does not come up, a process cannot be started.
     pub fn put(&mut self, host: &mut Host, place: Place, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
-        if self.place == Some(place) {
+        if self.place == Some(place) || (place == Place::Vm && host.target().is_some()) {
             return Ok(());
         }
+        // Any other place is one that the experiment makes.
+        host.lab()?;
         self.place = None;
         vacate(host, NAME)?;
         let address = dotted(ADDRESS);
         let Server { role, bind, .. } = self.server;
         let vm = |net| Vm { name: NAME, role, net, address: &address };
         match place {
-            Place::Vm => boot_vm(&mut host.lab, &vm("rt"), progress)?,
+            Place::Vm => boot_vm(host.lab()?, &vm("rt"), progress)?,
             Place::Outsourced(wake) => {
                 Sockets { vm: NAME, bind, reach: "10.1.0.0/24", channels: 1, wake }.write(host)?;
-                boot_vm(&mut host.lab, &vm("sockets:rt"), progress)?;
+                boot_vm(host.lab()?, &vm("sockets:rt"), progress)?;
             }
             Place::Process => {
                 progress("starting the server on the host itself");

@@ -28,13 +28,14 @@ pub fn each<C>(
     let mut results = Vec::new();
     for case in cases {
         if let Err(error) = measure(&mut host, &case, &mut results) {
-            host.lab.alive()?;
-            host.lab.stamp_arrivals(false)?;
+            host.alive()?;
+            host.stamp_arrivals(false)?;
             missing(&name(&case), error);
         }
     }
-    // What was measured is read and outside: the host need not end in order.
-    drop(host);
+    if let Err(error) = host.leave() {
+        missing("the method that was in force before", error);
+    }
     Ok(results)
 }
 
@@ -87,17 +88,13 @@ pub struct Trial<'a> {
 }
 
 impl Trial<'_> {
-    /// Measures. The captures' cuts go to `dir`; that of the RT NIC stays there.
+    /// Measures. The captures' cuts go to the host's directory; that of the RT NIC stays there.
     ///
     /// # Errors
     /// The server does not come up, the flood does not flow, nobody answers, the host is no more.
-    pub fn run(
-        &self,
-        host: &mut Host,
-        dir: &Path,
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<MethodResult, MeasureError> {
-        let captures = [host.lab.capture("rt"), host.lab.capture("bulk")];
+    pub fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
+        let dir = &host.dir.clone();
+        let captures = [host.capture("rt"), host.capture("bulk")];
         let kind = match self.load {
             Load::None => None,
             Load::Tcp => Some(Kind::Receive { streams: STREAMS }),
@@ -106,12 +103,12 @@ impl Trial<'_> {
         let (workload, requests, seed) = self.requests.workload();
         let client = workload.ready(host, seed)?;
         let flood = match kind {
-            Some(kind) => Some(Flood::start(&mut host.lab, &captures[1], &BULK_VMS, kind)?),
+            Some(kind) => Some(Flood::start(host, "bulk", &host.bulk(), kind)?),
             None => None,
         };
-        host.lab.stamp_arrivals(true)?;
+        host.stamp_arrivals(true)?;
         let offsets = captures.clone().map(|path| size(&path));
-        let before = host.cpu_time()?;
+        let (before, missed) = (host.cpu_time()?, host.missed());
         let name = format!("{}, {}", self.method, self.load.words());
         let asked = match self.requests.clone() {
             Requests::Client { .. } => {
@@ -122,7 +119,7 @@ impl Trial<'_> {
             Requests::Paced(paced) => host.paced(paced, &captures).and_then(|()| host.shell("sleep 0.3").map(|_| ())),
         };
         let after = host.cpu_time()?;
-        host.lab.stamp_arrivals(false)?;
+        host.stamp_arrivals(false)?;
         if let Some(flood) = flood {
             flood.stop()?;
         }
@@ -134,7 +131,8 @@ impl Trial<'_> {
         let ([rt_all, bulk_all], [rt_from, bulk_from]) = (&captures, offsets);
         let rt_capture = cut(rt_all, rt_from, "rt")?;
         let bulk_capture = cut(bulk_all, bulk_from, "bulk")?;
-        let (wire, notes) = workload.analyse(&rt_capture, self.warmup, (requests, seed))?;
+        let (wire, notes) =
+            workload.analyse(&rt_capture, host.server(workload).port(), self.warmup, (requests, seed))?;
         let flows = BulkFlows { ports: vec![flood::PORT], window: wire.span_ns };
         let bulk = if self.load == Load::Tcp { Some(bulk::analyse(&bulk_capture, flows)?) } else { None };
         // A flood's capture is large, and its sums are in the result.
@@ -152,6 +150,7 @@ impl Trial<'_> {
             late_ns: workload.late_ns(),
         });
         result.notes.extend(notes);
+        result.notes.extend(host.notes(missed));
         Ok(result)
     }
 }

@@ -6,39 +6,34 @@
 //! Bulk VMs are stock `iperf3` servers that send 16-byte UDP datagrams without limit (`-R -u -b 0 -l 16`): iperf3 sends none
 //! of 1 byte, and both are the same frame of minimal length.
 
-use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-
-use ontime_lab::images::Images;
 
 use crate::client::ClientConfig;
 use crate::flood::{self, Flood, Kind};
 use crate::frame::{Frame, parse};
-use crate::host::{Host, MeasureError, Site, Vm, size, slice};
+use crate::hardware::HardwareError;
+use crate::host::{AS_IS, Ground, Host, MeasureError, Vm, size, slice};
 use crate::number;
 use crate::pcap::{PcapError, Tail};
 use crate::schema::{Load, MethodResult, Run};
+use crate::server;
 use crate::trial;
 use crate::wire::{self, RtFlow};
+use crate::workload::SOCKPERF;
 
 /// The methods, in the order of the report: the paper's two comparisons, the kernel's defaults, VATC.
 pub const METHODS: [&str; 5] = ["prio", "fq_codel", "vanilla", "partitioned", "vatc"];
 /// The most bulk VMs, as in the paper.
 pub const STREAMS_MAX: u8 = 4;
 
-/// The RT server's port: sockperf's own default.
-const RT_PORT: u16 = 11_111;
-const RT_VM: [u8; 4] = [10, 1, 0, 2];
 /// From a reply to the next request, us (section IV: a ping every 10 ms).
 const PERIOD_US: u64 = 10_000;
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 10;
 
-/// What to measure on one emulated host.
+/// What to measure on one host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The host.
-    pub site: Site,
     /// Of [`METHODS`].
     pub methods: Vec<String>,
     /// Numbers of bulk streams, 0 to [`STREAMS_MAX`].
@@ -59,15 +54,15 @@ pub fn name(method: &str, streams: u8) -> String {
 /// The host or a VM does not come up.
 pub fn measure(
     plan: &Plan,
-    images: &Images,
+    ground: Ground<'_>,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let bulk = bulk_vms(plan.streams.iter().copied().max().unwrap_or(0));
-    let rt = IpAddr::from(RT_VM).to_string();
+    let rt = server::dotted(server::ADDRESS);
     let mut vms = vec![Vm { name: "rt", role: "rt", net: "rt", address: &rt }];
     vms.extend(bulk.iter().map(|(name, address)| Vm { name, role: "bulk", net: "rt", address }));
-    let host = Host::start(&plan.site, images, &vms, &[], progress)?;
+    let host = ground.start(&vms, &[], progress)?;
     let cases = plan.streams.iter().flat_map(|streams| plan.methods.iter().map(move |method| (method, *streams)));
     trial::each(
         host,
@@ -86,6 +81,20 @@ fn bulk_vms(count: u8) -> Vec<(String, String)> {
     (1..=count).map(|number| (format!("bulk{number}"), format!("10.1.0.{}", 10 + number))).collect()
 }
 
+/// Those that send: of a real host the first of its bulk tenants.
+fn senders(host: &Host, streams: u8) -> Result<Vec<(String, String)>, MeasureError> {
+    if host.target().is_none() {
+        return Ok(bulk_vms(streams));
+    }
+    let mut all = host.bulk();
+    if all.len() < usize::from(streams) {
+        let said = format!("{streams} streams take as many bulk tenants, and the site names {}", all.len());
+        return Err(HardwareError::NotHere(said).into());
+    }
+    all.truncate(usize::from(streams));
+    Ok(all)
+}
+
 fn measure_case(
     host: &mut Host,
     plan: &Plan,
@@ -96,22 +105,25 @@ fn measure_case(
     let case = name(method, streams);
     progress(&format!("{case}: applying"));
     host.apply(method)?;
-    let capture = host.lab.capture("rt");
-    let flows = Flood::start(&mut host.lab, &capture, &bulk_vms(streams), Kind::SendSmall)?;
-    host.lab.stamp_arrivals(true)?;
+    let capture = host.capture("rt");
+    let flows =
+        if streams > 0 { Some(Flood::start(host, "rt", &senders(host, streams)?, Kind::SendSmall)?) } else { None };
+    host.stamp_arrivals(true)?;
     let from = size(&capture);
-    let before = host.cpu_time()?;
-    let server = SocketAddr::new(IpAddr::from(RT_VM), RT_PORT);
+    let (before, missed) = (host.cpu_time()?, host.missed());
+    let server = host.server(SOCKPERF);
     let mut config = ClientConfig::new(server, plan.requests + WARM_UP, 1);
     (config.min_gap_us, config.max_gap_us) = (PERIOD_US, PERIOD_US);
     let asked = host.requests(config, std::slice::from_ref(&capture), &case, progress);
     let after = host.cpu_time()?;
-    host.lab.stamp_arrivals(false)?;
-    flows.stop()?;
+    host.stamp_arrivals(false)?;
+    if let Some(flows) = flows {
+        flows.stop()?;
+    }
     asked?;
-    let cut = plan.site.dir.join(format!("{case}.pcap"));
+    let cut = host.dir.join(format!("{case}.pcap"));
     slice(&capture, from, &cut)?;
-    let mut flow = RtFlow::new(RT_PORT);
+    let mut flow = RtFlow::new(server.port());
     flow.warmup = WARM_UP;
     let wire = wire::analyse(&cut, flow)?;
     let sent = bulk_rate(&cut)?;
@@ -129,6 +141,7 @@ fn measure_case(
         cpu_share: after.share_since(&before, host.cpus),
         late_ns: None,
     });
+    result.notes.extend(host.notes(missed));
     if streams > 0 {
         result.notes.push(format!("bulk VMs sent {sent:.0} packets a second in all"));
     }
@@ -142,6 +155,7 @@ fn words(method: &str) -> &str {
         "vanilla" => "kernel's defaults, RT vCPU and vhost threads at FIFO",
         "partitioned" => "NAPI threaded; of a shared NIC its threads are bulk",
         "vatc" => "a thread for each level, receive threads before them",
+        AS_IS => "the host as it stands",
         other => other,
     }
 }

@@ -4,6 +4,7 @@
 //! [`crate::server`]'s business, and the same for all.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,12 +24,14 @@ use crate::xen_arm;
 
 /// Real time until a TCP server that does not listen yet is given up.
 const LIMIT: Duration = Duration::from_secs(300);
+/// Requests until a server of a real host that does not answer is given up: 3 s.
+const PROBES: u64 = 30;
 /// A request over TCP may take so long on the host's clock, us: retransmissions begin at 0.2 s and double.
 const TCP_TIMEOUT_US: u64 = 10_000_000;
 /// Bytes of a frame that hold a whole SIP message.
 const WHOLE_FRAME: u32 = 2_048;
 /// Bytes of a frame that hold its headers.
-const HEADERS: u32 = 96;
+pub const HEADERS: u32 = 96;
 
 /// A server and its load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,14 +120,20 @@ impl Workload {
     /// The server does not come up, or is another; the host is no more.
     pub fn ready(self, host: &mut Host, seed: u64) -> Result<Client, MeasureError> {
         match self {
-            Workload::Sockperf { message_bytes } => Ok(Client::Sockperf { message_bytes }),
+            Workload::Sockperf { message_bytes } => {
+                // An experiment knows that its own VM answers; a real host's may not.
+                if host.target().is_some() {
+                    client::run(&ClientConfig::probe(host.server(self), PROBES), |_| ControlFlow::Continue(()))?;
+                }
+                Ok(Client::Sockperf { message_bytes })
+            }
             Workload::Loaded { percent } => xen_arm::set_load(host, percent).map(|()| Client::Loaded),
             Workload::Voip => voip::sipp::wait_for(host, self.address()).map(|()| Client::Voip),
-            Workload::SampledValues => Ok(Client::SampledValues(Publisher::open()?)),
+            Workload::SampledValues => Ok(Client::SampledValues(Publisher::open(host.client_nic())?)),
             Workload::Memcached { connections } => {
                 let start = Instant::now();
                 loop {
-                    host.lab.alive()?;
+                    host.alive()?;
                     match memcached::client::Client::open(self.address(), connections, seed) {
                         Ok(client) => return Ok(Client::Memcached(Box::new(client))),
                         Err(ClientError::Socket { .. }) if start.elapsed() < LIMIT => {
@@ -148,7 +157,7 @@ impl Workload {
         load: &Load<'_>,
         progress: &mut dyn FnMut(&str),
     ) -> Result<(), MeasureError> {
-        let config = ClientConfig::new(self.address(), load.requests, load.seed);
+        let config = ClientConfig::new(host.server(self), load.requests, load.seed);
         match client {
             Client::Sockperf { message_bytes } => {
                 host.requests(ClientConfig { message_bytes, ..config }, load.captures, load.name, progress)
@@ -177,17 +186,17 @@ impl Workload {
         }
     }
 
-    /// Response times of so many `requests` with that `seed`, and what a reader must know of them.
+    /// Response times of so many `requests` with that `seed` to this `port`, and what a reader must know of them.
     ///
     /// # Errors
     /// Those of [`wire::analyse`].
     pub fn analyse(
         self,
         capture: &Path,
+        port: u16,
         warmup: u64,
         (requests, seed): (u64, u64),
     ) -> Result<(WireAnalysis, Vec<String>), PcapError> {
-        let port = self.server().port;
         match self {
             Workload::Sockperf { .. } | Workload::Loaded { .. } => {
                 Ok((wire::analyse(capture, RtFlow { warmup, ..RtFlow::new(port) })?, Vec::new()))

@@ -118,9 +118,9 @@ pub fn measure(
     LOADED.bring(&plan.site.dir.join("files"))?;
     let mut host = Host::start(&plan.site, images, &[], &server::CONFIG, progress)?;
     let address = dotted(server::ADDRESS);
-    boot_vm(&mut host.lab, &Vm { name: "rt", role: LOADED.name, net: "rt", address: &address }, progress)?;
+    boot_vm(host.lab()?, &Vm { name: "rt", role: LOADED.name, net: "rt", address: &address }, progress)?;
     for neighbour in &plan.neighbours {
-        boot_vm(&mut host.lab, &neighbour.vm(), progress)?;
+        boot_vm(host.lab()?, &neighbour.vm(), progress)?;
         run(&mut host, *neighbour, false)?;
     }
     let loads = |neighbour| plan.loads.iter().map(move |load| (*load, neighbour));
@@ -167,9 +167,9 @@ fn measure_case(
     };
     let trace = if plan.traced { Some(Trace::start(host, &case)?) } else { None };
     let before = vcpu_time(host)?;
-    let measured = trial.run(host, &plan.site.dir, progress);
+    let measured = trial.run(host, progress);
     let after = vcpu_time(host)?;
-    let segments = trace.map(|trace| trace.finish(host, &plan.site.dir.join("files"))).transpose();
+    let segments = trace.map(|trace| trace.finish(host)).transpose();
     let mut result = measured?;
     if let Some(found) = segments? {
         found.add_to(&mut result);
@@ -205,7 +205,7 @@ pub fn set_load(host: &mut Host, percent: u8) -> Result<(), MeasureError> {
     let wanted = format!("load {percent}");
     let mut heard = [0; 32];
     for _ in 0..TRIES {
-        host.lab.alive()?;
+        host.alive()?;
         // A refusal is the guest's that is not up yet; the next try tells.
         let _ = socket.send(percent.to_string().as_bytes());
         if let Ok(length) = socket.recv(&mut heard) {

@@ -39,6 +39,22 @@ fn vatc_has_a_thread_for_each_level_and_receives_before_them_all() {
 }
 
 #[test]
+fn on_a_nic_of_one_queue_bulk_senders_go_before_other_bulk_threads() {
+    let mut inventory = host(1, 1, true);
+    let tenants = vec![vm(&mut inventory, 1, rt(0), 1, "eth0"), vm(&mut inventory, 2, Class::Bulk, 1, "eth0")];
+    let intent = Intent { tenants, method: Method::Vatc, ..Intent::default() };
+    let found = plan(&inventory, &intent);
+    assert_eq!(policies(&found)["vhost-1000200"], Policy::Fifo(1), "below every thread on an RT path");
+    assert!(!policies(&found).contains_key("CPU 0/KVM") || policies(&found)["CPU 0/KVM"] != Policy::Fifo(1));
+    assert!(refusals(&found, RuleId::RtTxQueue).contains(&Refusal::Device), "and it is still said that they share it");
+    // Under `partitioned` bulk threads are left alone, and without an RT tenant on the NIC they are under `vatc` too.
+    let partitioned = plan(&inventory, &Intent { method: Method::Partitioned, ..intent.clone() });
+    assert!(!policies(&partitioned).contains_key("vhost-1000200"));
+    let alone = plan(&inventory, &Intent { tenants: intent.tenants[1..].to_vec(), ..intent });
+    assert!(!policies(&alone).contains_key("vhost-1000200"));
+}
+
+#[test]
 fn prio_and_fq_codel_set_qdiscs_and_leave_vhost_as_found() {
     let (inventory, intent) = mixed(4);
     let by = |method| plan(&inventory, &Intent { method, ..intent.clone() });

@@ -8,13 +8,17 @@ use crate::error::{LabError, file};
 use crate::lab::write_archive;
 
 /// A subscriber of Sampled Values that answers each frame (`lab-vm`, ROLE `sampled-values`).
-pub const SAMPLED_VALUES: Role = Role { name: "sampled-values", init: include_str!("guest/sampled-values.sh") };
+pub const SAMPLED_VALUES: Role = Role {
+    name: "sampled-values",
+    init: include_str!("guest/sampled-values.sh"),
+    more: &[("role-subscriber.pl", include_bytes!("../../../docs/examples/subscriber.pl"))],
+};
 
 /// Real-time applications by stock rt-app, at the word of its console (`lab-vm tell`).
-pub const RTA: Role = Role { name: "rta", init: include_str!("guest/rta.sh") };
+pub const RTA: Role = Role { name: "rta", init: include_str!("guest/rta.sh"), more: &[] };
 
 /// An RT server with a CPU load of its own, which a datagram sets (`lab-vm`, ROLE `loaded`).
-pub const LOADED: Role = Role { name: "loaded", init: include_str!("guest/loaded.sh") };
+pub const LOADED: Role = Role { name: "loaded", init: include_str!("guest/loaded.sh"), more: &[] };
 
 /// First process of the initrd: has its own one put `/role` and what else is called so where the guest's root, which is read-only, can run it.
 const INIT: &str = "#!/bin/busybox sh\n\
@@ -27,6 +31,8 @@ pub struct Role {
     /// Its name: `/lab/role-NAME.cpio` is its archive.
     pub name: &'static str,
     init: &'static str,
+    /// What it needs besides, as `/dev/role-*` of the guest.
+    more: &'static [(&'static str, &'static [u8])],
 }
 
 impl Role {
@@ -49,6 +55,7 @@ impl Role {
 
     fn archive(self, files: &Path, more: &[(&str, &[u8])]) -> Result<(), LabError> {
         let mut entries = vec![("role", self.init.as_bytes()), ("with-role", INIT.as_bytes())];
+        entries.extend_from_slice(self.more);
         entries.extend_from_slice(more);
         write_archive(&entries, &files.join(format!("role-{}.cpio", self.name)))
     }

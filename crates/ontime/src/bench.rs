@@ -15,9 +15,10 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
-use ontime_bench::host::{self, MeasureError, Site};
+use ontime_bench::hardware::{self, Target};
+use ontime_bench::host::{self, AS_IS, Ground, MeasureError, Site};
 use ontime_bench::paper::Figures;
-use ontime_bench::schema::{self, MethodResult, Report, SCHEMA_VERSION};
+use ontime_bench::schema::{MethodResult, Report, SCHEMA_VERSION};
 use ontime_bench::{goals, report};
 use ontime_lab::images::Images;
 use ontime_lab::{Clock, Kernel, isolate};
@@ -116,6 +117,46 @@ impl Emulated {
     }
 }
 
+/// A real host, in place of an emulated one.
+#[derive(Debug, clap::Args)]
+struct Hardware {
+    /// Measure a real host with its owner's VMs, which this file describes (docs/hardware.md), in place of an emulated one
+    #[arg(long, value_name = "SITE", conflicts_with_all = ["clock", "cpus", "kernel", "silence"])]
+    hardware: Option<PathBuf>,
+}
+
+impl Hardware {
+    /// Measures on it, with what a reader must know of it; `captured` bytes of an RT frame are kept. `None` where the host is emulated.
+    fn measure<T>(
+        &self,
+        out: Option<&Path>,
+        captured: u32,
+        measure: impl FnOnce(Ground<'static>) -> Result<T, MeasureError>,
+    ) -> anyhow::Result<Option<(T, Vec<String>)>> {
+        let Some(path) = &self.hardware else { return Ok(None) };
+        let site = hardware::Site::read(path)?;
+        let kept = tempfile::tempdir().context("a directory for captures")?;
+        let dir = out.unwrap_or(kept.path());
+        fs::create_dir_all(dir).with_context(|| format!("directory {}", dir.display()))?;
+        let mut target = Target::open(site, dir, captured as usize)?;
+        let notes = target.notes()?;
+        Ok(Some((measure(Ground::Real(Box::new(target)))?, notes)))
+    }
+
+    /// Refuses methods that only one kind of host has; `all` are the experiment's own.
+    fn check(&self, methods: &[String], all: &[&str]) -> anyhow::Result<()> {
+        for method in methods.iter().map(String::as_str) {
+            if method == AS_IS && self.hardware.is_none() {
+                bail!("method '{AS_IS}' is a real host's as it stands: it takes --hardware");
+            }
+            if method != AS_IS && !all.contains(&method) {
+                bail!("method '{method}' is not one of {}", all.join(", "));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Where a report goes, besides the terminal.
 #[derive(Debug, clap::Args)]
 struct Output {
@@ -158,18 +199,10 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn schema_clock(clock: Clock) -> schema::Clock {
-    match clock {
-        Clock::Virtual => schema::Clock::Virtual,
-        Clock::Real => schema::Clock::Real,
-    }
-}
-
 /// What an experiment measured, and the cases that it could not.
 #[derive(Debug)]
 struct Measured {
     experiment: &'static str,
-    clock: Clock,
     seed: u64,
     results: Vec<MethodResult>,
     missing: Vec<String>,
@@ -180,14 +213,13 @@ struct Measured {
 impl Measured {
     /// Puts the report together and shows it. The status says whether anything is missing.
     fn report(self, output: &Output) -> anyhow::Result<ExitCode> {
-        let Self { experiment, clock, seed, results, missing, mut notes } = self;
-        if results.is_empty() {
+        let Self { experiment, seed, results, missing, mut notes } = self;
+        let Some(clock) = results.first().map(|result| result.clock) else {
             bail!("nothing could be measured: {}", missing.join("; "));
-        }
+        };
         let figures = Figures::load()?;
         notes.extend(figures.notes(experiment));
         notes.extend(missing.iter().cloned());
-        let clock = schema_clock(clock);
         let kernel = results.iter().map(|result| result.kernel.as_str()).max().unwrap_or_default().to_owned();
         let words: Vec<String> = std::env::args().skip(1).collect();
         let report = Report {

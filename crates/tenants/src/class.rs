@@ -179,6 +179,9 @@ impl PriorityTable {
     pub const KTIMERS: Policy = Policy::Fifo(2);
     /// A polling thread: below all of these, so that they and every vCPU go on.
     pub const POLLER: Policy = Policy::Fifo(1);
+    /// vhost of a bulk tenant that sends by a transmit queue which RT tenants use too (method `vatc`): below all of these, ahead of every thread without
+    /// real-time priority.
+    pub const SHARED_SENDER: Policy = Policy::Fifo(1);
     /// `rcuc`, as tuned's realtime profiles place it.
     pub const RCUC: Policy = Policy::Fifo(4);
 

@@ -142,6 +142,10 @@ fn of_thread(tenant: &Tenant, thread: &TenantThread, table: &PriorityTable) -> O
     if matches!(limit, Policy::Fifo(limit) if priority >= limit) {
         return Some(Conflict::AbovePath { thread: comm(), policy, limit, by_libvirt: thread.libvirt.sched.is_some() });
     }
+    // Where Ontime itself puts it; nobody on an RT path waits behind it there.
+    if thread.role == ThreadRole::Vhost && policy == PriorityTable::SHARED_SENDER {
+        return None;
+    }
     if tenant.class == Class::Bulk {
         return Some(Conflict::BulkAtRealTime { thread: comm(), policy });
     }

@@ -78,7 +78,7 @@ pub fn measure(
         "ontime reset > /dev/null; printf '%s' '{tables}' > /etc/ontime/sockets.toml; printf '%s' '{tenants}' > /etc/ontime/tenants.toml"
     ))?;
     for name in VMS {
-        boot_vm(&mut host.lab, &Vm { name, role: RTA.name, net: "none", address: "none" }, progress)?;
+        boot_vm(host.lab()?, &Vm { name, role: RTA.name, net: "none", address: "none" }, progress)?;
     }
     let mut state = State::default();
     let ordered = METHODS.iter().filter(|method| plan.methods.iter().any(|wanted| wanted == *method));

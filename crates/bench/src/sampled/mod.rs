@@ -8,10 +8,9 @@ pub mod frame;
 pub mod publisher;
 pub mod wire;
 
-use ontime_lab::images::Images;
 use ontime_lab::role::SAMPLED_VALUES;
 
-use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
+use crate::host::{AS_IS, Ground, MeasureError, Site, Vm, boot_vm};
 use crate::number;
 use crate::schema::{Load, MethodResult};
 use crate::server;
@@ -25,11 +24,9 @@ pub const LATE_NS: u64 = frame::PERIOD_NS;
 /// Frames at the start of each case that do not count: 25 ms.
 const WARM_UP: u64 = 100;
 
-/// What to measure on one emulated host.
+/// What to measure on one host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The host.
-    pub site: Site,
     /// Of [`METHODS`].
     pub methods: Vec<String>,
     /// What the bulk VMs receive.
@@ -53,16 +50,20 @@ impl Plan {
 /// The host or a VM does not come up.
 pub fn measure(
     plan: &Plan,
-    images: &Images,
+    ground: Ground<'_>,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    SAMPLED_VALUES.bring(&plan.site.dir.join("files"))?;
+    if let Ground::Emulated(site, _) = &ground {
+        SAMPLED_VALUES.bring(&site.dir.join("files"))?;
+    }
     let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
-    let mut host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
+    let mut host = ground.start(&bulk, &server::CONFIG, progress)?;
     let address = server::dotted(server::ADDRESS);
     let rt = Vm { name: "rt", role: SAMPLED_VALUES.name, net: "rt", address: &address };
-    boot_vm(&mut host.lab, &rt, progress)?;
+    if host.target().is_none() {
+        boot_vm(host.lab()?, &rt, progress)?;
+    }
     let cases = plan.methods.iter().flat_map(|method| plan.loads.iter().map(move |load| (method, *load)));
     let name = |(method, load): &(&String, Load)| format!("{method} ({})", load.words());
     trial::each(host, cases, name, missing, |host, &(method, load), results| {
@@ -75,7 +76,7 @@ pub fn measure(
             requests: Requests::Client { workload: Workload::SampledValues, count: plan.frames + WARM_UP, seed: 0 },
             warmup: WARM_UP,
         };
-        results.push(trial.run(host, &plan.site.dir, progress)?);
+        results.push(trial.run(host, progress)?);
         Ok(())
     })
 }
@@ -85,6 +86,7 @@ fn words(method: &str) -> &str {
         "rt-default" => "the RT kernel's defaults, RT vCPU and vNIC threads at FIFO",
         "threaded" => "threaded interrupts (Access'18, Table 2), NAPI not threaded",
         "partitioned" => "every NAPI threaded, one priority table for the whole path",
+        AS_IS => "the host as it stands",
         other => other,
     }
 }

@@ -11,7 +11,6 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ontime_lab::network::RT_TAP;
 use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SendFlags, SocketType, send, socket};
@@ -33,11 +32,11 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Opens it.
+    /// Opens it on the client's interface.
     ///
     /// # Errors
-    /// No right, or no such interface: outside the lab's network namespace.
-    pub fn open() -> Result<Self, ClientError> {
+    /// No right, or no such interface.
+    pub fn open(nic: &str) -> Result<Self, ClientError> {
         let failed = |what| {
             move |error: Errno| ClientError::Socket {
                 what,
@@ -48,7 +47,7 @@ impl Publisher {
         // Protocol 0: it sends only.
         let socket =
             socket(AddressFamily::PACKET, SocketType::RAW, None).map_err(failed("open a packet socket, for"))?;
-        let index = name_to_index(&socket, RT_TAP).map_err(failed("find the interface `rt`, for"))?;
+        let index = name_to_index(&socket, nic).map_err(failed("find the client's interface, for"))?;
         let address = libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as libc::sa_family_t,
             sll_protocol: 0,
@@ -64,7 +63,11 @@ impl Publisher {
         if bound != 0 {
             let source = std::io::Error::last_os_error();
             let address = (Ipv4Addr::UNSPECIFIED, 0).into();
-            return Err(ClientError::Socket { what: "bind a packet socket to `rt`, for", address, source });
+            return Err(ClientError::Socket {
+                what: "bind a packet socket to the client's interface, for",
+                address,
+                source,
+            });
         }
         Ok(Self { socket })
     }
@@ -97,7 +100,7 @@ impl Publisher {
                 }
                 if looked.elapsed() > Duration::from_millis(200) {
                     looked = Instant::now();
-                    host.lab.alive()?;
+                    host.alive()?;
                 }
                 if sent.elapsed() > LIMIT {
                     let said = format!("frame {number} was not released within {} s", LIMIT.as_secs());

@@ -64,7 +64,7 @@ pub fn wait_for(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureError> 
     let start = Instant::now();
     let mut number = 0;
     while start.elapsed() < LIMIT {
-        host.lab.alive()?;
+        host.alive()?;
         number += 1;
         let request = format!(
             "OPTIONS sip:{proxy} SIP/2.0\r\nVia: SIP/2.0/UDP {own};branch=z9hG4bK-{number}\r\nFrom: <sip:bench@{own}>;tag=1\r\n\
@@ -133,7 +133,7 @@ pub fn call(host: &mut Host, calls: &Calls, name: &str, progress: &mut dyn FnMut
         if let Some(status) = caller.ended()? {
             return if WENT.contains(&status) { Ok(()) } else { Err(caller.said(status)) };
         }
-        host.lab.alive()?;
+        host.alive()?;
         let now_ns = clock.now_ns()?;
         // From when it was due, not from when it was made: a delay here takes nothing from the rate.
         while made < calls.count && now_ns >= due_ns {

@@ -1,11 +1,12 @@
 //! A transmit queue of its own for RT packets, on a NIC that bulk tenants use too.
 
-use ontime_tenants::{Class, Tenant};
+use ontime_tenants::{Class, PriorityTable, Tenant, ThreadRole};
 
 use crate::cpus::CpuSet;
 use crate::intent::Intent;
 use crate::inventory::{Inventory, Nic};
 use crate::knob::{Knob, SteerFrom, Value};
+use crate::method::Method;
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
 /// From here on `skbedit queue_mapping` on egress decides the queue.
@@ -19,13 +20,13 @@ pub fn rt_tx_queue(inventory: &Inventory, intent: &Intent) -> Outcome {
         let rt = users.iter().filter(|tenant| tenant.class != Class::Bulk).count();
         if rt > 0 && rt < users.len() {
             outcome.findings.extend(shared_receive(inventory, intent, nic));
-            separate(inventory, nic, &users, &mut outcome);
+            separate(inventory, intent, nic, &users, &mut outcome);
         }
     }
     outcome
 }
 
-fn separate(inventory: &Inventory, nic: &Nic, users: &[&Tenant], outcome: &mut Outcome) {
+fn separate(inventory: &Inventory, intent: &Intent, nic: &Nic, users: &[&Tenant], outcome: &mut Outcome) {
     let queues = u32::try_from(nic.tx_queues.len()).unwrap_or(u32::MAX);
     let remedy_own = "give the RT tenant a NIC or a virtual function of its own";
     if inventory.kernel.version < SKBEDIT_DECIDES_SINCE {
@@ -34,6 +35,9 @@ fn separate(inventory: &Inventory, nic: &Nic, users: &[&Tenant], outcome: &mut O
         return;
     }
     if queues < 2 {
+        if intent.method == Method::Vatc {
+            outcome.settings.extend(users.iter().flat_map(|tenant| senders(tenant)));
+        }
         let remedy = format!("{remedy_own}, or more queues while it is idle: ethtool -L {} combined 2", nic.id.name);
         outcome.findings.push(shared(nic, "one transmit queue for both classes", &remedy, Refusal::Device));
         return;
@@ -61,6 +65,20 @@ fn separate(inventory: &Inventory, nic: &Nic, users: &[&Tenant], outcome: &mut O
         outcome.settings.push(Setting::new(RuleId::RtTxQueue, Stage::Steer, knob, Value::Cpus(cpus)));
     }
     steer(inventory, nic, users, queues - 1, outcome);
+}
+
+/// Of a bulk tenant, the threads that send by a queue which RT packets use too. Whoever sends first, sends for all who come meanwhile, and since 7.2
+/// (`net/core/dev.c`, `__dev_xmit_skb`: `defer_list` in place of `busylock`) nobody who waits lends it a priority: preempted among all bulk
+/// threads it keeps an RT packet for as long as these run. At the lowest real-time place it goes on as soon as the RT threads rest,
+/// as the paper's thread of a lower level does.
+fn senders(tenant: &Tenant) -> impl Iterator<Item = Setting> + '_ {
+    let vhost = tenant.threads.iter().filter(|thread| {
+        tenant.class == Class::Bulk && thread.role == ThreadRole::Vhost && thread.libvirt.sched.is_none()
+    });
+    vhost.map(|thread| {
+        let knob = Knob::ThreadPolicy { thread: thread.id, comm: thread.comm.clone() };
+        Setting::new(RuleId::RtTxQueue, Stage::Place, knob, Value::Policy(PriorityTable::SHARED_SENDER))
+    })
 }
 
 /// XPS masks that leave the last queue to nobody and every online CPU some other queue. A CPU without a queue would hash

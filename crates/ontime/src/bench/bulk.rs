@@ -39,7 +39,7 @@ pub fn run(args: &Bulk) -> anyhow::Result<ExitCode> {
          0.64 of its CPU a byte; two copies through vhost-net, one by outsourced sockets"
             .to_owned(),
     ];
-    let measured = Measured { experiment: "bulk", clock: args.emulated.clock, seed: 1, results, missing, notes };
+    let measured = Measured { experiment: "bulk", seed: 1, results, missing, notes };
     measured.report(&args.output)
 }
 

@@ -3,9 +3,12 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
+use ontime_bench::host::{Ground, Site};
 use ontime_bench::kbp;
+use ontime_bench::workload::HEADERS;
+use ontime_lab::images::Images;
 
-use super::{Emulated, Measured, Output};
+use super::{Emulated, Hardware, Measured, Output};
 
 #[derive(Debug, clap::Args)]
 pub struct Kbp {
@@ -33,34 +36,46 @@ pub struct Kbp {
     #[command(flatten)]
     emulated: Emulated,
     #[command(flatten)]
+    hardware: Hardware,
+    #[command(flatten)]
     output: Output,
 }
 
 /// Measures every method at every place with every frame on one emulated host.
 pub fn run(args: &Kbp) -> anyhow::Result<ExitCode> {
     let methods = chosen("method", &args.methods, &kbp::METHODS)?;
-    let places = chosen("place", &args.places, &kbp::PLACES)?;
+    let real = args.hardware.hardware.is_some();
+    // A real host's server is where its owner has it.
+    let places = chosen("place", &args.places, if real { &["vm"] } else { &kbp::PLACES })?;
     let frames = if args.frames.is_empty() { kbp::FRAMES.to_vec() } else { args.frames.clone() };
     if let Some(unknown) = frames.iter().find(|frame| !kbp::FRAMES.contains(frame)) {
         bail!("frames of {unknown} bytes are none of the paper's, {:?}", kbp::FRAMES);
     }
     let mut missing = Vec::new();
-    let results = args.emulated.measure(false, |site, images| {
-        let (requests, rate, frames_each) = (args.requests, f64::from(args.rate), args.frames_each);
-        let plan = kbp::Plan { site, methods, places, frames, requests, rate, frames_each, trials: args.trials };
-        kbp::measure(&plan, images, &mut |line| eprintln!("{line}"), &mut |case, error| {
+    let (requests, rate, frames_each) = (args.requests, f64::from(args.rate), args.frames_each);
+    let plan = kbp::Plan { methods, places, frames, requests, rate, frames_each, trials: args.trials };
+    let mut measure = |ground: Ground<'_>| {
+        kbp::measure(&plan, ground, &mut |line| eprintln!("{line}"), &mut |case, error| {
             missing.push(format!("{case}: not measured: {error}"));
         })
-    })?;
-    let notes = vec![
+    };
+    let found = args.hardware.measure(args.emulated.out.as_deref(), HEADERS, &mut measure)?;
+    let (results, mut notes) = match found {
+        Some(found) => found,
+        None => {
+            let emulated = |site: Site, images: &Images| measure(Ground::Emulated(&site, images));
+            (args.emulated.measure(false, emulated)?, Vec::new())
+        }
+    };
+    notes.extend([
         "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and milliseconds for NAPI, 98.8 % less at \
          1 Gb/s with 1518 bytes; containers 21.1 to 96.1 % less; without loss 1.36, 1.75 and 3.28 times NAPI's rate in a VM at 64, 512 and 1518 \
          bytes, up to 1.28 times in a container"
             .to_owned(),
         "the paper has 60 s a trial and CPUs kept for polling; here a trial is a count of frames, and on the virtual clock one CPU does all"
             .to_owned(),
-    ];
-    let measured = Measured { experiment: "kbp", clock: args.emulated.clock, seed: 1, results, missing, notes };
+    ]);
+    let measured = Measured { experiment: "kbp", seed: 1, results, missing, notes };
     measured.report(&args.output)
 }
 

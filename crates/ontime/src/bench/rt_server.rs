@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
 
 use anyhow::{Context, bail};
-use ontime_bench::host::{self, Site};
+use ontime_bench::host::{self, Ground, Site};
 use ontime_bench::rt_server::{self, Case, Plan};
 use ontime_bench::schema::{Load, MethodResult};
 use ontime_bench::workload::{SOCKPERF, Workload};
 use ontime_lab::{Clock, Kernel, isolate};
 use serde::{Deserialize, Serialize};
 
-use super::{Measured, Output};
+use super::{Hardware, Measured, Output};
 use crate::lab;
 
 /// An experiment of an RT server.
@@ -99,7 +99,7 @@ pub struct Args {
     #[arg(long, default_value_t = 2)]
     cpus: u8,
     /// The host's RT kernel: 7.2-rt or 6.12-rt (may be given twice)
-    #[arg(long = "kernel", default_value = "7.2-rt", value_delimiter = ',')]
+    #[arg(id = "kernel", long = "kernel", default_value = "7.2-rt", value_delimiter = ',')]
     kernels: Vec<Kernel>,
     /// Counted requests a method
     #[arg(long, default_value_t = 1000)]
@@ -121,6 +121,8 @@ pub struct Args {
     /// Directory for captures and logs (default: removed at the end)
     #[arg(long)]
     out: Option<PathBuf>,
+    #[command(flatten)]
+    hardware: Hardware,
     /// One host's part, written to this file (the command starts itself so, a host at a time)
     #[arg(long, hide = true)]
     part: Option<PathBuf>,
@@ -146,9 +148,7 @@ impl Host {
 fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Host>> {
     let defaults = || kind.methods.iter().map(|&name| name.to_owned()).collect();
     let wanted: Vec<String> = if args.methods.is_empty() { defaults() } else { args.methods.clone() };
-    if let Some(unknown) = wanted.iter().find(|method| !rt_server::CASES.contains(&method.as_str())) {
-        bail!("method '{unknown}' is not one of {}", rt_server::CASES.join(", "));
-    }
+    args.hardware.check(&wanted, &rt_server::CASES)?;
     if wanted.iter().any(|method| method == "exclusive") && (args.clock == Clock::Virtual || args.cpus < 2) {
         bail!("exclusive keeps a CPU for the RT group, and the virtual clock has one: add --clock real --cpus 2");
     }
@@ -176,6 +176,9 @@ fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Host>> {
 pub fn run(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     if let Some(part) = &args.part {
         return measure_part(args, kind, part);
+    }
+    if args.hardware.hardware.is_some() {
+        return measure_real(args, kind);
     }
     let hosts = hosts(args, kind)?;
     // Here, where there is a network: a part is in a namespace without one.
@@ -218,10 +221,42 @@ pub fn run(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     }
     results.sort_by_key(|(number, _)| *number);
     let results = results.into_iter().flat_map(|(_, results)| results).collect();
-    let (clock, seed) = (args.clock, args.seed);
     let notes = if kind.traced { vec![SEGMENTS_PAPER.to_owned()] } else { Vec::new() };
-    let measured = Measured { experiment: kind.name, clock, seed, results, missing, notes };
+    let measured = Measured { experiment: kind.name, seed: args.seed, results, missing, notes };
     measured.report(&args.output)
+}
+
+/// What a real host can be asked where nothing is said.
+const ON_HARDWARE: &[&str] = &["rt-default", "threaded", "partitioned"];
+
+/// Measures a real host, whose server is its owner's.
+fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
+    if kind.name != RT_SERVER.name {
+        bail!("{} has no --hardware: rt-server, sampled-values, kbp and vatc have", kind.name);
+    }
+    let defaults = || ON_HARDWARE.iter().map(|&name| name.to_owned()).collect();
+    let methods: Vec<String> = if args.methods.is_empty() { defaults() } else { args.methods.clone() };
+    args.hardware.check(&methods, &rt_server::CASES)?;
+    if !args.settings.is_empty() {
+        bail!("--host-toml writes the host.toml of an emulated host; a real one's is its owner's");
+    }
+    let of = |name: &String| args.loads.iter().map(|load| Case { name: name.clone(), load: *load }).collect::<Vec<_>>();
+    let plan = Plan {
+        workload: kind.workload,
+        settings: Vec::new(),
+        cases: methods.iter().flat_map(of).collect(),
+        traced: false,
+        requests: args.requests,
+        seed: args.seed,
+    };
+    let mut missing = Vec::new();
+    let found = args.hardware.measure(args.out.as_deref(), kind.workload.captured(), |ground| {
+        rt_server::measure(&plan, ground, &mut |line| eprintln!("{line}"), &mut |case, error| {
+            missing.push(format!("{case}: not measured: {error}"));
+        })
+    })?;
+    let (results, notes) = found.context("a real host")?;
+    Measured { experiment: kind.name, seed: args.seed, results, missing, notes }.report(&args.output)
 }
 
 struct Part {
@@ -299,12 +334,12 @@ fn measure_part(args: &Args, kind: &Kind, part: &Path) -> anyhow::Result<ExitCod
     let site = Site { machine, dir, binary };
     let Kind { workload, traced, .. } = *kind;
     let settings = args.settings.clone();
-    let plan = Plan { site, workload, settings, cases, traced, requests: args.requests, seed: args.seed };
+    let ground = Ground::Emulated(&site, &images);
+    let plan = Plan { workload, settings, cases, traced, requests: args.requests, seed: args.seed };
     let mut missing = Vec::new();
-    let measured =
-        rt_server::measure(&plan, &images, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
-            missing.push(format!("{case} on {kernel}: not measured: {error}"));
-        });
+    let measured = rt_server::measure(&plan, ground, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
+        missing.push(format!("{case} on {kernel}: not measured: {error}"));
+    });
     let results = match measured {
         Ok(results) => results,
         Err(error) => {
@@ -351,6 +386,7 @@ mod tests {
             requests: 1,
             seed: 1,
             settings: Vec::new(),
+            hardware: Hardware { hardware: None },
             loads: vec![Load::Tcp],
             silence: 180,
             output: Output { json: None, csv: None, html: None },

@@ -54,8 +54,7 @@ pub fn run(args: &Rta) -> anyhow::Result<ExitCode> {
         group::SCALE,
         rta::WORK_PERCENT
     )];
-    let measured =
-        Measured { experiment: "rta-periodic", clock: args.emulated.clock, seed: 0, results, missing, notes };
+    let measured = Measured { experiment: "rta-periodic", seed: 0, results, missing, notes };
     measured.report(&args.output)
 }
 

@@ -2,11 +2,13 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
+use ontime_bench::host::{Ground, Site};
 use ontime_bench::sampled;
 use ontime_bench::schema::Load;
+use ontime_bench::workload::HEADERS;
+use ontime_lab::images::Images;
 
-use super::{Emulated, Measured, Output};
+use super::{Emulated, Hardware, Measured, Output};
 
 #[derive(Debug, clap::Args)]
 pub struct SampledValues {
@@ -22,32 +24,33 @@ pub struct SampledValues {
     #[command(flatten)]
     emulated: Emulated,
     #[command(flatten)]
+    hardware: Hardware,
+    #[command(flatten)]
     output: Output,
 }
 
 /// Measures every method under every load on one emulated host.
 pub fn run(args: &SampledValues) -> anyhow::Result<ExitCode> {
-    if let Some(unknown) = args.methods.iter().find(|method| !sampled::METHODS.contains(&method.as_str())) {
-        bail!("method '{unknown}' is not one of {}", sampled::METHODS.join(", "));
-    }
+    args.hardware.check(&args.methods, &sampled::METHODS)?;
     let defaults = || sampled::METHODS.map(str::to_owned).to_vec();
     let methods = if args.methods.is_empty() { defaults() } else { args.methods.clone() };
     let mut missing = Vec::new();
-    let results = args.emulated.measure(false, |site, images| {
-        let site = sampled::Plan::prepare(site);
-        let plan = sampled::Plan { site, methods, loads: args.loads.clone(), frames: args.frames };
-        sampled::measure(&plan, images, &mut |line| eprintln!("{line}"), &mut |case, error| {
+    let plan = sampled::Plan { methods, loads: args.loads.clone(), frames: args.frames };
+    let mut measure = |ground: Ground<'_>| {
+        sampled::measure(&plan, ground, &mut |line| eprintln!("{line}"), &mut |case, error| {
             missing.push(format!("{case}: not measured: {error}"));
         })
-    })?;
-    let measured = Measured {
-        experiment: "sampled-values",
-        clock: args.emulated.clock,
-        seed: 0,
-        results,
-        missing,
-        notes: Vec::new(),
     };
+    let found = args.hardware.measure(args.emulated.out.as_deref(), HEADERS, &mut measure)?;
+    let (results, notes) = match found {
+        Some(found) => found,
+        None => {
+            let emulated =
+                |site: Site, images: &Images| measure(Ground::Emulated(&sampled::Plan::prepare(site), images));
+            (args.emulated.measure(false, emulated)?, Vec::new())
+        }
+    };
+    let measured = Measured { experiment: "sampled-values", seed: 0, results, missing, notes };
     measured.report(&args.output)
 }
 

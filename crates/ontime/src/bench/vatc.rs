@@ -2,10 +2,12 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
+use ontime_bench::host::{Ground, Site};
 use ontime_bench::vatc;
+use ontime_bench::workload::HEADERS;
+use ontime_lab::images::Images;
 
-use super::{Emulated, Measured, Output};
+use super::{Emulated, Hardware, Measured, Output};
 
 #[derive(Debug, clap::Args)]
 pub struct Vatc {
@@ -17,6 +19,8 @@ pub struct Vatc {
     streams: Vec<u8>,
     #[command(flatten)]
     emulated: Emulated,
+    #[command(flatten)]
+    hardware: Hardware,
     /// Counted requests a case (1000 in the paper)
     #[arg(long, default_value_t = 1000)]
     requests: u64,
@@ -28,25 +32,31 @@ pub struct Vatc {
 pub fn run(args: &Vatc) -> anyhow::Result<ExitCode> {
     let defaults = ["prio", "fq_codel", "vanilla", "vatc"].map(str::to_owned);
     let methods = if args.methods.is_empty() { defaults.to_vec() } else { args.methods.clone() };
-    if let Some(unknown) = methods.iter().find(|method| !vatc::METHODS.contains(&method.as_str())) {
-        bail!("method '{unknown}' is not one of {}", vatc::METHODS.join(", "));
-    }
+    args.hardware.check(&methods, &vatc::METHODS)?;
     let mut missing = Vec::new();
-    let results = args.emulated.measure(false, |site, images| {
-        let plan = vatc::Plan { site, methods, streams: args.streams.clone(), requests: args.requests };
-        vatc::measure(&plan, images, &mut |line| eprintln!("{line}"), &mut |case, error| {
+    let plan = vatc::Plan { methods, streams: args.streams.clone(), requests: args.requests };
+    let mut measure = |ground: Ground<'_>| {
+        vatc::measure(&plan, ground, &mut |line| eprintln!("{line}"), &mut |case, error| {
             missing.push(format!("{case}: not measured: {error}"));
         })
-    })?;
-    let notes = vec![
+    };
+    let found = args.hardware.measure(args.emulated.out.as_deref(), HEADERS, &mut measure)?;
+    let (results, mut notes) = match found {
+        Some(found) => found,
+        None => {
+            let emulated = |site: Site, images: &Images| measure(Ground::Emulated(&site, images));
+            (args.emulated.measure(false, emulated)?, Vec::new())
+        }
+    };
+    notes.extend([
         "paper (VATC, IV-B, its hardware): with two streams the 95th percentile of prio is 8 times VATC's on Linux 3.10 and 40 \
          times on 3.18; VATC's does not depend on the number of streams"
             .to_owned(),
         "a request comes from outside and is answered in the VM; the paper's comes from the VM and is answered outside: both ways \
          pass the host in either"
             .to_owned(),
-    ];
-    let measured = Measured { experiment: "vatc", clock: args.emulated.clock, seed: 1, results, missing, notes };
+    ]);
+    let measured = Measured { experiment: "vatc", seed: 1, results, missing, notes };
     measured.report(&args.output)
 }
 

@@ -48,7 +48,7 @@ impl Action {
 /// Who goes without where a CPU's share is used up: the lowest that alone took enough of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// Polls, below every other: what its CPU lacks is what it took.
+    /// Polls, or sends for bulk tenants, below every other: what its CPU lacks is what it took.
     Poller,
     /// A tenant's program.
     Guest,

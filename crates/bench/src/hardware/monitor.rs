@@ -1,0 +1,217 @@
+//! The monitor of a real wire: what passes an interface, with its time stamps, as a capture file that grows.
+//!
+//! In: an interface of this thread's network namespace. Out: a pcap (stamps in ns), written by a thread of its own until the value is dropped; how many
+//! frames it missed. Which stamps they are, and what is in them, [`Monitor::words`] says.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketType, socket};
+
+use super::HardwareError;
+use super::capture::{LONGEST, Socket, StampConfig};
+use super::site::Stamps;
+
+/// A classic pcap with stamps in ns, Ethernet.
+const MAGIC: u32 = 0xa1b2_3c4d;
+/// How long the thread waits for a frame before it looks whether it is to end, ms.
+const LOOK_MS: i32 = 50;
+
+/// What is captured.
+#[derive(Debug, Clone, Copy)]
+pub struct Watch<'a> {
+    /// The interface.
+    pub nic: &'a str,
+    /// Where that is, for messages.
+    pub place: &'a str,
+    /// Whose stamps.
+    pub stamps: Stamps,
+    /// Bytes of a frame that are kept.
+    pub captured: usize,
+    /// Of all but TCP one frame in 64.
+    pub thin: bool,
+}
+
+/// A capture that grows.
+#[derive(Debug)]
+pub struct Monitor {
+    file: PathBuf,
+    shared: Arc<Shared>,
+    writer: Option<JoinHandle<()>>,
+    nic: String,
+    stamps: Stamps,
+    driver: String,
+    device: bool,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// Frames that found no room, or had no stamp.
+    missed: AtomicU64,
+    /// The capture ended early.
+    failed: AtomicBool,
+}
+
+impl Monitor {
+    /// Begins to capture into `file`.
+    ///
+    /// # Errors
+    /// No such interface, no right, no stamps of that kind, no file.
+    pub fn start(watch: Watch<'_>, file: &Path) -> Result<Self, HardwareError> {
+        let Watch { nic, place, stamps, captured, thin } = watch;
+        let failed = |what| {
+            let nic = nic.to_owned();
+            move |source: io::Error| match source.raw_os_error() {
+                Some(libc::EPERM | libc::EACCES) => HardwareError::Permission { nic },
+                _ => HardwareError::Capture { nic, what, source },
+            }
+        };
+        let index = index(nic, place)?;
+        let socket = Socket::open(index, stamps).map_err(failed("opening a packet socket"))?;
+        let before = match stamps {
+            Stamps::Kernel => None,
+            Stamps::Nic => {
+                Some(socket.stamp_all(nic).map_err(|source| HardwareError::NoStamps { nic: nic.to_owned(), source })?)
+            }
+        };
+        if thin {
+            socket.thin().map_err(failed("filtering"))?;
+        }
+        // An interface that has no driver to ask has no device either.
+        let (driver, bus) = socket.driver(nic).unwrap_or_else(|_| ("no driver".to_owned(), String::new()));
+        socket.bind(index).map_err(failed("binding the packet socket"))?;
+        let create = || -> io::Result<BufWriter<File>> {
+            let mut writer = BufWriter::with_capacity(1 << 20, File::create(file)?);
+            for word in [MAGIC, 0x0004_0002, 0, 0, LONGEST as u32, 1] {
+                writer.write_all(&word.to_le_bytes())?;
+            }
+            writer.flush()?;
+            Ok(writer)
+        };
+        let out = create().map_err(|source| HardwareError::Capture {
+            nic: nic.to_owned(),
+            what: "writing the capture",
+            source,
+        })?;
+        let shared = Arc::<Shared>::default();
+        let capture = Capture {
+            socket,
+            out,
+            captured: captured.min(LONGEST),
+            shared: Arc::clone(&shared),
+            nic: nic.to_owned(),
+            before,
+        };
+        let writer = std::thread::Builder::new().name("monitor".to_owned()).spawn(move || capture.run());
+        let writer = writer.map_err(failed("starting its thread"))?;
+        let (nic, device) = (nic.to_owned(), !bus.is_empty());
+        Ok(Self { file: file.to_owned(), shared, writer: Some(writer), nic, stamps, driver, device })
+    }
+
+    /// The capture.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Whether there is a device behind the interface.
+    pub fn is_device(&self) -> bool {
+        self.device
+    }
+
+    /// Frames that are not in the capture though they passed, so far.
+    pub fn missed(&self) -> u64 {
+        self.shared.missed.load(Ordering::Relaxed)
+    }
+
+    /// Whether it still captures.
+    ///
+    /// # Errors
+    /// [`HardwareError::Down`].
+    pub fn alive(&self) -> Result<(), HardwareError> {
+        if self.shared.failed.load(Ordering::Relaxed) {
+            return Err(HardwareError::Down { nic: self.nic.clone() });
+        }
+        Ok(())
+    }
+
+    /// Whose stamps, and what is in the times between them.
+    pub fn words(&self) -> String {
+        let Self { nic, driver, .. } = self;
+        let what = match (self.stamps, self.device) {
+            (Stamps::Kernel, true) => {
+                "the client's kernel, where a request is handed to the driver and where the driver hands on the reply: the client's own \
+                 interrupt and NAPI are in every time"
+            }
+            (Stamps::Kernel, false) => {
+                "the client's kernel; there is no device behind this interface, so no wire, no interrupt and no DMA are in the times"
+            }
+            (Stamps::Nic, _) => "the NIC, of both ways as it received them",
+        };
+        format!("time stamps at {nic} ({driver}) by {what}")
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+/// The interface's index.
+fn index(nic: &str, place: &str) -> Result<u32, HardwareError> {
+    let none = || HardwareError::NoNic { nic: nic.to_owned(), place: place.to_owned() };
+    let any = socket(AddressFamily::INET, SocketType::DGRAM, None).map_err(|_| none())?;
+    name_to_index(&any, nic).map_err(|_| none())
+}
+
+/// The thread's part.
+struct Capture {
+    socket: Socket,
+    out: BufWriter<File>,
+    captured: usize,
+    shared: Arc<Shared>,
+    nic: String,
+    before: Option<StampConfig>,
+}
+
+impl Capture {
+    fn run(mut self) {
+        let ended = self.copy();
+        self.shared.failed.store(ended.is_err(), Ordering::Relaxed);
+        if let Some(mut before) = self.before {
+            // The NIC may be gone; nobody is left to be told.
+            let _ = self.socket.set_stamps(&self.nic, &mut before);
+        }
+    }
+
+    fn copy(&mut self) -> io::Result<()> {
+        let mut buffer = vec![0; self.captured];
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            while let Some(frame) = self.socket.receive(&mut buffer)? {
+                let Some(at_ns) = frame.at_ns else {
+                    self.shared.missed.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                };
+                let words = [at_ns / 1_000_000_000, at_ns % 1_000_000_000, frame.kept as u64, frame.length as u64];
+                for word in words {
+                    self.out.write_all(&(word as u32).to_le_bytes())?;
+                }
+                self.out.write_all(buffer.get(..frame.kept).unwrap_or_default())?;
+            }
+            // Who reads the file while it grows reads whole frames up to here.
+            self.out.flush()?;
+            self.shared.missed.fetch_add(self.socket.dropped()?, Ordering::Relaxed);
+            self.socket.wait(LOOK_MS)?;
+        }
+        Ok(())
+    }
+}
