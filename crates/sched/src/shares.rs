@@ -40,8 +40,10 @@ use crate::settle::Settled;
 
 /// The longest time between two looks at vCPUs that all sleep, ns.
 pub const CALM_MAX: u64 = 50_000_000;
-/// A share with no more than this left counts as used up, ns: a look for less would cost more. What was left is kept for the next slice.
+/// A share with no more than this left counts as used up, ns: a look for less would cost more. What was left is kept for the next slice. Of
+/// small budgets it is an eighth, and not below the least.
 const GRAIN: u64 = 20_000;
+const GRAIN_MIN: u64 = 2_000;
 /// Never.
 pub const NEVER: u64 = u64::MAX;
 
@@ -113,6 +115,8 @@ struct Seat {
     vcpu: VcpuId,
     bandwidth: Bandwidth,
     period: u64,
+    /// See [`GRAIN`].
+    grain: u64,
     tally: Arc<Tally>,
     gone: bool,
     place: Place,
@@ -167,7 +171,7 @@ impl Seat {
     }
 
     fn target(&self, now: u64) -> Place {
-        if self.balance <= signed(GRAIN) {
+        if self.balance <= signed(self.grain) {
             Place::Beyond
         } else if self.waits || !self.asleep && self.parts.iter().any(|part| (part.start..part.end).contains(&now)) {
             Place::Planned
@@ -181,7 +185,7 @@ impl Seat {
         if self.gone || self.asleep || self.place == Place::Beyond {
             return end;
         }
-        let used_up = now.saturating_add(u64::try_from(self.balance).unwrap_or(0).max(GRAIN));
+        let used_up = now.saturating_add(u64::try_from(self.balance).unwrap_or(0).max(self.grain));
         let borders = self.parts.iter().flat_map(|part| [part.start, part.end]).filter(|at| *at > now);
         borders.chain([used_up, end]).min().unwrap_or(end)
     }
@@ -195,7 +199,7 @@ impl Seat {
         let budget = self.bandwidth.of(Nanos(length)).0;
         let waited = self.counts.waited.saturating_sub(self.at_since.waited);
         // A period is judged at a look, which comes late by microseconds; and the share of the last one may be a grain short.
-        let tolerance = budget / 50 + 2 * GRAIN;
+        let tolerance = budget / 50 + 2 * self.grain;
         let had = self.had.saturating_add(self.owed).saturating_add(tolerance);
         if had < budget && waited > length.saturating_sub(budget) + tolerance {
             add(&self.tally.misses, 1);
@@ -302,6 +306,7 @@ impl Shares {
                     vcpu: planner.add(reserved.bandwidth, reserved.home),
                     bandwidth: reserved.bandwidth,
                     period: reserved.period.0,
+                    grain: (reserved.bandwidth.of(reserved.period).0 / 8).clamp(GRAIN_MIN, GRAIN),
                     tally: tally(reserved.id),
                     gone: false,
                     place: Place::Entitled,
