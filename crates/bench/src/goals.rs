@@ -149,7 +149,7 @@ const TABLE_1: [GoalSpec; 12] = [
 ];
 
 /// Every experiment's goals, by its name on the command line: on the virtual clock, for the series that the project promises.
-pub const GOALS: [(&str, &[GoalSpec]); 12] = [
+pub const GOALS: [(&str, &[GoalSpec]); 13] = [
     (
         "rt-server",
         &[
@@ -275,6 +275,10 @@ pub const GOALS: [(&str, &[GoalSpec]); 12] = [
             goal("video-misses", "paced: the video VMs miss no deadline (RTVirt: the worst 0.8 %)")
                 .missed(idle("paced-video")),
         ],
+    ),
+    (
+        "video",
+        &[goal("misses", "paced: no application misses a deadline (RTVirt: 5 of 54 did)").missed(idle("paced"))],
     ),
     (
         "ablation",

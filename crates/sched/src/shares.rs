@@ -21,6 +21,11 @@
 //! slept the others went ahead of their plan, so that there is room for its share whenever it wakes (on one CPU; on several it may keep one that is planned
 //! elsewhere waiting, for its share at most).
 //!
+//! **Prompt.** A vCPU whose period is at most [`PROMPT`] and whose guest publishes nothing answers requests: one that has to be served soon, and seldom. With one CPU the
+//! order within a slice is free, and as long as it uses at most half of its share it is at [`Place::Planned`] all the slice, everybody else at [`Place::Entitled`], and its
+//! period ends no slice: sixteen slices a video frame would cost more than it asks for. A request that comes in the midst of a slice finds what is left of the
+//! slice's share, the rest of it at the next one's beginning: both ahead of all others, so in its period. Who uses more than half is as everybody again.
+//!
 //! **Calm.** Where nobody has such deadlines and nobody used an eighth of its share, nobody needs a plan: all are at [`Place::Planned`], and there is one look a
 //! shortest period; where nobody ran at all, looks come ever more seldom, [`CALM_MAX`] apart at last. Hence the price: when all
 //! have been calm and one begins to spin, all others wait for it until that look, once.
@@ -40,6 +45,8 @@ use crate::settle::Settled;
 
 /// The longest time between two looks at vCPUs that all sleep, ns.
 pub const CALM_MAX: u64 = 50_000_000;
+/// Longer is no prompt vCPU's period, ns.
+const PROMPT: u64 = 1_000_000;
 /// A share with no more than this left counts as used up, ns: a look for less would cost more. What was left is kept for the next slice. Of
 /// small budgets it is an eighth, and not below the least.
 const GRAIN: u64 = 20_000;
@@ -124,8 +131,11 @@ struct Seat {
     /// What it had had when the slice began, and whether it had not run in the one before.
     at_start: u64,
     asleep: bool,
-    /// Whether it is a sleeper whose guest publishes deadlines.
+    /// Whether it is a sleeper whose guest publishes deadlines, or prompt.
     waits: bool,
+    /// Whether its period ends no slice, as it is served ahead of all; whether another one is.
+    prompt: bool,
+    below: bool,
     /// What is left of its share, ns; below 0 where it took more.
     balance: i64,
     /// What it was given for this slice, ns.
@@ -173,6 +183,8 @@ impl Seat {
     fn target(&self, now: u64) -> Place {
         if self.balance <= signed(self.grain) {
             Place::Beyond
+        } else if self.below {
+            Place::Entitled
         } else if self.waits || !self.asleep && self.parts.iter().any(|part| (part.start..part.end).contains(&now)) {
             Place::Planned
         } else {
@@ -186,7 +198,9 @@ impl Seat {
             return end;
         }
         let used_up = now.saturating_add(u64::try_from(self.balance).unwrap_or(0).max(self.grain));
-        let borders = self.parts.iter().flat_map(|part| [part.start, part.end]).filter(|at| *at > now);
+        // Where somebody is prompt, or is ahead of it, its segments decide nothing.
+        let in_turn = !self.prompt && !self.below;
+        let borders = self.parts.iter().flat_map(|part| [part.start, part.end]).filter(|at| in_turn && *at > now);
         borders.chain([used_up, end]).min().unwrap_or(end)
     }
 
@@ -314,6 +328,8 @@ impl Shares {
                     at_start: 0,
                     asleep: false,
                     waits: false,
+                    prompt: false,
+                    below: false,
                     balance: 0,
                     granted: 0,
                     parts: [Part::default(); 2],
@@ -432,7 +448,8 @@ impl Shares {
         let late = now.saturating_sub(self.end);
         self.start = if late < SLICE_MIN.0 { self.end } else { now };
         let fresh = std::mem::take(&mut self.fresh);
-        let (mut busy, mut ran) = (fresh, false);
+        let (mut busy, mut ran, mut prompt) = (fresh, false, false);
+        let alone = self.demands.len() - self.seats.len() == 1;
         for (index, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| !seat.gone) {
             match threads.read(index) {
                 Some(counts) => seat.charge(counts),
@@ -443,15 +460,21 @@ impl Shares {
             let live = next.is_some_and(|next| next.live);
             busy |= live;
             let slept = !fresh && !live && seat.counts.ran == seat.at_start;
-            (seat.asleep, seat.waits) = (slept && next.is_none(), slept && next.is_some());
+            let silent = next.is_none();
+            seat.prompt = alone && !fresh && silent && seat.period <= PROMPT && !seat.used_over(2);
+            prompt |= seat.prompt;
+            (seat.asleep, seat.waits) = (slept && silent && !seat.prompt, slept && !silent || seat.prompt);
             seat.at_start = seat.counts.ran;
-            ran |= !seat.asleep;
+            ran |= !(slept && silent);
             busy |= seat.used_over(8) || seat.balance < 0 || seat.place == Place::Beyond;
             seat.close_period(now);
             // What it did not want is forfeited; the grain that a look left it is not.
             if seat.place != Place::Beyond {
                 seat.balance = seat.balance.min(0);
             }
+        }
+        for seat in &mut self.seats {
+            seat.below = prompt && !seat.prompt;
         }
         if busy {
             self.stirred |= std::mem::take(&mut self.calm);
@@ -466,7 +489,7 @@ impl Shares {
         for seat in &self.seats {
             if let Some(demand) = self.demands.get_mut(seat.vcpu.index()) {
                 let deadline = seat.next.unwrap_or(seat.deadline);
-                demand.deadline = if seat.gone { Nanos::MAX } else { Nanos(deadline) };
+                demand.deadline = if seat.gone || seat.prompt { Nanos::MAX } else { Nanos(deadline) };
             }
         }
         self.end = self.planner.plan(Nanos(self.start), &self.demands).0;

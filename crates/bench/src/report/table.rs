@@ -84,6 +84,7 @@ fn own(report: &Report) -> Option<String> {
         "sampled-values" => sampled::table,
         "rta-periodic" | "rta-sporadic" => rta::table,
         "memcached-slo" => slo::table,
+        "video" => rta::video::table,
         "xen-arm" => xen_arm::table,
         _ => return None,
     };

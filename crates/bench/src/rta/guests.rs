@@ -65,11 +65,20 @@ pub struct Order {
 }
 
 impl Order {
-    /// As the guest's first process takes it.
+    /// As the guest's first process takes it, which goes on at once.
     pub fn line(&self) -> String {
+        format!("rta {}", self.words())
+    }
+
+    /// The same, and it goes on when the application has ended.
+    pub fn line_in_turn(&self) -> String {
+        format!("run {}", self.words())
+    }
+
+    fn words(&self) -> String {
         let Rta { slice_us: slice, period_us: period } = self.rta;
         let (work, jobs) = (slice * WORK_PERCENT / 100, self.releases.jobs());
-        let mut line = format!("rta {} SCHED_DEADLINE {slice} {period} {work} {jobs} {}", self.tag, self.delay_us);
+        let mut line = format!("{} SCHED_DEADLINE {slice} {period} {work} {jobs} {}", self.tag, self.delay_us);
         if let Releases::Sporadic(gaps) = &self.releases {
             for gap in gaps {
                 let _ = write!(line, " {gap}");
@@ -311,6 +320,7 @@ mod tests {
         let order = |releases| Order { tag: "a".into(), rta: RTA, releases, delay_us: 7 };
         assert_eq!(order(Releases::Periodic(3)).line(), "rta a SCHED_DEADLINE 5000 20000 4000 3 7");
         let sporadic = order(Releases::Sporadic(vec![100_000, 20_000])).line();
+        assert_eq!(order(Releases::Periodic(3)).line_in_turn(), "run a SCHED_DEADLINE 5000 20000 4000 3 7");
         assert_eq!(sporadic, "rta a SCHED_DEADLINE 5000 20000 4000 2 7 100000 20000");
     }
 

@@ -1,5 +1,6 @@
 //! `rta-periodic` and `rta-sporadic`: real-time applications, one a VM, four VMs on one CPU beside bulk work (RTVirt, section 4.2, Tables 1 and 2,
-//! Figure 3). [`group`]: which. [`guests`]: the VMs that run them, also for [`crate::slo`].
+//! Figure 3). [`group`]: which. [`guests`]: the VMs that run them, also for [`video`] and [`crate::slo`]; [`scale`] and
+//! [`motivation`] are computed.
 //!
 //! In: groups and methods, on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-GROUP`: deadlines missed, and what was
 //! reserved for how much need. The applications are stock rt-app at SCHED_DEADLINE in the guests; a miss is what its own log says, on its
@@ -8,6 +9,9 @@
 
 pub mod group;
 pub mod guests;
+pub mod motivation;
+pub mod scale;
+pub mod video;
 
 use std::fmt::Write as _;
 
