@@ -136,16 +136,12 @@ const TABLE_1: [GoalSpec; 12] = [
     goal("misses-nh-equiv", "NH-EQUIV: paced misses no deadline").missed(idle("paced-nh-equiv")),
     goal("misses-nh-dec", "NH-DEC: paced misses no deadline").missed(idle("paced-nh-dec")),
     goal("misses-nh-inc", "NH-INC: paced misses no deadline").missed(idle("paced-nh-inc")),
-    goal("excess-h-equiv", "H-EQUIV: paced reserves at most 1 % above need and slack")
-        .excess(idle("paced-h-equiv")),
+    goal("excess-h-equiv", "H-EQUIV: paced reserves at most 1 % above need and slack").excess(idle("paced-h-equiv")),
     goal("excess-h-dec", "H-DEC: paced reserves at most 1 % above need and slack").excess(idle("paced-h-dec")),
     goal("excess-h-inc", "H-INC: paced reserves at most 1 % above need and slack").excess(idle("paced-h-inc")),
-    goal("excess-nh-equiv", "NH-EQUIV: paced reserves at most 1 % above need and slack")
-        .excess(idle("paced-nh-equiv")),
-    goal("excess-nh-dec", "NH-DEC: paced reserves at most 1 % above need and slack")
-        .excess(idle("paced-nh-dec")),
-    goal("excess-nh-inc", "NH-INC: paced reserves at most 1 % above need and slack")
-        .excess(idle("paced-nh-inc")),
+    goal("excess-nh-equiv", "NH-EQUIV: paced reserves at most 1 % above need and slack").excess(idle("paced-nh-equiv")),
+    goal("excess-nh-dec", "NH-DEC: paced reserves at most 1 % above need and slack").excess(idle("paced-nh-dec")),
+    goal("excess-nh-inc", "NH-INC: paced reserves at most 1 % above need and slack").excess(idle("paced-nh-inc")),
 ];
 
 /// Every experiment's goals, by its name on the command line: on the virtual clock, for the series that the project promises.
@@ -276,10 +272,7 @@ pub const GOALS: [(&str, &[GoalSpec]); 13] = [
                 .missed(idle("paced-video")),
         ],
     ),
-    (
-        "video",
-        &[goal("misses", "paced: no application misses a deadline (RTVirt: 5 of 54 did)").missed(idle("paced"))],
-    ),
+    ("video", &[goal("misses", "paced: no application misses a deadline (RTVirt: 5 of 54 did)").missed(idle("paced"))]),
     (
         "ablation",
         &[

@@ -537,7 +537,8 @@ impl Rtvirt {
     }
 
     fn memcached(&self) -> String {
-        let Memcached { load, fig5a_p99_9_us: a, fig5b_p99_9_us: b, fig5b_video_worst_miss_percent: missed, .. } = &self.memcached;
+        let Memcached { load, fig5a_p99_9_us: a, fig5b_p99_9_us: b, fig5b_video_worst_miss_percent: missed, .. } =
+            &self.memcached;
         let [budget, period] = self.memcached.reservation_us.rtvirt;
         format!(
             "paper (RTVirt, section 4.4; {}; {load}; RTVirt with {budget} us in {period} us): p99.9 alone RTVirt {} us, RT-Xen {}, Credit {}; beside 19 VMs that never \

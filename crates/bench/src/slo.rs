@@ -144,7 +144,11 @@ pub fn measure(
     Guests::bring(&plan.site, images, progress)?;
     let mut host = Host::start(&plan.site, images, &[], &server::CONFIG, progress)?;
     let mut setting = Setting {
-        hogs: if has(Beside::Cpu) { (1..=plan.neighbours).map(|number| format!("hog{number}")).collect() } else { Vec::new() },
+        hogs: if has(Beside::Cpu) {
+            (1..=plan.neighbours).map(|number| format!("hog{number}")).collect()
+        } else {
+            Vec::new()
+        },
         guests: Guests::boot(&mut host, if has(Beside::Video) { video.len() } else { 0 }, progress)?,
         method: None,
     };
@@ -232,7 +236,8 @@ impl Setting {
         }
         let mut result = measured?;
         if method != "credit" {
-            let pacer = host.shell("ontime top --once --json --interval 0.1 | grep -o '\"slices\":[0-9]*,\"looks\":[0-9]*' || :")?;
+            let pacer = host
+                .shell("ontime top --once --json --interval 0.1 | grep -o '\"slices\":[0-9]*,\"looks\":[0-9]*' || :")?;
             result.notes.push(format!("pacers since their start: {}", pacer.trim()));
         }
         if let Some(held) = held {
@@ -295,7 +300,8 @@ pub fn table(results: &[MethodResult]) -> String {
         );
         let paper = METHODS.iter().flat_map(|method| BESIDE.map(|beside| (*method, beside)));
         let paper = paper.into_iter().find(|(method, beside)| name(method, *beside) == result.method);
-        let paper = paper.zip(figures.as_ref()).and_then(|((method, beside), figures)| beside.paper(method, &figures.rtvirt));
+        let paper =
+            paper.zip(figures.as_ref()).and_then(|((method, beside), figures)| beside.paper(method, &figures.rtvirt));
         let jobs = result.rtas.as_ref().map_or_else(
             || "-".to_owned(),
             |rtas| format!("{:>11} {:>7}", rtas.rows.iter().map(|row| row.jobs).sum::<u64>(), rtas.missed),

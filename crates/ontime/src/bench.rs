@@ -5,10 +5,10 @@ mod inversion;
 mod kbp;
 mod rt_server;
 mod rta;
+mod rtvirt;
 mod sampled;
 mod slo;
 mod vatc;
-mod video;
 mod xen_arm;
 
 use std::fs;
@@ -54,9 +54,11 @@ enum Experiment {
     /// RTVirt 4.2: the same applications with jobs at random, 0.1 to 1 s apart
     RtaSporadic(rta::Sporadic),
     /// RTVirt 4.3 (Table 3, Fig. 4): video applications that come and go at random: one CPU measured, the paper's size simulated
-    Video(video::Video),
+    Video(rtvirt::Video),
     /// RTVirt 4.5 (Tables 5, 6): 100 applications as 10 and as 100 VMs: deadlines simulated, the planner timed
-    RtaScale(video::Scale),
+    RtaScale(rtvirt::Scale),
+    /// RTVirt 4.5: what it costs host and guest that an application asks for its bandwidth
+    Registration(rtvirt::Registration),
     /// RTVirt 2 (Fig. 1): two schedulers that do not know of each other, and the planner: a simulation
     Motivation,
     /// RTVirt 4.4 (Table 4, Figs. 5a, 5b): p99.9 of memcached with 58 us in 500 us reserved, beside VMs that never idle, beside video VMs
@@ -162,9 +164,10 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         Experiment::SampledValues(args) => sampled::run(args),
         Experiment::RtaPeriodic(args) => rta::periodic(args),
         Experiment::RtaSporadic(args) => rta::sporadic(args),
-        Experiment::Video(args) => video::run(args),
-        Experiment::RtaScale(args) => video::scale(args),
-        Experiment::Motivation => video::motivation(),
+        Experiment::Video(args) => rtvirt::run(args),
+        Experiment::RtaScale(args) => rtvirt::scale(args),
+        Experiment::Registration(args) => rtvirt::registration(args),
+        Experiment::Motivation => rtvirt::motivation(),
         Experiment::MemcachedSlo(args) => slo::run(args),
         Experiment::Voip(args) => rt_server::run(args, &rt_server::VOIP),
         Experiment::Memcached(args) => rt_server::memcached(args),

@@ -173,20 +173,30 @@ impl Guests {
     /// # Errors
     /// It does not end, or the host is no more.
     pub fn log(&self, host: &mut Host, vm: usize, tag: &str, rta: Rta) -> Result<Log, MeasureError> {
+        let text = self.said(host, vm, tag)?;
+        let mut log = Log::parse(&text, rta.period_us)
+            .ok_or_else(|| MeasureError::Program { program: format!("rt-app as {tag}"), said: text })?;
+        let name = self.names.get(vm).map_or("", String::as_str);
+        let late = host.shell(&format!("lab-vm log {name} | tr -d '\\r' | sed -n 's/^RTA-LATE {tag} //p'"))?;
+        log.late = late.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        Ok(log)
+    }
+
+    /// Waits for what a guest says at the end of what was called `tag`.
+    ///
+    /// # Errors
+    /// As [`Self::log`].
+    pub fn said(&self, host: &mut Host, vm: usize, tag: &str) -> Result<String, MeasureError> {
         let vm = self.names.get(vm).map_or("", String::as_str);
         let said = format!("lab-vm log {vm} | tr -d '\\r' | sed -n 's/^RTA {tag} \\(.*\\) end$/\\1/p'");
         let wait = format!("for look in $(seq {LOOKS}); do [ -z \"$({said})\" ] || break; sleep 0.5; done; {said}");
-        let mut text = String::new();
         for _ in 0..ROUNDS {
-            text = host.shell(&wait)?;
+            let text = host.shell(&wait)?;
             if !text.trim().is_empty() {
-                break;
+                return Ok(text);
             }
         }
-        Log::parse(&text, rta.period_us).ok_or_else(|| MeasureError::Program {
-            program: format!("rt-app in {vm}"),
-            said: if text.trim().is_empty() { "it does not end".to_owned() } else { text.trim().to_owned() },
-        })
+        Err(MeasureError::Program { program: format!("{tag} in {vm}"), said: "it does not end".to_owned() })
     }
 }
 
@@ -286,6 +296,8 @@ pub struct Log {
     pub status: i32,
     /// From release to end of each job, us; above the period it is a miss.
     pub response_us: Vec<u64>,
+    /// rt-app's own lines on the first jobs that were late: number, what it measured (docs/bench.md).
+    pub late: Vec<String>,
 }
 
 impl Log {
@@ -295,7 +307,7 @@ impl Log {
         let status = i32::try_from(words.next()?.ok()?).ok()?;
         let period = i64::try_from(period_us).ok()?;
         let response = |slack: Result<i64, _>| Some(u64::try_from(period.checked_sub(slack.ok()?)?).unwrap_or(0));
-        Some(Self { status, response_us: words.map(response).collect::<Option<_>>()? })
+        Some(Self { status, response_us: words.map(response).collect::<Option<_>>()?, late: Vec::new() })
     }
 }
 
@@ -308,7 +320,7 @@ mod tests {
     #[test]
     fn a_log_is_read_by_its_slack() {
         let log = Log::parse("0 5000 -1 19999\n", 20_000).unwrap();
-        assert_eq!(log, Log { status: 0, response_us: vec![15_000, 20_001, 1] });
+        assert_eq!(log, Log { status: 0, response_us: vec![15_000, 20_001, 1], late: Vec::new() });
         assert_eq!(Log::parse("1", 20_000).unwrap().response_us, Vec::<u64>::new());
         for bad in ["", "x", "0 5 y"] {
             assert_eq!(Log::parse(bad, 20_000), None, "{bad:?}");

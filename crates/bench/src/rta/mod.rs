@@ -10,6 +10,7 @@
 pub mod group;
 pub mod guests;
 pub mod motivation;
+pub mod registration;
 pub mod scale;
 pub mod video;
 
@@ -231,6 +232,7 @@ pub(crate) fn deadlines(rtas: &[Rta], logs: &[Log], reserved_cpus: Option<f64>) 
                 row.jobs,
                 took - period_us
             ));
+            notes.extend(log.late.iter().map(|line| format!("rt-app's line of a late job: {line}")));
         }
     }
     let rtas = Rtas {
@@ -324,10 +326,11 @@ mod tests {
             late_ns: None,
         };
         let mut result = MethodResult::new(&run);
-        let log = Log { status: 0, response_us: vec![7_000, 30_001, 30_000, 31_000] };
+        let log = Log { status: 0, response_us: vec![7_000, 30_001, 30_000, 31_000], late: vec!["2 x".to_owned()] };
         summarise(&mut result, &[RTA], &[log], Some(0.2));
         let rtas = result.rtas.unwrap();
         assert_eq!((result.count, rtas.missed, rtas.rows[0].worst_us), (4, 2, Some(31_000.0)));
         assert!(result.notes[0].contains("2 of 4 jobs were late, first job 2, by 1 us"), "{:?}", result.notes);
+        assert!(result.notes[1].ends_with("2 x"));
     }
 }

@@ -50,7 +50,8 @@ pub fn unaware(first_jobs: [u64; 2]) -> [Jobs; 2] {
         }
         // The earliest end of a period among VMs with some of their slice left; of equal ones the first.
         let ends = left.iter().zip(VMS).enumerate().filter(|(_, (left, _))| **left > 0);
-        let Some(vm) = ends.min_by_key(|(vm, (_, (_, period)))| ((now / period + 1) * period, *vm)).map(|(vm, _)| vm) else {
+        let Some(vm) = ends.min_by_key(|(vm, (_, (_, period)))| ((now / period + 1) * period, *vm)).map(|(vm, _)| vm)
+        else {
             continue;
         };
         if let Some(left) = left.get_mut(vm) {
@@ -89,13 +90,8 @@ pub fn aware(first_jobs: [u64; 2]) -> Result<([Jobs; 2], u64), ModelError> {
     let others = (1..).zip(VMS.into_iter().skip(1)).map(|(vcpu, (slice, period))| stay(vcpu, slice, period, 0));
     let stays: Vec<Stay> = own.chain(others).collect::<Result<_, ModelError>>()?;
     let between = Between { idle: Bandwidth::ppm(10), slack: Nanos::ZERO };
-    let options = Options {
-        duration: ms(LENGTH),
-        record: Nanos::ZERO,
-        sporadic_delay: Nanos::ZERO,
-        seed: 0,
-        scattered: false,
-    };
+    let options =
+        Options { duration: ms(LENGTH), record: Nanos::ZERO, sporadic_delay: Nanos::ZERO, seed: 0, scattered: false };
     let (outcome, _) = simulate_stays(1, VMS.len(), &stays, between, &options);
     let mut found = [Jobs::default(); 2];
     for (found, rta) in found.iter_mut().zip(&outcome.rtas) {

@@ -128,8 +128,7 @@ pub fn run(figures: &Figures, scenario: Scenario, seconds: u32) -> Result<Scaled
     let asked: Vec<Reservation> = all.iter().map(Reservation::from).collect();
     let admitted = Admission::new(CPUS, Bandwidth::ZERO).admit(&asked)?;
     let duration = Nanos::from_millis(u64::from(seconds) * 1_000);
-    let options =
-        Options { duration, record: Nanos::ZERO, sporadic_delay: Nanos::ZERO, seed: 1, scattered: true };
+    let options = Options { duration, record: Nanos::ZERO, sporadic_delay: Nanos::ZERO, seed: 1, scattered: true };
     let outcome = simulate(&all, &admitted, &options);
     let (slices, took_ns) = time(&all, &admitted.shared, duration);
     let length = f64::from(seconds.max(1));

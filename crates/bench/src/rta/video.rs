@@ -325,8 +325,9 @@ fn measure_method(
 
 /// Each method's applications.
 pub fn table(results: &[MethodResult]) -> String {
-    let mut text =
-        String::from("method       applications  refused  with misses     jobs   missed   worst share missed   slowest, of its period\n");
+    let mut text = String::from(
+        "method       applications  refused  with misses     jobs   missed   worst share missed   slowest, of its period\n",
+    );
     for (result, rtas) in results.iter().filter_map(|result| Some((result, result.rtas.as_ref()?))) {
         let share = |missed: u64, jobs: u64| missed as f64 / jobs.max(1) as f64;
         let worst = rtas.rows.iter().map(|row| share(row.missed, row.jobs)).fold(0.0, f64::max);
@@ -370,7 +371,11 @@ mod tests {
         let found = simulated(&Figures::load().unwrap(), 1).unwrap();
         assert!(found.applications >= APPLICATIONS, "{found:?}");
         assert_eq!((found.missed, found.with_misses, found.worst), (0, 0, 0.0));
-        assert!(found.jobs > 100_000 && found.mean_cpus < found.static_cpus && found.mean_cpus > 5.0, "{}", found.words());
+        assert!(
+            found.jobs > 100_000 && found.mean_cpus < found.static_cpus && found.mean_cpus > 5.0,
+            "{}",
+            found.words()
+        );
         assert!(found.csv().lines().count() > 2 * (found.applications - found.refused));
     }
 
@@ -390,7 +395,12 @@ mod tests {
     fn a_vms_programme_has_its_spells_in_turn() {
         let rates = [Rta { slice_us: 3_000, period_us: 41_000 }];
         let spell = |vcpu, rate, from_ms, until_ms| Spell { vcpu, rate, from_ms, until_ms };
-        let spells = [spell(0, None, 0, 1_500), spell(1, None, 0, 9), spell(0, Some(0), 1_500, 2_811), spell(0, Some(0), 2_811, 3_000)];
+        let spells = [
+            spell(0, None, 0, 1_500),
+            spell(1, None, 0, 9),
+            spell(0, Some(0), 1_500, 2_811),
+            spell(0, Some(0), 2_811, 3_000),
+        ];
         let (all, line) = programme("paced", 0, &spells, &rates);
         assert_eq!(all, [("paced-0-1".to_owned(), rates[0])]);
         // Of 1,311 ms 400 are for its admission; what is too short for a job is idle.

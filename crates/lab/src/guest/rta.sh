@@ -32,13 +32,42 @@ run() {
     config "$loop_ns" "$@" > "$tag.json"
     rt-app "$tag.json" > "$tag.said" 2>&1
     status=$?
-    flock /tmp/console awk -v head="RTA $tag $status" -v period="$period" -v gaps="$6" '
+    flock /tmp/console awk -v name="$tag" -v head="RTA $tag $status" -v period="$period" -v gaps="$6" '
         BEGIN { n = split(gaps, gap) }
-        !/^#/ { i++; line = line " " (i <= n ? $8 - gap[i] + period : $8) }
+        !/^#/ {
+            i++; slack = i <= n ? $8 - gap[i] + period : $8; line = line " " slack
+            if (slack < 0 && late++ < 3) print "RTA-LATE " name " " i " " $0
+        }
         END { print head line " end" }' "$tag-rta-0.log"
     rm -f "$tag".* "$tag-rta-0.log"
 }
 rta() { run "$@" & }
+
+# register TAG COUNT STEP PAUSE (us): makes itself a deadline task with 2 ms in 20 ms, then asks COUNT times for STEP more or that less again, PAUSE
+# apart: `RTA TAG STATUS NS... end`, what each call took.
+register() {
+    {
+        perl -e '
+            use strict;
+            my ($count, $step, $pause) = @ARGV;
+            sub now { my $t = pack("qq", 0, 0); syscall(228, 1, $t); my ($s, $n) = unpack("qq", $t); $s * 1_000_000_000 + $n }
+            # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period. sched_setattr(2).
+            sub ask { my $attr = pack("LLQlLQQQ", 48, 6, 0, 0, 0, $_[0], 20_000_000, 20_000_000); syscall(314, 0, $attr, 0) }
+            ask(2_000_000) == 0 or die "sched_setattr: $!";
+            my @took;
+            for my $n (1 .. $count) {
+                select(undef, undef, undef, $pause / 1e6);
+                my $runtime = 2_000_000 + $step * 1_000 * ($n % 2);
+                my $begun = now();
+                ask($runtime) == 0 or die "sched_setattr: $!";
+                push @took, now() - $begun;
+            }
+            print "@took"' "$2" "$3" "$4" > "$1.said"
+        status=$?
+        flock /tmp/console echo "RTA $1 $status $(cat "$1.said") end"
+        rm -f "$1.said"
+    } &
+}
 
 # What a loop of rt-app takes, ns: now, while nothing else runs. It measures for itself; a job of 10 ms says how exact that is.
 tag=calibrate

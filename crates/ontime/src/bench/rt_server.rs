@@ -84,7 +84,10 @@ pub struct Memcached {
 /// # Errors
 /// As [`run`].
 pub fn memcached(args: &Memcached) -> anyhow::Result<ExitCode> {
-    run(&args.args, &Kind { workload: Workload::Memcached { traffic: ACCESS, connections: args.connections }, ..MEMCACHED })
+    run(
+        &args.args,
+        &Kind { workload: Workload::Memcached { traffic: ACCESS, connections: args.connections }, ..MEMCACHED },
+    )
 }
 
 #[derive(Debug, clap::Args)]

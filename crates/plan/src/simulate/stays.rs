@@ -105,7 +105,11 @@ impl Turnover {
 
     /// What a vCPU needs for those that are there.
     fn need(&self, vcpu: usize) -> Bandwidth {
-        let there = self.stays.iter().zip(&self.standing).filter(|((_, stay), is)| stay.vcpu == vcpu && **is == Standing::There);
+        let there = self
+            .stays
+            .iter()
+            .zip(&self.standing)
+            .filter(|((_, stay), is)| stay.vcpu == vcpu && **is == Standing::There);
         let rtas: Vec<Rta> = there.map(|((_, stay), _)| stay.rta.clone()).collect();
         if rtas.is_empty() {
             return self.between.idle;
@@ -205,8 +209,13 @@ mod tests {
 
     fn run(cpus: u32, vcpus: usize, stays: &[Stay]) -> (Outcome, Vec<Change>) {
         let between = Between { idle: Bandwidth::ppm(100_000), slack: Nanos::from_micros(500) };
-        let options =
-            Options { duration: MS(2_000), record: Nanos::ZERO, sporadic_delay: Nanos::ZERO, seed: 1, scattered: false };
+        let options = Options {
+            duration: MS(2_000),
+            record: Nanos::ZERO,
+            sporadic_delay: Nanos::ZERO,
+            seed: 1,
+            scattered: false,
+        };
         simulate_stays(cpus, vcpus, stays, between, &options)
     }
 
@@ -220,7 +229,8 @@ mod tests {
         assert!((49..=50).contains(&jobs[0]) && jobs[1] == 125 && (14..=15).contains(&jobs[2]), "{jobs:?}");
         assert_eq!(outcome.missed(), 0);
         assert_eq!(outcome.rtas.iter().map(|rta| rta.vcpu).collect::<Vec<_>>(), [1, 0, 1]);
-        let of: Vec<(usize, u64)> = changes.iter().map(|change| (change.vcpu, change.bandwidth.of(MS(1_000)).0 / 1_000_000)).collect();
+        let of: Vec<(usize, u64)> =
+            changes.iter().map(|change| (change.vcpu, change.bandwidth.of(MS(1_000)).0 / 1_000_000)).collect();
         // 15.5 in 16; 9.5 in 20; idle; 17.5 in 20; idle.
         assert_eq!(of, [(0, 968), (1, 475), (1, 100), (1, 875), (1, 100)]);
     }

@@ -1,4 +1,4 @@
-//! `ontime bench video`, `rta-scale` and `motivation`: RTVirt, sections 4.3, 4.5 and 2.
+//! `ontime bench video`, `rta-scale`, `motivation` and `registration`: RTVirt, sections 4.3, 4.5 and 2.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use ontime_bench::paper::Figures;
 use ontime_bench::rta::scale::{self, SCENARIOS};
-use ontime_bench::rta::{WORK_PERCENT, motivation, video};
+use ontime_bench::rta::{WORK_PERCENT, motivation, registration, video};
 
 use super::{Emulated, Measured, Output};
 use crate::exit::{OK, THRESHOLD};
@@ -92,6 +92,24 @@ pub fn scale(args: &Scale) -> anyhow::Result<ExitCode> {
 pub fn motivation() -> anyhow::Result<ExitCode> {
     print!("{}", motivation::table()?);
     Ok(ExitCode::from(OK))
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Registration {
+    /// Changes of an application's bandwidth
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    count: u32,
+    #[command(flatten)]
+    emulated: Emulated,
+}
+
+/// Measures what a guest's asking for bandwidth costs.
+pub fn registration(args: &Registration) -> anyhow::Result<ExitCode> {
+    let found = args.emulated.measure(true, |site, images| {
+        registration::measure(&site, args.count, images, &mut |line| eprintln!("{line}"))
+    })?;
+    print!("{}", found.text());
+    Ok(ExitCode::from(if found.host_sum_us() <= registration::GOAL_US { OK } else { THRESHOLD }))
 }
 
 #[cfg(test)]
