@@ -230,16 +230,14 @@ impl Setting {
         if beside == Beside::Cpu {
             signal(host, &self.hogs, "CONT")?;
         }
+        let before = host.cpu_time()?;
         let measured = trial.run(host, &plan.site.dir, progress);
+        let after = host.cpu_time()?;
         if beside == Beside::Cpu {
             signal(host, &self.hogs, "STOP")?;
         }
         let mut result = measured?;
-        if method != "credit" {
-            let pacer = host
-                .shell("ontime top --once --json --interval 0.1 | grep -o '\"slices\":[0-9]*,\"looks\":[0-9]*' || :")?;
-            result.notes.push(format!("pacers since their start: {}", pacer.trim()));
-        }
+        result.notes.extend(rta::pacers(&before, &after));
         if let Some(held) = held {
             let logs = video.iter().enumerate().map(|(vm, rta)| self.guests.log(host, vm, &case, *rta));
             let logs = logs.collect::<Result<Vec<_>, _>>()?;

@@ -23,7 +23,7 @@ use rand_chacha::ChaCha8Rng;
 pub use self::group::Rta;
 pub use self::guests::WORK_PERCENT;
 use self::guests::{Guests, Log, Order, Releases, Reservations, declared_cpus};
-use crate::host::{Host, MeasureError, Site};
+use crate::host::{CpuTime, Host, MeasureError, Site};
 use crate::schema::{Distribution, HistogramBin, Load, MethodResult, RtaRow, Rtas, Run};
 use crate::wire::WireAnalysis;
 use crate::{histogram::LogLinear, number, stats::Summary, trial};
@@ -168,7 +168,17 @@ fn measure_case(
         late_ns: None,
     });
     summarise(&mut result, rtas, &logs, held);
+    result.notes.extend(pacers(&before, &after));
     Ok(result)
+}
+
+/// What the pacers took, where there are any.
+pub(crate) fn pacers(before: &CpuTime, after: &CpuTime) -> Option<String> {
+    let share = after.pacers_share_since(before)?;
+    Some(format!(
+        "the pacers took {} of a CPU (the start and end of the applications with them)",
+        number::percent(share)
+    ))
 }
 
 /// From an application's start to its first release, us.

@@ -28,9 +28,10 @@ pub const SCALE: u64 = 6;
 /// VMs, and in the simulation vCPUs of each.
 const VMS: usize = 4;
 const VCPUS: usize = 4;
-/// The simulation's CPUs, and its length: the paper's.
+/// The simulation's CPUs: the paper's.
 const CPUS: u32 = 15;
-const LENGTH_MS: u64 = 600_000;
+/// The paper's length.
+pub const LENGTH_MS: u64 = 600_000;
 /// Applications that the paper had; of a draw with fewer there is no comparison.
 pub const APPLICATIONS: usize = 54;
 /// An application or an idle interval lasts from a sixtieth to six tenths of all (10 s to 6 min of 10 min).
@@ -76,6 +77,8 @@ pub fn draw(vcpus: usize, length_ms: u64, seed: u64) -> Vec<Spell> {
 pub struct Simulated {
     /// The first from the given one on whose draw has [`APPLICATIONS`].
     pub seed: u64,
+    /// Simulated.
+    pub length_ms: u64,
     /// Applications that were drawn.
     pub applications: usize,
     /// Of those, how many were refused.
@@ -100,23 +103,23 @@ pub struct Simulated {
 ///
 /// # Errors
 /// Never for the paper's parameters.
-pub fn simulated(figures: &Figures, seed: u64) -> Result<Simulated, ModelError> {
+pub fn simulated(figures: &Figures, seed: u64, length_ms: u64) -> Result<Simulated, ModelError> {
     let rates = group::video(figures, 1);
     let applications = |spells: &[Spell]| spells.iter().filter(|spell| spell.rate.is_some()).count();
-    let draws = (seed..seed.saturating_add(1_000)).map(|seed| (seed, draw(VMS * VCPUS, LENGTH_MS, seed)));
+    let draws = (seed..seed.saturating_add(1_000)).map(|seed| (seed, draw(VMS * VCPUS, length_ms, seed)));
     let mut draws = draws.filter(|(_, spells)| applications(spells) >= APPLICATIONS);
-    let (seed, spells) = draws.next().unwrap_or_else(|| (seed, draw(VMS * VCPUS, LENGTH_MS, seed)));
+    let (seed, spells) = draws.next().unwrap_or_else(|| (seed, draw(VMS * VCPUS, length_ms, seed)));
     let stays = stays(&spells, &rates)?;
     let between = Between { idle: Bandwidth::ppm(IDLE_PPM), slack: Nanos::from_micros(figures.rtvirt.slack_us) };
     let options = Options {
-        duration: Nanos::from_millis(LENGTH_MS),
+        duration: Nanos::from_millis(length_ms),
         record: Nanos::ZERO,
         sporadic_delay: Nanos::ZERO,
         seed,
         scattered: false,
     };
     let (outcome, changes) = simulate_stays(CPUS, VMS * VCPUS, &stays, between, &options);
-    Ok(summary(seed, &outcome, changes))
+    Ok(summary(seed, length_ms, &outcome, changes))
 }
 
 fn stays(spells: &[Spell], rates: &[Rta]) -> Result<Vec<Stay>, ModelError> {
@@ -134,16 +137,17 @@ fn stays(spells: &[Spell], rates: &[Rta]) -> Result<Vec<Stay>, ModelError> {
     .collect()
 }
 
-fn summary(seed: u64, outcome: &Outcome, changes: Vec<Change>) -> Simulated {
+fn summary(seed: u64, length_ms: u64, outcome: &Outcome, changes: Vec<Change>) -> Simulated {
     let share = |rta: &ontime_plan::simulate::RtaResult| rta.missed as f64 / rta.jobs.max(1) as f64;
     let (mut mean, mut most) = (0.0, 0.0);
     for vm in 0..VMS {
-        let (area, peak) = reserved(&changes, vm);
+        let (area, peak) = reserved(&changes, vm, length_ms);
         mean += area;
         most += peak;
     }
     Simulated {
         seed,
+        length_ms,
         applications: outcome.rtas.len(),
         refused: outcome.rtas.iter().filter(|rta| rta.jobs == 0).count(),
         with_misses: outcome.rtas.iter().filter(|rta| rta.missed > 0).count(),
@@ -157,11 +161,11 @@ fn summary(seed: u64, outcome: &Outcome, changes: Vec<Change>) -> Simulated {
 }
 
 /// What a VM has over time: the mean and the most, CPUs.
-fn reserved(changes: &[Change], vm: usize) -> (f64, f64) {
+fn reserved(changes: &[Change], vm: usize, length_ms: u64) -> (f64, f64) {
     let idle = Bandwidth::ppm(IDLE_PPM).as_f64();
     let mut now = [idle; VCPUS];
     let (mut area, mut most, mut at) = (0.0, 0.0_f64, 0);
-    let end = LENGTH_MS * 1_000_000;
+    let end = length_ms * 1_000_000;
     let own = changes.iter().filter(|change| change.vcpu / VCPUS == vm);
     for change in own {
         area += now.iter().sum::<f64>() * change.at.0.saturating_sub(at) as f64;
@@ -184,7 +188,7 @@ impl Simulated {
         format!(
             "simulation (not measured; the paper's size: {VMS} VMs with {VCPUS} vCPUs on {CPUS} CPUs, {} s, seed {}): {} applications, {} refused, {} with misses, the worst \
              {} of its deadlines; {} of {} jobs late; {} CPUs reserved on average, {} where each VM had its highest need all the time",
-            LENGTH_MS / 1_000,
+            self.length_ms / 1_000,
             self.seed,
             self.applications,
             self.refused,
@@ -320,6 +324,7 @@ fn measure_method(
         late_ns: None,
     });
     summarise(&mut result, &rtas, &logs, None);
+    result.notes.extend(super::pacers(&before, &after));
     Ok(result)
 }
 
@@ -367,16 +372,17 @@ mod tests {
     }
 
     #[test]
-    fn the_papers_size_misses_nothing_in_the_simulation() {
-        let found = simulated(&Figures::load().unwrap(), 1).unwrap();
+    fn the_papers_set_misses_nothing_in_the_simulation() {
+        // A twentieth of its time.
+        let found = simulated(&Figures::load().unwrap(), 1, LENGTH_MS / 20).unwrap();
         assert!(found.applications >= APPLICATIONS, "{found:?}");
         assert_eq!((found.missed, found.with_misses, found.worst), (0, 0, 0.0));
         assert!(
-            found.jobs > 100_000 && found.mean_cpus < found.static_cpus && found.mean_cpus > 5.0,
+            found.jobs > 5_000 && found.mean_cpus < found.static_cpus && found.mean_cpus > 5.0,
             "{}",
             found.words()
         );
-        assert!(found.csv().lines().count() > 2 * (found.applications - found.refused));
+        assert!(found.csv().lines().count() > found.applications - found.refused);
     }
 
     #[test]
@@ -387,7 +393,8 @@ mod tests {
             bandwidth: Bandwidth::ppm(percent * 10_000),
         };
         // vCPU 0 of the first VM has 90 % for half of the time; both changes at 300 s count at once.
-        let (mean, most) = reserved(&[change(0, 0, 90), change(300, 0, 10), change(300, 1, 10), change(1, 4, 100)], 0);
+        let (mean, most) =
+            reserved(&[change(0, 0, 90), change(300, 0, 10), change(300, 1, 10), change(1, 4, 100)], 0, LENGTH_MS);
         assert!((mean - 0.8).abs() < 1e-9 && (most - 1.2).abs() < 1e-9, "{mean} {most}");
     }
 

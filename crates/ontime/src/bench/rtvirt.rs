@@ -41,7 +41,7 @@ pub fn run(args: &Video) -> anyhow::Result<ExitCode> {
     if let Some(unknown) = args.methods.iter().find(|method| !video::METHODS.contains(&method.as_str())) {
         bail!("method '{unknown}' is not one of {}", video::METHODS.join(", "));
     }
-    let simulated = video::simulated(&figures, args.seed)?;
+    let simulated = video::simulated(&figures, args.seed, video::LENGTH_MS)?;
     if let Some(path) = &args.allocations {
         fs::write(path, simulated.csv()).with_context(|| format!("writing {}", path.display()))?;
     }
