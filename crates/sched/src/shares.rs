@@ -22,9 +22,10 @@
 //! elsewhere waiting, for its share at most).
 //!
 //! **Prompt.** A vCPU whose period is at most [`PROMPT`] and whose guest publishes nothing answers requests: one that has to be served soon, and seldom. With one CPU the
-//! order within a slice is free, and as long as it uses at most half of its share it is at [`Place::Planned`] all the slice, everybody else at [`Place::Entitled`], and its
-//! period ends no slice: sixteen slices a video frame would cost more than it asks for. A request that comes in the midst of a slice finds what is left of the
-//! slice's share, the rest of it at the next one's beginning: both ahead of all others, so in its period. Who uses more than half is as everybody again.
+//! order within a slice is free, and as long as it has half of its budget left it is at [`Place::Planned`] all the slice, everybody else at [`Place::Entitled`], and its
+//! period ends no slice: sixteen slices a video frame would cost more than it asks for. What it did not use of its share it keeps, up to one budget: a slice of 250 us has half
+//! of a budget of 500 us, and a request is not to wait for the next. So it may have one budget more than its share of a slice, once, and others that much less of that slice. Who
+//! has less than half of it left is as everybody again.
 //!
 //! **Calm.** Where nobody has such deadlines and nobody used an eighth of its share, nobody needs a plan: all are at [`Place::Planned`], and there is one look a
 //! shortest period; where nobody ran at all, looks come ever more seldom, [`CALM_MAX`] apart at last. Hence the price: when all
@@ -124,6 +125,8 @@ struct Seat {
     period: u64,
     /// See [`GRAIN`].
     grain: u64,
+    /// What a prompt vCPU keeps of its shares at most; 0 where it cannot be one.
+    keeps: i64,
     tally: Arc<Tally>,
     gone: bool,
     place: Place,
@@ -133,13 +136,14 @@ struct Seat {
     asleep: bool,
     /// Whether it is a sleeper whose guest publishes deadlines, or prompt.
     waits: bool,
-    /// Whether its period ends no slice, as it is served ahead of all; whether another one is.
+    /// Whether it is served ahead of all, so that its period ends no slice; whether another one is.
     prompt: bool,
     below: bool,
     /// What is left of its share, ns; below 0 where it took more.
     balance: i64,
-    /// What it was given for this slice, ns.
+    /// What it was given for this slice, and what it had kept before, ns.
     granted: u64,
+    kept: i64,
     parts: [Part; 2],
     /// Whose pacer looks after it in this slice, and when next.
     cpu: usize,
@@ -176,7 +180,7 @@ impl Seat {
 
     /// Whether it used more than this part of what it was given.
     fn used_over(&self, part: u64) -> bool {
-        let used = signed(self.granted).saturating_sub(self.balance);
+        let used = signed(self.granted).saturating_add(self.kept).saturating_sub(self.balance);
         used.saturating_mul(signed(part)) > signed(self.granted)
     }
 
@@ -311,6 +315,7 @@ impl Shares {
         for cpu in (0..).take(settled.cpus.len()) {
             planner.add(settled.reserve, Some(cpu));
         }
+        let alone = settled.cpus.len() == 1;
         let seats: Vec<Seat> = settled
             .vcpus
             .iter()
@@ -321,6 +326,11 @@ impl Shares {
                     bandwidth: reserved.bandwidth,
                     period: reserved.period.0,
                     grain: (reserved.bandwidth.of(reserved.period).0 / 8).clamp(GRAIN_MIN, GRAIN),
+                    keeps: if alone && reserved.period.0 <= PROMPT {
+                        signed(reserved.bandwidth.of(reserved.period).0)
+                    } else {
+                        0
+                    },
                     tally: tally(reserved.id),
                     gone: false,
                     place: Place::Entitled,
@@ -332,6 +342,7 @@ impl Shares {
                     below: false,
                     balance: 0,
                     granted: 0,
+                    kept: 0,
                     parts: [Part::default(); 2],
                     cpu: 0,
                     look: 0,
@@ -346,7 +357,9 @@ impl Shares {
                 seat
             })
             .collect();
-        let shortest = seats.iter().map(|seat| seat.period).min().unwrap_or(CALM_MAX);
+        // A prompt one is ahead of all anyway: looks for the others' sake are enough.
+        let others = seats.iter().filter(|seat| seat.keeps == 0).map(|seat| seat.period).min();
+        let shortest = others.or(seats.iter().map(|seat| seat.period).min()).unwrap_or(CALM_MAX);
         let demands = vec![Demand { deadline: Nanos::MAX, idle: false }; settled.cpus.len() + seats.len()];
         Self {
             planner,
@@ -381,7 +394,7 @@ impl Shares {
             seat.place = before.place;
             seat.counts = before.counts;
             seat.balance = before.balance;
-            (seat.granted, seat.at_start) = (before.granted, before.at_start);
+            (seat.granted, seat.kept, seat.at_start) = (before.granted, before.kept, before.at_start);
             if seat.period == before.period && seat.bandwidth == before.bandwidth {
                 (seat.deadline, seat.since) = (before.deadline, before.since);
                 (seat.at_since, seat.had, seat.owed) = (before.at_since, before.had, before.owed);
@@ -430,9 +443,11 @@ impl Shares {
         }
         let end = self.end;
         let mut due = end;
+        // Beside a prompt one all are read at each look: all wait, and one look is as good as one for each.
+        let all = self.seats.iter().any(|seat| (seat.prompt || seat.below) && seat.look <= now);
         for (index, seat) in self.seats.iter_mut().enumerate() {
             if seat.cpu == cpu {
-                if now >= seat.look {
+                if all || now >= seat.look {
                     advance(index, seat, now, threads);
                     seat.look = seat.due(now, end);
                 }
@@ -449,7 +464,6 @@ impl Shares {
         self.start = if late < SLICE_MIN.0 { self.end } else { now };
         let fresh = std::mem::take(&mut self.fresh);
         let (mut busy, mut ran, mut prompt) = (fresh, false, false);
-        let alone = self.demands.len() - self.seats.len() == 1;
         for (index, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| !seat.gone) {
             match threads.read(index) {
                 Some(counts) => seat.charge(counts),
@@ -461,16 +475,16 @@ impl Shares {
             busy |= live;
             let slept = !fresh && !live && seat.counts.ran == seat.at_start;
             let silent = next.is_none();
-            seat.prompt = alone && !fresh && silent && seat.period <= PROMPT && !seat.used_over(2);
+            seat.prompt = seat.keeps > 0 && silent && seat.balance >= seat.keeps / 2;
             prompt |= seat.prompt;
             (seat.asleep, seat.waits) = (slept && silent && !seat.prompt, slept && !silent || seat.prompt);
             seat.at_start = seat.counts.ran;
             ran |= !(slept && silent);
-            busy |= seat.used_over(8) || seat.balance < 0 || seat.place == Place::Beyond;
+            busy |= seat.used_over(8) && !seat.prompt || seat.balance < 0 || seat.place == Place::Beyond;
             seat.close_period(now);
             // What it did not want is forfeited; the grain that a look left it is not.
             if seat.place != Place::Beyond {
-                seat.balance = seat.balance.min(0);
+                seat.balance = seat.balance.min(if silent { seat.keeps } else { 0 });
             }
         }
         for seat in &mut self.seats {
@@ -512,6 +526,7 @@ impl Shares {
         for seat in &mut self.seats {
             seat.parts.sort_unstable_by_key(|part| (part.end == 0, part.start));
             (seat.cpu, seat.look) = (seat.parts.first().map_or(0, |part| part.cpu), 0);
+            seat.kept = seat.balance.max(0);
             seat.balance = seat.balance.saturating_add(signed(seat.granted));
         }
     }
@@ -524,7 +539,8 @@ impl Shares {
         self.end = now.saturating_add(length);
         for (index, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| !seat.gone) {
             seat.granted = seat.bandwidth.of(Nanos(length)).0;
-            seat.balance = signed(seat.granted);
+            seat.kept = seat.balance.clamp(0, seat.keeps);
+            seat.balance = signed(seat.granted).saturating_add(seat.kept);
             move_to(index, seat, Place::Planned, threads);
         }
     }
