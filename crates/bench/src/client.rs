@@ -41,6 +41,9 @@ pub struct ClientConfig {
     pub min_gap_us: u64,
     /// The longest, us.
     pub max_gap_us: u64,
+    /// Whether gaps are normally distributed around the middle of that range, as a sum of twelve uniform ones is: the standard deviation is
+    /// a twelfth of the range. Else they are uniform.
+    pub normal_gaps: bool,
     /// A request without reply for so long is given up, us.
     pub timeout_us: u64,
     /// Ends after so many answered requests.
@@ -66,6 +69,7 @@ impl ClientConfig {
             message_bytes: MESSAGE_BYTES,
             min_gap_us: 1_000,
             max_gap_us: 10_000,
+            normal_gaps: false,
             timeout_us: 1_000_000,
             requests: Some(requests),
             deadline_us: None,
@@ -371,7 +375,7 @@ impl<'a> Client<'a> {
     fn load(&mut self) -> Result<(), ClientError> {
         let mut unanswered = 0;
         loop {
-            let gap = self.gaps.random_range(self.config.min_gap_us..=self.config.max_gap_us);
+            let gap = self.gap();
             let due = self.clock.now_ns()?.saturating_add(gap * 1_000);
             if self.sleep_until(due)? == Wait::Stopped || self.is_done()? {
                 return Ok(());
@@ -396,6 +400,15 @@ impl<'a> Client<'a> {
                 return Ok(());
             }
         }
+    }
+
+    /// The next, us.
+    fn gap(&mut self) -> u64 {
+        let range = self.config.min_gap_us..=self.config.max_gap_us;
+        if !self.config.normal_gaps {
+            return self.gaps.random_range(range);
+        }
+        (0..12).map(|_| self.gaps.random_range(range.clone())).sum::<u64>() / 12
     }
 
     /// Sends the next request and waits for its reply. A sequence number is never used twice.

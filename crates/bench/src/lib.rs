@@ -24,7 +24,7 @@
 //! - [`goals::evaluate`] judges, [`paper::Figures`] compares, [`report`] shows. [`histogram::rtla`] and
 //!   [`histogram::hgrm`] write what other tools read.
 //!
-//! [`rt_server`], [`heavy`], [`vatc`], [`inversion`], [`kbp`], [`sampled`] and [`xen_arm`] are experiments: each starts an emulated host ([`host`], [`ontime_lab`]) and runs its load
+//! [`rt_server`], [`heavy`], [`vatc`], [`inversion`], [`kbp`], [`sampled`], [`slo`] and [`xen_arm`] are experiments: each starts an emulated host ([`host`], [`ontime_lab`]) and runs its load
 //! ([`trial`], [`flood`], [`client`], [`paced`]) against it; [`segments`] traces it meanwhile. [`server`] is where the RT server runs: in a VM, in one with
 //! outsourced sockets, in a container, on the host; [`workload`] what it is and who asks it: sockperf, memcached ([`memcached`]), Kamailio between
 //! two SIPp ([`voip`]). [`rta`] has no wire: real-time applications in guests say themselves how they met their deadlines.
@@ -57,6 +57,7 @@ pub mod sampled;
 pub mod schema;
 pub mod segments;
 pub mod server;
+pub mod slo;
 pub mod sockperf;
 pub mod stats;
 pub mod tcp;

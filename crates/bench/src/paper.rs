@@ -19,7 +19,7 @@ pub enum PaperError {
     Figures(#[from] toml::de::Error),
     /// No paper has such an experiment.
     #[error(
-        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, vatc, inversion, kbp, memcached, voip, sampled-values, rta-periodic, xen-arm"
+        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, vatc, inversion, kbp, memcached, voip, sampled-values, rta-periodic, rta-sporadic, memcached-slo, video, xen-arm"
     )]
     Experiment(String),
 }
@@ -181,12 +181,20 @@ pub struct Rtvirt {
     pub table2: Table2,
     /// What the text states of Figure 3.
     pub bandwidth: Claims,
-    table3_video: toml::Table,
-    video: toml::Table,
-    table4_us: toml::Table,
-    memcached: toml::Table,
-    table5_ms: toml::Table,
-    table6: toml::Table,
+    /// Sporadic applications, section 4.2.
+    pub sporadic: Sporadic,
+    /// Video applications.
+    pub table3_video: Table3Video,
+    /// What came of them.
+    pub video: VideoClaims,
+    /// memcached alone on a CPU.
+    pub table4_us: Table4,
+    /// memcached beside others, section 4.4.
+    pub memcached: Memcached,
+    /// Applications of section 4.5.
+    pub table5_ms: Table5,
+    /// What scheduling them took.
+    pub table6: Table6,
 }
 
 /// Slice and period of each application, ms.
@@ -256,6 +264,178 @@ pub struct Claims {
     pub deadline_misses: u64,
 }
 
+/// Table 3, by frames a second.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table3Video {
+    fps24: Video,
+    fps30: Video,
+    fps48: Video,
+    fps60: Video,
+}
+
+impl Table3Video {
+    /// The slowest first.
+    pub fn rates(&self) -> [Video; 4] {
+        [self.fps24, self.fps30, self.fps48, self.fps60]
+    }
+}
+
+/// A frame rate's need.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Video {
+    need_percent: f64,
+    /// ms of CPU time.
+    pub slice: u64,
+    /// Within so many ms.
+    pub period: u64,
+}
+
+/// What the text states of section 4.3.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VideoClaims {
+    /// What runs.
+    pub load: String,
+    /// Applications.
+    pub rtas: u64,
+    /// Of those, how many missed a deadline.
+    pub rtas_with_misses: u64,
+    /// The share that the worst missed.
+    pub worst_miss_percent: f64,
+}
+
+/// Table 5: ten applications of each.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table5 {
+    /// Slice and period, ms.
+    pub groups: Group,
+}
+
+/// Table 6, by scenario.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table6 {
+    /// 10 VMs with 10 applications.
+    pub multi_rta_vms: Overheads,
+    /// 100 VMs with one.
+    pub single_rta_vms: Overheads,
+}
+
+/// By scheduler.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Overheads {
+    /// RT-Xen 2.0.
+    pub rtxen: Overhead,
+    /// The paper's own.
+    pub rtvirt: Overhead,
+}
+
+/// Over 100 s.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Overhead {
+    /// Time in `schedule()`, us.
+    pub schedule: f64,
+    /// In context switches, us.
+    pub switch: f64,
+    /// Both, of all CPUs' time.
+    pub percent: f64,
+    /// Deadlines missed, where it is stated.
+    pub miss_percent: Option<f64>,
+}
+
+/// Table 4.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table4 {
+    /// Xen's default.
+    pub credit: Tail,
+    /// RT-Xen 2.0.
+    pub rtxen: Tail,
+    /// The paper's own.
+    pub rtvirt: Tail,
+}
+
+/// Percentiles of response times, us.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tail {
+    p90: f64,
+    p95: f64,
+    p99: f64,
+    /// 99.9th.
+    pub p99_9: f64,
+}
+
+/// Figures 5a and 5b, as far as the text has them.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memcached {
+    /// What is asked.
+    pub load: String,
+    /// Budget and period, us.
+    pub reservation_us: ReservationUs,
+    /// Beside VMs that never idle.
+    pub fig5a_p99_9_us: Schedulers,
+    fig5a_bandwidth_vs_rtxen_a_percent: f64,
+    /// Beside video VMs.
+    pub fig5b_p99_9_us: Schedulers,
+    fig5b_video_worst_miss_percent: Misses,
+    fig5b_allocated_cpus: toml::Table,
+}
+
+/// The memcached VM's.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReservationUs {
+    credit: [u64; 2],
+    /// The paper's own.
+    pub rtvirt: [u64; 2],
+    rtxen_a: [u64; 2],
+    rtxen_b: [u64; 2],
+}
+
+/// A figure by scheduler.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schedulers {
+    /// The paper's own.
+    pub rtvirt: f64,
+    /// RT-Xen with 66 us in 283 us.
+    pub rtxen_a: f64,
+    /// RT-Xen with 33 us in 177 us.
+    pub rtxen_b: f64,
+    /// Xen's default.
+    pub credit: f64,
+}
+
+/// Deadlines that the worst of the video VMs missed, percent.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Misses {
+    rtvirt: f64,
+    credit: f64,
+    rtxen: f64,
+}
+
+/// The sporadic applications of section 4.2.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sporadic {
+    /// To each application.
+    pub requests: u64,
+    /// Between requests, uniform.
+    pub gap_ms: [u64; 2],
+    /// In all groups.
+    pub deadline_misses: u64,
+    /// What a request takes on the network.
+    pub network_p99_9_us: u64,
+}
+
 impl Figures {
     /// Reads the compiled-in file.
     ///
@@ -295,8 +475,8 @@ impl Figures {
             "bulk" | "vatc" | "inversion" | "kbp" | "xen-arm" => Vec::new(),
             // No paper has it.
             "sampled-values" => Vec::new(),
-            // No response times.
-            "rta-periodic" => Vec::new(),
+            // No response times, or of percentiles only.
+            "rta-periodic" | "rta-sporadic" | "memcached-slo" | "video" => Vec::new(),
             _ => return Err(PaperError::Experiment(experiment.to_string())),
         };
         Ok(rows.into_iter().map(|(method, line)| line.row(method, &conditions)).collect())
@@ -304,8 +484,12 @@ impl Figures {
 
     /// What the paper states of an experiment besides [`Self::rows`], in sentences.
     pub fn notes(&self, experiment: &str) -> Vec<String> {
-        if experiment == "rta-periodic" {
-            return vec![self.rtvirt.periodic()];
+        match experiment {
+            "rta-periodic" => return vec![self.rtvirt.periodic()],
+            "rta-sporadic" => return vec![self.rtvirt.periodic(), self.rtvirt.sporadic()],
+            "memcached-slo" => return vec![self.rtvirt.memcached()],
+            "video" => return vec![self.rtvirt.video()],
+            _ => {}
         }
         if experiment == "xen-arm" {
             return vec![self.xen_arm.note()];
@@ -339,6 +523,50 @@ impl Rtvirt {
             beyond(rtxen),
             -bandwidth.allocated_vs_rtxen_percent,
             -bandwidth.claimed_vs_rtxen_percent
+        )
+    }
+}
+
+impl Rtvirt {
+    fn video(&self) -> String {
+        let VideoClaims { load, rtas, rtas_with_misses, worst_miss_percent } = &self.video;
+        format!(
+            "paper (RTVirt, section 4.3, Figure 4; {}; {load}): of {rtas} applications {rtas_with_misses} missed a deadline, the worst {worst_miss_percent} % of its",
+            self.host
+        )
+    }
+
+    fn memcached(&self) -> String {
+        let Memcached { load, fig5a_p99_9_us: a, fig5b_p99_9_us: b, fig5b_video_worst_miss_percent: missed, .. } =
+            &self.memcached;
+        let [budget, period] = self.memcached.reservation_us.rtvirt;
+        format!(
+            "paper (RTVirt, section 4.4; {}; {load}; RTVirt with {budget} us in {period} us): p99.9 alone RTVirt {} us, RT-Xen {}, Credit {}; beside 19 VMs that never \
+             idle on 2 CPUs RTVirt {}, RT-Xen A {} (twice the bandwidth), B {}, Credit {}; beside 10 video VMs and 4 more memcached on 15 CPUs RTVirt {}, \
+             RT-Xen A {}, B {}, Credit {}; of the worst video VM's deadlines RTVirt missed {} %, Credit {} %, RT-Xen {} %",
+            self.host,
+            self.table4_us.rtvirt.p99_9,
+            self.table4_us.rtxen.p99_9,
+            self.table4_us.credit.p99_9,
+            a.rtvirt,
+            a.rtxen_a,
+            a.rtxen_b,
+            a.credit,
+            b.rtvirt,
+            b.rtxen_a,
+            b.rtxen_b,
+            b.credit,
+            missed.rtvirt,
+            missed.credit,
+            missed.rtxen
+        )
+    }
+
+    fn sporadic(&self) -> String {
+        let Sporadic { requests, gap_ms: [least, most], deadline_misses, network_p99_9_us } = self.sporadic;
+        format!(
+            "paper (RTVirt, section 4.2): {requests} requests to each application over the network, at random {least} to {most} ms apart: {deadline_misses} \
+             deadlines missed by either; p99.9 of the network's delay, not counted: {network_p99_9_us} us"
         )
     }
 }

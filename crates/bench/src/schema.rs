@@ -211,9 +211,9 @@ pub struct MethodResult {
     pub zero_loss: Option<ZeroLoss>,
     /// How long the RT NIC polled and rested, under adaptive polling in `kbp`; `null` elsewhere.
     pub polling: Option<Polling>,
-    /// Frames that came back later than their period, in `sampled-values`; answers later than 1 ms, in `xen-arm`; `null` elsewhere.
+    /// Frames that came back later than their period, in `sampled-values`; answers later than 1 ms, in `xen-arm`, and than 500 us, in `memcached-slo`; `null` elsewhere.
     pub late: Option<Late>,
-    /// Deadlines of real-time applications, in `rta-periodic`; `null` elsewhere. `latency_us` is then from a job's release to its end.
+    /// Deadlines of real-time applications, in `rta-periodic`, `rta-sporadic`, `video` (`latency_us` is then from a job's release to its end) and `memcached-slo`; `null` elsewhere.
     pub rtas: Option<Rtas>,
     /// Where the requests' time went, by the trace in the host, in `segments`; empty elsewhere.
     pub segments: Vec<SegmentTime>,

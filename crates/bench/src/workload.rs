@@ -41,8 +41,10 @@ pub enum Workload {
         /// Size of a message, [`crate::sockperf::HEADER`] to [`crate::sockperf::LONGEST`].
         message_bytes: usize,
     },
-    /// memcached, TCP (IV-G 2).
+    /// memcached, TCP (IV-G 2; RTVirt, section 4.4).
     Memcached {
+        /// What is asked of it.
+        traffic: memcached::Traffic,
         /// The client's connections; requests go by each in turn.
         connections: u8,
     },
@@ -68,7 +70,7 @@ pub enum Client {
         message_bytes: usize,
     },
     /// Connected, every key has a value.
-    Memcached(Box<memcached::client::Client>),
+    Memcached(memcached::Traffic, Box<memcached::client::Client>),
     /// The guest has its load.
     Loaded,
     /// The proxy has answered.
@@ -130,12 +132,12 @@ impl Workload {
             Workload::Loaded { percent } => xen_arm::set_load(host, percent).map(|()| Client::Loaded),
             Workload::Voip => voip::sipp::wait_for(host, self.address()).map(|()| Client::Voip),
             Workload::SampledValues => Ok(Client::SampledValues(Publisher::open(host.client_nic())?)),
-            Workload::Memcached { connections } => {
+            Workload::Memcached { traffic, connections } => {
                 let start = Instant::now();
                 loop {
                     host.alive()?;
-                    match memcached::client::Client::open(self.address(), connections, seed) {
-                        Ok(client) => return Ok(Client::Memcached(Box::new(client))),
+                    match memcached::client::Client::open(self.address(), traffic, connections, seed) {
+                        Ok(client) => return Ok(Client::Memcached(traffic, Box::new(client))),
                         Err(ClientError::Socket { .. }) if start.elapsed() < LIMIT => {
                             thread::sleep(Duration::from_millis(500));
                         }
@@ -162,9 +164,17 @@ impl Workload {
             Client::Sockperf { message_bytes } => {
                 host.requests(ClientConfig { message_bytes, ..config }, load.captures, load.name, progress)
             }
-            Client::Memcached(mut client) => {
-                let requests = Some(memcached::requests(load.requests));
-                let config = ClientConfig { requests, timeout_us: TCP_TIMEOUT_US, give_up_after: 3, ..config };
+            Client::Memcached(traffic, mut client) => {
+                let (min_gap_us, max_gap_us) = traffic.gaps_us;
+                let config = ClientConfig {
+                    requests: Some(traffic.requests(load.requests)),
+                    timeout_us: TCP_TIMEOUT_US,
+                    give_up_after: 3,
+                    min_gap_us,
+                    max_gap_us,
+                    normal_gaps: traffic.normal_gaps,
+                    ..config
+                };
                 host.requests_to(client.as_mut(), config, load.captures, load.name, progress)
             }
             Client::Loaded => {
@@ -201,8 +211,12 @@ impl Workload {
             Workload::Sockperf { .. } | Workload::Loaded { .. } => {
                 Ok((wire::analyse(capture, RtFlow { warmup, ..RtFlow::new(port) })?, Vec::new()))
             }
-            Workload::Memcached { connections } => {
-                let memcached::wire::Analysis { gets, sets } = memcached::wire::analyse(capture, port, warmup)?;
+            Workload::Memcached { traffic, connections } => {
+                let memcached::wire::Analysis { gets, sets } =
+                    memcached::wire::analyse(capture, port, traffic, warmup)?;
+                if traffic.set_of.is_none() {
+                    return Ok((gets, Vec::new()));
+                }
                 let asked = format!(
                     "GETs over {connections} TCP connections; {} SETs between them have no response time here, as in the paper",
                     number::count(sets)
@@ -240,7 +254,7 @@ impl Workload {
     /// Options of the command line that it is not without.
     pub fn options(self) -> Vec<String> {
         match self {
-            Workload::Memcached { connections } => vec!["--connections".to_owned(), connections.to_string()],
+            Workload::Memcached { connections, .. } => vec!["--connections".to_owned(), connections.to_string()],
             Workload::Sockperf { .. } | Workload::Loaded { .. } | Workload::Voip | Workload::SampledValues => {
                 Vec::new()
             }
@@ -252,7 +266,8 @@ impl Workload {
         match self {
             Workload::SampledValues => Some(sampled::LATE_NS),
             Workload::Loaded { .. } => Some(xen_arm::SPIKE_NS),
-            Workload::Sockperf { .. } | Workload::Memcached { .. } | Workload::Voip => None,
+            Workload::Memcached { traffic, .. } => traffic.late_ns,
+            Workload::Sockperf { .. } | Workload::Voip => None,
         }
     }
 }

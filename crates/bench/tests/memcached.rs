@@ -18,7 +18,7 @@ use common::{Capture, Format, Tcp};
 use ontime_bench::client::{self, ClientConfig, ClientError};
 use ontime_bench::memcached::client::Client;
 use ontime_bench::memcached::wire::{Analysis, analyse};
-use ontime_bench::memcached::{GET_ANSWER, requests};
+use ontime_bench::memcached::{ACCESS, RTVIRT, Traffic};
 use proptest::prelude::*;
 
 const US: u64 = 1_000;
@@ -30,7 +30,7 @@ const SERVER: &str = "10.1.0.2:11211";
 const CUT: Format = Format { nanoseconds: true, big_endian: false, snaplen: Some(96), virtio_header: 0, vlan: None };
 
 fn read(capture: &Capture) -> Analysis {
-    analyse(capture.file().path(), PORT, 0).unwrap()
+    analyse(capture.file().path(), PORT, ACCESS, 0).unwrap()
 }
 
 fn get() -> Vec<u8> {
@@ -96,7 +96,7 @@ fn gets_meet_their_answers_on_one_connection_also_where_counters_wrap() {
             }
             for n in 0..100_u64 {
                 let at_ns = T0 + n * 5 * MS;
-                let (request, answer) = if n % 10 == 3 { (set(), 8) } else { (get(), GET_ANSWER) };
+                let (request, answer) = if n % 10 == 3 { (set(), 8) } else { (get(), ACCESS.answer_bytes()) };
                 tcp.asks(&mut capture, at_ns, &request);
                 tcp.is_answered(&mut capture, at_ns + (30 + n) * US, answer);
             }
@@ -117,7 +117,7 @@ fn an_answer_counts_when_its_last_byte_passed_and_a_get_when_its_last_did() {
     tcp.asks(&mut capture, T0 + MS, &request[..10]);
     tcp.asks(&mut capture, T0 + 2 * MS, &request[10..]);
     tcp.is_answered(&mut capture, T0 + 3 * MS, 1_000);
-    tcp.is_answered(&mut capture, T0 + 4 * MS, GET_ANSWER - 1_000);
+    tcp.is_answered(&mut capture, T0 + 4 * MS, ACCESS.answer_bytes() - 1_000);
     assert_eq!(read(&capture).gets.latencies_ns(), [2 * MS]);
 }
 
@@ -129,9 +129,9 @@ fn retransmissions_losses_misses_and_strays_are_counted_not_dropped() {
     tcp.asks(&mut capture, T0 + MS, &get());
     tcp.to_server -= get().len() as u32;
     tcp.asks(&mut capture, T0 + 2 * MS, &get());
-    tcp.is_answered(&mut capture, T0 + 3 * MS, GET_ANSWER);
-    tcp.to_client -= GET_ANSWER as u32;
-    tcp.is_answered(&mut capture, T0 + 4 * MS, GET_ANSWER);
+    tcp.is_answered(&mut capture, T0 + 3 * MS, ACCESS.answer_bytes());
+    tcp.to_client -= ACCESS.answer_bytes() as u32;
+    tcp.is_answered(&mut capture, T0 + 4 * MS, ACCESS.answer_bytes());
     // A miss is no response time.
     tcp.asks(&mut capture, T0 + 10 * MS, &get());
     tcp.is_answered(&mut capture, T0 + 11 * MS, 5);
@@ -144,7 +144,7 @@ fn retransmissions_losses_misses_and_strays_are_counted_not_dropped() {
     let mut next = Connection::new(40_000, 70_000);
     next.opens(&mut capture, T0 + 30 * MS);
     next.asks(&mut capture, T0 + 40 * MS, &get());
-    next.is_answered(&mut capture, T0 + 41 * MS, GET_ANSWER);
+    next.is_answered(&mut capture, T0 + 41 * MS, ACCESS.answer_bytes());
     // The last is open when the capture ends.
     next.asks(&mut capture, T0 + 200 * MS, &get());
     let Analysis { gets, .. } = read(&capture);
@@ -159,11 +159,11 @@ fn warm_up_and_other_ports_do_not_count() {
     let (mut capture, mut tcp) = (Capture::new(CUT), Connection::new(40_000, 9));
     for n in 0..10 {
         tcp.asks(&mut capture, T0 + n * 10 * MS, &get());
-        tcp.is_answered(&mut capture, T0 + n * 10 * MS + MS, GET_ANSWER);
+        tcp.is_answered(&mut capture, T0 + n * 10 * MS + MS, ACCESS.answer_bytes());
         let other = Tcp { sequence: 5, acknowledged: Some(5), ..Tcp::default() };
         capture.tcp_with(T0 + n * 10 * MS, "10.1.0.1:40000", "10.1.0.2:5201", other, &get());
     }
-    let gets = analyse(capture.file().path(), PORT, 4).unwrap().gets;
+    let gets = analyse(capture.file().path(), PORT, ACCESS, 4).unwrap().gets;
     assert_eq!((gets.counts.warmup, gets.counts.counted), (4, 6));
 }
 
@@ -171,7 +171,7 @@ proptest! {
     /// Several connections, one request open on each, answers in any order and in pieces.
     #[test]
     fn gets_meet_their_answers_on_several_connections(
-        plan in prop::collection::vec((0_usize..5, any::<bool>(), 1_u64..900, 1_usize..GET_ANSWER), 1..80),
+        plan in prop::collection::vec((0_usize..5, any::<bool>(), 1_u64..900, 1_usize..ACCESS.answer_bytes()), 1..80),
         starts in prop::collection::vec(any::<u32>(), 5),
     ) {
         let mut connections: Vec<Connection> =
@@ -187,7 +187,7 @@ proptest! {
             happens.push((asked, which, None, is_get));
             if is_get {
                 happens.push((asked + takes_us * US / 2, which, Some(piece), true));
-                happens.push((answered, which, Some(GET_ANSWER - piece), true));
+                happens.push((answered, which, Some(ACCESS.answer_bytes() - piece), true));
                 expected.push((asked, takes_us * US));
             } else {
                 happens.push((answered, which, Some(8), false));
@@ -259,10 +259,10 @@ fn memcached(port: u16) -> Option<(Background, SocketAddr)> {
 }
 
 /// Until it listens.
-fn open(server: SocketAddr, connections: u8) -> Client {
+fn open(server: SocketAddr, traffic: Traffic, connections: u8) -> Client {
     let begun = Instant::now();
     loop {
-        match Client::open(server, connections, 1) {
+        match Client::open(server, traffic, connections, 1) {
             Ok(client) => return client,
             Err(error) => assert!(begun.elapsed() < Duration::from_secs(60), "{error}"),
         }
@@ -277,10 +277,10 @@ fn the_real_server_answers_and_the_wire_agrees() {
         println!("SKIPPED: capturing needs root");
         return;
     }
-    for connections in [1, 5] {
+    for (traffic, connections) in [(ACCESS, 1), (ACCESS, 5), (RTVIRT, 1)] {
         let port = free_port();
         let Some((_server, address)) = memcached(port) else { return };
-        let mut client = open(address, connections);
+        let mut client = open(address, traffic, connections);
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("rt.pcap");
         let (path, filter) = (file.to_str().unwrap(), format!("tcp port {port}"));
@@ -291,19 +291,25 @@ fn the_real_server_answers_and_the_wire_agrees() {
             assert!(begun.elapsed() < Duration::from_secs(30), "tcpdump wrote no file header");
             std::thread::sleep(Duration::from_millis(20));
         }
-        let config = ClientConfig { min_gap_us: 0, max_gap_us: 2_000, ..ClientConfig::new(address, requests(90), 3) };
+        let (requests, sets) = (traffic.requests(90), traffic.requests(90) - 90);
+        let config = ClientConfig {
+            min_gap_us: 0,
+            max_gap_us: 2_000,
+            normal_gaps: traffic.normal_gaps,
+            ..ClientConfig::new(address, requests, 3)
+        };
         let report = client::run_with(&config, &mut client, |_| ControlFlow::Continue(())).unwrap();
-        assert_eq!((report.sent, report.answered, report.lost, report.refused), (100, 100, 0, 0));
+        assert_eq!((report.sent, report.answered, report.lost, report.refused), (requests, requests, 0, 0));
         // tcpdump writes what it saw a little later.
         let begun = Instant::now();
         let found = loop {
-            let found = analyse(&file, port, 0).unwrap();
-            if (found.gets.counts.counted, found.sets) == (90, 10) || begun.elapsed() > Duration::from_secs(30) {
+            let found = analyse(&file, port, traffic, 0).unwrap();
+            if (found.gets.counts.counted, found.sets) == (90, sets) || begun.elapsed() > Duration::from_secs(30) {
                 break found;
             }
             std::thread::sleep(Duration::from_millis(50));
         };
-        assert_eq!((found.gets.counts.counted, found.sets), (90, 10), "{:?}", found.gets.counts);
+        assert_eq!((found.gets.counts.counted, found.sets), (90, sets), "{:?}", found.gets.counts);
         assert_eq!(found.gets.counts.requests - found.gets.counts.duplicates, 90, "{:?}", found.gets.counts);
         assert_eq!((found.gets.counts.malformed, found.gets.counts.stray_replies), (0, 0));
     }
@@ -319,7 +325,7 @@ fn a_server_of_another_kind_is_named_not_measured() {
         let _ = stream.read(&mut [0; 2_000]);
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n").unwrap();
     });
-    let error = Client::open(address, 1, 1).unwrap_err();
+    let error = Client::open(address, ACCESS, 1, 1).unwrap_err();
     server.join().unwrap();
     assert!(matches!(&error, ClientError::Answer { said, .. } if said.starts_with("HTTP/1.1 400")), "{error}");
 }

@@ -108,6 +108,8 @@ pub struct Machine {
     pub cpus: u8,
     /// Its memory, MiB.
     pub memory_mib: u32,
+    /// Of that, pages of 2 MiB for its guests, 96 a guest.
+    pub huge_pages: u32,
     /// Its kernel.
     pub kernel: Kernel,
     /// Words added to its kernel's command line.
@@ -137,6 +139,7 @@ impl Machine {
             clock,
             cpus,
             memory_mib: 4096,
+            huge_pages: 480,
             kernel,
             kernel_arguments: Vec::new(),
             console: Console::Log,
@@ -176,7 +179,7 @@ impl Machine {
             "no_timer_check".into(),
             "mitigations=off".into(),
             // Guests' memory: few nested page faults, as on any host set up for RT VMs.
-            "hugepages=480".into(),
+            format!("hugepages={}", self.huge_pages),
         ];
         if self.clock == Clock::Virtual {
             words.push("ontime.spin".into());

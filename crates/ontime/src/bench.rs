@@ -5,7 +5,9 @@ mod inversion;
 mod kbp;
 mod rt_server;
 mod rta;
+mod rtvirt;
 mod sampled;
+mod slo;
 mod vatc;
 mod xen_arm;
 
@@ -49,7 +51,19 @@ enum Experiment {
     /// Frames of Sampled Values (IEC 61850-9-2), one every 250 us, into a VM beside two bulk VMs: how many are late
     SampledValues(sampled::SampledValues),
     /// RTVirt 4.2 (Tables 1, 2, Fig. 3): periodic real-time applications in four VMs: deadlines missed, bandwidth reserved for what need
-    RtaPeriodic(rta::Rta),
+    RtaPeriodic(rta::Periodic),
+    /// RTVirt 4.2: the same applications with jobs at random, 0.1 to 1 s apart
+    RtaSporadic(rta::Sporadic),
+    /// RTVirt 4.3 (Table 3, Fig. 4): video applications that come and go at random: one CPU measured, the paper's size simulated
+    Video(rtvirt::Video),
+    /// RTVirt 4.5 (Tables 5, 6): 100 applications as 10 and as 100 VMs: deadlines simulated, the planner timed
+    RtaScale(rtvirt::Scale),
+    /// RTVirt 4.5: what it costs host and guest that an application asks for its bandwidth
+    Registration(rtvirt::Registration),
+    /// RTVirt 2 (Fig. 1): two schedulers that do not know of each other, and the planner: a simulation
+    Motivation,
+    /// RTVirt 4.4 (Table 4, Figs. 5a, 5b): p99.9 of memcached with 58 us in 500 us reserved, beside VMs that never idle, beside video VMs
+    MemcachedSlo(slo::Slo),
     /// VATC IV-B: a periodic RT request beside up to four VMs that send small packets by the same NIC
     Vatc(vatc::Vatc),
     /// Xen-ARM 3 and 4 (Figs. 1, 3, 6): requests at random to a guest with a CPU load of its own beside a VM that never idles
@@ -189,7 +203,13 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         Experiment::Inversion(args) => inversion::run(args),
         Experiment::Kbp(args) => kbp::run(args),
         Experiment::SampledValues(args) => sampled::run(args),
-        Experiment::RtaPeriodic(args) => rta::run(args),
+        Experiment::RtaPeriodic(args) => rta::periodic(args),
+        Experiment::RtaSporadic(args) => rta::sporadic(args),
+        Experiment::Video(args) => rtvirt::run(args),
+        Experiment::RtaScale(args) => rtvirt::scale(args),
+        Experiment::Registration(args) => rtvirt::registration(args),
+        Experiment::Motivation => rtvirt::motivation(),
+        Experiment::MemcachedSlo(args) => slo::run(args),
         Experiment::Voip(args) => rt_server::run(args, &rt_server::VOIP),
         Experiment::Memcached(args) => rt_server::memcached(args),
         Experiment::Bulk(args) => bulk::run(args),

@@ -8,6 +8,8 @@
 //! next arrival plus its period; beside other RTAs, a waiting periodic one's next arrival, and a waiting sporadic one bounds the slices
 //! to the vCPU's slack, as its arrival then finds time that other jobs may have used already.
 
+mod stays;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -15,6 +17,8 @@ use crate::admission::Admitted;
 use crate::dpwrap::{Demand, Planner, SLICE_MIN, Segment, VcpuId};
 use crate::model::{Arrivals, Rta, Vcpu};
 use crate::units::Nanos;
+
+pub use stays::{Between, Change, Stay, simulate_stays};
 
 /// How to simulate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +123,9 @@ struct Source {
     pending: u64,
     /// The earliest that it can arrive next; a periodic one does.
     next: Nanos,
+    /// Whether it is there; no job of it is released whose deadline is after `until`.
+    there: bool,
+    until: Nanos,
 }
 
 struct Guest {
@@ -162,6 +169,8 @@ impl<'a> Simulation<'a> {
                 vcpu: index,
                 pending: 0,
                 next: Nanos::ZERO,
+                there: true,
+                until: Nanos::MAX,
             }));
             let mixed = vcpu.rtas().len() > 1 && vcpu.sporadic();
             let slice_max = mixed.then(|| vcpu.slack().max(SLICE_MIN));
@@ -221,6 +230,10 @@ impl<'a> Simulation<'a> {
             self.arrivals.pop();
             let Some(source) = self.sources.get_mut(index) else { continue };
             let (period, vcpu) = (source.rta.period(), source.vcpu);
+            if at + period > source.until {
+                source.there = false;
+                continue;
+            }
             source.pending += 1;
             source.next = at + period;
             let job = Job { deadline: at + period, rta: index, arrival: at, left: source.rta.slice() };
@@ -242,10 +255,11 @@ impl<'a> Simulation<'a> {
         let mut longest = Nanos::MAX;
         for guest in &self.guests {
             let sources = self.sources.get(guest.rtas.clone()).unwrap_or_default();
-            let waiting = sources.iter().filter(|source| source.pending == 0);
-            let next = match sources {
-                [one] => waiting.map(|_| one.next.max(self.now) + one.rta.period()).min(),
-                _ => waiting.filter(|s| s.rta.arrivals() == Arrivals::Periodic).map(|s| s.next).min(),
+            let waiting = sources.iter().filter(|source| source.there && source.pending == 0);
+            let next = if sources.iter().filter(|source| source.there).count() == 1 {
+                waiting.map(|one| one.next.max(self.now) + one.rta.period()).min()
+            } else {
+                waiting.filter(|s| s.rta.arrivals() == Arrivals::Periodic).map(|s| s.next).min()
             };
             let pending = guest.jobs.peek().map(|job| job.0.deadline);
             let deadline = next.into_iter().chain(pending).min().unwrap_or(Nanos::MAX);

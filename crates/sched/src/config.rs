@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use ontime_plan::dpwrap::SLICE_MIN;
 use ontime_plan::{Arrivals, Bandwidth, Nanos, Rta, Vcpu};
 use ontime_tenants::CpuList;
 use ontime_tenants::config::{self, ConfigError, Place, Text};
@@ -14,8 +15,8 @@ use toml::Spanned;
 
 use crate::backend::BackendKind;
 
-/// The shortest and longest period of a reservation: a slice is at least 250 us, and takes some changes of policy.
-const PERIODS: std::ops::RangeInclusive<Nanos> = Nanos::from_millis(1)..=Nanos::from_millis(1_000);
+/// The shortest and longest period of a reservation: two slices, which take some changes of policy each, have to fit.
+const PERIODS: std::ops::RangeInclusive<Nanos> = Nanos(2 * SLICE_MIN.0)..=Nanos::from_millis(1_000);
 
 /// What of each CPU is kept for everybody else where nothing is said, in millionths: what the kernel's own protections leave.
 const RESERVE_PPM: u64 = 50_000;
@@ -237,7 +238,7 @@ mod tests {
             (one("budget = \"3\"\nperiod = \"10ms\""), 4, "is no duration"),
             (one("budget = \"30ms\"\nperiod = \"10ms\""), 2, "at most the period"),
             (one("budget = \"10ms\"\nperiod = \"10ms\"\nslack = \"1ms\""), 2, "more than 1"),
-            (one("budget = \"1us\"\nperiod = \"100us\""), 2, "not between 1 ms and 1000 ms"),
+            (one("budget = \"1us\"\nperiod = \"100us\""), 2, "not between 500 us and 1000 ms"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpus = []"), 2, "names none"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\ndeadlines = 1.5"), 2, "0.001 to 1"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpu = [0]"), 6, "did you mean `vcpus`?"),

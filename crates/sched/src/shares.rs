@@ -21,6 +21,12 @@
 //! slept the others went ahead of their plan, so that there is room for its share whenever it wakes (on one CPU; on several it may keep one that is planned
 //! elsewhere waiting, for its share at most).
 //!
+//! **Prompt.** A vCPU whose period is at most [`PROMPT`] and whose guest publishes nothing answers requests: one that has to be served soon, and seldom. With one CPU the
+//! order within a slice is free, and as long as it has half of its budget left it is at [`Place::Planned`] all the slice, everybody else at [`Place::Entitled`], and its
+//! period ends no slice: sixteen slices a video frame would cost more than it asks for. What it did not use of its share it keeps, up to one budget: a slice of 250 us has half
+//! of a budget of 500 us, and a request is not to wait for the next. So it may have one budget more than its share of a slice, once, and others that much less of that slice. Who
+//! has less than half of it left is as everybody again.
+//!
 //! **Calm.** Where nobody has such deadlines and nobody used an eighth of its share, nobody needs a plan: all are at [`Place::Planned`], and there is one look a
 //! shortest period; where nobody ran at all, looks come ever more seldom, [`CALM_MAX`] apart at last. Hence the price: when all
 //! have been calm and one begins to spin, all others wait for it until that look, once.
@@ -40,8 +46,12 @@ use crate::settle::Settled;
 
 /// The longest time between two looks at vCPUs that all sleep, ns.
 pub const CALM_MAX: u64 = 50_000_000;
-/// A share with no more than this left counts as used up, ns: a look for less would cost more. What was left is kept for the next slice.
+/// Longer is no prompt vCPU's period, ns.
+const PROMPT: u64 = 1_000_000;
+/// A share with no more than this left counts as used up, ns: a look for less would cost more. What was left is kept for the next slice. Of
+/// small budgets it is an eighth, and not below the least.
 const GRAIN: u64 = 20_000;
+const GRAIN_MIN: u64 = 2_000;
 /// Never.
 pub const NEVER: u64 = u64::MAX;
 
@@ -113,6 +123,10 @@ struct Seat {
     vcpu: VcpuId,
     bandwidth: Bandwidth,
     period: u64,
+    /// See [`GRAIN`].
+    grain: u64,
+    /// What a prompt vCPU keeps of its shares at most; 0 where it cannot be one.
+    keeps: i64,
     tally: Arc<Tally>,
     gone: bool,
     place: Place,
@@ -120,12 +134,16 @@ struct Seat {
     /// What it had had when the slice began, and whether it had not run in the one before.
     at_start: u64,
     asleep: bool,
-    /// Whether it is a sleeper whose guest publishes deadlines.
+    /// Whether it is a sleeper whose guest publishes deadlines, or prompt.
     waits: bool,
+    /// Whether it is served ahead of all, so that its period ends no slice; whether another one is.
+    prompt: bool,
+    below: bool,
     /// What is left of its share, ns; below 0 where it took more.
     balance: i64,
-    /// What it was given for this slice, ns.
+    /// What it was given for this slice, and what it had kept before, ns.
     granted: u64,
+    kept: i64,
     parts: [Part; 2],
     /// Whose pacer looks after it in this slice, and when next.
     cpu: usize,
@@ -162,13 +180,15 @@ impl Seat {
 
     /// Whether it used more than this part of what it was given.
     fn used_over(&self, part: u64) -> bool {
-        let used = signed(self.granted).saturating_sub(self.balance);
+        let used = signed(self.granted).saturating_add(self.kept).saturating_sub(self.balance);
         used.saturating_mul(signed(part)) > signed(self.granted)
     }
 
     fn target(&self, now: u64) -> Place {
-        if self.balance <= signed(GRAIN) {
+        if self.balance <= signed(self.grain) {
             Place::Beyond
+        } else if self.below {
+            Place::Entitled
         } else if self.waits || !self.asleep && self.parts.iter().any(|part| (part.start..part.end).contains(&now)) {
             Place::Planned
         } else {
@@ -181,8 +201,10 @@ impl Seat {
         if self.gone || self.asleep || self.place == Place::Beyond {
             return end;
         }
-        let used_up = now.saturating_add(u64::try_from(self.balance).unwrap_or(0).max(GRAIN));
-        let borders = self.parts.iter().flat_map(|part| [part.start, part.end]).filter(|at| *at > now);
+        let used_up = now.saturating_add(u64::try_from(self.balance).unwrap_or(0).max(self.grain));
+        // Where somebody is prompt, or is ahead of it, its segments decide nothing.
+        let in_turn = !self.prompt && !self.below;
+        let borders = self.parts.iter().flat_map(|part| [part.start, part.end]).filter(|at| in_turn && *at > now);
         borders.chain([used_up, end]).min().unwrap_or(end)
     }
 
@@ -195,7 +217,7 @@ impl Seat {
         let budget = self.bandwidth.of(Nanos(length)).0;
         let waited = self.counts.waited.saturating_sub(self.at_since.waited);
         // A period is judged at a look, which comes late by microseconds; and the share of the last one may be a grain short.
-        let tolerance = budget / 50 + 2 * GRAIN;
+        let tolerance = budget / 50 + 2 * self.grain;
         let had = self.had.saturating_add(self.owed).saturating_add(tolerance);
         if had < budget && waited > length.saturating_sub(budget) + tolerance {
             add(&self.tally.misses, 1);
@@ -293,6 +315,7 @@ impl Shares {
         for cpu in (0..).take(settled.cpus.len()) {
             planner.add(settled.reserve, Some(cpu));
         }
+        let alone = settled.cpus.len() == 1;
         let seats: Vec<Seat> = settled
             .vcpus
             .iter()
@@ -302,6 +325,12 @@ impl Shares {
                     vcpu: planner.add(reserved.bandwidth, reserved.home),
                     bandwidth: reserved.bandwidth,
                     period: reserved.period.0,
+                    grain: (reserved.bandwidth.of(reserved.period).0 / 8).clamp(GRAIN_MIN, GRAIN),
+                    keeps: if alone && reserved.period.0 <= PROMPT {
+                        signed(reserved.bandwidth.of(reserved.period).0)
+                    } else {
+                        0
+                    },
                     tally: tally(reserved.id),
                     gone: false,
                     place: Place::Entitled,
@@ -309,8 +338,11 @@ impl Shares {
                     at_start: 0,
                     asleep: false,
                     waits: false,
+                    prompt: false,
+                    below: false,
                     balance: 0,
                     granted: 0,
+                    kept: 0,
                     parts: [Part::default(); 2],
                     cpu: 0,
                     look: 0,
@@ -325,7 +357,9 @@ impl Shares {
                 seat
             })
             .collect();
-        let shortest = seats.iter().map(|seat| seat.period).min().unwrap_or(CALM_MAX);
+        // A prompt one is ahead of all anyway: looks for the others' sake are enough.
+        let others = seats.iter().filter(|seat| seat.keeps == 0).map(|seat| seat.period).min();
+        let shortest = others.or(seats.iter().map(|seat| seat.period).min()).unwrap_or(CALM_MAX);
         let demands = vec![Demand { deadline: Nanos::MAX, idle: false }; settled.cpus.len() + seats.len()];
         Self {
             planner,
@@ -360,7 +394,7 @@ impl Shares {
             seat.place = before.place;
             seat.counts = before.counts;
             seat.balance = before.balance;
-            (seat.granted, seat.at_start) = (before.granted, before.at_start);
+            (seat.granted, seat.kept, seat.at_start) = (before.granted, before.kept, before.at_start);
             if seat.period == before.period && seat.bandwidth == before.bandwidth {
                 (seat.deadline, seat.since) = (before.deadline, before.since);
                 (seat.at_since, seat.had, seat.owed) = (before.at_since, before.had, before.owed);
@@ -409,9 +443,11 @@ impl Shares {
         }
         let end = self.end;
         let mut due = end;
+        // Beside a prompt one all are read at each look: all wait, and one look is as good as one for each.
+        let all = self.seats.iter().any(|seat| (seat.prompt || seat.below) && seat.look <= now);
         for (index, seat) in self.seats.iter_mut().enumerate() {
             if seat.cpu == cpu {
-                if now >= seat.look {
+                if all || now >= seat.look {
                     advance(index, seat, now, threads);
                     seat.look = seat.due(now, end);
                 }
@@ -427,7 +463,7 @@ impl Shares {
         let late = now.saturating_sub(self.end);
         self.start = if late < SLICE_MIN.0 { self.end } else { now };
         let fresh = std::mem::take(&mut self.fresh);
-        let (mut busy, mut ran) = (fresh, false);
+        let (mut busy, mut ran, mut prompt) = (fresh, false, false);
         for (index, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| !seat.gone) {
             match threads.read(index) {
                 Some(counts) => seat.charge(counts),
@@ -438,15 +474,21 @@ impl Shares {
             let live = next.is_some_and(|next| next.live);
             busy |= live;
             let slept = !fresh && !live && seat.counts.ran == seat.at_start;
-            (seat.asleep, seat.waits) = (slept && next.is_none(), slept && next.is_some());
+            let silent = next.is_none();
+            seat.prompt = seat.keeps > 0 && silent && seat.balance >= seat.keeps / 2;
+            prompt |= seat.prompt;
+            (seat.asleep, seat.waits) = (slept && silent && !seat.prompt, slept && !silent || seat.prompt);
             seat.at_start = seat.counts.ran;
-            ran |= !seat.asleep;
-            busy |= seat.used_over(8) || seat.balance < 0 || seat.place == Place::Beyond;
+            ran |= !(slept && silent);
+            busy |= seat.used_over(8) && !seat.prompt || seat.balance < 0 || seat.place == Place::Beyond;
             seat.close_period(now);
             // What it did not want is forfeited; the grain that a look left it is not.
             if seat.place != Place::Beyond {
-                seat.balance = seat.balance.min(0);
+                seat.balance = seat.balance.min(if silent { seat.keeps } else { 0 });
             }
+        }
+        for seat in &mut self.seats {
+            seat.below = prompt && !seat.prompt;
         }
         if busy {
             self.stirred |= std::mem::take(&mut self.calm);
@@ -461,7 +503,7 @@ impl Shares {
         for seat in &self.seats {
             if let Some(demand) = self.demands.get_mut(seat.vcpu.index()) {
                 let deadline = seat.next.unwrap_or(seat.deadline);
-                demand.deadline = if seat.gone { Nanos::MAX } else { Nanos(deadline) };
+                demand.deadline = if seat.gone || seat.prompt { Nanos::MAX } else { Nanos(deadline) };
             }
         }
         self.end = self.planner.plan(Nanos(self.start), &self.demands).0;
@@ -484,6 +526,7 @@ impl Shares {
         for seat in &mut self.seats {
             seat.parts.sort_unstable_by_key(|part| (part.end == 0, part.start));
             (seat.cpu, seat.look) = (seat.parts.first().map_or(0, |part| part.cpu), 0);
+            seat.kept = seat.balance.max(0);
             seat.balance = seat.balance.saturating_add(signed(seat.granted));
         }
     }
@@ -496,7 +539,8 @@ impl Shares {
         self.end = now.saturating_add(length);
         for (index, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| !seat.gone) {
             seat.granted = seat.bandwidth.of(Nanos(length)).0;
-            seat.balance = signed(seat.granted);
+            seat.kept = seat.balance.clamp(0, seat.keeps);
+            seat.balance = signed(seat.granted).saturating_add(seat.kept);
             move_to(index, seat, Place::Planned, threads);
         }
     }

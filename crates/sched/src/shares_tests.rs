@@ -208,6 +208,53 @@ fn a_published_deadline_makes_the_guests_own_periods_whole() {
     assert!(least(false)[2] < work, "it would have it anyway");
 }
 
+/// Requests each 10 ms to a VM with 58 us in 500 us, beside two that never idle.
+fn prompt(cpus: u32, work: u64) -> (Shares, Host) {
+    let asked = [(3 * MS, 10 * MS), (8 * MS, 20 * MS), (58_000, 500_000)];
+    let (mut shares, mut host) = start(cpus, &asked, &[Guest::Spins, Guest::Spins, Guest::Wants(work)]);
+    (host.vms[2].period, host.vms[2].phase) = (10 * MS, 3_330_000);
+    host.run(&mut shares, 2_000 * MS, 0);
+    (shares, host)
+}
+
+#[test]
+fn a_prompt_vcpu_is_served_at_once_and_cuts_nobodys_slices() {
+    let (shares, host) = prompt(1, 50_000);
+    let requests = 2_000 / 10;
+    // A tick or two of each request's time goes to a look.
+    assert!(host.vms[2].counts.waited <= requests * 2 * TICK, "{} in {requests}", host.vms[2].counts.waited);
+    assert_eq!(host.vms[2].least, 50_000);
+    for (vm, share) in [(0, 3 * MS), (1, 8 * MS)] {
+        assert!(host.vms[vm].least + share / 50 >= share, "VM {vm}: {}", host.vms[vm].least);
+    }
+    assert!(shares.slices <= 2_000 / 10 + 2, "{} slices in 200 periods of 10 ms", shares.slices);
+}
+
+/// A slice of 300 us each 10 ms, whose share is 35 us, in which a request for 50 us comes.
+#[test]
+fn a_prompt_vcpu_does_not_wait_for_the_end_of_a_short_slice() {
+    let asked = [(3 * MS, 10 * MS), (2 * MS, 10 * MS), (58_000, 500_000)];
+    let (mut shares, mut host) = start(1, &asked, &[Guest::Spins, Guest::Wants(2 * MS), Guest::Wants(50_000)]);
+    (host.vms[1].phase, host.vms[1].publishes) = (300_000, true);
+    (host.vms[2].period, host.vms[2].phase) = (10 * MS, 100_000);
+    host.run(&mut shares, 2_000 * MS, 0);
+    assert!(host.vms[2].counts.waited <= 200 * 2 * TICK, "{}", host.vms[2].counts.waited);
+    assert_eq!(host.vms[2].least, 50_000);
+    assert!(host.vms[0].least + 3 * MS / 50 >= 3 * MS && host.vms[1].least + 2 * MS / 50 >= 2 * MS, "{:?}", host.vms);
+}
+
+#[test]
+fn who_says_to_be_prompt_and_spins_has_its_share_and_no_more() {
+    let (shares, host) = prompt(1, 10 * MS);
+    let ran = host.vms[2].counts.ran;
+    let share = 2_000 * MS / 500_000 * 58_000;
+    assert!(ran <= share + share / 50 + MS, "{ran} of {share}");
+    for (vm, share) in [(0, 3 * MS), (1, 8 * MS)] {
+        assert!(host.vms[vm].least + share / 50 >= share, "VM {vm}: {}", host.vms[vm].least);
+    }
+    assert!(shares.slices >= 2_000, "its period ends slices: {}", shares.slices);
+}
+
 #[test]
 fn spinners_have_their_shares_in_every_period_and_bulk_has_the_rest() {
     let (mut shares, mut host) =

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{KEYS, OF, STORED, get, get_answer, set};
+use super::{KEYS, STORED, Traffic};
 use crate::client::{ClientError, Heard, Peer, is_timeout};
 
 /// Real time for a connection to come up, and for an answer while keys are stored: an emulated host under flood is slow.
@@ -21,11 +21,12 @@ const TOLD: usize = 60;
 #[derive(Debug)]
 pub struct Client {
     server: SocketAddr,
+    traffic: Traffic,
     streams: Vec<TcpStream>,
     /// The one that the last request went by.
     current: usize,
     mix: ChaCha8Rng,
-    /// Which of each ten is the SET.
+    /// Which of each so many is the SET.
     set_at: u64,
     expected: Vec<u8>,
     heard: Vec<u8>,
@@ -36,12 +37,13 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Socket`] where nobody listens yet, [`ClientError::Answer`].
-    pub fn open(server: SocketAddr, connections: u8, seed: u64) -> Result<Self, ClientError> {
+    pub fn open(server: SocketAddr, traffic: Traffic, connections: u8, seed: u64) -> Result<Self, ClientError> {
         let streams = (0..connections.max(1)).map(|_| connect(server)).collect::<Result<_, _>>()?;
         let mix = ChaCha8Rng::seed_from_u64(seed);
-        let mut client = Self { server, streams, current: 0, mix, set_at: 0, expected: Vec::new(), heard: Vec::new() };
+        let (expected, heard) = (Vec::new(), Vec::new());
+        let mut client = Self { server, traffic, streams, current: 0, mix, set_at: 0, expected, heard };
         for number in 0..KEYS {
-            let sent = client.send(&set(number), STORED.to_vec());
+            let sent = client.send(&traffic.set(number), STORED.to_vec());
             // At worst it comes byte by byte.
             let heard =
                 STORED.iter().map(|_| client.hear(0, PATIENCE)).find(|heard| !matches!(heard, Ok(Heard::Nothing)));
@@ -65,15 +67,19 @@ impl Client {
 
 impl Peer for Client {
     fn ask(&mut self, sequence: u64) -> Result<bool, ClientError> {
-        let place = sequence.saturating_sub(1) % OF;
-        if place == 0 {
-            self.set_at = self.mix.random_range(0..OF);
-        }
+        let traffic = self.traffic;
+        let is_set = traffic.set_of.is_some_and(|of| {
+            let place = sequence.saturating_sub(1) % of.max(1);
+            if place == 0 {
+                self.set_at = self.mix.random_range(0..of.max(1));
+            }
+            place == self.set_at
+        });
         let number = self.mix.random_range(0..KEYS);
-        Ok(if place == self.set_at {
-            self.send(&set(number), STORED.to_vec())
+        Ok(if is_set {
+            self.send(&traffic.set(number), STORED.to_vec())
         } else {
-            self.send(&get(number), get_answer(number))
+            self.send(&traffic.get(number), traffic.get_answer(number))
         })
     }
 

@@ -1,49 +1,84 @@
-//! memcached under the load of Access'18, IV-G 2 (Figure 15): what is asked ([`client`]), and what the wire says ([`wire`]).
+//! memcached and who asks it ([`client`]), and what the wire says ([`wire`]): under the load of Access'18, IV-G 2 (Figure 15), and of RTVirt, section 4.4.
 //!
-//! The paper's client is memaslap changed to send at random rates; this one asks the same (64-byte keys, 1,024-byte values, nine
-//! GETs to a SET) and checks what is answered. Keys and values are fixed, so that every answer is known beforehand.
+//! The papers' clients are memaslap, changed to send at random rates, and Mutilate; this one asks the same ([`Traffic`]) and checks what is
+//! answered. Keys and values are fixed, so that every answer is known beforehand.
 
 pub mod client;
 pub mod wire;
 
-/// Length of a key, bytes.
-pub const KEY_BYTES: usize = 64;
-/// Length of a value, bytes.
-pub const VALUE_BYTES: usize = 1_024;
 /// Different keys; all of them have values before anything is measured, so that every GET is a hit.
 pub const KEYS: u16 = 100;
-/// One of so many requests is a SET.
-pub const OF: u64 = 10;
-/// Length of the answer to a GET, bytes: a line, the value, `END`.
-pub const GET_ANSWER: usize = "VALUE  0 1024\r\n".len() + KEY_BYTES + VALUE_BYTES + "\r\nEND\r\n".len();
 /// The answer to a SET.
 const STORED: &[u8] = b"STORED\r\n";
 
-/// Requests to make for `gets` GETs: whole tens.
-pub fn requests(gets: u64) -> u64 {
-    gets.div_ceil(OF - 1).saturating_mul(OF)
+/// What is asked, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traffic {
+    /// Length of a key, bytes.
+    pub key_bytes: usize,
+    /// Length of a value, bytes.
+    pub value_bytes: usize,
+    /// One of so many requests is a SET; None: none is.
+    pub set_of: Option<u64>,
+    /// From an answer to the next request, us: the least and the most.
+    pub gaps_us: (u64, u64),
+    /// Whether those are normally distributed ([`crate::client::ClientConfig::normal_gaps`]), not uniformly.
+    pub normal_gaps: bool,
+    /// From here on an answer is late, ns; None where none is.
+    pub late_ns: Option<u64>,
 }
 
-fn key(number: u16) -> String {
-    format!("{number:k<KEY_BYTES$}")
-}
+/// Access'18: 100 to 1,000 requests a second.
+pub const ACCESS: Traffic = Traffic {
+    key_bytes: 64,
+    value_bytes: 1_024,
+    set_of: Some(10),
+    gaps_us: (1_000, 10_000),
+    normal_gaps: false,
+    late_ns: None,
+};
+/// RTVirt, after Facebook's: 100 requests a second, an objective of 500 us.
+pub const RTVIRT: Traffic = Traffic {
+    key_bytes: 30,
+    value_bytes: 200,
+    set_of: None,
+    gaps_us: (0, 20_000),
+    normal_gaps: true,
+    late_ns: Some(500_000),
+};
 
-fn value(number: u16) -> [u8; VALUE_BYTES] {
-    [b'a' + (number % 26) as u8; VALUE_BYTES]
-}
+impl Traffic {
+    /// Requests to make for `gets` GETs: whole tens, where one of ten is a SET.
+    pub fn requests(&self, gets: u64) -> u64 {
+        self.set_of.map_or(gets, |of| gets.div_ceil(of.saturating_sub(1).max(1)).saturating_mul(of))
+    }
 
-fn get(number: u16) -> Vec<u8> {
-    format!("get {}\r\n", key(number)).into_bytes()
-}
+    /// Length of the answer to a GET, bytes: a line, the value, `END`.
+    pub fn answer_bytes(&self) -> usize {
+        self.get_answer(0).len()
+    }
 
-fn get_answer(number: u16) -> Vec<u8> {
-    let line = format!("VALUE {} 0 {VALUE_BYTES}\r\n", key(number));
-    [line.as_bytes(), &value(number), b"\r\nEND\r\n"].concat()
-}
+    fn key(&self, number: u16) -> String {
+        format!("{number:k<length$}", length = self.key_bytes)
+    }
 
-fn set(number: u16) -> Vec<u8> {
-    let line = format!("set {} 0 0 {VALUE_BYTES}\r\n", key(number));
-    [line.as_bytes(), &value(number), b"\r\n"].concat()
+    fn value(&self, number: u16) -> Vec<u8> {
+        vec![b'a' + (number % 26) as u8; self.value_bytes]
+    }
+
+    fn get(&self, number: u16) -> Vec<u8> {
+        format!("get {}\r\n", self.key(number)).into_bytes()
+    }
+
+    fn get_answer(&self, number: u16) -> Vec<u8> {
+        let line = format!("VALUE {} 0 {}\r\n", self.key(number), self.value_bytes);
+        [line.as_bytes(), &self.value(number), b"\r\nEND\r\n"].concat()
+    }
+
+    fn set(&self, number: u16) -> Vec<u8> {
+        let line = format!("set {} 0 0 {}\r\n", self.key(number), self.value_bytes);
+        [line.as_bytes(), &self.value(number), b"\r\n"].concat()
+    }
 }
 
 #[cfg(test)]
@@ -53,11 +88,14 @@ mod tests {
     #[test]
     fn messages_have_the_papers_sizes() {
         for number in [0, 7, KEYS - 1] {
-            assert_eq!((key(number).len(), get_answer(number).len()), (64, GET_ANSWER));
-            assert_eq!(set(number).len(), "set  0 0 1024\r\n".len() + 64 + 1_024 + 2);
+            assert_eq!((ACCESS.key(number).len(), ACCESS.get_answer(number).len()), (64, ACCESS.answer_bytes()));
+            assert_eq!(ACCESS.set(number).len(), "set  0 0 1024\r\n".len() + 64 + 1_024 + 2);
+            assert_eq!(RTVIRT.get(number).len(), "get \r\n".len() + 30);
+            assert_eq!(RTVIRT.get_answer(number).len(), "VALUE  0 200\r\n".len() + 30 + 200 + "\r\nEND\r\n".len());
         }
-        assert_ne!(key(1), key(11));
-        assert_ne!(key(1), key(10));
-        assert_eq!((requests(9), requests(10), requests(0)), (10, 20, 0));
+        assert_ne!(ACCESS.key(1), ACCESS.key(11));
+        assert_ne!(RTVIRT.key(1), RTVIRT.key(10));
+        assert_eq!((ACCESS.requests(9), ACCESS.requests(10), ACCESS.requests(0)), (10, 20, 0));
+        assert_eq!(RTVIRT.requests(7), 7);
     }
 }

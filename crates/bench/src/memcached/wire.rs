@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::GET_ANSWER;
+use super::Traffic;
 use crate::frame::{Frame, Segment, parse};
 use crate::pcap::{PcapError, Record};
 use crate::tcp::Counter;
@@ -28,8 +28,8 @@ pub struct Analysis {
 ///
 /// # Errors
 /// Those of [`wire::analyse`].
-pub fn analyse(path: &Path, port: u16, warmup: u64) -> Result<Analysis, PcapError> {
-    let mut reader = Reader { port, ..Reader::default() };
+pub fn analyse(path: &Path, port: u16, traffic: Traffic, warmup: u64) -> Result<Analysis, PcapError> {
+    let mut reader = Reader { port, answer_bytes: traffic.answer_bytes() as u64, ..Reader::default() };
     let flow = RtFlow { warmup, ..RtFlow::new(port) };
     let mut gets = wire::analyse_by(&mut reader, path, flow)?;
     gets.intervals_ns = reader.intervals_ns;
@@ -39,6 +39,8 @@ pub fn analyse(path: &Path, port: u16, warmup: u64) -> Result<Analysis, PcapErro
 #[derive(Debug, Default)]
 struct Reader {
     port: u16,
+    /// Of a GET.
+    answer_bytes: u64,
     streams: HashMap<(SocketAddr, SocketAddr), Stream>,
     asked: u64,
     sets: u64,
@@ -168,10 +170,10 @@ impl Reader {
         let Some(open) = open else { return };
         if !open.is_get {
             self.sets += 1;
-        } else if open.answer == GET_ANSWER as u64 {
+        } else if open.answer == self.answer_bytes {
             monitor.request(open.asked_ns, client, server, open.sequence);
             monitor.reply(open.answered_ns, client, server, open.sequence);
-        } else if end == End::Over && open.answer < GET_ANSWER as u64 {
+        } else if end == End::Over && open.answer < self.answer_bytes {
             monitor.request(open.asked_ns, client, server, open.sequence);
         } else {
             // A miss, or an error.

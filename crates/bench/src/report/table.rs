@@ -7,7 +7,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 
 use super::{Row, condition, rows, unfavourable};
 use crate::schema::{Bound, Distribution, Report};
-use crate::{heavy, inversion, kbp, number, rta, sampled, segments, vatc, xen_arm};
+use crate::{heavy, inversion, kbp, number, rta, sampled, segments, slo, vatc, xen_arm};
 
 const DASH: &str = "-";
 /// Column heads; the first line names the group.
@@ -41,7 +41,7 @@ pub fn terminal(report: &Report) -> String {
         }));
     }
     let mut text = own(report).map_or_else(String::new, |own| own + "\n");
-    let jobs = report.results.iter().any(|result| result.rtas.is_some());
+    let jobs = report.results.iter().any(|result| result.rtas.is_some() && result.wire.counted == 0);
     let what = if jobs { "from a job's release to its end, by the guest's clock" } else { "response time at the NIC" };
     let _ = writeln!(text, "{}: {what}, µs\n{table}", report.experiment);
     let mut clocks: Vec<_> = report.results.iter().map(|result| result.clock).collect();
@@ -82,7 +82,9 @@ fn own(report: &Report) -> Option<String> {
         "inversion" => inversion::table,
         "kbp" => kbp::table,
         "sampled-values" => sampled::table,
-        "rta-periodic" => rta::table,
+        "rta-periodic" | "rta-sporadic" => rta::table,
+        "memcached-slo" => slo::table,
+        "video" => rta::video::table,
         "xen-arm" => xen_arm::table,
         _ => return None,
     };

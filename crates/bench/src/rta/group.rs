@@ -1,6 +1,6 @@
-//! The groups of RTVirt's Table 1, scaled to what one CPU holds. Pure.
+//! The groups of RTVirt's Table 1 and the video applications of its Table 3, scaled to what one CPU holds. Pure.
 
-use crate::paper::Figures;
+use crate::paper::{Figures, Video};
 
 /// The groups' names, in the table's order.
 pub const NAMES: [&str; 6] = ["h-equiv", "h-dec", "h-inc", "nh-equiv", "nh-dec", "nh-inc"];
@@ -28,6 +28,12 @@ impl Rta {
 pub fn scaled(figures: &Figures, name: &str) -> Option<Vec<Rta>> {
     let rta = |&[slice, period]: &[u64; 2]| Rta { slice_us: slice * 1_000 / SCALE, period_us: period * 1_000 };
     figures.rtvirt.table1_ms.group(name).map(|group| group.iter().map(rta).collect())
+}
+
+/// The video applications of Table 3, by frame rate, their slices divided by `scale`.
+pub fn video(figures: &Figures, scale: u64) -> Vec<Rta> {
+    let rta = |video: &Video| Rta { slice_us: video.slice * 1_000 / scale.max(1), period_us: video.period * 1_000 };
+    figures.rtvirt.table3_video.rates().iter().map(rta).collect()
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! `rta-periodic`: periodic real-time applications, one a VM, four VMs on one CPU beside bulk work (RTVirt, section 4.2, Tables 1 and 2,
-//! Figure 3). [`group`]: which.
+//! `rta-periodic` and `rta-sporadic`: real-time applications, one a VM, four VMs on one CPU beside bulk work (RTVirt, section 4.2, Tables 1 and 2,
+//! Figure 3). [`group`]: which. [`guests`]: the VMs that run them, also for [`video`] and [`crate::slo`]; [`scale`] and
+//! [`motivation`] are computed.
 //!
 //! In: groups and methods, on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-GROUP`: deadlines missed, and what was
 //! reserved for how much need. The applications are stock rt-app at SCHED_DEADLINE in the guests; a miss is what its own log says, on its
@@ -7,38 +8,66 @@
 //! the daemon for their bandwidth, and that back end keeps it.
 
 pub mod group;
+pub mod guests;
+pub mod motivation;
+pub mod registration;
+pub mod scale;
+pub mod video;
 
 use std::fmt::Write as _;
 
 use ontime_lab::images::Images;
-use ontime_lab::module::GUEST;
-use ontime_lab::role::RTA;
-use serde::Deserialize;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
-use self::group::Rta;
-use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
+pub use self::group::Rta;
+pub use self::guests::WORK_PERCENT;
+use self::guests::{Guests, Log, Order, Releases, Reservations, declared_cpus};
+use crate::host::{CpuTime, Host, MeasureError, Site};
 use crate::schema::{Distribution, HistogramBin, Load, MethodResult, RtaRow, Rtas, Run};
 use crate::wire::WireAnalysis;
 use crate::{histogram::LogLinear, number, stats::Summary, trial};
 
 /// The methods, in the order in which they are measured: the guests' module cannot be there for the first.
 pub const METHODS: [&str; 3] = ["vanilla", "deadline", "paced"];
-/// Of an application's slice, how much a job computes, in percent: the rest is for its system calls and its kernel's ticks, which count as its
-/// run time too.
-pub const WORK_PERCENT: u64 = 80;
-/// What each VM has for its guest's kernel and for slack, us in each [`DECLARED_PERIOD_US`].
-const DECLARED_US: u64 = 1_000;
-const DECLARED_PERIOD_US: u64 = 20_000;
-/// Threads of the host that want the CPU all the time.
-const BULK_THREADS: usize = 4;
 /// From an application's start to its first release, us: meanwhile all are admitted, and the bulk threads start. With `deadline` a guest has its declared
 /// budget and no more to start it with.
 const DELAY_US: u64 = 2_000_000;
 const DELAY_DEADLINE_US: u64 = 9_000_000;
 /// VMs, as the groups have applications.
-const VMS: [&str; 4] = ["rta1", "rta2", "rta3", "rta4"];
-/// Looks for an application's end, half a second apart.
-const LOOKS: u32 = 400;
+const VMS: usize = 4;
+/// The paper's time from a sporadic request to the next, us, uniform; no period is longer than the least.
+const GAPS_US: std::ops::RangeInclusive<u64> = 100_000..=1_000_000;
+
+/// When jobs come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrivals {
+    /// One each period, for so many seconds of the guest's time.
+    Periodic {
+        /// s.
+        seconds: u32,
+    },
+    /// At random, so many for each application.
+    Sporadic {
+        /// Jobs.
+        requests: u32,
+        /// Seed of the times between them; the same for all methods.
+        seed: u64,
+    },
+}
+
+impl Arrivals {
+    /// Of the application in this VM.
+    fn releases(self, rta: Rta, vm: u64) -> Releases {
+        match self {
+            Arrivals::Periodic { seconds } => Releases::Periodic(u64::from(seconds) * 1_000_000 / rta.period_us),
+            Arrivals::Sporadic { requests, seed } => {
+                let mut random = ChaCha8Rng::seed_from_u64(seed.wrapping_mul(VMS as u64).wrapping_add(vm));
+                Releases::Sporadic((0..requests).map(|_| random.random_range(GAPS_US)).collect())
+            }
+        }
+    }
+}
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
@@ -49,8 +78,8 @@ pub struct Plan {
     pub methods: Vec<String>,
     /// Of [`group::NAMES`], with their applications.
     pub groups: Vec<(String, Vec<Rta>)>,
-    /// How long each application runs, seconds of its guest's time.
-    pub seconds: u32,
+    /// When their jobs come.
+    pub arrivals: Arrivals,
 }
 
 /// A case's name in results.
@@ -69,18 +98,10 @@ pub fn measure(
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    let module = GUEST.ready(&images.guest_version()?, progress)?;
-    RTA.bring_with_module(&plan.site.dir.join("files"), &module)?;
+    Guests::bring(&plan.site, images, progress)?;
     let mut host = Host::start(&plan.site, images, &[], &[], progress)?;
-    let tables: String = VMS.iter().map(|vm| format!("[vm.{vm}]\ndeadlines = true\n")).collect();
-    let tenants: String = VMS.iter().map(|vm| format!("[[tenant]]\nname = \"{vm}\"\nclass = \"rt\"\n")).collect();
-    host.shell(&format!(
-        "ontime reset > /dev/null; printf '%s' '{tables}' > /etc/ontime/sockets.toml; printf '%s' '{tenants}' > /etc/ontime/tenants.toml"
-    ))?;
-    for name in VMS {
-        boot_vm(host.lab()?, &Vm { name, role: RTA.name, net: "none", address: "none" }, progress)?;
-    }
-    let mut state = State::default();
+    let mut guests = Guests::boot(&mut host, VMS, progress)?;
+    let mut applied = None;
     let ordered = METHODS.iter().filter(|method| plan.methods.iter().any(|wanted| wanted == *method));
     let cases = ordered.flat_map(|method| plan.groups.iter().map(move |(group, rtas)| (*method, group, rtas)));
     trial::each(
@@ -89,72 +110,50 @@ pub fn measure(
         |(method, group, _)| name(method, group),
         missing,
         |host, &(method, group, rtas), results| {
-            progress(&format!("{}: applying", name(method, group)));
-            state.apply(host, method)?;
+            if applied != Some(method) {
+                progress(&format!("{}: applying", name(method, group)));
+                applied = None;
+                apply(host, &mut guests, method, "")?;
+                applied = Some(method);
+            }
             progress(&format!("{}: measuring", name(method, group)));
-            results.push(measure_case(host, plan, method, group, rtas)?);
+            results.push(measure_case(host, &guests, plan.arrivals, method, group, rtas)?);
             Ok(())
         },
     )
 }
 
-/// What is in force.
-#[derive(Debug, Default)]
-struct State {
-    module: bool,
-    method: Option<&'static str>,
-}
-
-impl State {
-    fn apply(&mut self, host: &mut Host, method: &'static str) -> Result<(), MeasureError> {
-        if self.method == Some(method) {
-            return Ok(());
-        }
-        self.method = None;
-        if method != "vanilla" {
-            let reservations: String = VMS.iter().map(|vm| reservation(vm)).collect();
-            host.shell(&format!(
-                "printf '%s' 'backend = \"{method}\"\n{reservations}' > /etc/ontime/sched.toml; kill -HUP $(pgrep -x -f 'ontime daemon')"
-            ))?;
-            host.apply("partitioned")?;
-            if !self.module {
-                for vm in VMS {
-                    host.shell(&format!("lab-vm tell {vm} 'insmod /dev/role-ontime.ko steer=none'"))?;
-                }
-                self.module = true;
-            }
-            // The daemon finds the VMs, and the guests' modules their device.
-            let held = format!(
-                "[ \"$(ontime top --once --json --interval 0.1 | grep -o '\"tid\":' | wc -l)\" -ge {} ]",
-                VMS.len()
-            );
-            host.shell(&format!("for try in $(seq 100); do {held} && break; sleep 0.3; done; {held}; sleep 5"))?;
-        }
-        self.method = Some(method);
-        Ok(())
+/// Puts a method in force, with `more` in `sched.toml` besides what the guests' VMs have. `vanilla` is what is in force where nothing is done.
+///
+/// # Errors
+/// The daemon does not take it, or the host is no more.
+pub(crate) fn apply(host: &mut Host, guests: &mut Guests, method: &str, more: &str) -> Result<(), MeasureError> {
+    if method == "vanilla" {
+        return Ok(());
     }
-}
-
-fn reservation(vm: &str) -> String {
-    format!(
-        "[[reservation]]\nname = \"{vm}\"\nbudget = \"{DECLARED_US}us\"\nperiod = \"{}ms\"\ndeadlines = 0.9\n",
-        DECLARED_PERIOD_US / 1_000
-    )
+    host.shell(&format!(
+        "printf '%s' 'backend = \"{method}\"\n{}{more}' > /etc/ontime/sched.toml; kill -HUP $(pgrep -x -f 'ontime daemon')",
+        guests.reservations()
+    ))?;
+    host.apply("partitioned")?;
+    guests.load_module(host)?;
+    let reserved = guests.names().len() + more.matches("[[reservation]]").count();
+    guests::wait_for_reservations(host, reserved)
 }
 
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    guests: &Guests,
+    arrivals: Arrivals,
     method: &'static str,
     group: &str,
     rtas: &[Rta],
 ) -> Result<MethodResult, MeasureError> {
     let case = name(method, group);
-    host.shell("rm -f /run/hogs")?;
     let before = host.cpu_time()?;
-    let ran = run_all(host, plan, &case, rtas, method);
+    let ran = run_all(host, guests, arrivals, &case, rtas, method);
     let after = host.cpu_time()?;
-    host.shell("[ ! -e /run/hogs ] || kill $(cat /run/hogs)")?;
+    guests::bulk_threads(host, false)?;
     let (held, logs) = ran?;
     let mut result = MethodResult::new(&Run {
         method: &case,
@@ -169,120 +168,102 @@ fn measure_case(
         late_ns: None,
     });
     summarise(&mut result, rtas, &logs, held);
+    result.notes.extend(pacers(&before, &after));
     Ok(result)
+}
+
+/// What the pacers took, where there are any.
+pub(crate) fn pacers(before: &CpuTime, after: &CpuTime) -> Option<String> {
+    let share = after.pacers_share_since(before)?;
+    Some(format!(
+        "the pacers took {} of a CPU (the start and end of the applications with them)",
+        number::percent(share)
+    ))
+}
+
+/// From an application's start to its first release, us.
+pub(crate) fn delay_us(method: &str) -> u64 {
+    if method == "deadline" { DELAY_DEADLINE_US } else { DELAY_US }
 }
 
 /// Has every VM run its application; what was reserved for them meanwhile, if anything, and what each said at its end.
 fn run_all(
     host: &mut Host,
-    plan: &Plan,
+    guests: &Guests,
+    arrivals: Arrivals,
     case: &str,
     rtas: &[Rta],
     method: &str,
 ) -> Result<(Option<f64>, Vec<Log>), MeasureError> {
-    let delay = if method == "deadline" { DELAY_DEADLINE_US } else { DELAY_US };
-    let mut tell = String::new();
-    for (vm, rta) in VMS.iter().zip(rtas) {
-        let Rta { slice_us: slice, period_us: period } = *rta;
-        let (work, jobs) = (slice * WORK_PERCENT / 100, u64::from(plan.seconds) * 1_000_000 / period);
-        let _ = write!(tell, "lab-vm tell {vm} 'rta {case} SCHED_DEADLINE {slice} {period} {work} {jobs} {delay}' & ");
-    }
-    host.shell(&format!("{tell} wait"))?;
+    let delay_us = delay_us(method);
+    let order = |(vm, rta): (u64, &Rta)| Order {
+        tag: case.to_owned(),
+        rta: *rta,
+        releases: arrivals.releases(*rta, vm),
+        delay_us,
+    };
+    let lines: Vec<String> = (0..).zip(rtas).map(order).map(|order| order.line()).collect();
+    guests.tell(host, &lines)?;
     let held = if method == "vanilla" {
         None
     } else {
-        let all = format!(
-            "[ \"$(ontime top --once --json --interval 0.1 | grep -o '\"guest\":{{' | wc -l)\" -ge {} ]",
-            rtas.len()
-        );
-        host.shell(&format!("for try in $(seq {}); do {all} && break; sleep 0.3; done", delay / 400_000))?;
-        let text = host.shell("ontime top --once --json --interval 0.1")?;
-        Some(reserved(&text).ok_or(MeasureError::Accounting(text))?)
+        let held = Reservations::wait(host, rtas.len(), delay_us / 400_000)?;
+        Some(held.beyond_declared(guests.names()))
     };
-    host.shell(&format!(
-        "for n in $(seq {BULK_THREADS}); do {{ sh -c 'while :; do :; done' & echo $! >> /run/hogs; }}; done > /dev/null 2>&1 < /dev/null"
-    ))?;
-    let mut logs = Vec::new();
-    for (vm, rta) in VMS.iter().zip(rtas) {
-        let said = format!("lab-vm log {vm} | tr -d '\\r' | sed -n 's/^RTA {case} \\(.*\\) end$/\\1/p'");
-        let wait = format!("for look in $(seq {LOOKS}); do [ -z \"$({said})\" ] || break; sleep 0.5; done; {said}");
-        let text = host.shell(&wait)?;
-        let log = Log::parse(&text, rta.period_us).ok_or_else(|| MeasureError::Program {
-            program: format!("rt-app in {vm}"),
-            said: if text.trim().is_empty() { "it does not end".to_owned() } else { text.trim().to_owned() },
-        })?;
-        logs.push(log);
-    }
-    Ok((held, logs))
+    guests::bulk_threads(host, true)?;
+    let logs = rtas.iter().enumerate().map(|(vm, rta)| guests.log(host, vm, case, *rta));
+    Ok((held, logs.collect::<Result<_, _>>()?))
 }
 
-#[derive(Deserialize)]
-struct Look {
-    reservations: Reservations,
-}
-
-#[derive(Deserialize)]
-struct Reservations {
-    vcpus: Vec<Vcpu>,
-}
-
-#[derive(Deserialize)]
-struct Vcpu {
-    bandwidth: f64,
-}
-
-/// What the daemon reserves beyond what is declared, CPUs; of `ontime top --json` (docs/api.md).
-fn reserved(text: &str) -> Option<f64> {
-    let look: Look = serde_json::from_str(text).ok()?;
-    let declared = DECLARED_US as f64 / DECLARED_PERIOD_US as f64;
-    Some(look.reservations.vcpus.iter().map(|vcpu| (vcpu.bandwidth - declared).max(0.0)).sum())
-}
-
-/// What an application said at its end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Log {
-    /// rt-app's exit status: not 0 where it was refused its bandwidth.
-    status: i32,
-    /// From release to end of each job, us; above the period it is a miss.
-    response_us: Vec<u64>,
-}
-
-impl Log {
-    /// Of `STATUS SLACK...`; slack is what was left of the period, us.
-    fn parse(text: &str, period_us: u64) -> Option<Self> {
-        let mut words = text.split_whitespace().map(str::parse::<i64>);
-        let status = i32::try_from(words.next()?.ok()?).ok()?;
-        let period = i64::try_from(period_us).ok()?;
-        let response = |slack: Result<i64, _>| Some(u64::try_from(period.checked_sub(slack.ok()?)?).unwrap_or(0));
-        Some(Self { status, response_us: words.map(response).collect::<Option<_>>()? })
-    }
-}
-
-fn summarise(result: &mut MethodResult, rtas: &[Rta], logs: &[Log], reserved_cpus: Option<f64>) {
+/// What applications did about their deadlines, and what a reader must know of it.
+pub(crate) fn deadlines(rtas: &[Rta], logs: &[Log], reserved_cpus: Option<f64>) -> (Rtas, Vec<String>) {
+    let is_late = |(rta, took): &(&Rta, u64)| *took > rta.period_us;
     let row = |(rta, log): (&Rta, &Log)| RtaRow {
         slice_us: rta.slice_us as f64,
         period_us: rta.period_us as f64,
         jobs: log.response_us.len() as u64,
-        missed: log.response_us.iter().filter(|took| **took > rta.period_us).count() as u64,
+        missed: log.response_us.iter().filter(|took| is_late(&(rta, **took))).count() as u64,
         worst_us: log.response_us.iter().max().map(|took| *took as f64),
     };
     let rows: Vec<RtaRow> = rtas.iter().zip(logs).map(row).collect();
-    for (log, vm) in logs.iter().zip(VMS) {
+    let mut notes = Vec::new();
+    for ((rta, log), row) in rtas.iter().zip(logs).zip(&rows) {
+        let Rta { slice_us, period_us } = rta;
         if log.status != 0 {
-            result.notes.push(format!("rt-app of {vm} ended with status {}: it was refused its bandwidth", log.status));
+            notes.push(format!(
+                "rt-app with {slice_us} us in {period_us} us ended with status {}: it was refused its bandwidth",
+                log.status
+            ));
+        }
+        if let Some((job, took)) = (1..).zip(&log.response_us).find(|(_, took)| is_late(&(rta, **took))) {
+            notes.push(format!(
+                "{slice_us} us in {period_us} us: {} of {} jobs were late, first job {job}, by {} us",
+                row.missed,
+                row.jobs,
+                took - period_us
+            ));
+            notes.extend(log.late.iter().map(|line| format!("rt-app's line of a late job: {line}")));
         }
     }
-    let all: Vec<u64> = logs.iter().flat_map(|log| &log.response_us).map(|us| us * 1_000).collect();
-    result.count = rows.iter().map(|row| row.jobs).sum();
-    result.latency_us = Summary::of(&all).map(|summary| Distribution::from(&summary));
-    result.histogram = LogLinear::of(&all).bins().iter().map(HistogramBin::from).collect();
-    result.rtas = Some(Rtas {
+    let rtas = Rtas {
         needed_cpus: rtas.iter().copied().map(Rta::bandwidth).sum(),
-        slack_cpus: DECLARED_US as f64 / DECLARED_PERIOD_US as f64 * rtas.len() as f64,
+        slack_cpus: declared_cpus(rtas.len()),
         reserved_cpus,
         missed: rows.iter().map(|row| row.missed).sum(),
         rows,
-    });
+    };
+    (rtas, notes)
+}
+
+/// Puts what applications said into a result, whose response times are theirs.
+pub(crate) fn summarise(result: &mut MethodResult, rtas: &[Rta], logs: &[Log], reserved_cpus: Option<f64>) {
+    let (rtas, notes) = deadlines(rtas, logs, reserved_cpus);
+    let all: Vec<u64> = logs.iter().flat_map(|log| &log.response_us).map(|us| us * 1_000).collect();
+    result.count = rtas.rows.iter().map(|row| row.jobs).sum();
+    result.latency_us = Summary::of(&all).map(|summary| Distribution::from(&summary));
+    result.histogram = LogLinear::of(&all).bins().iter().map(HistogramBin::from).collect();
+    result.rtas = Some(rtas);
+    result.notes.extend(notes);
 }
 
 fn words(method: &str) -> &str {
@@ -324,20 +305,42 @@ pub fn table(results: &[MethodResult]) -> String {
 mod tests {
     use super::*;
 
+    const RTA: Rta = Rta { slice_us: 5_750, period_us: 30_000 };
+
     #[test]
-    fn a_log_is_read_by_its_slack() {
-        let log = Log::parse("0 5000 -1 19999\n", 20_000).unwrap();
-        assert_eq!(log, Log { status: 0, response_us: vec![15_000, 20_001, 1] });
-        assert_eq!(Log::parse("1", 20_000).unwrap().response_us, Vec::<u64>::new());
-        for bad in ["", "x", "0 5 y"] {
-            assert_eq!(Log::parse(bad, 20_000), None, "{bad:?}");
-        }
+    fn sporadic_releases_are_the_papers_and_the_same_each_time() {
+        let arrivals = Arrivals::Sporadic { requests: 200, seed: 3 };
+        let Releases::Sporadic(gaps) = arrivals.releases(RTA, 1) else { panic!("periodic") };
+        assert_eq!(gaps.len(), 200);
+        assert!(gaps.iter().all(|gap| (100_000..=1_000_000).contains(gap)));
+        // Uniform: the mean of 200 is within three of its standard deviations.
+        let mean = gaps.iter().sum::<u64>() / 200;
+        assert!((495_000..605_000).contains(&mean), "{mean}");
+        assert_eq!(arrivals.releases(RTA, 1), Releases::Sporadic(gaps.clone()));
+        assert_ne!(arrivals.releases(RTA, 2), Releases::Sporadic(gaps));
+        assert_eq!(Arrivals::Periodic { seconds: 2 }.releases(RTA, 0), Releases::Periodic(66));
     }
 
     #[test]
-    fn what_is_declared_is_not_counted_as_reserved_for_applications() {
-        let text = r#"{"seconds":0.1,"reservations":{"backend":"paced","vcpus":[{"vm":"a","bandwidth":0.35},{"vm":"b","bandwidth":0.05}],"refused":[]}}"#;
-        assert!((reserved(text).unwrap() - 0.3).abs() < 1e-9);
-        assert_eq!(reserved("no daemon"), None);
+    fn the_first_late_job_is_told_with_its_number() {
+        let run = Run {
+            method: "paced-x",
+            label: "",
+            kernel: "7.2",
+            clock: crate::schema::Clock::Virtual,
+            cpus: 1,
+            load: Load::None,
+            wire: &WireAnalysis::default(),
+            bulk: None,
+            cpu_share: None,
+            late_ns: None,
+        };
+        let mut result = MethodResult::new(&run);
+        let log = Log { status: 0, response_us: vec![7_000, 30_001, 30_000, 31_000], late: vec!["2 x".to_owned()] };
+        summarise(&mut result, &[RTA], &[log], Some(0.2));
+        let rtas = result.rtas.unwrap();
+        assert_eq!((result.count, rtas.missed, rtas.rows[0].worst_us), (4, 2, Some(31_000.0)));
+        assert!(result.notes[0].contains("2 of 4 jobs were late, first job 2, by 1 us"), "{:?}", result.notes);
+        assert!(result.notes[1].ends_with("2 x"));
     }
 }

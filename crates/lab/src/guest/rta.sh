@@ -7,24 +7,65 @@ mount -t tmpfs tmpfs /run
 stty -F /dev/ttyS0 raw -echo
 cd /tmp || exit 1
 
-config() { # CALIBRATION JOBS WORK PERIOD DELAY ATTRIBUTES: rt-app's, us; jobs are released from DELAY on, each PERIOD
+config() { # CALIBRATION JOBS WORK PERIOD DELAY ATTRIBUTES [GAPS]: rt-app's, us; jobs are released from DELAY on, each PERIOD or after these gaps
+    if [ -z "${7-}" ]; then
+        phases="\"all\": { \"loop\": $2, \"run\": $3, \"timer\": { \"ref\": \"own\", \"period\": $4, \"mode\": \"absolute\" } }"
+    else
+        phases=
+        for gap in $7; do
+            phases="$phases${phases:+, }\"p${#phases}\": { \"run\": $3, \"timer\": { \"ref\": \"own\", \"period\": $gap, \"mode\": \"absolute\" } }"
+        done
+    fi
     cat <<JSON
 { "global": { "calibration": $1, "log_size": 1, "logdir": "/tmp", "log_basename": "$tag", "mem_buffer_size": 4096, "lock_pages": true },
-  "tasks": { "rta": { "delay": $5, $6 "loop": 1, "phases": { "all": { "loop": $2,
-    "run": $3, "timer": { "ref": "own", "period": $4, "mode": "absolute" } } } } } }
+  "tasks": { "rta": { "delay": $5, $6 "loop": 1, "phases": { $phases } } } }
 JSON
 }
 
-# rta TAG POLICY RUNTIME PERIOD WORK JOBS DELAY (us; POLICY SCHED_DEADLINE or SCHED_OTHER): a job computes for WORK. At its end it says, in
-# one line, what was left of each job's period, below 0 where it ended later: `RTA TAG STATUS SLACK... end`.
-rta() {
+# run TAG POLICY RUNTIME PERIOD WORK JOBS DELAY [GAP...] (us; POLICY SCHED_DEADLINE or SCHED_OTHER): a job computes for WORK. Jobs come each PERIOD,
+# or, where there are GAPs, so long after the one before. At its end it says, in one line, what was left of each job's period, below 0 where it
+# ended later: `RTA TAG STATUS SLACK... end`. rt-app counts to the next release; what that is later than the period is taken off.
+run() {
+    tag=$1 period=$4
+    attributes="\"policy\": \"$2\", \"dl-runtime\": $3, \"dl-period\": $4, \"dl-deadline\": $4,"
+    set -- "$6" "$5" "$4" "$7" "$attributes" "$(shift 7; echo "$*")"
+    config "$loop_ns" "$@" > "$tag.json"
+    rt-app "$tag.json" > "$tag.said" 2>&1
+    status=$?
+    flock /tmp/console awk -v name="$tag" -v head="RTA $tag $status" -v period="$period" -v gaps="$6" '
+        BEGIN { n = split(gaps, gap) }
+        !/^#/ {
+            i++; slack = i <= n ? $8 - gap[i] + period : $8; line = line " " slack
+            if (slack < 0 && late++ < 3) print "RTA-LATE " name " " i " " $0
+        }
+        END { print head line " end" }' "$tag-rta-0.log"
+    rm -f "$tag".* "$tag-rta-0.log"
+}
+rta() { run "$@" & }
+
+# register TAG COUNT STEP PAUSE (us): makes itself a deadline task with 2 ms in 20 ms, then asks COUNT times for STEP more or that less again, PAUSE
+# apart: `RTA TAG STATUS NS... end`, what each call took.
+register() {
     {
-        tag=$1
-        config "$loop_ns" "$6" "$5" "$4" "$7" "\"policy\": \"$2\", \"dl-runtime\": $3, \"dl-period\": $4, \"dl-deadline\": $4," > "$tag.json"
-        rt-app "$tag.json" > "$tag.said" 2>&1
+        perl -e '
+            use strict;
+            my ($count, $step, $pause) = @ARGV;
+            sub now { my $t = pack("qq", 0, 0); syscall(228, 1, $t); my ($s, $n) = unpack("qq", $t); $s * 1_000_000_000 + $n }
+            # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period. sched_setattr(2).
+            sub ask { my $attr = pack("LLQlLQQQ", 48, 6, 0, 0, 0, $_[0], 20_000_000, 20_000_000); syscall(314, 0, $attr, 0) }
+            ask(2_000_000) == 0 or die "sched_setattr: $!";
+            my @took;
+            for my $n (1 .. $count) {
+                select(undef, undef, undef, $pause / 1e6);
+                my $runtime = 2_000_000 + $step * 1_000 * ($n % 2);
+                my $begun = now();
+                ask($runtime) == 0 or die "sched_setattr: $!";
+                push @took, now() - $begun;
+            }
+            print "@took"' "$2" "$3" "$4" > "$1.said"
         status=$?
-        flock /tmp/console awk -v head="RTA $tag $status" '!/^#/ { line = line " " $8 } END { print head line " end" }' "$tag-rta-0.log"
-        rm -f "$tag".* "$tag-rta-0.log"
+        flock /tmp/console echo "RTA $1 $status $(cat "$1.said") end"
+        rm -f "$1.said"
     } &
 }
 

@@ -8,6 +8,7 @@ use std::process::{Child, Command, ExitCode};
 
 use anyhow::{Context, bail};
 use ontime_bench::host::{self, Ground, Site};
+use ontime_bench::memcached::ACCESS;
 use ontime_bench::rt_server::{self, Case, Plan};
 use ontime_bench::schema::{Load, MethodResult};
 use ontime_bench::workload::{SOCKPERF, Workload};
@@ -62,7 +63,7 @@ pub const VOIP: Kind = Kind { name: "voip", workload: Workload::Voip, methods: A
 /// Figure 15.
 const MEMCACHED: Kind = Kind {
     name: "memcached",
-    workload: Workload::Memcached { connections: CONNECTIONS },
+    workload: Workload::Memcached { traffic: ACCESS, connections: CONNECTIONS },
     methods: APPLICATION,
     traced: false,
 };
@@ -83,7 +84,10 @@ pub struct Memcached {
 /// # Errors
 /// As [`run`].
 pub fn memcached(args: &Memcached) -> anyhow::Result<ExitCode> {
-    run(&args.args, &Kind { workload: Workload::Memcached { connections: args.connections }, ..MEMCACHED })
+    run(
+        &args.args,
+        &Kind { workload: Workload::Memcached { traffic: ACCESS, connections: args.connections }, ..MEMCACHED },
+    )
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,0 +1,349 @@
+//! VMs that run rt-app at the word of their console (`ontime_lab::role::RTA`): booted, told what to run, and heard at its end.
+//!
+//! In: applications and when their jobs come. Out: how long each job took, by rt-app's own log on its guest's clock. What the guests ask the
+//! daemon for, and what it reserves, is read from `ontime top`.
+
+use std::fmt::Write as _;
+
+use ontime_lab::images::Images;
+use ontime_lab::module::GUEST;
+use ontime_lab::role::RTA;
+use serde::Deserialize;
+
+use super::Rta;
+use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
+
+/// Of an application's slice, how much a job computes, in percent: the rest is for its system calls and its kernel's ticks, which count as its
+/// run time too.
+pub const WORK_PERCENT: u64 = 80;
+/// What each VM has for its guest's kernel and for slack, us in each [`DECLARED_PERIOD_US`].
+pub(crate) const DECLARED_US: u64 = 1_000;
+pub(crate) const DECLARED_PERIOD_US: u64 = 20_000;
+/// Of its vCPU, what a guest's deadline tasks may ask for beside it.
+const DEADLINES: f64 = 0.9;
+/// Looks for an application's end: half a second apart, so many at a time, and so many times.
+const LOOKS: u32 = 10;
+const ROUNDS: u32 = 80;
+/// Threads of the host that want the CPU all the time.
+pub(crate) const BULK_THREADS: usize = 4;
+
+/// What the VMs have beside what their applications ask for, CPUs.
+pub(crate) fn declared_cpus(vms: usize) -> f64 {
+    DECLARED_US as f64 / DECLARED_PERIOD_US as f64 * vms as f64
+}
+
+/// When an application's jobs come, on its guest's clock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Releases {
+    /// One each period, so many.
+    Periodic(u64),
+    /// From one to the next, us; none is shorter than the period.
+    Sporadic(Vec<u64>),
+}
+
+impl Releases {
+    /// How many jobs.
+    fn jobs(&self) -> u64 {
+        match self {
+            Releases::Periodic(jobs) => *jobs,
+            Releases::Sporadic(gaps) => gaps.len() as u64,
+        }
+    }
+}
+
+/// A run of an application.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Order {
+    /// A name of its own, in what is said about it.
+    pub tag: String,
+    /// What it asks for, at SCHED_DEADLINE.
+    pub rta: Rta,
+    /// Its jobs.
+    pub releases: Releases,
+    /// From its start to its first release, us.
+    pub delay_us: u64,
+}
+
+impl Order {
+    /// As the guest's first process takes it, which goes on at once.
+    pub fn line(&self) -> String {
+        format!("rta {}", self.words())
+    }
+
+    /// The same, and it goes on when the application has ended.
+    pub fn line_in_turn(&self) -> String {
+        format!("run {}", self.words())
+    }
+
+    fn words(&self) -> String {
+        let Rta { slice_us: slice, period_us: period } = self.rta;
+        let (work, jobs) = (slice * WORK_PERCENT / 100, self.releases.jobs());
+        let mut line = format!("{} SCHED_DEADLINE {slice} {period} {work} {jobs} {}", self.tag, self.delay_us);
+        if let Releases::Sporadic(gaps) = &self.releases {
+            for gap in gaps {
+                let _ = write!(line, " {gap}");
+            }
+        }
+        line
+    }
+}
+
+/// The VMs.
+#[derive(Debug)]
+pub struct Guests {
+    names: Vec<String>,
+    module: bool,
+}
+
+impl Guests {
+    /// Gives the role and the guest module to a host, before it boots.
+    ///
+    /// # Errors
+    /// The module cannot be built.
+    pub fn bring(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
+        let module = GUEST.ready(&images.guest_version()?, progress)?;
+        Ok(RTA.bring_with_module(&site.dir.join("files"), &module)?)
+    }
+
+    /// Their rules for `tenants.toml`: all are RT.
+    fn tenants(&self) -> String {
+        self.names.iter().map(|vm| format!("[[tenant]]\nname = \"{vm}\"\nclass = \"rt\"\n")).collect()
+    }
+
+    /// What `sched.toml` says of them: the declared part, and that their guests may ask for more.
+    pub fn reservations(&self) -> String {
+        let period = DECLARED_PERIOD_US / 1_000;
+        let one = |vm: &String| {
+            format!(
+                "[[reservation]]\nname = \"{vm}\"\nbudget = \"{DECLARED_US}us\"\nperiod = \"{period}ms\"\ndeadlines = {DEADLINES}\n"
+            )
+        };
+        self.names.iter().map(one).collect()
+    }
+
+    /// Boots `count` of them; the daemon's protection of others is off meanwhile (`ontime reset`), until a method is applied. Their rules are added to
+    /// `tenants.toml`.
+    ///
+    /// # Errors
+    /// A VM does not come up.
+    pub fn boot(host: &mut Host, count: usize, progress: &mut dyn FnMut(&str)) -> Result<Self, MeasureError> {
+        let guests = Self { names: (1..=count).map(|number| format!("rta{number}")).collect(), module: false };
+        let tables: String = guests.names.iter().map(|vm| format!("[vm.{vm}]\ndeadlines = true\n")).collect();
+        host.shell(&format!(
+            "ontime reset > /dev/null; printf '%s' '{tables}' > /etc/ontime/sockets.toml; printf '%s' '{}' >> /etc/ontime/tenants.toml",
+            guests.tenants()
+        ))?;
+        for name in &guests.names {
+            boot_vm(host.lab()?, &Vm { name, role: RTA.name, net: "none", address: "none" }, progress)?;
+        }
+        Ok(guests)
+    }
+
+    /// Their names.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Has their kernels ask the host from now on: there is no way back.
+    ///
+    /// # Errors
+    /// The host is no more.
+    pub fn load_module(&mut self, host: &mut Host) -> Result<(), MeasureError> {
+        if !self.module {
+            for vm in &self.names {
+                host.shell(&format!("lab-vm tell {vm} 'insmod /dev/role-ontime.ko steer=none'"))?;
+            }
+            self.module = true;
+        }
+        Ok(())
+    }
+
+    /// Tells them all at once: a line for each VM's first process.
+    ///
+    /// # Errors
+    /// The host is no more.
+    pub fn tell(&self, host: &mut Host, lines: &[String]) -> Result<(), MeasureError> {
+        let all: String =
+            self.names.iter().zip(lines).map(|(vm, line)| format!("lab-vm tell {vm} '{line}' & ")).collect();
+        host.shell(&format!("{all} wait")).map(|_| ())
+    }
+
+    /// Waits for an application's end.
+    ///
+    /// # Errors
+    /// It does not end, or the host is no more.
+    pub fn log(&self, host: &mut Host, vm: usize, tag: &str, rta: Rta) -> Result<Log, MeasureError> {
+        let text = self.said(host, vm, tag)?;
+        let mut log = Log::parse(&text, rta.period_us)
+            .ok_or_else(|| MeasureError::Program { program: format!("rt-app as {tag}"), said: text })?;
+        let name = self.names.get(vm).map_or("", String::as_str);
+        let late = host.shell(&format!("lab-vm log {name} | tr -d '\\r' | sed -n 's/^RTA-LATE {tag} //p'"))?;
+        log.late = late.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        Ok(log)
+    }
+
+    /// Waits for what a guest says at the end of what was called `tag`.
+    ///
+    /// # Errors
+    /// As [`Self::log`].
+    pub fn said(&self, host: &mut Host, vm: usize, tag: &str) -> Result<String, MeasureError> {
+        let vm = self.names.get(vm).map_or("", String::as_str);
+        let said = format!("lab-vm log {vm} | tr -d '\\r' | sed -n 's/^RTA {tag} \\(.*\\) end$/\\1/p'");
+        let wait = format!("for look in $(seq {LOOKS}); do [ -z \"$({said})\" ] || break; sleep 0.5; done; {said}");
+        for _ in 0..ROUNDS {
+            let text = host.shell(&wait)?;
+            if !text.trim().is_empty() {
+                return Ok(text);
+            }
+        }
+        Err(MeasureError::Program { program: format!("{tag} in {vm}"), said: "it does not end".to_owned() })
+    }
+}
+
+/// Waits until the daemon holds so many vCPUs, and guests' modules have found their devices.
+///
+/// # Errors
+/// It does not, or the host is no more.
+pub fn wait_for_reservations(host: &mut Host, vcpus: usize) -> Result<(), MeasureError> {
+    let held = format!("[ \"$(ontime top --once --json --interval 0.1 | grep -o '\"tid\":' | wc -l)\" -ge {vcpus} ]");
+    host.shell(&format!("for try in $(seq 100); do {held} && break; sleep 0.3; done; {held}; sleep 5")).map(|_| ())
+}
+
+/// Starts the threads that want the CPU all the time, or ends them.
+///
+/// # Errors
+/// The host is no more.
+pub fn bulk_threads(host: &mut Host, run: bool) -> Result<(), MeasureError> {
+    let command = if run {
+        format!(
+            "rm -f /run/hogs; for n in $(seq {BULK_THREADS}); do {{ sh -c 'while :; do :; done' & echo $! >> /run/hogs; }}; done \
+             > /dev/null 2>&1 < /dev/null"
+        )
+    } else {
+        "[ ! -e /run/hogs ] || { kill $(cat /run/hogs); rm /run/hogs; }".to_owned()
+    };
+    host.shell(&command).map(|_| ())
+}
+
+/// What the daemon says that it reserves and does, of `ontime top --json` (docs/api.md).
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct Reservations {
+    /// By vCPU.
+    pub vcpus: Vec<Vcpu>,
+}
+
+/// A vCPU with a reservation.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct Vcpu {
+    /// Its VM.
+    pub vm: String,
+    /// CPUs.
+    pub bandwidth: f64,
+    /// What its guest's deadline tasks hold of it.
+    pub guest: Option<serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+struct Look {
+    reservations: Reservations,
+}
+
+impl Reservations {
+    /// Asks the daemon.
+    ///
+    /// # Errors
+    /// It does not answer, or says something else.
+    pub fn look(host: &mut Host) -> Result<Self, MeasureError> {
+        let text = host.shell("ontime top --once --json --interval 0.1")?;
+        Self::parse(&text).ok_or(MeasureError::Accounting(text))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok().map(|look: Look| look.reservations)
+    }
+
+    /// What these VMs have beyond what is declared, CPUs.
+    pub fn beyond_declared(&self, vms: &[String]) -> f64 {
+        let of = self.vcpus.iter().filter(|vcpu| vms.contains(&vcpu.vm));
+        of.map(|vcpu| (vcpu.bandwidth - declared_cpus(1)).max(0.0)).sum()
+    }
+
+    /// How many vCPUs hold something for their guests' tasks.
+    pub fn asking(&self) -> usize {
+        self.vcpus.iter().filter(|vcpu| vcpu.guest.is_some()).count()
+    }
+
+    /// Waits until so many do, at most `tries` times 0.4 s; what there was last.
+    ///
+    /// # Errors
+    /// As [`Self::look`].
+    pub fn wait(host: &mut Host, asking: usize, tries: u64) -> Result<Self, MeasureError> {
+        for _ in 0..tries {
+            let now = Self::look(host)?;
+            if now.asking() >= asking {
+                return Ok(now);
+            }
+            host.shell("sleep 0.3")?;
+        }
+        Self::look(host)
+    }
+}
+
+/// What an application said at its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Log {
+    /// rt-app's exit status: not 0 where it was refused its bandwidth.
+    pub status: i32,
+    /// From release to end of each job, us; above the period it is a miss.
+    pub response_us: Vec<u64>,
+    /// rt-app's own lines on the first jobs that were late: number, what it measured (docs/bench.md).
+    pub late: Vec<String>,
+}
+
+impl Log {
+    /// Of `STATUS SLACK...`; slack is what was left of the period, us.
+    fn parse(text: &str, period_us: u64) -> Option<Self> {
+        let mut words = text.split_whitespace().map(str::parse::<i64>);
+        let status = i32::try_from(words.next()?.ok()?).ok()?;
+        let period = i64::try_from(period_us).ok()?;
+        let response = |slack: Result<i64, _>| Some(u64::try_from(period.checked_sub(slack.ok()?)?).unwrap_or(0));
+        Some(Self { status, response_us: words.map(response).collect::<Option<_>>()?, late: Vec::new() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RTA: Rta = Rta { slice_us: 5_000, period_us: 20_000 };
+
+    #[test]
+    fn a_log_is_read_by_its_slack() {
+        let log = Log::parse("0 5000 -1 19999\n", 20_000).unwrap();
+        assert_eq!(log, Log { status: 0, response_us: vec![15_000, 20_001, 1], late: Vec::new() });
+        assert_eq!(Log::parse("1", 20_000).unwrap().response_us, Vec::<u64>::new());
+        for bad in ["", "x", "0 5 y"] {
+            assert_eq!(Log::parse(bad, 20_000), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_order_tells_every_release() {
+        let order = |releases| Order { tag: "a".into(), rta: RTA, releases, delay_us: 7 };
+        assert_eq!(order(Releases::Periodic(3)).line(), "rta a SCHED_DEADLINE 5000 20000 4000 3 7");
+        let sporadic = order(Releases::Sporadic(vec![100_000, 20_000])).line();
+        assert_eq!(order(Releases::Periodic(3)).line_in_turn(), "run a SCHED_DEADLINE 5000 20000 4000 3 7");
+        assert_eq!(sporadic, "rta a SCHED_DEADLINE 5000 20000 4000 2 7 100000 20000");
+    }
+
+    #[test]
+    fn what_is_declared_is_not_counted_as_reserved_for_applications() {
+        let text = r#"{"seconds":0.1,"reservations":{"backend":"paced","vcpus":[{"vm":"a","bandwidth":0.35,"guest":{"budget_us":1.0}},
+                      {"vm":"b","bandwidth":0.05,"guest":null},{"vm":"rt","bandwidth":0.4}],"refused":[]}}"#;
+        let look = Reservations::parse(text).unwrap();
+        let vms = ["a".to_owned(), "b".to_owned()];
+        assert!((look.beyond_declared(&vms) - 0.3).abs() < 1e-9);
+        assert_eq!(look.asking(), 1);
+        assert!(Reservations::parse("no daemon").is_none());
+    }
+}

@@ -1,0 +1,256 @@
+//! `rta-scale`: 100 real-time applications as 10 VMs with 10 each and as 100 VMs with one (RTVirt, section 4.5, Tables 5 and 6), on the paper's 15 CPUs: deadlines in
+//! a simulation on the planner, and what the planner itself takes of this machine's CPU time.
+//!
+//! In: Table 5. Out: [`Scaled`] of each scenario. The paper's overhead is time in its hypervisor's `schedule()` and in context switches; [`Scaled::planning`] is the
+//! former's part that the planner has, timed on this machine, and no more: not the changes of place, which `paced` needs system calls for.
+
+use std::fmt::Write as _;
+use std::time::Instant;
+
+use ontime_plan::edf::Partition;
+use ontime_plan::simulate::{Options, simulate};
+use ontime_plan::{Admission, Arrivals, Bandwidth, Demand, Nanos, Planner, Refusal, Reservation, Rta, Vcpu};
+
+use crate::number;
+use crate::paper::{Figures, Overhead};
+
+/// The paper's.
+const CPUS: u32 = 15;
+/// Applications of a group, as there are groups.
+const COPIES: usize = 10;
+/// The most vCPUs that a group is placed on.
+const VCPUS_MAX: usize = 16;
+/// Slices that are timed.
+const TIMED: usize = 20_000;
+
+/// How the applications are spread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scenario {
+    /// A VM a group, with as few vCPUs as hold it.
+    Multi,
+    /// A VM and a vCPU each.
+    Single,
+}
+
+/// Both.
+pub const SCENARIOS: [Scenario; 2] = [Scenario::Multi, Scenario::Single];
+
+impl Scenario {
+    fn words(self) -> &'static str {
+        match self {
+            Scenario::Multi => "10 VMs with 10",
+            Scenario::Single => "100 VMs with 1",
+        }
+    }
+
+    fn paper(self, figures: &Figures) -> Overhead {
+        let table = figures.rtvirt.table6;
+        match self {
+            Scenario::Multi => table.multi_rta_vms.rtvirt,
+            Scenario::Single => table.single_rta_vms.rtvirt,
+        }
+    }
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scaled {
+    /// Of this.
+    pub scenario: Scenario,
+    /// vCPUs in all.
+    pub vcpus: usize,
+    /// Reserved, slack included, CPUs.
+    pub reserved_cpus: f64,
+    /// Jobs simulated.
+    pub jobs: u64,
+    /// Of those, late.
+    pub missed: u64,
+    /// Slices a second.
+    pub slices: f64,
+    /// Plans laid anew within a slice, as somebody slept or woke, a second.
+    pub replans: f64,
+    /// vCPUs that a CPU began, a second.
+    pub switches: f64,
+    /// What the planner takes, medians.
+    pub planner: Cost,
+    /// The paper's.
+    pub paper: Overhead,
+}
+
+/// What the planner takes on this machine, ns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cost {
+    /// A slice.
+    pub slice_ns: f64,
+    /// A sleep or a wake-up within one.
+    pub replan_ns: f64,
+}
+
+impl Scaled {
+    /// The planner's own share of one CPU of this machine.
+    pub fn planning(&self) -> f64 {
+        (self.slices * self.planner.slice_ns + self.replans * self.planner.replan_ns) / 1e9
+    }
+}
+
+/// Why there is no figure.
+#[derive(Debug, thiserror::Error)]
+pub enum ScaleError {
+    /// Table 5 does not fit.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Its applications are none.
+    #[error(transparent)]
+    Model(#[from] ontime_plan::ModelError),
+    /// They have no place on their VM's vCPUs.
+    #[error(transparent)]
+    Place(#[from] ontime_plan::edf::PlaceError),
+}
+
+/// The vCPUs of all VMs.
+fn vcpus(figures: &Figures, scenario: Scenario) -> Result<Vec<Vcpu>, ScaleError> {
+    let slack = Nanos::from_micros(figures.rtvirt.slack_us);
+    let mut all = Vec::new();
+    for [slice, period] in &figures.rtvirt.table5_ms.groups {
+        let rta = Rta::new(Nanos::from_millis(*slice), Nanos::from_millis(*period), Arrivals::Periodic)?;
+        let lists = match scenario {
+            Scenario::Single => vec![vec![rta]; COPIES],
+            Scenario::Multi => fewest(&rta, slack)?,
+        };
+        for rtas in lists {
+            all.push(Vcpu::new(rtas, slack, None)?);
+        }
+    }
+    Ok(all)
+}
+
+/// A group on as few vCPUs as hold it.
+fn fewest(rta: &Rta, slack: Nanos) -> Result<Vec<Vec<Rta>>, ScaleError> {
+    for vcpus in 1.. {
+        let mut partition = Partition::new(vcpus, slack);
+        match (0..COPIES).try_for_each(|_| partition.insert(rta.clone())) {
+            Ok(()) => return Ok(partition.into_vcpus()),
+            Err(error) if vcpus >= VCPUS_MAX => return Err(error.into()),
+            Err(_) => {}
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// Simulates a scenario and times the planner.
+///
+/// # Errors
+/// [`ScaleError`].
+pub fn run(figures: &Figures, scenario: Scenario, seconds: u32) -> Result<Scaled, ScaleError> {
+    let all = vcpus(figures, scenario)?;
+    let asked: Vec<Reservation> = all.iter().map(Reservation::from).collect();
+    let admitted = Admission::new(CPUS, Bandwidth::ZERO).admit(&asked)?;
+    let duration = Nanos::from_millis(u64::from(seconds) * 1_000);
+    let options = Options { duration, record: Nanos::ZERO, sporadic_delay: Nanos::ZERO, seed: 1, scattered: true };
+    let outcome = simulate(&all, &admitted, &options);
+    let length = f64::from(seconds.max(1));
+    Ok(Scaled {
+        scenario,
+        vcpus: all.len(),
+        reserved_cpus: admitted.total.as_f64(),
+        jobs: outcome.jobs(),
+        missed: outcome.missed(),
+        slices: outcome.slices as f64 / length,
+        replans: outcome.replans as f64 / length,
+        switches: outcome.switches as f64 / length,
+        planner: time(&all, &admitted.shared),
+        paper: scenario.paper(figures),
+    })
+}
+
+/// Times slices of vCPUs that are all busy, whose deadlines are their periods' ends, and one of them that sleeps and wakes in each. Medians: the machine does
+/// other things too.
+fn time(all: &[Vcpu], shared: &[bool]) -> Cost {
+    let mut planner = Planner::new(shared);
+    let periods: Vec<u64> = all.iter().map(|vcpu| vcpu.period().unwrap_or(Nanos::MAX).0.max(1)).collect();
+    let ids: Vec<_> = all.iter().map(|vcpu| planner.add(vcpu.bandwidth(), None)).collect();
+    let mut demands = vec![Demand::NONE; all.len()];
+    let (mut now, mut slices, mut replans) = (Nanos::ZERO, Vec::new(), Vec::new());
+    for turn in 0..TIMED {
+        // Each begins at a time of its own, so that no two ends fall together more than they must.
+        for ((demand, period), shift) in demands.iter_mut().zip(&periods).zip((0_u64..).map(|n| n * 1_234_567)) {
+            let deadline = ((now.0 + shift) / period + 1) * period - shift % period;
+            *demand = Demand { deadline: Nanos(deadline.max(now.0 + 1)), idle: false };
+        }
+        let begun = Instant::now();
+        let end = planner.plan(now, &demands);
+        slices.push(begun.elapsed().as_nanos());
+        if let Some(id) = ids.get(turn % ids.len().max(1)) {
+            let begun = Instant::now();
+            planner.sleep(*id, now + Nanos(1_000));
+            planner.wake(*id, now + Nanos(2_000));
+            replans.push(begun.elapsed().as_nanos());
+        }
+        now = end;
+    }
+    Cost { slice_ns: median(slices), replan_ns: median(replans) / 2.0 }
+}
+
+fn median(mut of: Vec<u128>) -> f64 {
+    of.sort_unstable();
+    of.get(of.len() / 2).map_or(0.0, |middle| *middle as f64)
+}
+
+/// Tables 5 and 6.
+pub fn table(all: &[Scaled]) -> String {
+    let mut text = String::from(
+        "rta-scale: simulation of the paper's size (15 CPUs, 500 us of slack a vCPU); the planner is timed on this machine, real clock, without the changes of place\n\
+         applications      vCPUs  reserved CPUs     jobs  missed  slices/s  replans/s  switches/s   planner: slice    replan  of a CPU   the paper: missed  schedule()    in all\n",
+    );
+    for of in all {
+        let Overhead { schedule, percent, miss_percent, .. } = of.paper;
+        let _ = writeln!(
+            text,
+            "{:<16} {:>6} {:>14.3} {:>8} {:>7} {:>9.0} {:>10.0} {:>11.0} {:>13.2} us {:>6.2} us {:>9} {:>19} {:>11} {:>9}",
+            of.scenario.words(),
+            of.vcpus,
+            of.reserved_cpus,
+            number::count(of.jobs),
+            number::count(of.missed),
+            of.slices,
+            of.replans,
+            of.switches,
+            of.planner.slice_ns / 1e3,
+            of.planner.replan_ns / 1e3,
+            number::percent(of.planning()),
+            miss_percent.map_or_else(|| "-".to_owned(), |missed| format!("{missed} %")),
+            // us over the paper's 100 s.
+            number::percent(schedule / 100e6),
+            format!("{percent} %"),
+        );
+        let half = of.paper.percent / 200.0;
+        let verdict = if of.planning() <= half && of.missed == 0 { "met" } else { "NOT MET" };
+        let _ = writeln!(
+            text,
+            "[{verdict}] no miss, the planner at most {} of a CPU: half of the paper's overhead, whose switches are not in ours",
+            number::percent(half)
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hundred_applications_fit_and_miss_nothing() {
+        let figures = Figures::load().unwrap();
+        let all = SCENARIOS.map(|scenario| run(&figures, scenario, 2).unwrap());
+        for of in &all {
+            assert_eq!(of.missed, 0, "{of:?}");
+            assert!(of.jobs > 1_400 && of.reserved_cpus < 15.0, "{of:?}");
+            assert!(of.planner.slice_ns > 0.0 && of.planner.replan_ns > 0.0);
+        }
+        // The paper's vCPUs: 4 + 3 + 5 x 2 + 3 x 1, and one a VM.
+        assert_eq!((all[0].vcpus, all[1].vcpus), (20, 100));
+        assert_eq!((median(vec![3, 1, 100]), median(Vec::new())), (3.0, 0.0));
+        let text = table(&all);
+        assert!(text.contains("0.1 %") && text.contains("0.93 %") && text.contains("0.007 %"), "{text}");
+    }
+}

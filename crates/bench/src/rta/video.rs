@@ -1,0 +1,419 @@
+//! `video`: VMs whose video applications come and go at random (RTVirt, section 4.3, Table 3, Figure 4).
+//!
+//! In: a seed, from which all is drawn as the paper does ([`draw`]). Out: for the paper's size, 4 VMs with 4 vCPUs on 15 CPUs for 10 minutes, a simulation on
+//! the planner ([`simulated`]); scaled to one CPU, 4 VMs with a vCPU each, a [`MethodResult`] of each method on an emulated host ([`measure`]). The two
+//! are told apart wherever they are shown.
+
+use std::fmt::Write as _;
+
+use ontime_lab::images::Images;
+use ontime_plan::simulate::{Between, Change, Options, Outcome, Stay, simulate_stays};
+use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::guests::{self, Guests, Log, Order, Releases};
+use super::{Rta, apply, group, summarise, words};
+use crate::host::{Host, MeasureError, Site};
+use crate::number;
+use crate::paper::Figures;
+use crate::schema::{Load, MethodResult, Run};
+use crate::trial;
+use crate::wire::WireAnalysis;
+
+/// The methods, in the order in which they are measured, as for `rta-periodic`.
+pub const METHODS: [&str; 3] = super::METHODS;
+/// What the paper's slices are divided by in the emulated host: four of the highest rate need 0.63 of its one CPU.
+pub const SCALE: u64 = 6;
+/// VMs, and in the simulation vCPUs of each.
+const VMS: usize = 4;
+const VCPUS: usize = 4;
+/// The simulation's CPUs: the paper's.
+const CPUS: u32 = 15;
+/// The paper's length.
+pub const LENGTH_MS: u64 = 600_000;
+/// Applications that the paper had; of a draw with fewer there is no comparison.
+pub const APPLICATIONS: usize = 54;
+/// An application or an idle interval lasts from a sixtieth to six tenths of all (10 s to 6 min of 10 min).
+const SHORTEST: u64 = 60;
+const LONGEST: (u64, u64) = (6, 10);
+/// Beside an application, us; of an idle vCPU, of a million.
+const IDLE_PPM: u64 = 100_000;
+/// From an application's start to its first release in the emulated host, us: meanwhile it is admitted.
+const DELAY_US: u64 = 400_000;
+
+/// A frame rate on a vCPU for some time, ms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spell {
+    /// Of all VMs' vCPUs.
+    pub vcpu: usize,
+    /// Index of Table 3; None: idle.
+    pub rate: Option<usize>,
+    /// From.
+    pub from_ms: u64,
+    /// To.
+    pub until_ms: u64,
+}
+
+/// Each vCPU has one spell after the other until the end: one of Table 3's rates or idleness, each as likely, for a uniform time.
+pub fn draw(vcpus: usize, length_ms: u64, seed: u64) -> Vec<Spell> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let lengths = length_ms / SHORTEST..=length_ms * LONGEST.0 / LONGEST.1;
+    let mut spells = Vec::new();
+    for vcpu in 0..vcpus {
+        let mut now = 0;
+        while now < length_ms {
+            let until_ms = (now + random.random_range(lengths.clone())).min(length_ms);
+            let rate = Some(random.random_range(0..=4_usize)).filter(|rate| *rate < 4);
+            spells.push(Spell { vcpu, rate, from_ms: now, until_ms });
+            now = until_ms;
+        }
+    }
+    spells
+}
+
+/// Of the simulation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Simulated {
+    /// The first from the given one on whose draw has [`APPLICATIONS`].
+    pub seed: u64,
+    /// Simulated.
+    pub length_ms: u64,
+    /// Applications that were drawn.
+    pub applications: usize,
+    /// Of those, how many were refused.
+    pub refused: usize,
+    /// How many missed a deadline.
+    pub with_misses: usize,
+    /// The share that the worst of them missed.
+    pub worst: f64,
+    /// All jobs.
+    pub jobs: u64,
+    /// All that were late.
+    pub missed: u64,
+    /// Reserved on average, and what reserving each VM's highest need for all the time takes, CPUs.
+    pub mean_cpus: f64,
+    /// See there.
+    pub static_cpus: f64,
+    /// What each VM had reserved, by time.
+    pub changes: Vec<Change>,
+}
+
+/// The paper's size on the planner.
+///
+/// # Errors
+/// Never for the paper's parameters.
+pub fn simulated(figures: &Figures, seed: u64, length_ms: u64) -> Result<Simulated, ModelError> {
+    let rates = group::video(figures, 1);
+    let applications = |spells: &[Spell]| spells.iter().filter(|spell| spell.rate.is_some()).count();
+    let draws = (seed..seed.saturating_add(1_000)).map(|seed| (seed, draw(VMS * VCPUS, length_ms, seed)));
+    let mut draws = draws.filter(|(_, spells)| applications(spells) >= APPLICATIONS);
+    let (seed, spells) = draws.next().unwrap_or_else(|| (seed, draw(VMS * VCPUS, length_ms, seed)));
+    let stays = stays(&spells, &rates)?;
+    let between = Between { idle: Bandwidth::ppm(IDLE_PPM), slack: Nanos::from_micros(figures.rtvirt.slack_us) };
+    let options = Options {
+        duration: Nanos::from_millis(length_ms),
+        record: Nanos::ZERO,
+        sporadic_delay: Nanos::ZERO,
+        seed,
+        scattered: false,
+    };
+    let (outcome, changes) = simulate_stays(CPUS, VMS * VCPUS, &stays, between, &options);
+    Ok(summary(seed, length_ms, &outcome, changes))
+}
+
+fn stays(spells: &[Spell], rates: &[Rta]) -> Result<Vec<Stay>, ModelError> {
+    let busy = spells.iter().filter_map(|spell| Some((spell, rates.get(spell.rate?)?)));
+    busy.map(|(spell, rta)| {
+        let (slice, period) = (Nanos::from_micros(rta.slice_us), Nanos::from_micros(rta.period_us));
+        Ok(Stay {
+            vcpu: spell.vcpu,
+            rta: ontime_plan::Rta::new(slice, period, Arrivals::Periodic)?,
+            lead: Nanos::ZERO,
+            from: Nanos::from_millis(spell.from_ms),
+            until: Nanos::from_millis(spell.until_ms),
+        })
+    })
+    .collect()
+}
+
+fn summary(seed: u64, length_ms: u64, outcome: &Outcome, changes: Vec<Change>) -> Simulated {
+    let share = |rta: &ontime_plan::simulate::RtaResult| rta.missed as f64 / rta.jobs.max(1) as f64;
+    let (mut mean, mut most) = (0.0, 0.0);
+    for vm in 0..VMS {
+        let (area, peak) = reserved(&changes, vm, length_ms);
+        mean += area;
+        most += peak;
+    }
+    Simulated {
+        seed,
+        length_ms,
+        applications: outcome.rtas.len(),
+        refused: outcome.rtas.iter().filter(|rta| rta.jobs == 0).count(),
+        with_misses: outcome.rtas.iter().filter(|rta| rta.missed > 0).count(),
+        worst: outcome.rtas.iter().map(share).fold(0.0, f64::max),
+        jobs: outcome.jobs(),
+        missed: outcome.missed(),
+        mean_cpus: mean,
+        static_cpus: most,
+        changes,
+    }
+}
+
+/// What a VM has over time: the mean and the most, CPUs.
+fn reserved(changes: &[Change], vm: usize, length_ms: u64) -> (f64, f64) {
+    let idle = Bandwidth::ppm(IDLE_PPM).as_f64();
+    let mut now = [idle; VCPUS];
+    let (mut area, mut most, mut at) = (0.0, 0.0_f64, 0);
+    let end = length_ms * 1_000_000;
+    let own = changes.iter().filter(|change| change.vcpu / VCPUS == vm);
+    for change in own {
+        area += now.iter().sum::<f64>() * change.at.0.saturating_sub(at) as f64;
+        // What changes at one time counts together.
+        if change.at.0 > at {
+            most = most.max(now.iter().sum());
+            at = change.at.0;
+        }
+        if let Some(now) = now.get_mut(change.vcpu % VCPUS) {
+            *now = change.bandwidth.as_f64();
+        }
+    }
+    area += now.iter().sum::<f64>() * end.saturating_sub(at) as f64;
+    (area / end as f64, most.max(now.iter().sum()))
+}
+
+impl Simulated {
+    /// In a sentence.
+    pub fn words(&self) -> String {
+        format!(
+            "simulation (not measured; the paper's size: {VMS} VMs with {VCPUS} vCPUs on {CPUS} CPUs, {} s, seed {}): {} applications, {} refused, {} with misses, the worst \
+             {} of its deadlines; {} of {} jobs late; {} CPUs reserved on average, {} where each VM had its highest need all the time",
+            self.length_ms / 1_000,
+            self.seed,
+            self.applications,
+            self.refused,
+            self.with_misses,
+            number::percent(self.worst),
+            number::count(self.missed),
+            number::count(self.jobs),
+            number::significant(self.mean_cpus),
+            number::significant(self.static_cpus)
+        )
+    }
+
+    /// Figure 4a: what each VM has reserved over time, a line a VM.
+    pub fn csv(&self) -> String {
+        let mut text = String::from("seconds,vm,vcpu,cpus\n");
+        for Change { at, vcpu, bandwidth } in &self.changes {
+            let _ = writeln!(
+                text,
+                "{:.3},{},{},{:.6}",
+                at.0 as f64 / 1e9,
+                vcpu / VCPUS + 1,
+                vcpu % VCPUS + 1,
+                bandwidth.as_f64()
+            );
+        }
+        text
+    }
+}
+
+/// What to measure on one emulated host.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The host.
+    pub site: Site,
+    /// Of [`METHODS`].
+    pub methods: Vec<String>,
+    /// How long, seconds of the guests' time.
+    pub seconds: u32,
+    /// Seed of the draw; the same for all methods.
+    pub seed: u64,
+}
+
+/// Boots the host and four VMs and measures every method. One that fails is passed to `missing`, and the rest is measured, as long as the host lives.
+///
+/// # Errors
+/// The host or a VM does not come up.
+pub fn measure(
+    plan: &Plan,
+    figures: &Figures,
+    images: &Images,
+    progress: &mut dyn FnMut(&str),
+    missing: &mut dyn FnMut(&str, MeasureError),
+) -> Result<Vec<MethodResult>, MeasureError> {
+    let rates = group::video(figures, SCALE);
+    let spells = draw(VMS, u64::from(plan.seconds) * 1_000, plan.seed);
+    Guests::bring(&plan.site, images, progress)?;
+    let mut host = Host::start(&plan.site, images, &[], &[], progress)?;
+    let mut guests = Guests::boot(&mut host, VMS, progress)?;
+    let ordered = METHODS.into_iter().filter(|method| plan.methods.iter().any(|wanted| wanted == method));
+    trial::each(
+        host,
+        ordered,
+        |method| (*method).to_owned(),
+        missing,
+        |host, &method, results| {
+            progress(&format!("{method}: applying"));
+            apply(host, &mut guests, method, "")?;
+            progress(&format!("{method}: measuring"));
+            results.push(measure_method(host, &guests, method, &spells, &rates)?);
+            Ok(())
+        },
+    )
+}
+
+/// A VM's applications, with their names, and the line that has its guest run them one after the other.
+fn programme(method: &str, vm: usize, spells: &[Spell], rates: &[Rta]) -> (Vec<(String, Rta)>, String) {
+    let (mut all, mut line) = (Vec::new(), String::from("{ "));
+    for (place, spell) in spells.iter().filter(|spell| spell.vcpu == vm).enumerate() {
+        let length_us = (spell.until_ms - spell.from_ms) * 1_000;
+        let rta = spell.rate.and_then(|rate| rates.get(rate)).copied();
+        match rta.map(|rta| (rta, length_us.saturating_sub(DELAY_US) / rta.period_us)) {
+            Some((rta, jobs)) if jobs > 0 => {
+                let tag = format!("{method}-{vm}-{place}");
+                let order = Order { tag: tag.clone(), rta, releases: Releases::Periodic(jobs), delay_us: DELAY_US };
+                let _ = write!(line, "{}; ", order.line_in_turn());
+                all.push((tag, rta));
+            }
+            _ => {
+                let _ = write!(line, "sleep {}.{:06}; ", length_us / 1_000_000, length_us % 1_000_000);
+            }
+        }
+    }
+    line.push_str("} &");
+    (all, line)
+}
+
+fn measure_method(
+    host: &mut Host,
+    guests: &Guests,
+    method: &str,
+    spells: &[Spell],
+    rates: &[Rta],
+) -> Result<MethodResult, MeasureError> {
+    let programmes: Vec<_> = (0..VMS).map(|vm| programme(method, vm, spells, rates)).collect();
+    let lines: Vec<String> = programmes.iter().map(|(_, line)| line.clone()).collect();
+    guests::bulk_threads(host, true)?;
+    let before = host.cpu_time()?;
+    let mut run = || -> Result<(Vec<Rta>, Vec<Log>), MeasureError> {
+        guests.tell(host, &lines)?;
+        let (mut rtas, mut logs) = (Vec::new(), Vec::new());
+        for (vm, (all, _)) in programmes.iter().enumerate() {
+            for (tag, rta) in all {
+                logs.push(guests.log(host, vm, tag, *rta)?);
+                rtas.push(*rta);
+            }
+        }
+        Ok((rtas, logs))
+    };
+    let ran = run();
+    let after = host.cpu_time()?;
+    guests::bulk_threads(host, false)?;
+    let (rtas, logs) = ran?;
+    let mut result = MethodResult::new(&Run {
+        method,
+        label: words(method),
+        kernel: &host.kernel,
+        clock: host.clock,
+        cpus: u32::from(host.cpus),
+        load: Load::None,
+        wire: &WireAnalysis::default(),
+        bulk: None,
+        cpu_share: after.share_since(&before, host.cpus),
+        late_ns: None,
+    });
+    summarise(&mut result, &rtas, &logs, None);
+    result.notes.extend(super::pacers(&before, &after));
+    Ok(result)
+}
+
+/// Each method's applications.
+pub fn table(results: &[MethodResult]) -> String {
+    let mut text = String::from(
+        "method       applications  refused  with misses     jobs   missed   worst share missed   slowest, of its period\n",
+    );
+    for (result, rtas) in results.iter().filter_map(|result| Some((result, result.rtas.as_ref()?))) {
+        let share = |missed: u64, jobs: u64| missed as f64 / jobs.max(1) as f64;
+        let worst = rtas.rows.iter().map(|row| share(row.missed, row.jobs)).fold(0.0, f64::max);
+        let slowest = rtas.rows.iter().filter_map(|row| Some(row.worst_us? / row.period_us)).fold(0.0, f64::max);
+        let _ = writeln!(
+            text,
+            "{:<12} {:>12} {:>8} {:>12} {:>8} {:>8} {:>20} {:>24}",
+            result.method,
+            rtas.rows.len(),
+            rtas.rows.iter().filter(|row| row.jobs == 0).count(),
+            rtas.rows.iter().filter(|row| row.missed > 0).count(),
+            number::count(result.count),
+            number::count(rtas.missed),
+            number::percent(worst),
+            number::percent(slowest)
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spells_fill_each_vcpu_and_last_as_the_papers() {
+        let spells = draw(16, LENGTH_MS, 1);
+        assert_eq!(spells, draw(16, LENGTH_MS, 1));
+        for vcpu in 0..16 {
+            let own: Vec<&Spell> = spells.iter().filter(|spell| spell.vcpu == vcpu).collect();
+            assert_eq!((own[0].from_ms, own[own.len() - 1].until_ms), (0, LENGTH_MS));
+            assert!(own.windows(2).all(|pair| pair[0].until_ms == pair[1].from_ms));
+            let ended = own.iter().take(own.len() - 1).map(|spell| spell.until_ms - spell.from_ms);
+            assert!(ended.into_iter().all(|length| (10_000..=360_000).contains(&length)));
+        }
+        assert!(spells.iter().any(|spell| spell.rate.is_none()) && spells.iter().all(|spell| spell.rate < Some(4)));
+    }
+
+    #[test]
+    fn the_papers_set_misses_nothing_in_the_simulation() {
+        // A twentieth of its time.
+        let found = simulated(&Figures::load().unwrap(), 1, LENGTH_MS / 20).unwrap();
+        assert!(found.applications >= APPLICATIONS, "{found:?}");
+        assert_eq!((found.missed, found.with_misses, found.worst), (0, 0, 0.0));
+        assert!(
+            found.jobs > 5_000 && found.mean_cpus < found.static_cpus && found.mean_cpus > 5.0,
+            "{}",
+            found.words()
+        );
+        assert!(found.csv().lines().count() > found.applications - found.refused);
+    }
+
+    #[test]
+    fn what_a_vm_has_reserved_is_its_vcpus_sum() {
+        let change = |second: u64, vcpu, percent: u64| Change {
+            at: Nanos::from_millis(second * 1_000),
+            vcpu,
+            bandwidth: Bandwidth::ppm(percent * 10_000),
+        };
+        // vCPU 0 of the first VM has 90 % for half of the time; both changes at 300 s count at once.
+        let (mean, most) =
+            reserved(&[change(0, 0, 90), change(300, 0, 10), change(300, 1, 10), change(1, 4, 100)], 0, LENGTH_MS);
+        assert!((mean - 0.8).abs() < 1e-9 && (most - 1.2).abs() < 1e-9, "{mean} {most}");
+    }
+
+    #[test]
+    fn a_vms_programme_has_its_spells_in_turn() {
+        let rates = [Rta { slice_us: 3_000, period_us: 41_000 }];
+        let spell = |vcpu, rate, from_ms, until_ms| Spell { vcpu, rate, from_ms, until_ms };
+        let spells = [
+            spell(0, None, 0, 1_500),
+            spell(1, None, 0, 9),
+            spell(0, Some(0), 1_500, 2_811),
+            spell(0, Some(0), 2_811, 3_000),
+        ];
+        let (all, line) = programme("paced", 0, &spells, &rates);
+        assert_eq!(all, [("paced-0-1".to_owned(), rates[0])]);
+        // Of 1,311 ms 400 are for its admission; what is too short for a job is idle.
+        assert_eq!(
+            line,
+            "{ sleep 1.500000; run paced-0-1 SCHED_DEADLINE 3000 41000 2400 22 400000; sleep 0.189000; } &"
+        );
+    }
+}

@@ -1,0 +1,349 @@
+//! `memcached-slo`: a memcached in an RT VM with a small reservation, by itself, beside VMs that never idle and beside VMs with deadlines of their
+//! own (RTVirt, section 4.4, Table 4, Figures 5a and 5b), on one CPU.
+//!
+//! In: methods and neighbours on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-NEIGHBOURS`: response times of GETs at the
+//! wire, against an objective of 500 us ([`memcached::RTVIRT`]); beside video VMs, their deadlines too. The reservation is declared for the VM
+//! (`sched.toml`), as the paper's is: the paper's time and period, no slack.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use ontime_lab::images::Images;
+
+use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
+use crate::memcached;
+use crate::number;
+use crate::paper::{Figures, Rtvirt};
+use crate::rta::guests::{Guests, Order, Releases, Reservations};
+use crate::rta::{self, Rta, group};
+use crate::schema::{Load, MethodResult};
+use crate::server::{self, dotted};
+use crate::trial::{self, Requests, Trial};
+use crate::workload::Workload;
+
+/// The methods, in the order in which they are measured: the guests' module cannot be there for the first, which is Linux as it is.
+pub const METHODS: [&str; 3] = ["credit", "deadline", "paced"];
+/// What the paper's video slices are divided by: ten VMs and five memcached had 7.44 CPUs of 15 there, four and one have half a CPU here.
+pub const VIDEO_SCALE: u64 = 7;
+/// VMs that never idle, as many a CPU as the paper's 19 on two.
+pub const NEIGHBOURS: u8 = 9;
+/// Requests at the start of each case that do not count.
+const WARM_UP: u64 = 20;
+/// Pages of memory of a VM.
+const PAGES: u32 = 96;
+/// The host's own memory, and its VMs' emulators', MiB.
+const HOST_MIB: u32 = 3_072;
+
+/// Who is beside the memcached VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beside {
+    /// Nobody (Table 4).
+    Nobody,
+    /// VMs that never idle (Figure 5a).
+    Cpu,
+    /// VMs that stream video (Figure 5b): periodic applications of Table 3.
+    Video,
+}
+
+/// All of them.
+pub const BESIDE: [Beside; 3] = [Beside::Nobody, Beside::Cpu, Beside::Video];
+
+impl Beside {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Beside::Nobody => "alone",
+            Beside::Cpu => "cpu",
+            Beside::Video => "video",
+        }
+    }
+
+    fn words(self, neighbours: u8) -> String {
+        match self {
+            Beside::Nobody => "the CPU for itself".to_owned(),
+            Beside::Cpu => format!("beside {neighbours} VMs that never idle"),
+            Beside::Video => "beside 4 video VMs".to_owned(),
+        }
+    }
+
+    /// The paper's p99.9, us, of the method that stands where ours does.
+    fn paper(self, method: &str, figures: &Rtvirt) -> Option<f64> {
+        let tails = &figures.table4_us;
+        let of = |credit, rtxen, rtvirt| match method {
+            "credit" => Some(credit),
+            "deadline" => Some(rtxen),
+            "paced" => Some(rtvirt),
+            _ => None,
+        };
+        match self {
+            Beside::Nobody => of(tails.credit.p99_9, tails.rtxen.p99_9, tails.rtvirt.p99_9),
+            Beside::Cpu => {
+                let tails = figures.memcached.fig5a_p99_9_us;
+                of(tails.credit, tails.rtxen_a, tails.rtvirt)
+            }
+            Beside::Video => {
+                let tails = figures.memcached.fig5b_p99_9_us;
+                of(tails.credit, tails.rtxen_a, tails.rtvirt)
+            }
+        }
+    }
+}
+
+impl std::str::FromStr for Beside {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = BESIDE.into_iter().find(|beside| beside.name() == text);
+        found.ok_or_else(|| format!("neighbours '{text}' are not one of alone, cpu, video"))
+    }
+}
+
+/// What to measure on one emulated host.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The host, by [`prepare`].
+    pub site: Site,
+    /// Of [`METHODS`].
+    pub methods: Vec<String>,
+    /// Who is beside it.
+    pub beside: Vec<Beside>,
+    /// How many VMs that never idle.
+    pub neighbours: u8,
+    /// Counted requests a case, at least.
+    pub requests: u64,
+    /// Seed of the gaps between requests.
+    pub seed: u64,
+}
+
+/// A case's name in results.
+pub fn name(method: &str, beside: Beside) -> String {
+    format!("{method}-{}", beside.name())
+}
+
+/// Gives the host room for so many VMs that never idle, besides the others.
+pub fn prepare(mut site: Site, neighbours: u8) -> Site {
+    let vms = u32::from(neighbours) + 5;
+    site.machine.huge_pages = vms * PAGES;
+    site.machine.memory_mib = site.machine.memory_mib.max(site.machine.huge_pages * 2 + HOST_MIB);
+    site
+}
+
+/// Boots the host and its VMs and measures every method beside everybody. A case that fails is passed to `missing`, and the rest is measured, as
+/// long as the host lives.
+///
+/// # Errors
+/// The host or a VM does not come up; the papers' figures cannot be read.
+pub fn measure(
+    plan: &Plan,
+    figures: &Figures,
+    images: &Images,
+    progress: &mut dyn FnMut(&str),
+    missing: &mut dyn FnMut(&str, MeasureError),
+) -> Result<Vec<MethodResult>, MeasureError> {
+    let has = |beside| plan.beside.contains(&beside);
+    let video = group::video(figures, VIDEO_SCALE);
+    Guests::bring(&plan.site, images, progress)?;
+    let mut host = Host::start(&plan.site, images, &[], &server::CONFIG, progress)?;
+    let mut setting = Setting {
+        hogs: if has(Beside::Cpu) {
+            (1..=plan.neighbours).map(|number| format!("hog{number}")).collect()
+        } else {
+            Vec::new()
+        },
+        guests: Guests::boot(&mut host, if has(Beside::Video) { video.len() } else { 0 }, progress)?,
+        method: None,
+    };
+    let address = dotted(server::ADDRESS);
+    let role = server::MEMCACHED.role;
+    boot_vm(host.lab()?, &Vm { name: "rt", role, net: "rt", address: &address }, progress)?;
+    for (number, hog) in (10..).zip(&setting.hogs) {
+        let address = format!("10.2.0.{number}");
+        boot_vm(host.lab()?, &Vm { name: hog, role: "spin", net: "bulk", address: &address }, progress)?;
+        signal(&mut host, std::slice::from_ref(hog), "STOP")?;
+    }
+    let ordered = METHODS.iter().filter(|method| plan.methods.iter().any(|wanted| wanted == *method));
+    let cases = ordered.flat_map(|method| plan.beside.iter().map(move |beside| (*method, *beside)));
+    trial::each(
+        host,
+        cases,
+        |(method, beside)| name(method, *beside),
+        missing,
+        |host, &(method, beside), results| {
+            progress(&format!("{}: applying", name(method, beside)));
+            setting.apply(host, method, figures)?;
+            results.push(setting.measure_case(host, plan, (method, beside), &video, progress)?);
+            Ok(())
+        },
+    )
+}
+
+/// The VMs beside it, and what is in force.
+#[derive(Debug)]
+struct Setting {
+    hogs: Vec<String>,
+    guests: Guests,
+    method: Option<&'static str>,
+}
+
+fn signal(host: &mut Host, vms: &[String], signal: &str) -> Result<(), MeasureError> {
+    let all: String = vms.iter().map(|vm| format!("kill -{signal} $(cat /run/lab-vm/{vm}.pid); ")).collect();
+    host.shell(&format!("{all}:")).map(|_| ())
+}
+
+impl Setting {
+    fn apply(&mut self, host: &mut Host, method: &'static str, figures: &Figures) -> Result<(), MeasureError> {
+        if self.method == Some(method) {
+            return Ok(());
+        }
+        self.method = None;
+        if method == "credit" {
+            host.apply(method)?;
+        } else {
+            let [budget, period] = figures.rtvirt.memcached.reservation_us.rtvirt;
+            let own = format!("[[reservation]]\nname = \"rt\"\nbudget = \"{budget}us\"\nperiod = \"{period}us\"\n");
+            rta::apply(host, &mut self.guests, method, &own)?;
+        }
+        self.method = Some(method);
+        Ok(())
+    }
+
+    fn measure_case(
+        &self,
+        host: &mut Host,
+        plan: &Plan,
+        (method, beside): (&str, Beside),
+        video: &[Rta],
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<MethodResult, MeasureError> {
+        let case = name(method, beside);
+        let trial = Trial {
+            method: &case,
+            label: &format!("{}; {}", words(method), beside.words(plan.neighbours)),
+            load: Load::None,
+            requests: Requests::Client {
+                workload: Workload::Memcached { traffic: memcached::RTVIRT, connections: 1 },
+                count: plan.requests + WARM_UP,
+                seed: plan.seed,
+            },
+            warmup: WARM_UP,
+        };
+        let held = if beside == Beside::Video { Some(self.stream(host, plan, &case, method, video)?) } else { None };
+        if beside == Beside::Cpu {
+            signal(host, &self.hogs, "CONT")?;
+        }
+        let before = host.cpu_time()?;
+        let measured = trial.run(host, progress);
+        let after = host.cpu_time()?;
+        if beside == Beside::Cpu {
+            signal(host, &self.hogs, "STOP")?;
+        }
+        let mut result = measured?;
+        result.notes.extend(rta::pacers(&before, &after));
+        if let Some(held) = held {
+            let logs = video.iter().enumerate().map(|(vm, rta)| self.guests.log(host, vm, &case, *rta));
+            let logs = logs.collect::<Result<Vec<_>, _>>()?;
+            let (rtas, notes) = rta::deadlines(video, &logs, held);
+            result.rtas = Some(rtas);
+            result.notes.extend(notes);
+        }
+        Ok(result)
+    }
+
+    /// Has the video VMs stream for as long as requests are sent; what is reserved for them.
+    fn stream(
+        &self,
+        host: &mut Host,
+        plan: &Plan,
+        case: &str,
+        method: &str,
+        video: &[Rta],
+    ) -> Result<Option<f64>, MeasureError> {
+        let delay_us = rta::delay_us(method);
+        // A request each 10 ms, what is slow about it, and the client's beginning.
+        let seconds = (plan.requests + WARM_UP) / 90 + 6;
+        let order = |rta: &Rta| {
+            let releases = Releases::Periodic(seconds * 1_000_000 / rta.period_us);
+            Order { tag: case.to_owned(), rta: *rta, releases, delay_us }.line()
+        };
+        self.guests.tell(host, &video.iter().map(order).collect::<Vec<_>>())?;
+        let held = if method == "credit" {
+            None
+        } else {
+            let held = Reservations::wait(host, video.len(), delay_us / 400_000)?;
+            Some(held.beyond_declared(self.guests.names()))
+        };
+        host.shell(&format!("sleep {}", Duration::from_micros(delay_us).as_secs()))?;
+        Ok(held)
+    }
+}
+
+fn words(method: &str) -> &str {
+    match method {
+        "credit" => "Linux as it is: fair shares, nothing applied",
+        "deadline" => "reserved, kept by SCHED_DEADLINE on the host",
+        "paced" => "reserved, kept by pacers",
+        other => other,
+    }
+}
+
+/// Table 4 and Figures 5a and 5b.
+pub fn table(results: &[MethodResult]) -> String {
+    let mut text = String::from(
+        "case             requests  lost       p50       p90       p99     p99.9       max  us   over 500 us   paper p99.9   video: jobs  missed\n",
+    );
+    let figures = Figures::load().ok();
+    for result in results {
+        let figures_of = result.latency_us.map_or_else(
+            || "  nothing was counted".to_owned(),
+            |of| [of.p50, of.p90, of.p99, of.p99_9, of.max].map(|value| format!("{:>10}", number::us(value))).concat(),
+        );
+        let paper = METHODS.iter().flat_map(|method| BESIDE.map(|beside| (*method, beside)));
+        let paper = paper.into_iter().find(|(method, beside)| name(method, *beside) == result.method);
+        let paper =
+            paper.zip(figures.as_ref()).and_then(|((method, beside), figures)| beside.paper(method, &figures.rtvirt));
+        let jobs = result.rtas.as_ref().map_or_else(
+            || "-".to_owned(),
+            |rtas| format!("{:>11} {:>7}", rtas.rows.iter().map(|row| row.jobs).sum::<u64>(), rtas.missed),
+        );
+        let _ = writeln!(
+            text,
+            "{:<16} {:>8} {:>5}{figures_of} {:>13} {:>13} {jobs:>13}",
+            result.method,
+            result.count,
+            result.lost,
+            result.late.map_or(0, |late| late.frames),
+            paper.map_or_else(|| "-".to_owned(), number::us),
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scaled_set_needs_what_the_papers_does_a_cpu() {
+        let figures = Figures::load().unwrap();
+        let video = group::video(&figures, VIDEO_SCALE);
+        let needed: f64 = video.iter().copied().map(Rta::bandwidth).sum();
+        let [budget, period] = figures.rtvirt.memcached.reservation_us.rtvirt;
+        let own = budget as f64 / period as f64;
+        // 7.44 CPUs of 15.
+        assert!((0.45..0.55).contains(&(needed + own)), "{needed} {own}");
+        assert_eq!(video[0], Rta { slice_us: 19_000 / VIDEO_SCALE, period_us: 41_000 });
+    }
+
+    #[test]
+    fn each_case_has_the_papers_figure() {
+        let figures = Figures::load().unwrap().rtvirt;
+        assert_eq!(Beside::Cpu.paper("paced", &figures), Some(379.0));
+        assert_eq!(Beside::Cpu.paper("deadline", &figures), Some(114.0));
+        assert_eq!(Beside::Video.paper("credit", &figures), Some(1170.0));
+        assert_eq!(Beside::Nobody.paper("paced", &figures), Some(57.5));
+        assert_eq!(Beside::Nobody.paper("vanilla", &figures), None);
+        for beside in BESIDE {
+            assert_eq!(beside.name().parse(), Ok(beside));
+        }
+        assert!("hogs".parse::<Beside>().is_err());
+    }
+}

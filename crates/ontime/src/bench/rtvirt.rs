@@ -1,0 +1,129 @@
+//! `ontime bench video`, `rta-scale`, `motivation` and `registration`: RTVirt, sections 4.3, 4.5 and 2.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use ontime_bench::paper::Figures;
+use ontime_bench::rta::scale::{self, SCENARIOS};
+use ontime_bench::rta::{WORK_PERCENT, motivation, registration, video};
+
+use super::{Emulated, Measured, Output};
+use crate::exit::{OK, THRESHOLD};
+
+#[derive(Debug, clap::Args)]
+pub struct Video {
+    /// Only the simulation of the paper's size, no emulated host
+    #[arg(long)]
+    simulate: bool,
+    /// What each VM has reserved over time in the simulation (Figure 4), as CSV
+    #[arg(long, value_name = "FILE")]
+    allocations: Option<PathBuf>,
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), paced; default: all
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    /// How long, seconds of the guests' time; applications last from a sixtieth to six tenths of it (the simulation has the paper's 600 s)
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(5..=600))]
+    seconds: u32,
+    /// Seed of what comes when
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    emulated: Emulated,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Simulates the paper's size, and measures what one CPU holds.
+pub fn run(args: &Video) -> anyhow::Result<ExitCode> {
+    let figures = Figures::load()?;
+    if let Some(unknown) = args.methods.iter().find(|method| !video::METHODS.contains(&method.as_str())) {
+        bail!("method '{unknown}' is not one of {}", video::METHODS.join(", "));
+    }
+    let simulated = video::simulated(&figures, args.seed, video::LENGTH_MS)?;
+    if let Some(path) = &args.allocations {
+        fs::write(path, simulated.csv()).with_context(|| format!("writing {}", path.display()))?;
+    }
+    if args.simulate {
+        println!("{}", simulated.words());
+        figures.notes("video").iter().for_each(|note| println!("{note}"));
+        return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { THRESHOLD }));
+    }
+    let defaults = || video::METHODS.map(str::to_owned).to_vec();
+    let methods = if args.methods.is_empty() { defaults() } else { args.methods.clone() };
+    let mut missing = Vec::new();
+    let results = args.emulated.measure(true, |site, images| {
+        let plan = video::Plan { site, methods, seconds: args.seconds, seed: args.seed };
+        video::measure(&plan, &figures, images, &mut |line| eprintln!("{line}"), &mut |case, error| {
+            missing.push(format!("{case}: not measured: {error}"));
+        })
+    })?;
+    let notes = vec![
+        format!(
+            "the emulated host: four VMs with a vCPU each, {} s, slices the paper's divided by {}, as the virtual clock has one CPU; a job computes for {WORK_PERCENT} % of \
+             its slice; four threads of the host want the CPU all the time",
+            args.seconds,
+            video::SCALE
+        ),
+        simulated.words(),
+    ];
+    Measured { experiment: "video", seed: args.seed, results, missing, notes }.report(&args.output)
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Scale {
+    /// Seconds simulated (100 in the paper)
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    seconds: u32,
+}
+
+/// Simulates both scenarios and times the planner.
+pub fn scale(args: &Scale) -> anyhow::Result<ExitCode> {
+    let figures = Figures::load()?;
+    let all = SCENARIOS.map(|scenario| scale::run(&figures, scenario, args.seconds));
+    let all = all.into_iter().collect::<Result<Vec<_>, _>>()?;
+    print!("{}", scale::table(&all));
+    Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { THRESHOLD }))
+}
+
+/// Simulates Figure 1.
+pub fn motivation() -> anyhow::Result<ExitCode> {
+    print!("{}", motivation::table()?);
+    Ok(ExitCode::from(OK))
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Registration {
+    /// Changes of an application's bandwidth
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    count: u32,
+    #[command(flatten)]
+    emulated: Emulated,
+}
+
+/// Measures what a guest's asking for bandwidth costs.
+pub fn registration(args: &Registration) -> anyhow::Result<ExitCode> {
+    let found = args.emulated.measure(true, |site, images| {
+        registration::measure(&site, args.count, images, &mut |line| eprintln!("{line}"))
+    })?;
+    print!("{}", found.text());
+    Ok(ExitCode::from(if found.host_sum_us() <= registration::GOAL_US { OK } else { THRESHOLD }))
+}
+
+#[cfg(test)]
+mod tests {
+    use ontime_bench::goals;
+
+    use super::*;
+
+    #[test]
+    fn the_goal_names_a_case_that_the_experiment_makes() {
+        let specs = goals::of_experiment("video");
+        assert_eq!(specs.len(), 1);
+        for case in specs.iter().flat_map(|spec| spec.measure.cases()) {
+            assert!(video::METHODS.contains(&case.method) && !case.load.floods(), "{case:?}");
+        }
+        assert!(!Figures::load().unwrap().notes("video").is_empty());
+    }
+}
