@@ -4,6 +4,8 @@
  *
  *   /sys/class/net/X/ontime/napi_weight   "default", or at most how many packets its NAPI takes at a time, 1 to 64
  *
+ *   /sys/class/net/X/ontime/busy_poll     "1" while threads of this module poll its NAPI, napi-poll/X-ID; else "0"
+ *
  * What is set ends with the interface, with its move to another network namespace, and with the module: every instance has
  * its driver's own again. Writing takes CAP_NET_ADMIN of the host: a container's interface is its own, the CPU is not.
  */
@@ -18,8 +20,8 @@
 
 #include "ontime_napi.h"
 
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 14, 0)
-#error "from 6.14 on napi_list has another lock, and from 6.18 on PREEMPT_RT has no need of this module"
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 13, 0)
+#error "from 6.13 on each NAPI instance defers its interrupt by itself, from 6.14 on napi_list has another lock, and from 6.19 on nothing here is needed"
 #endif
 
 static ssize_t napi_weight_show(struct device *device, struct device_attribute *attribute, char *buf)
@@ -60,7 +62,41 @@ static ssize_t napi_weight_store(struct device *device, struct device_attribute 
 
 static DEVICE_ATTR_RW(napi_weight);
 
+static ssize_t busy_poll_show(struct device *device, struct device_attribute *attribute, char *buf)
+{
+	struct net_device *dev = to_net_dev(device);
+	ssize_t length = -ENODEV;
+
+	if (!rtnl_trylock())
+		return restart_syscall();
+	if (dev->reg_state == NETREG_REGISTERED)
+		length = ontime_poll_show(dev, buf);
+	rtnl_unlock();
+	return length;
+}
+
+static ssize_t busy_poll_store(struct device *device, struct device_attribute *attribute, const char *buf, size_t length)
+{
+	struct net_device *dev = to_net_dev(device);
+	bool on;
+	int err;
+
+	if (!capable(CAP_NET_ADMIN))
+		return -EPERM;
+	err = kstrtobool(buf, &on);
+	if (err)
+		return err;
+	if (!rtnl_trylock())
+		return restart_syscall();
+	err = dev->reg_state == NETREG_REGISTERED ? ontime_poll_set(dev, on) : -ENODEV;
+	rtnl_unlock();
+	return err ?: length;
+}
+
+static DEVICE_ATTR_RW(busy_poll);
+
 static struct attribute *attributes[] = {
+	&dev_attr_busy_poll.attr,
 	&dev_attr_napi_weight.attr,
 	NULL,
 };
@@ -98,8 +134,13 @@ static int on_event(struct notifier_block *block, unsigned long event, void *dat
 	case NETDEV_UP:
 		/* Many drivers make their instances in ndo_open. */
 		ontime_weight_renew(dev);
+		ontime_poll_up(dev);
+		break;
+	case NETDEV_GOING_DOWN:
+		ontime_poll_down(dev);
 		break;
 	case NETDEV_UNREGISTER:
+		ontime_poll_set(dev, false);
 		ontime_weight_set(dev, 0);
 		remove_directory(dev);
 		break;
@@ -122,6 +163,6 @@ static void __exit ontime_napi_exit(void)
 module_init(ontime_napi_init);
 module_exit(ontime_napi_exit);
 
-MODULE_DESCRIPTION("Ontime: NAPI weight by interface, for kernels whose softirqs share a lock on each CPU");
+MODULE_DESCRIPTION("Ontime: NAPI weight and polling threads by interface, for kernels that lack them");
 MODULE_AUTHOR("The Ontime developers");
 MODULE_LICENSE("GPL");

@@ -97,6 +97,7 @@ guest_sockets_are_the_hosts() {
 # The host module is built for the emulated host's kernel.
 polls_are_short_on_an_old_kernel() { inside napi-weight --kernel 6.12-rt --host-module; }
 a_send_waits_for_short_polls_only() { inside napi-wait --kernel 6.12-rt --host-module --client 'sh napi-wait-client.sh'; }
+rt_queues_are_polled_on_an_old_kernel() { inside host-poll --kernel 6.12-rt --host-module --clock real --cpus 2; }
 levels_have_their_places() { inside levels; }
 busypoll_takes_no_interrupts() { inside busypoll --clock real --cpus 2; }
 qdiscs_are_set_and_given_back() { inside qdiscs; }
@@ -133,6 +134,7 @@ path_holds_under_traffic_and_faults() { inside path --timeout $((1800 + 60 * ${C
 
 # By name only:
 # polls_are_short_on_an_old_kernel, a_send_waits_for_short_polls_only  build the host module
+# rt_queues_are_polled_on_an_old_kernel  the same, on the real clock
 # guest_sockets_are_the_hosts   builds for six kernels
 # who_has_something_pending_goes_first  two hosts
 # reserved_cpu_time_is_kept     five minutes

@@ -134,3 +134,59 @@ fn a_kernel_that_cannot_poll_is_a_finding_and_a_method_without_it_takes_polling_
     assert_eq!(refusals(&found, RuleId::BusyPoll), [Refusal::Kernel]);
     assert!(!napi_settings(&found).iter().any(|(_, value)| value == "2"));
 }
+
+/// `two_vms` under method busypoll on 6.12, whose kernel shows no instance's own mode.
+fn polling_by_module() -> (Inventory, Intent) {
+    let (mut inventory, intent) = polling();
+    inventory.kernel.version = (6, 12);
+    for nic in &mut inventory.nics {
+        nic.busy_poll = Some("0".to_owned());
+        for napi in &mut nic.napis {
+            napi.threaded = None;
+        }
+    }
+    (inventory, intent)
+}
+
+#[test]
+fn before_6_19_the_host_module_polls_and_its_threads_have_the_place() {
+    let (mut inventory, mut intent) = polling_by_module();
+    let file = |plan: &Plan| -> Vec<String> {
+        let of = plan.settings.iter().filter(|of| of.rule == RuleId::BusyPoll);
+        of.map(|of| format!("{}: {}", of.knob, of.value)).collect()
+    };
+    let found = plan(&inventory, &intent);
+    assert_eq!(file(&found), ["eth0 ontime/busy_poll: 1"], "its threads are there with the next look");
+    assert_eq!(policies(&found)["napi/eth0-8193"], Policy::Fifo(44), "the kernel's thread keeps its place");
+    let id = ontime_tenants::ThreadId { pid: 70_000, tid: 70_000, start_time: 1 };
+    let comm = "napi-poll/eth0-8193".to_owned();
+    let kind = ontime_hostnet::inventory::KernelThreadKind::NapiPoll(8193);
+    inventory.threads.push(ontime_hostnet::inventory::KernelThread { id, kind, comm, policy: Policy::BULK });
+    intent.nics = BTreeMap::from([("eth0".to_owned(), NicConfig { poll_cpu: Some(5), ..NicConfig::default() })]);
+    let found = plan(&inventory, &intent);
+    assert_eq!(policies(&found)["napi-poll/eth0-8193"], Policy::Fifo(1));
+    assert!(
+        file(&found).iter().any(|line| line.contains("napi-poll/eth0-8193") && line.ends_with("CPUs 5")),
+        "{:?}",
+        file(&found)
+    );
+    // It rests, or the method ends: the file is given back.
+    intent.resting = std::collections::BTreeSet::from([inventory.nic("eth0").unwrap().id.ifindex]);
+    assert!(!file(&plan(&inventory, &intent)).iter().any(|line| line.contains("ontime/busy_poll")));
+    assert_eq!(rules::polling_nics(&inventory, &intent).count(), 1);
+    intent.resting.clear();
+    let partitioned = plan(&inventory, &Intent { method: Method::Partitioned, ..intent.clone() });
+    assert!(file(&partitioned).is_empty());
+
+    // A NIC that has bulk queues too is not polled, and without the module none is.
+    let mut mixed = intent.clone();
+    let queues = BTreeMap::from([(1, ontime_tenants::Class::Bulk)]);
+    mixed.nics = BTreeMap::from([("eth0".to_owned(), NicConfig { queues, ..NicConfig::default() })]);
+    let found = plan(&inventory, &mixed);
+    assert!(file(&found).is_empty() && refusals(&found, RuleId::BusyPoll) == [Refusal::Kernel]);
+    inventory.nics[0].busy_poll = None;
+    let found = plan(&inventory, &intent);
+    assert!(file(&found).is_empty());
+    let remedy = &found.findings.iter().find(|of| of.rule == RuleId::BusyPoll).unwrap().remedy;
+    assert!(remedy.contains("modprobe ontime_napi") && remedy.contains("6.19"), "{remedy}");
+}

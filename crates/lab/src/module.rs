@@ -58,7 +58,7 @@ pub const GUEST: Module = Module {
     script: ("scripts/guest-module.sh", include_str!("../../../scripts/guest-module.sh")),
 };
 
-/// NAPI weight, for hosts whose kernel takes it ([`crate::Kernel::takes_host_module`]).
+/// NAPI weight and polling threads, for hosts whose kernel takes it ([`crate::Kernel::takes_host_module`]).
 pub const HOST: Module = Module {
     folder: "host",
     file: "ontime_napi.ko",
@@ -67,6 +67,7 @@ pub const HOST: Module = Module {
         ("host/Makefile", include_str!("../../../host/Makefile")),
         ("host/dkms.conf", include_str!("../../../host/dkms.conf")),
         ("host/main.c", include_str!("../../../host/main.c")),
+        ("host/poll.c", include_str!("../../../host/poll.c")),
         ("host/ontime_napi.h", include_str!("../../../host/ontime_napi.h")),
         ("host/weight.c", include_str!("../../../host/weight.c")),
     ],

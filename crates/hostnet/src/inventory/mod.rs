@@ -139,6 +139,8 @@ pub struct Nic {
     pub threaded: Option<u32>,
     /// At most how many packets its polls take, by the host module: a number, or `default`; `None` where that is not loaded.
     pub napi_weight: Option<String>,
+    /// Whether threads of the host module poll it: `0` or `1`; `None` where that is not loaded.
+    pub busy_poll: Option<String>,
     /// Its NAPI instances (netlink, 6.8; on older kernels those with a thread).
     pub napis: Vec<Napi>,
     /// Numbers of its message-signalled interrupts.
@@ -197,6 +199,8 @@ pub enum KernelThreadKind {
     Irq(u32),
     /// `napi/NIC-ID`: polls NAPI instance ID.
     Napi(u32),
+    /// `napi-poll/NIC-ID`: polls NAPI instance ID all the time, by the host module.
+    NapiPoll(u32),
     /// `ksoftirqd/CPU`.
     Ksoftirqd(u32),
     /// `ktimers/CPU`: timer softirq on PREEMPT_RT.
@@ -289,7 +293,9 @@ impl Inventory {
                 let kind = self.threads.iter().find(|known| known.id == *thread)?.kind;
                 self.nics.iter().find(|nic| match kind {
                     KernelThreadKind::Irq(irq) => nic.irqs.contains(&irq),
-                    KernelThreadKind::Napi(id) => nic.napis.iter().any(|napi| napi.id == id),
+                    KernelThreadKind::Napi(id) | KernelThreadKind::NapiPoll(id) => {
+                        nic.napis.iter().any(|napi| napi.id == id)
+                    }
                     _ => false,
                 })
             }

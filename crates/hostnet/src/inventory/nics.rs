@@ -15,7 +15,7 @@ use crate::netlink::ethtool::Ethtool;
 use crate::netlink::link::{Link, links};
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
-use crate::rules::WEIGHT_FILE;
+use crate::rules::{POLL_FILE, WEIGHT_FILE};
 
 pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
     let found = Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).and_then(|mut netlink| links(&mut netlink));
@@ -108,6 +108,7 @@ fn nic(roots: &Roots, inventory: &Inventory, link: Link, napis: Vec<Napi>) -> Ni
         tx_queues,
         threaded: read_number(&dir.join("threaded")),
         napi_weight: read(&dir.join(WEIGHT_FILE)),
+        busy_poll: read(&dir.join(POLL_FILE)),
         napis,
         irqs,
         moderation: None,

@@ -49,6 +49,7 @@ fn kind_of(comm: &str) -> Option<KernelThreadKind> {
         "irq" => rest.split_once('-')?.0.parse().ok().map(KernelThreadKind::Irq),
         // napi/NIC-ID, where the NIC's name may hold dashes.
         "napi" => rest.rsplit_once('-')?.1.parse().ok().map(KernelThreadKind::Napi),
+        "napi-poll" => rest.rsplit_once('-')?.1.parse().ok().map(KernelThreadKind::NapiPoll),
         "ksoftirqd" => cpu().map(KernelThreadKind::Ksoftirqd),
         "ktimers" => cpu().map(KernelThreadKind::Ktimers),
         "rcuc" => cpu().map(KernelThreadKind::Rcuc),
@@ -68,6 +69,7 @@ mod tests {
             ("irq/38-virtio2-input.0", Some(KernelThreadKind::Irq(38))),
             ("irq/7-s-acpi", Some(KernelThreadKind::Irq(7))),
             ("napi/eth-0-8193", Some(KernelThreadKind::Napi(8193))),
+            ("napi-poll/eth-0-8193", Some(KernelThreadKind::NapiPoll(8193))),
             ("ksoftirqd/12", Some(KernelThreadKind::Ksoftirqd(12))),
             ("ktimers/0", Some(KernelThreadKind::Ktimers(0))),
             ("rcuc/1", Some(KernelThreadKind::Rcuc(1))),

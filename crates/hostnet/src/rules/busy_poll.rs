@@ -1,4 +1,5 @@
-//! A polling thread for each RT receive queue (Kernel Busy Poll, IEICE'22), by the kernel's own means: `NAPI_SET threaded=2`.
+//! A polling thread for each RT receive queue (Kernel Busy Poll, IEICE'22), by the kernel's own means, `NAPI_SET threaded=2`, or before 6.19 by the host
+//! module `ontime_napi`, whose threads do what a process does that polls for a socket.
 //!
 //! The paper's thread owns a CPU; here it has one where `poll_cpu` names it. With or without, it polls at FIFO 1: every vCPU, `rcuc`,
 //! `ktimers` and `ksoftirqd` go before it, so that timers, RCU and other softirqs stay alive, and the runtime cap leaves threads
@@ -7,10 +8,11 @@
 
 use ontime_tenants::{Class, PriorityTable};
 
+use super::napi_weight::{INSTALL, MODULE_UNTIL};
 use super::nic_threads::{napi_knob, place, thread_of};
 use crate::CpuSet;
 use crate::intent::Intent;
-use crate::inventory::{Inventory, Napi, Nic};
+use crate::inventory::{Inventory, KernelThread, KernelThreadKind, Napi, Nic};
 use crate::knob::{Knob, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
@@ -18,6 +20,14 @@ use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 pub const POLLING: u32 = 2;
 /// From here on the kernel has that.
 pub const POLLING_SINCE: (u32, u32) = (6, 19);
+
+/// The module's file, below a NIC's directory in sysfs.
+pub const POLL_FILE: &str = "ontime/busy_poll";
+
+/// Whether the host module polls, for want of the kernel: all instances of a NIC or none.
+pub fn by_module(inventory: &Inventory, nic: &Nic) -> bool {
+    inventory.kernel.version < POLLING_SINCE && nic.busy_poll.is_some()
+}
 
 /// Whether the method has this instance polling now. Only a NIC's own: a virtual interface's packets come from a thread of
 /// this host, which polling could only keep from its CPU.
@@ -29,10 +39,19 @@ pub fn polls(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> 
 fn may_poll(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> bool {
     intent.method.has(RuleId::BusyPoll)
         && nic.physical
-        && inventory.kernel.version >= POLLING_SINCE
-        && napi.threaded.is_some_and(|mode| mode < POLLING)
+        && (has_thread(inventory, napi) || by_module(inventory, nic) && is_rt(inventory, intent, nic))
         && (inventory.cpus.online.len() > 1 || named_cpu(intent, nic).is_some())
         && intent.napi_class(inventory, nic, napi) != Class::Bulk
+}
+
+/// Whether the kernel's own thread can poll, and nobody else has it polling.
+fn has_thread(inventory: &Inventory, napi: &Napi) -> bool {
+    inventory.kernel.version >= POLLING_SINCE && napi.threaded.is_some_and(|mode| mode < POLLING)
+}
+
+/// Whether all of its receive queues are RT.
+fn is_rt(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
+    nic.napis.iter().all(|napi| intent.napi_class(inventory, nic, napi) != Class::Bulk)
 }
 
 fn named_cpu(intent: &Intent, nic: &Nic) -> Option<u32> {
@@ -53,24 +72,24 @@ pub fn busy_poll(inventory: &Inventory, intent: &Intent) -> Outcome {
         if rt.is_empty() {
             continue;
         }
-        if inventory.kernel.version < POLLING_SINCE || rt.iter().all(|napi| napi.threaded.is_none()) {
-            outcome.findings.push(finding(
-                nic,
-                Severity::Warning,
-                format!("kernel {} has no polling NAPI threads: it waits for interrupts", inventory.kernel.release),
-                "a kernel of 6.19 or later (Debian: from backports)".to_owned(),
-                Some(Refusal::Kernel),
-            ));
+        let module = by_module(inventory, nic);
+        if let Some(found) = lacks(inventory, intent, nic, &rt) {
+            outcome.findings.push(found);
             continue;
         }
         let own = own_cpu(inventory, intent, nic, &mut outcome);
+        if module && rt.iter().any(|napi| polls(inventory, intent, nic, napi)) {
+            let knob = Knob::NicFile { nic: nic.id.clone(), path: POLL_FILE.to_owned() };
+            outcome.settings.push(Setting::new(RuleId::BusyPoll, Stage::Thread, knob, Value::Text("1".to_owned())));
+        }
         for napi in rt.into_iter().filter(|napi| may_poll(inventory, intent, nic, napi)) {
             let now = polls(inventory, intent, nic, napi);
-            if now {
+            if now && !module {
                 let knob = napi_knob(nic, napi);
                 outcome.settings.push(Setting::new(RuleId::BusyPoll, Stage::Thread, knob, Value::Threaded(POLLING)));
             }
-            let Some(thread) = thread_of(inventory, napi) else { continue };
+            let thread = if module { poller_of(inventory, napi) } else { thread_of(inventory, napi) };
+            let Some(thread) = thread else { continue };
             // At its own CPU it stays, polling or not.
             if let Some(cpu) = own {
                 let knob = Knob::ThreadAffinity { thread: thread.id, comm: thread.comm.clone() };
@@ -83,6 +102,31 @@ pub fn busy_poll(inventory: &Inventory, intent: &Intent) -> Outcome {
         }
     }
     outcome
+}
+
+/// The host module's thread.
+fn poller_of<'a>(inventory: &'a Inventory, napi: &Napi) -> Option<&'a KernelThread> {
+    inventory.threads.iter().find(|thread| thread.kind == KernelThreadKind::NapiPoll(napi.id))
+}
+
+/// Why a NIC with these RT instances cannot be polled.
+fn lacks(inventory: &Inventory, intent: &Intent, nic: &Nic, rt: &[&Napi]) -> Option<Finding> {
+    if by_module(inventory, nic) {
+        return (!is_rt(inventory, intent, nic)).then(|| {
+            let found =
+                "module ontime_napi polls all of a NIC's queues, and some of these are bulk: it waits for interrupts"
+                    .to_owned();
+            let remedy = "give RT tenants a NIC of their own, or a kernel of 6.19 or later".to_owned();
+            finding(nic, Severity::Warning, found, remedy, Some(Refusal::Kernel))
+        });
+    }
+    if inventory.kernel.version >= POLLING_SINCE && rt.iter().any(|napi| napi.threaded.is_some()) {
+        return None;
+    }
+    let found = format!("kernel {} has no polling NAPI threads: it waits for interrupts", inventory.kernel.release);
+    let install = if inventory.kernel.version < MODULE_UNTIL { INSTALL } else { "" };
+    let remedy = format!("{install} a kernel of 6.19 or later (Debian: from backports)").trim_start().to_owned();
+    Some(finding(nic, Severity::Warning, found, remedy, Some(Refusal::Kernel)))
 }
 
 /// The CPU for a NIC's polling threads, where one is named and can be spared; what is to be said of it.

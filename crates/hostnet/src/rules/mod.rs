@@ -20,7 +20,7 @@ mod veth;
 
 use crate::rule::{Cost, Rule, RuleId};
 
-pub use busy_poll::{POLLING_SINCE, polling_nics};
+pub use busy_poll::{POLL_FILE, POLLING_SINCE, polling_nics};
 pub use host::{HALT_POLL_NS, RT_RUNTIME, SKB_DEFER_MAX};
 pub use napi_weight::{DEV_WEIGHT, NO_BH_LOCK, WEIGHT_FILE};
 pub use nic_threads::NAPI_LISTED;
@@ -121,9 +121,11 @@ pub static RULES: &[Rule] = &[
             text: "KBP, Fig. 8: maximum round trip through a VM under 200 us with a polling thread, milliseconds with NAPI",
             source: "the paper's hardware: IEICE'22, 10 Gb/s NIC, isolated CPUs",
         },
-        cure: "NAPI_SET threaded=2 (6.19), the thread at FIFO 1, below every vCPU, best on a CPU of its own (poll_cpu)",
+        cure: "NAPI_SET threaded=2 (6.19), before that the host module's busy_poll; the thread at FIFO 1, below every vCPU, best on a CPU of its own \
+               (poll_cpu)",
         live_safe: "net/core/dev.c, napi_set_threaded: state bits of the instance; its thread goes on polling instead of \
-                    waiting, and on the way back ends its poll as usual, which opens the interrupt",
+                    waiting, and on the way back ends its poll as usual, which opens the interrupt. The module's: napi_busy_loop, as a \
+                    socket's owner polls, ends by a poll as usual or by napi_watchdog",
         plan: busy_poll::busy_poll,
     },
     Rule {

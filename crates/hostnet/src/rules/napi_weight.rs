@@ -20,8 +20,11 @@ pub const WEIGHT_FILE: &str = "ontime/napi_weight";
 pub const DEV_WEIGHT: &str = "net/core/dev_weight";
 /// Packets a poll: a tenth of the wait of 64, for no small packets lost that could be measured (docs/hostnet.md).
 const WEIGHT: u32 = 4;
-/// From here on `napi_list` has a lock that the module does not take.
-const MODULE_UNTIL: (u32, u32) = (6, 14);
+/// From here on NAPI instances defer their interrupts one by one, and from 6.14 on `napi_list` has a lock: the module is not made for them.
+pub const MODULE_UNTIL: (u32, u32) = (6, 13);
+
+/// How it comes to be there.
+pub const INSTALL: &str = "install module ontime_napi (folder host: make dkms; dkms install ontime_napi/0.2.0) and load it: modprobe ontime_napi; or";
 
 /// See [`RuleId::NapiWeight`].
 pub fn napi_weight(inventory: &Inventory, intent: &Intent) -> Outcome {
@@ -69,8 +72,7 @@ fn classes(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Vec<Class> {
 
 fn no_module(inventory: &Inventory) -> Finding {
     let kernel = &inventory.kernel;
-    let install = "install module ontime_napi (folder host: make dkms; dkms install ontime_napi/0.1.0) and load it: modprobe ontime_napi; or";
-    let module = if kernel.version < MODULE_UNTIL { install } else { "" };
+    let module = if kernel.version < MODULE_UNTIL { INSTALL } else { "" };
     Finding {
         rule: RuleId::NapiWeight,
         severity: Severity::Warning,

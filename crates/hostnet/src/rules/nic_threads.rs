@@ -93,7 +93,8 @@ pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| !nic.napis.is_empty()) {
         for napi in &nic.napis {
-            if busy_poll::polls(inventory, intent, nic, napi) {
+            // The host module has threads of its own, and these take over wherever they do not poll.
+            if busy_poll::polls(inventory, intent, nic, napi) && !busy_poll::by_module(inventory, nic) {
                 continue;
             }
             let policy = intent.table.policy(intent.napi_class(inventory, nic, napi), Role::Napi);

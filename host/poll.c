@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * A thread for each of an interface's NAPI instances that looks at its ring all the time, for kernels before 6.19, which have no such
+ * threads of their own (KBP, IEICE'22: a polling kernel thread in place of NET_RX softirq).
+ *
+ * It is the kernel's busy polling (net/core/dev.c, napi_busy_loop), as a process does that waits for a socket: the thread claims the
+ * instance, whose interrupt then stays off. It lets go every STRETCH_US, since it reads under RCU until then; so that the interrupt is not
+ * opened there each time, the interface defers that for the time (napi_defer_hard_irqs, gro_flush_timeout: "preferred busy polling",
+ * Documentation/networking/napi.rst), which ends by a timer if nobody polls any more. Between two looks timers and all other softirqs have their turn.
+ */
+#include <linux/kthread.h>
+#include <linux/rculist.h>
+#include <linux/rtnetlink.h>
+#include <linux/slab.h>
+#include <linux/sysfs.h>
+#include <net/busy_poll.h>
+
+#include "ontime_napi.h"
+
+/* us between two ends of a reader's section. */
+#define STRETCH_US 500
+/* ns after which the interrupt opens where nobody polls: longer than a stretch, and than a thread that lets others run. */
+#define OPEN_AFTER_NS (4 * NSEC_PER_MSEC)
+/* Packets a look, the kernel's own BUSY_POLL_BUDGET. */
+#define BUDGET 8
+/* us to wait where the instance is gone, or somebody else has it. */
+#define AWAY_US 100
+
+struct poller {
+	struct net_device *dev;
+	struct task_struct *task;
+	unsigned int napi_id;
+	unsigned long looks;
+};
+
+/* An interface that is polled. */
+struct polled {
+	struct list_head list;
+	struct net_device *dev;
+	u32 deferred;
+	unsigned long timeout;
+	unsigned int count;
+	struct poller pollers[];
+};
+
+/* All interfaces that are to be polled; one that is down has no threads. Under rtnl. */
+static LIST_HEAD(polled);
+
+static struct polled *find(struct net_device *dev)
+{
+	struct polled *p;
+
+	ASSERT_RTNL();
+	list_for_each_entry(p, &polled, list)
+		if (p->dev == dev)
+			return p;
+	return NULL;
+}
+
+/* Packets that wait to be merged wait for a look that finds none; the driver's own end of a poll does not come while it is polled. */
+static void flush_merged(struct poller *poller)
+{
+	struct napi_struct *napi;
+
+	list_for_each_entry_rcu(napi, &poller->dev->napi_list, dev_list) {
+		if (napi->napi_id == poller->napi_id && napi->gro_bitmask) {
+			local_bh_disable();
+			napi_gro_flush(napi, false);
+			local_bh_enable();
+		}
+	}
+}
+
+/* Called after each look, with the instance claimed, under RCU. */
+static bool enough(void *data, unsigned long since)
+{
+	struct poller *poller = data;
+
+	poller->looks++;
+	flush_merged(poller);
+	return kthread_should_stop() || busy_loop_current_time() - since > STRETCH_US;
+}
+
+static int poll(void *data)
+{
+	struct poller *poller = data;
+
+	while (!kthread_should_stop()) {
+		unsigned long before = poller->looks;
+
+		napi_busy_loop(poller->napi_id, enough, poller, true, BUDGET);
+		if (poller->looks == before)
+			usleep_range(AWAY_US, 2 * AWAY_US);
+		cond_resched();
+	}
+	return 0;
+}
+
+static void stop(struct polled *p)
+{
+	while (p->count)
+		kthread_stop(p->pollers[--p->count].task);
+	WRITE_ONCE(p->dev->napi_defer_hard_irqs, p->deferred);
+	WRITE_ONCE(p->dev->gro_flush_timeout, p->timeout);
+}
+
+/* Instances of an interface that is up. */
+static struct polled *start(struct net_device *dev)
+{
+	struct napi_struct *napi;
+	unsigned int count = 0, all;
+	struct polled *p;
+	int err = 0;
+
+	rcu_read_lock();
+	list_for_each_entry_rcu(napi, &dev->napi_list, dev_list)
+		count++;
+	rcu_read_unlock();
+	p = kzalloc(struct_size(p, pollers, count), GFP_KERNEL);
+	if (!p)
+		return ERR_PTR(-ENOMEM);
+	p->dev = dev;
+	p->deferred = READ_ONCE(dev->napi_defer_hard_irqs);
+	p->timeout = READ_ONCE(dev->gro_flush_timeout);
+	if (!netif_running(dev))
+		return p;
+	all = count;
+	count = 0;
+	rcu_read_lock();
+	list_for_each_entry_rcu(napi, &dev->napi_list, dev_list)
+		/* Transmit-only instances have no id to be polled by. */
+		if (count < all && napi->napi_id >= MIN_NAPI_ID)
+			p->pollers[count++].napi_id = napi->napi_id;
+	rcu_read_unlock();
+	WRITE_ONCE(dev->napi_defer_hard_irqs, 1);
+	WRITE_ONCE(dev->gro_flush_timeout, OPEN_AFTER_NS);
+	for (; p->count < count; p->count++) {
+		struct poller *poller = &p->pollers[p->count];
+
+		poller->dev = dev;
+		poller->task = kthread_run(poll, poller, "napi-poll/%s-%u", dev->name, poller->napi_id);
+		if (IS_ERR(poller->task)) {
+			err = PTR_ERR(poller->task);
+			break;
+		}
+	}
+	if (err) {
+		stop(p);
+		kfree(p);
+		return ERR_PTR(err);
+	}
+	return p;
+}
+
+int ontime_poll_set(struct net_device *dev, bool on)
+{
+	struct polled *p = find(dev);
+
+	if (on == !!p)
+		return 0;
+	if (!on) {
+		list_del(&p->list);
+		stop(p);
+		kfree(p);
+		return 0;
+	}
+	/* Its packets come from threads of this host, which polling could only keep from their CPU. */
+	if (!dev->dev.parent)
+		return -EOPNOTSUPP;
+	p = start(dev);
+	if (IS_ERR(p))
+		return PTR_ERR(p);
+	list_add(&p->list, &polled);
+	return 0;
+}
+
+int ontime_poll_show(struct net_device *dev, char *buf)
+{
+	return sysfs_emit(buf, "%d\n", !!find(dev));
+}
+
+void ontime_poll_down(struct net_device *dev)
+{
+	struct polled *p = find(dev);
+
+	/* Its instances may be others when it is up again. */
+	if (p)
+		stop(p);
+}
+
+void ontime_poll_up(struct net_device *dev)
+{
+	struct polled *p = find(dev), *new;
+
+	if (!p)
+		return;
+	new = start(dev);
+	if (IS_ERR(new)) {
+		netdev_warn(dev, "its NAPI is not polled any more: %ld\n", PTR_ERR(new));
+		ontime_poll_set(dev, false);
+		return;
+	}
+	list_replace(&p->list, &new->list);
+	kfree(p);
+}
