@@ -136,7 +136,8 @@ path_holds_under_traffic_and_faults() { inside path --timeout $((1800 + 60 * ${C
 # polls_are_short_on_an_old_kernel, a_send_waits_for_short_polls_only  build the host module
 # rt_queues_are_polled_on_an_old_kernel  the same, on the real clock
 # guest_sockets_are_the_hosts   builds for six kernels
-# who_has_something_pending_goes_first  two hosts
+# who_has_something_pending_goes_first  two hosts; pending.sh has passed up to its kill -9 only, where it stood still before the daemon's death was told
+#                               by a thread of its own (ontime-life)
 # reserved_cpu_time_is_kept     five minutes
 # deadlines_of_a_guest_are_kept five minutes, and a build of the module
 # trace_names_the_inversions    passed as a whole once; in one run of three its rings of 64 KiB lost nothing. The loss is forced since, which has

@@ -40,12 +40,12 @@ kill $hog
 standing() { case $(place "$spin") in "SCHED_FIFO 46 " | "SCHED_IDLE 0 ") ;; *) return 1 ;; esac; }
 for _ in 1 2 3 4 5; do standing || fail "the spinning VM stands at $(place "$spin")"; done
 
-# Its death leaves nobody ahead, and no probe.
+# Its death leaves nobody ahead, and no probe, while the other spins at real-time priority, uncapped, on the one CPU.
 kill -9 $daemon
 wait $daemon || true
-kill -STOP "$spinner" # nobody caps it now; what its place is can be seen all the same
 gone() { [ "$(instances)" = 0 ]; }
 within 20 gone
+kill -STOP "$spinner" # nobody caps it now: it leaves what the kernel's own protections leave
 for vcpu in $rt $spin; do expect "a vCPU after kill -9" "SCHED_FIFO 46 " "$(place "$vcpu")"; done
 daemon_starts
 ontime apply --method interrupt-context > /lab/applied || fail "apply after kill -9: $?"

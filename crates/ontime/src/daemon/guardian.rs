@@ -6,19 +6,23 @@
 //! thread goes to SCHED_OTHER: slower, but no machine is lost to a spinning guest. vCPUs with reserved CPU time have their original
 //! policy again, until the next daemon takes them over.
 //!
-//! In: one JSON line a change on standard input ([`Charge`]); its end is the daemon's death. It runs above every thread it
+//! In: one JSON line a change on standard input ([`Charge`]); the end of another pipe is the daemon's death (`life`). It runs above every thread it
 //! may have to get past, in locked memory, and prepares everything on receipt. `ontime reset --protections` does the same
 //! from systemd's `ExecStopPost=`, should the guardian have been killed as well.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 
 use anyhow::Context;
 use ontime_tenants::{Policy, ThreadId};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize};
 
 use super::cap::place::place_self;
+use super::life::Life;
 use crate::paths::Paths;
 
 /// What the guardian answers for.
@@ -50,6 +54,7 @@ pub struct Guardian {
     child: Child,
     pipe: ChildStdin,
     last: Charge,
+    life: Life,
 }
 
 impl Guardian {
@@ -62,16 +67,19 @@ impl Guardian {
             Policy::Fifo(priority) | Policy::Rr(priority) => priority,
             _ => 0,
         };
+        let (life, death) = Life::start(place).context("starting the thread that the guardian watches")?;
+        // For the child, which is told its number.
+        fcntl_setfd(&death, FdFlags::empty()).context("handing a pipe to the guardian")?;
         let program = std::env::current_exe().context("finding our own program")?;
         let mut child = Command::new(program)
-            .args(["guardian", "--priority", &priority.to_string()])
+            .args(["guardian", "--priority", &priority.to_string(), "--life", &death.as_raw_fd().to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .env_remove("NOTIFY_SOCKET")
             .spawn()
             .context("starting the guardian")?;
         let pipe = child.stdin.take().context("the guardian's pipe")?;
-        Ok(Self { child, pipe, last: Charge::default() })
+        Ok(Self { child, pipe, last: Charge::default(), life })
     }
 
     /// Tells the guardian what it answers for now.
@@ -100,9 +108,10 @@ impl Guardian {
     /// Ends it: the daemon has cleaned up itself.
     pub fn relieve(mut self) {
         let _ = self.charge(Charge { relieved: true, ..Charge::default() });
-        let Self { mut child, pipe, .. } = self;
+        let Self { mut child, pipe, life, .. } = self;
         drop(pipe);
         let _ = child.wait();
+        drop(life);
     }
 }
 
@@ -112,6 +121,9 @@ pub struct Args {
     /// SCHED_FIFO priority to run at.
     #[arg(long)]
     priority: u8,
+    /// The descriptor whose other end closes when the daemon dies.
+    #[arg(long)]
+    life: RawFd,
 }
 
 /// Runs the guardian.
@@ -130,24 +142,45 @@ pub fn run(args: &Args, _paths: &Paths) -> anyhow::Result<ExitCode> {
         // Without the right to it, protections come back all the same, only later.
         let _ = place_self(Policy::Fifo(args.priority));
     }
-    let mut charge = Charge::default();
-    let mut lines = BufReader::new(std::io::stdin().lock());
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        match lines.read_until(b'\n', &mut line) {
-            Ok(0) => break,
-            // A torn last line is the daemon's death within a write: the charge before it holds.
-            Ok(_) if !line.ends_with(b"\n") => break,
-            Ok(_) => charge = serde_json::from_slice(&line).unwrap_or(charge),
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => break,
-        }
-    }
+    // SAFETY: whoever started us left this descriptor open for us, and nothing closes it.
+    let life = unsafe { BorrowedFd::borrow_raw(args.life) };
+    let charge = last_charge(std::io::stdin().as_fd(), life);
     if !charge.relieved {
         act(&charge);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What was charged last when the daemon died, or said that it ends. What it said before it died is heard first.
+fn last_charge(orders: BorrowedFd<'_>, life: BorrowedFd<'_>) -> Charge {
+    let mut charge = Charge::default();
+    let (mut said, mut piece) = (Vec::new(), [0; 4096]);
+    loop {
+        let mut ready = [PollFd::new(&orders, PollFlags::IN), PollFd::new(&life, PollFlags::IN)];
+        match poll(&mut ready, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(_) => return charge,
+        }
+        let [orders_ready, dead] = ready.map(|of| !of.revents().is_empty());
+        if !orders_ready {
+            if dead {
+                return charge;
+            }
+            continue;
+        }
+        match rustix::io::read(orders, &mut piece) {
+            Ok(0) => return charge,
+            Ok(length) => said.extend_from_slice(piece.get(..length).unwrap_or_default()),
+            Err(Errno::INTR) => continue,
+            Err(_) => return charge,
+        }
+        // A torn last line is the daemon's death within a write: the charge before it holds.
+        while let Some(end) = said.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = said.drain(..=end).collect();
+            charge = serde_json::from_slice(&line).unwrap_or(charge);
+        }
+    }
 }
 
 fn act(charge: &Charge) {

@@ -9,7 +9,8 @@
 //! | `ontime-cap` | FIFO base + 5 (55) | caps: takes spinning threads off their place and back | epoll: orders; its time-out: looks, pauses' ends |
 //! | `ontime-pace/CPU` | FIFO base + 4 (54) | shares of CPU time: changes vCPUs' places by the plan; there from the first reservation on | futex with time-out |
 //! | `ontime-http` | SCHED_OTHER | HTTP on the Unix socket | epoll (tokio) |
-//! | guardian (a process) | FIFO base + 6 (56) | puts protections back when the daemon dies | read of a pipe |
+//! | `ontime-life` | FIFO base + 6 (56) | nothing; its end tells the guardian of the daemon's (`life`) | read of a pipe |
+//! | guardian (a process) | FIFO base + 6 (56) | puts protections back when the daemon dies | poll of two pipes |
 //!
 //! Nothing polls but the caps, the pacers, while a thread is at real-time priority, and adaptive busy polling where it is configured, which
 //! looks at its NICs ten times a second: a host without RT tenants costs a look every `rescan-seconds`.
@@ -23,6 +24,7 @@ pub mod guardian;
 pub mod guests;
 mod http;
 pub mod keeper;
+mod life;
 mod lock;
 mod metrics;
 pub mod protections;

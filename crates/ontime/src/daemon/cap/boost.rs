@@ -19,7 +19,7 @@ pub const SHARE: Share = Share::HALF;
 const GRAIN: u64 = GRANT / 8;
 /// The least time between two looks at one that is ahead, ns.
 const LEAST: u64 = GRANT / 4;
-/// One that did not run at all may be waiting or asleep: it is looked at once more after this, ns, then when it runs or an interrupt comes.
+/// One that did not run and does not sleep waits, or is stopped: it is looked at again after this, ns.
 const LINGER: u64 = 1_000_000;
 
 /// What is to be done with the thread.
@@ -39,9 +39,7 @@ struct Grant {
     used: u64,
     /// Another interrupt came meanwhile.
     again: bool,
-    /// It did not run between the last two looks.
-    quiet: bool,
-    /// When to look, ns; None: it sleeps, as far as is known.
+    /// When to look, ns; None: it sleeps.
     check: Option<u64>,
 }
 
@@ -95,19 +93,18 @@ impl Boost {
         Some(Move::Lower)
     }
 
-    /// It was looked at because that was due, and charged with `ran` ns.
-    pub fn checked(&mut self, ran: u64, now: u64) {
+    /// It was looked at because that was due, and charged with `ran` ns; whether it sleeps is asked where it did not run.
+    pub fn checked(&mut self, ran: u64, now: u64, asleep: impl FnOnce() -> bool) {
         let Some(grant) = &mut self.ahead else { return };
         if grant.check.is_none_or(|at| at > now) {
             return;
         }
         let left = GRANT.saturating_sub(grant.used).max(LEAST);
-        grant.check = match (ran, grant.quiet) {
-            (0, true) => None,
-            (0, false) => Some(now + LINGER),
+        grant.check = match ran {
+            0 if asleep() => None,
+            0 => Some(now + LINGER),
             _ => Some(now + left),
         };
-        grant.quiet = ran == 0;
     }
 
     /// When to look at it, ns.
@@ -149,7 +146,7 @@ mod tests {
         assert_eq!(boost.interrupt(false, 10), Some(Move::Raise));
         assert_eq!(boost.check(), Some(10 + GRANT));
         assert_eq!(boost.charge(GRANT / 2, 10 + GRANT), None);
-        boost.checked(GRANT / 2, 10 + GRANT);
+        boost.checked(GRANT / 2, 10 + GRANT, || false);
         assert_eq!(boost.check(), Some(10 + GRANT + GRANT / 2));
         assert_eq!(boost.charge(GRANT / 2, 2 * GRANT), Some(Move::Lower));
         assert!(!boost.is_ahead() && boost.check().is_none());
@@ -168,18 +165,31 @@ mod tests {
         boost.interrupt(false, 0);
         let mut now = GRANT;
         assert_eq!(boost.charge(30_000, now), None);
-        boost.checked(30_000, now);
+        boost.checked(30_000, now, || true);
         let mut looks = 0;
         while let Some(at) = boost.check() {
             now = at;
             assert_eq!(boost.charge(0, now), None);
-            boost.checked(0, now);
+            boost.checked(0, now, || true);
             looks += 1;
         }
-        assert!(looks <= 2 && boost.is_ahead() && !boost.is_pending());
+        assert!(looks == 1 && boost.is_ahead() && !boost.is_pending());
         // It wakes by its own timer, and computes.
         assert_eq!(boost.interrupt(true, 50 * MS), None);
         assert_eq!(boost.charge(GRANT, 50 * MS + GRANT), Some(Move::Lower));
+    }
+
+    #[test]
+    fn one_that_is_stopped_or_kept_waiting_is_looked_at_until_it_has_had_its_turn() {
+        let mut boost = boost();
+        boost.interrupt(false, 0);
+        for _ in 0..100 {
+            let at = boost.check().unwrap();
+            assert_eq!(boost.charge(0, at), None);
+            boost.checked(0, at, || false);
+            assert_eq!(boost.check(), Some(at + LINGER));
+        }
+        assert_eq!(boost.charge(LINGER, 200 * MS), Some(Move::Lower));
     }
 
     #[test]
@@ -187,8 +197,7 @@ mod tests {
         let mut boost = boost();
         boost.interrupt(false, 0);
         boost.charge(0, GRANT);
-        boost.checked(0, GRANT);
-        boost.checked(0, boost.check().unwrap());
+        boost.checked(0, GRANT, || true);
         assert_eq!(boost.check(), None);
         assert_eq!(boost.charge(3 * MS, 100 * MS), Some(Move::Lower));
     }
@@ -243,7 +252,7 @@ mod tests {
                             if boost.check().is_some_and(|at| at <= now) {
                                 let ran = std::mem::take(&mut unread);
                                 boost.charge(ran, now);
-                                boost.checked(ran, now);
+                                boost.checked(ran, now, || what == 3);
                             }
                         }
                         if what == 2 && boost.is_ahead() && !boost.is_pending() {

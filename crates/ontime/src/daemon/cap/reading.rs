@@ -77,6 +77,13 @@ impl Reading {
         Ok(reading)
     }
 
+    /// Whether it sleeps: neither runs, nor waits for a CPU, nor is stopped. One that is gone does.
+    pub fn asleep(&self) -> bool {
+        let mut line = [0; 64];
+        let length = self.stat.read_at(&mut line, 0).unwrap_or(0);
+        !matches!(state(line.get(..length).unwrap_or_default()), Some(b'R' | b'T' | b't'))
+    }
+
     /// What was taken since the last call.
     ///
     /// # Errors
@@ -94,6 +101,12 @@ impl Reading {
         let cpu = stat_field(buffer.get(..length).unwrap_or_default(), STAT_PROCESSOR).map(|cpu| cpu as u32);
         Ok(Taken { ran, cpu })
     }
+}
+
+/// The state in a `stat` line, as proc(5) names it.
+fn state(line: &[u8]) -> Option<u8> {
+    let end_of_name = line.iter().rposition(|byte| *byte == b')')?;
+    line.get(end_of_name + 2).copied()
 }
 
 /// `/proc/PID/stat` field numbers, as proc(5) counts.
@@ -123,6 +136,7 @@ mod tests {
     fn a_stat_line_is_read_past_any_name() {
         let line = b"77 (a) b (CPU 0/KVM)) R 1 77 77 0 -1 4194304 1 0 0 0 5 6 0 0 20 0 1 0 4242 100 5";
         assert_eq!(stat_field(line, STAT_START_TIME), Some(4242));
+        assert_eq!((state(line), state(b""), state(b"1 (x)")), (Some(b'R'), None, None));
         assert_eq!(stat_field(line, 99), None);
         assert_eq!(stat_field(b"", 22), None);
         assert_eq!(stat_field(b"1 (x)", 22), None);

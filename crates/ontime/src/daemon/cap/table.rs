@@ -191,10 +191,10 @@ impl Table {
         self.slots.iter().position(|slot| slot.as_ref().is_some_and(due))
     }
 
-    /// It was looked at, and had taken `ran` ns.
-    pub fn checked(&mut self, index: SlotIndex, ran: u64, now: u64) {
+    /// It was looked at, and had taken `ran` ns; whether it sleeps is asked where it did not run.
+    pub fn checked(&mut self, index: SlotIndex, ran: u64, now: u64, asleep: impl FnOnce() -> bool) {
         if let Some(boost) = self.slots.get_mut(index).and_then(Option::as_mut).and_then(|slot| slot.boost.as_mut()) {
-            boost.checked(ran, now);
+            boost.checked(ran, now, asleep);
         }
     }
 

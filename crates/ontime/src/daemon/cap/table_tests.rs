@@ -224,7 +224,7 @@ fn a_pause_lets_an_interrupt_be_taken_and_gets_longer_by_it() {
     now += GRANT;
     assert_eq!(table.due(now), Some(0));
     table.charge(0, 0, GRANT, now, |act| acts.push(act));
-    table.checked(0, GRANT, now);
+    table.checked(0, GRANT, now, || false);
     assert_eq!(acts.pop(), Some(Action::Demote(0)));
     let longer = table.next_expiry().unwrap() - until;
     assert_eq!(longer, share.stretch(GRANT), "and the others lose nothing");
@@ -326,7 +326,7 @@ proptest! {
                 let Some(slot) = table.due(now) else { break };
                 let ran = std::mem::take(&mut since[slot]);
                 table.charge(slot, 0, ran, now, |_| ());
-                table.checked(slot, ran, now);
+                table.checked(slot, ran, now, || false);
             }
             if table.next_look().is_some_and(|at| at <= now) {
                 for (slot, since) in since.iter_mut().enumerate() {

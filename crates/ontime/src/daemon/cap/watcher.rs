@@ -11,8 +11,8 @@
 //! thread keeps from running, while the time-out of a real-time thread expires in the interrupt itself
 //! (`kernel/time/hrtimer.c`, `__hrtimer_setup_sleeper`).
 //!
-//! Interrupts come by trace rings (`ontime_trace::interrupts`), a page at a time and [`PAGES`] in a row at most. What they cost is charged to
-//! the CPU's share like a look, and is at most [`HEARING`] of the time: beyond that the watcher is deaf for some hundred microseconds.
+//! Interrupts come by trace rings (`ontime_trace::interrupts`), a page at a time. What they cost is charged to the CPU's share like a look, and
+//! is at most [`HEARING`] of the time: beyond that the watcher is deaf for a while.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,8 +30,6 @@ use super::reading::{ProcessClock, Reading};
 use super::table::{Action, Rank, SlotIndex, Table, Watched};
 use super::who::Who;
 
-/// Pages of one CPU's interrupts in a row.
-const PAGES: usize = 4;
 /// The most of one CPU that hearing of interrupts may take, over [`HEARING_PERIOD`].
 const HEARING: Share = Share::QUARTER;
 /// ns.
@@ -200,14 +198,9 @@ impl Watcher {
     fn hear(&mut self, ring: u64, flags: epoll::EventFlags) {
         let start = now();
         let index = usize::try_from(ring).unwrap_or(usize::MAX);
-        let mut read = Ok(!flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP));
-        for _ in 0..PAGES {
-            if !matches!(read, Ok(true)) {
-                break;
-            }
-            read = self.hear_page(index);
-        }
-        if read.is_err() || flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
+        let gone = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
+        // More than a page makes it ready again.
+        if gone || self.hear_page(index).is_err() {
             self.listen(Some(index), false);
         }
         let end = now();
@@ -220,10 +213,10 @@ impl Watcher {
         }
     }
 
-    fn hear_page(&mut self, ring: usize) -> io::Result<bool> {
+    fn hear_page(&mut self, ring: usize) -> io::Result<()> {
         let Self { table, slots, hearing, acts, .. } = self;
-        let Hearing { rings: Some(rings), who, .. } = &mut **hearing else { return Ok(false) };
-        let more = rings.read(ring, |interrupt| {
+        let Hearing { rings: Some(rings), who, .. } = &mut **hearing else { return Ok(()) };
+        let read = rings.read(ring, |interrupt| {
             let Some((index, own)) = who.find(interrupt) else { return };
             let Some(Some(slot)) = slots.get_mut(index) else { return };
             let at = now();
@@ -239,7 +232,7 @@ impl Watcher {
             table.interrupt(index, own, at, |act| push(acts, act));
         });
         self.act();
-        more
+        read.map(|_| ())
     }
 
     /// Ends a time of deafness.
@@ -269,7 +262,8 @@ impl Watcher {
             let at = now();
             let Some(index) = self.table.due(at) else { return };
             let ran = self.charge(index).unwrap_or(0);
-            self.table.checked(index, ran, at);
+            let slot = self.slots.get(index).and_then(Option::as_ref);
+            self.table.checked(index, ran, at, || slot.is_none_or(|slot| slot.reading.asleep()));
             self.act();
         }
     }
