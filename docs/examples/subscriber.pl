@@ -9,6 +9,8 @@ $own = pack("H12", $own =~ tr/0-9a-f//cdr);
 # AF_PACKET, SOCK_RAW, the type in network byte order (packet(7)).
 my $type = unpack("S", pack("n", 0x88ba));
 socket(my $socket, 17, 3, $type) or die "socket: $!\n";
+# SOL_SOCKET, SO_RCVBUFFORCE: 4 MiB, about two seconds of frames, so that none is lost where the host lets the subscriber wait.
+setsockopt($socket, 1, 33, pack("i", 4 << 20)) or die "receive buffer: $!\n";
 bind($socket, pack("S S i S C C a8", 17, $type, $index, 0, 0, 0, "")) or die "bind: $!\n";
 # SOL_PACKET, PACKET_ADD_MEMBERSHIP, PACKET_MR_MULTICAST: the group that the publisher sends to.
 setsockopt($socket, 263, 1, pack("i S S H16", $index, 0, 6, "010ccd0400010000")) or die "membership: $!\n";
