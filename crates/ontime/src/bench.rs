@@ -157,18 +157,59 @@ impl Hardware {
         Ok(Some((measure(Ground::Real(Box::new(target)))?, notes)))
     }
 
-    /// Refuses methods that only one kind of host has; `all` are the experiment's own.
-    fn check(&self, methods: &[String], all: &[&str]) -> anyhow::Result<()> {
-        for method in methods.iter().map(String::as_str) {
-            if method == AS_IS && self.hardware.is_none() {
-                bail!("method '{AS_IS}' is a real host's as it stands: it takes --hardware");
-            }
-            if method != AS_IS && !all.contains(&method) {
-                bail!("method '{method}' is not one of {}", all.join(", "));
-            }
+    /// The methods asked for, or else `defaults`. Refuses what only the other kind of host has; `all` are the experiment's own.
+    fn methods(&self, asked: &[String], defaults: &[&str], all: &[&str]) -> anyhow::Result<Vec<String>> {
+        let (as_is, own): (Vec<_>, Vec<_>) = asked.iter().cloned().partition(|method| method == AS_IS);
+        if !as_is.is_empty() && self.hardware.is_none() {
+            bail!("method '{AS_IS}' is a real host's as it stands: it takes --hardware");
         }
-        Ok(())
+        chosen("method", &own, all)?;
+        Ok(if asked.is_empty() { defaults.iter().map(|&name| name.to_owned()).collect() } else { asked.to_vec() })
     }
+}
+
+/// An experiment's host, of either kind.
+#[derive(Debug, clap::Args)]
+struct Whose {
+    #[command(flatten)]
+    emulated: Emulated,
+    #[command(flatten)]
+    hardware: Hardware,
+}
+
+impl Whose {
+    /// Measures on it, with what a reader must know of a real one; `captured` bytes of a real host's RT frame are kept, `prepare` sets the
+    /// emulated machine up.
+    fn measure<T>(
+        &self,
+        captured: u32,
+        prepare: impl FnOnce(Site) -> Site,
+        mut measure: impl FnMut(Ground<'_>) -> Result<T, MeasureError>,
+    ) -> anyhow::Result<(T, Vec<String>)> {
+        if let Some(found) = self.hardware.measure(self.emulated.out.as_deref(), captured, &mut measure)? {
+            return Ok(found);
+        }
+        let emulated = |site: Site, images: &Images| measure(Ground::Emulated(&prepare(site), images));
+        Ok((self.emulated.measure(false, emulated)?, Vec::new()))
+    }
+}
+
+/// What was asked for, or all there are.
+fn chosen(what: &str, asked: &[String], all: &[&str]) -> anyhow::Result<Vec<String>> {
+    if let Some(unknown) = asked.iter().find(|name| !all.contains(&name.as_str())) {
+        bail!("{what} '{unknown}' is not one of {}", all.join(", "));
+    }
+    Ok(if asked.is_empty() { all.iter().map(|&name| name.to_owned()).collect() } else { asked.to_vec() })
+}
+
+/// Shows how far an experiment is.
+fn say(line: &str) {
+    eprintln!("{line}");
+}
+
+/// Keeps why a case has no figures.
+fn noted(missing: &mut Vec<String>) -> impl FnMut(&str, MeasureError) {
+    |case, error| missing.push(format!("{case}: not measured: {error}"))
 }
 
 /// Where a report goes, besides the terminal.

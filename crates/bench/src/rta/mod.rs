@@ -155,21 +155,28 @@ fn measure_case(
     let after = host.cpu_time()?;
     guests::bulk_threads(host, false)?;
     let (held, logs) = ran?;
+    let label = format!("{}; {}", words(method), group.to_uppercase());
+    let mut result = without_requests(host, &case, &label, &before, &after);
+    summarise(&mut result, rtas, &logs, held);
+    Ok(result)
+}
+
+/// What is known of a case in which nobody asks over the wire.
+fn without_requests(host: &Host, case: &str, label: &str, before: &CpuTime, after: &CpuTime) -> MethodResult {
     let mut result = MethodResult::new(&Run {
-        method: &case,
-        label: &format!("{}; {}", words(method), group.to_uppercase()),
+        method: case,
+        label,
         kernel: &host.kernel,
         clock: host.clock,
         cpus: u32::from(host.cpus),
         load: Load::None,
         wire: &WireAnalysis::default(),
         bulk: None,
-        cpu_share: after.share_since(&before, host.cpus),
+        cpu_share: after.share_since(before, host.cpus),
         late_ns: None,
     });
-    summarise(&mut result, rtas, &logs, held);
-    result.notes.extend(pacers(&before, &after));
-    Ok(result)
+    result.notes.extend(pacers(before, after));
+    result
 }
 
 /// What the pacers took, where there are any.

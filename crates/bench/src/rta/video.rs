@@ -13,13 +13,12 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::guests::{self, Guests, Log, Order, Releases};
-use super::{Rta, apply, group, summarise, words};
+use super::{Rta, apply, group, summarise, without_requests, words};
 use crate::host::{Host, MeasureError, Site};
 use crate::number;
 use crate::paper::Figures;
-use crate::schema::{Load, MethodResult, Run};
+use crate::schema::MethodResult;
 use crate::trial;
-use crate::wire::WireAnalysis;
 
 /// The methods, in the order in which they are measured, as for `rta-periodic`.
 pub const METHODS: [&str; 3] = super::METHODS;
@@ -311,20 +310,8 @@ fn measure_method(
     let after = host.cpu_time()?;
     guests::bulk_threads(host, false)?;
     let (rtas, logs) = ran?;
-    let mut result = MethodResult::new(&Run {
-        method,
-        label: words(method),
-        kernel: &host.kernel,
-        clock: host.clock,
-        cpus: u32::from(host.cpus),
-        load: Load::None,
-        wire: &WireAnalysis::default(),
-        bulk: None,
-        cpu_share: after.share_since(&before, host.cpus),
-        late_ns: None,
-    });
+    let mut result = without_requests(host, method, words(method), &before, &after);
     summarise(&mut result, &rtas, &logs, None);
-    result.notes.extend(super::pacers(&before, &after));
     Ok(result)
 }
 

@@ -2,10 +2,9 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
 use ontime_bench::heavy;
 
-use super::{Emulated, Measured, Output};
+use super::{Emulated, Measured, Output, chosen, noted, say};
 
 #[derive(Debug, clap::Args)]
 pub struct Bulk {
@@ -23,16 +22,12 @@ pub struct Bulk {
 
 /// Measures every method, receiving and sending, on one emulated host.
 pub fn run(args: &Bulk) -> anyhow::Result<ExitCode> {
-    if let Some(unknown) = args.methods.iter().find(|method| !heavy::METHODS.contains(&method.as_str())) {
-        bail!("method '{unknown}' is not one of {}", heavy::METHODS.join(", "));
-    }
+    let methods = chosen("method", &args.methods, &heavy::METHODS)?;
     let mut missing = Vec::new();
-    let with_module = args.methods.iter().any(|method| method == "outsourcing");
+    let with_module = methods.iter().any(|method| method == "outsourcing");
     let results = args.emulated.measure(with_module, |site, images| {
-        let plan = heavy::Plan { site, methods: args.methods.clone(), seconds: args.seconds };
-        heavy::measure(&plan, images, &mut |line| eprintln!("{line}"), &mut |case, error| {
-            missing.push(format!("{case}: not measured: {error}"));
-        })
+        let plan = heavy::Plan { site, methods, seconds: args.seconds };
+        heavy::measure(&plan, images, &mut say, &mut noted(&mut missing))
     })?;
     let notes = vec![
         "paper (Access'18, IV-B and IV-F, its hardware): outsourcing has 5.6 % more bulk throughput than threaded at 32 % less CPU, \

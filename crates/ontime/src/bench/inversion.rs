@@ -2,11 +2,10 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
 use ontime_bench::inversion;
 use ontime_hostnet::{Method, RULES, RuleId};
 
-use super::{Emulated, Measured, Output};
+use super::{Emulated, Measured, Output, chosen, noted, say};
 
 #[derive(Debug, clap::Args)]
 pub struct Inversion {
@@ -28,16 +27,11 @@ pub struct Inversion {
 /// Measures with every rule, and without each of them, on one emulated host.
 pub fn run(args: &Inversion) -> anyhow::Result<ExitCode> {
     let all = rules();
-    if let Some(unknown) = args.rules.iter().find(|rule| !all.contains(rule)) {
-        bail!("rule '{unknown}' is not one of {}", all.join(", "));
-    }
-    let rules = if args.rules.is_empty() { all } else { args.rules.clone() };
+    let rules = chosen("rule", &args.rules, &all.iter().map(String::as_str).collect::<Vec<_>>())?;
     let mut missing = Vec::new();
     let results = args.emulated.measure(false, |site, images| {
         let plan = inversion::Plan { site, rules, requests: args.requests, seed: args.seed };
-        inversion::measure(&plan, images, &mut |line| eprintln!("{line}"), &mut |case, error| {
-            missing.push(format!("{case}: not measured: {error}"));
-        })
+        inversion::measure(&plan, images, &mut say, &mut noted(&mut missing))
     })?;
     let notes = vec![
         "a row's cost here is that of this set-up: two NICs, each of one class, one CPU; a note says which rows it cannot show".to_owned(),

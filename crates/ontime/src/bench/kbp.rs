@@ -3,12 +3,11 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
-use ontime_bench::host::{Ground, Site};
+use ontime_bench::host::Ground;
 use ontime_bench::kbp;
 use ontime_bench::workload::HEADERS;
-use ontime_lab::images::Images;
 
-use super::{Emulated, Hardware, Measured, Output};
+use super::{Measured, Output, Whose, chosen, noted, say};
 
 #[derive(Debug, clap::Args)]
 pub struct Kbp {
@@ -34,9 +33,7 @@ pub struct Kbp {
     #[arg(long, default_value_t = kbp::TRIALS)]
     trials: u32,
     #[command(flatten)]
-    emulated: Emulated,
-    #[command(flatten)]
-    hardware: Hardware,
+    whose: Whose,
     #[command(flatten)]
     output: Output,
 }
@@ -44,7 +41,7 @@ pub struct Kbp {
 /// Measures every method at every place with every frame on one emulated host.
 pub fn run(args: &Kbp) -> anyhow::Result<ExitCode> {
     let methods = chosen("method", &args.methods, &kbp::METHODS)?;
-    let real = args.hardware.hardware.is_some();
+    let real = args.whose.hardware.hardware.is_some();
     // A real host's server is where its owner has it.
     let places = chosen("place", &args.places, if real { &["vm"] } else { &kbp::PLACES })?;
     let frames = if args.frames.is_empty() { kbp::FRAMES.to_vec() } else { args.frames.clone() };
@@ -54,19 +51,8 @@ pub fn run(args: &Kbp) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let (requests, rate, frames_each) = (args.requests, f64::from(args.rate), args.frames_each);
     let plan = kbp::Plan { methods, places, frames, requests, rate, frames_each, trials: args.trials };
-    let mut measure = |ground: Ground<'_>| {
-        kbp::measure(&plan, ground, &mut |line| eprintln!("{line}"), &mut |case, error| {
-            missing.push(format!("{case}: not measured: {error}"));
-        })
-    };
-    let found = args.hardware.measure(args.emulated.out.as_deref(), HEADERS, &mut measure)?;
-    let (results, mut notes) = match found {
-        Some(found) => found,
-        None => {
-            let emulated = |site: Site, images: &Images| measure(Ground::Emulated(&site, images));
-            (args.emulated.measure(false, emulated)?, Vec::new())
-        }
-    };
+    let measure = |ground: Ground<'_>| kbp::measure(&plan, ground, &mut say, &mut noted(&mut missing));
+    let (results, mut notes) = args.whose.measure(HEADERS, |site| site, measure)?;
     notes.extend([
         "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and milliseconds for NAPI, 98.8 % less at \
          1 Gb/s with 1518 bytes; containers 21.1 to 96.1 % less; without loss 1.36, 1.75 and 3.28 times NAPI's rate in a VM at 64, 512 and 1518 \
@@ -77,14 +63,6 @@ pub fn run(args: &Kbp) -> anyhow::Result<ExitCode> {
     ]);
     let measured = Measured { experiment: "kbp", seed: 1, results, missing, notes };
     measured.report(&args.output)
-}
-
-/// What was asked for, or all.
-fn chosen(what: &str, asked: &[String], all: &[&str]) -> anyhow::Result<Vec<String>> {
-    if let Some(unknown) = asked.iter().find(|name| !all.contains(&name.as_str())) {
-        bail!("{what} '{unknown}' is not one of {}", all.join(", "));
-    }
-    Ok(if asked.is_empty() { all.iter().map(|&name| name.to_owned()).collect() } else { asked.to_vec() })
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use ontime_bench::workload::{SOCKPERF, Workload};
 use ontime_lab::{Clock, Kernel, isolate};
 use serde::{Deserialize, Serialize};
 
-use super::{Hardware, Measured, Output};
+use super::{Hardware, Measured, Output, noted, say};
 use crate::lab;
 
 /// An experiment of an RT server.
@@ -150,9 +150,7 @@ impl Host {
 
 /// Which hosts the wanted methods need: `vanilla` a kernel without PREEMPT_RT, `exclusive` two CPUs.
 fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Host>> {
-    let defaults = || kind.methods.iter().map(|&name| name.to_owned()).collect();
-    let wanted: Vec<String> = if args.methods.is_empty() { defaults() } else { args.methods.clone() };
-    args.hardware.check(&wanted, &rt_server::CASES)?;
+    let wanted = args.hardware.methods(&args.methods, kind.methods, &rt_server::CASES)?;
     if wanted.iter().any(|method| method == "exclusive") && (args.clock == Clock::Virtual || args.cpus < 2) {
         bail!("exclusive keeps a CPU for the RT group, and the virtual clock has one: add --clock real --cpus 2");
     }
@@ -238,9 +236,7 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     if kind.name != RT_SERVER.name {
         bail!("{} has no --hardware: rt-server, sampled-values, kbp and vatc have", kind.name);
     }
-    let defaults = || ON_HARDWARE.iter().map(|&name| name.to_owned()).collect();
-    let methods: Vec<String> = if args.methods.is_empty() { defaults() } else { args.methods.clone() };
-    args.hardware.check(&methods, &rt_server::CASES)?;
+    let methods = args.hardware.methods(&args.methods, ON_HARDWARE, &rt_server::CASES)?;
     if !args.settings.is_empty() {
         bail!("--host-toml writes the host.toml of an emulated host; a real one's is its owner's");
     }
@@ -255,9 +251,7 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     };
     let mut missing = Vec::new();
     let found = args.hardware.measure(args.out.as_deref(), kind.workload.captured(), |ground| {
-        rt_server::measure(&plan, ground, &mut |line| eprintln!("{line}"), &mut |case, error| {
-            missing.push(format!("{case}: not measured: {error}"));
-        })
+        rt_server::measure(&plan, ground, &mut say, &mut noted(&mut missing))
     })?;
     let (results, notes) = found.context("a real host")?;
     Measured { experiment: kind.name, seed: args.seed, results, missing, notes }.report(&args.output)

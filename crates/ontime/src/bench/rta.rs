@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use ontime_bench::paper::Figures;
 use ontime_bench::rta::{self, Arrivals, group};
 
-use super::{Emulated, Measured, Output};
+use super::{Emulated, Measured, Output, chosen, noted, say};
 
 /// What both have.
 #[derive(Debug, clap::Args)]
@@ -57,25 +57,16 @@ pub fn sporadic(args: &Sporadic) -> anyhow::Result<ExitCode> {
 
 fn run(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u64) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    let all = |given: &[String], known: &[&str]| {
-        if given.is_empty() { known.iter().map(|name| (*name).to_owned()).collect() } else { given.to_vec() }
-    };
-    let (methods, names) = (all(&args.methods, &rta::METHODS), all(&args.groups, &group::NAMES));
-    if let Some(unknown) = methods.iter().find(|method| !rta::METHODS.contains(&method.as_str())) {
-        bail!("method '{unknown}' is not one of {}", rta::METHODS.join(", "));
-    }
+    let methods = chosen("method", &args.methods, &rta::METHODS)?;
     let mut groups = Vec::new();
-    for name in names {
-        let rtas = group::scaled(&figures, &name)
-            .with_context(|| format!("group '{name}' is not one of {}", group::NAMES.join(", ")))?;
+    for name in chosen("group", &args.groups, &group::NAMES)? {
+        let rtas = group::scaled(&figures, &name).with_context(|| format!("group '{name}' has no slices"))?;
         groups.push((name, rtas));
     }
     let mut missing = Vec::new();
     let results = args.emulated.measure(true, |site, images| {
         let plan = rta::Plan { site, methods, groups, arrivals };
-        rta::measure(&plan, images, &mut |line| eprintln!("{line}"), &mut |case, error| {
-            missing.push(format!("{case}: not measured: {error}"));
-        })
+        rta::measure(&plan, images, &mut say, &mut noted(&mut missing))
     })?;
     let mut notes = vec![format!(
         "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job computes for {} % of its slice; four \

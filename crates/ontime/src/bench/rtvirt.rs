@@ -4,12 +4,12 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use ontime_bench::paper::Figures;
 use ontime_bench::rta::scale::{self, SCENARIOS};
 use ontime_bench::rta::{WORK_PERCENT, motivation, registration, video};
 
-use super::{Emulated, Measured, Output};
+use super::{Emulated, Measured, Output, chosen, noted, say};
 use crate::exit::{OK, THRESHOLD};
 
 #[derive(Debug, clap::Args)]
@@ -38,9 +38,7 @@ pub struct Video {
 /// Simulates the paper's size, and measures what one CPU holds.
 pub fn run(args: &Video) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    if let Some(unknown) = args.methods.iter().find(|method| !video::METHODS.contains(&method.as_str())) {
-        bail!("method '{unknown}' is not one of {}", video::METHODS.join(", "));
-    }
+    let methods = chosen("method", &args.methods, &video::METHODS)?;
     let simulated = video::simulated(&figures, args.seed, video::LENGTH_MS)?;
     if let Some(path) = &args.allocations {
         fs::write(path, simulated.csv()).with_context(|| format!("writing {}", path.display()))?;
@@ -50,14 +48,10 @@ pub fn run(args: &Video) -> anyhow::Result<ExitCode> {
         figures.notes("video").iter().for_each(|note| println!("{note}"));
         return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { THRESHOLD }));
     }
-    let defaults = || video::METHODS.map(str::to_owned).to_vec();
-    let methods = if args.methods.is_empty() { defaults() } else { args.methods.clone() };
     let mut missing = Vec::new();
     let results = args.emulated.measure(true, |site, images| {
         let plan = video::Plan { site, methods, seconds: args.seconds, seed: args.seed };
-        video::measure(&plan, &figures, images, &mut |line| eprintln!("{line}"), &mut |case, error| {
-            missing.push(format!("{case}: not measured: {error}"));
-        })
+        video::measure(&plan, &figures, images, &mut say, &mut noted(&mut missing))
     })?;
     let notes = vec![
         format!(
@@ -104,9 +98,8 @@ pub struct Registration {
 
 /// Measures what a guest's asking for bandwidth costs.
 pub fn registration(args: &Registration) -> anyhow::Result<ExitCode> {
-    let found = args.emulated.measure(true, |site, images| {
-        registration::measure(&site, args.count, images, &mut |line| eprintln!("{line}"))
-    })?;
+    let found =
+        args.emulated.measure(true, |site, images| registration::measure(&site, args.count, images, &mut say))?;
     print!("{}", found.text());
     Ok(ExitCode::from(if found.host_sum_us() <= registration::GOAL_US { OK } else { THRESHOLD }))
 }

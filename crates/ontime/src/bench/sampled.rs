@@ -2,13 +2,12 @@
 
 use std::process::ExitCode;
 
-use ontime_bench::host::{Ground, Site};
+use ontime_bench::host::Ground;
 use ontime_bench::sampled;
 use ontime_bench::schema::Load;
 use ontime_bench::workload::HEADERS;
-use ontime_lab::images::Images;
 
-use super::{Emulated, Hardware, Measured, Output};
+use super::{Measured, Output, Whose, noted, say};
 
 #[derive(Debug, clap::Args)]
 pub struct SampledValues {
@@ -22,34 +21,18 @@ pub struct SampledValues {
     #[arg(long, default_value_t = 4_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     frames: u64,
     #[command(flatten)]
-    emulated: Emulated,
-    #[command(flatten)]
-    hardware: Hardware,
+    whose: Whose,
     #[command(flatten)]
     output: Output,
 }
 
 /// Measures every method under every load on one emulated host.
 pub fn run(args: &SampledValues) -> anyhow::Result<ExitCode> {
-    args.hardware.check(&args.methods, &sampled::METHODS)?;
-    let defaults = || sampled::METHODS.map(str::to_owned).to_vec();
-    let methods = if args.methods.is_empty() { defaults() } else { args.methods.clone() };
+    let methods = args.whose.hardware.methods(&args.methods, &sampled::METHODS, &sampled::METHODS)?;
     let mut missing = Vec::new();
     let plan = sampled::Plan { methods, loads: args.loads.clone(), frames: args.frames };
-    let mut measure = |ground: Ground<'_>| {
-        sampled::measure(&plan, ground, &mut |line| eprintln!("{line}"), &mut |case, error| {
-            missing.push(format!("{case}: not measured: {error}"));
-        })
-    };
-    let found = args.hardware.measure(args.emulated.out.as_deref(), HEADERS, &mut measure)?;
-    let (results, notes) = match found {
-        Some(found) => found,
-        None => {
-            let emulated =
-                |site: Site, images: &Images| measure(Ground::Emulated(&sampled::Plan::prepare(site), images));
-            (args.emulated.measure(false, emulated)?, Vec::new())
-        }
-    };
+    let measure = |ground: Ground<'_>| sampled::measure(&plan, ground, &mut say, &mut noted(&mut missing));
+    let (results, notes) = args.whose.measure(HEADERS, sampled::Plan::prepare, measure)?;
     let measured = Measured { experiment: "sampled-values", seed: 0, results, missing, notes };
     measured.report(&args.output)
 }

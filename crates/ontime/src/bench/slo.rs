@@ -2,12 +2,11 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
 use ontime_bench::paper::Figures;
 use ontime_bench::rta::WORK_PERCENT;
 use ontime_bench::slo::{self, Beside};
 
-use super::{Emulated, Measured, Output};
+use super::{Emulated, Measured, Output, chosen, noted, say};
 
 #[derive(Debug, clap::Args)]
 pub struct Slo {
@@ -35,11 +34,7 @@ pub struct Slo {
 /// Measures every method beside everybody on one emulated host.
 pub fn run(args: &Slo) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    if let Some(unknown) = args.methods.iter().find(|method| !slo::METHODS.contains(&method.as_str())) {
-        bail!("method '{unknown}' is not one of {}", slo::METHODS.join(", "));
-    }
-    let defaults = || slo::METHODS.map(str::to_owned).to_vec();
-    let methods = if args.methods.is_empty() { defaults() } else { args.methods.clone() };
+    let methods = chosen("method", &args.methods, &slo::METHODS)?;
     let mut missing = Vec::new();
     let results = args.emulated.measure(true, |site, images| {
         let plan = slo::Plan {
@@ -50,9 +45,7 @@ pub fn run(args: &Slo) -> anyhow::Result<ExitCode> {
             requests: args.requests,
             seed: args.seed,
         };
-        slo::measure(&plan, &figures, images, &mut |line| eprintln!("{line}"), &mut |case, error| {
-            missing.push(format!("{case}: not measured: {error}"));
-        })
+        slo::measure(&plan, &figures, images, &mut say, &mut noted(&mut missing))
     })?;
     let notes = vec![format!(
         "one CPU: {} VMs that never idle for the paper's 19 on two; four video VMs, one of each frame rate, with the paper's slices divided by {} (half a \

@@ -2,12 +2,11 @@
 
 use std::process::ExitCode;
 
-use ontime_bench::host::{Ground, Site};
+use ontime_bench::host::Ground;
 use ontime_bench::vatc;
 use ontime_bench::workload::HEADERS;
-use ontime_lab::images::Images;
 
-use super::{Emulated, Hardware, Measured, Output};
+use super::{Measured, Output, Whose, noted, say};
 
 #[derive(Debug, clap::Args)]
 pub struct Vatc {
@@ -18,9 +17,7 @@ pub struct Vatc {
     #[arg(long, default_value = "0,1,2,3,4", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=4))]
     streams: Vec<u8>,
     #[command(flatten)]
-    emulated: Emulated,
-    #[command(flatten)]
-    hardware: Hardware,
+    whose: Whose,
     /// Counted requests a case (1000 in the paper)
     #[arg(long, default_value_t = 1000)]
     requests: u64,
@@ -30,24 +27,12 @@ pub struct Vatc {
 
 /// Measures every method with every number of streams on one emulated host.
 pub fn run(args: &Vatc) -> anyhow::Result<ExitCode> {
-    let defaults = ["prio", "fq_codel", "vanilla", "vatc"].map(str::to_owned);
-    let methods = if args.methods.is_empty() { defaults.to_vec() } else { args.methods.clone() };
-    args.hardware.check(&methods, &vatc::METHODS)?;
+    let defaults = ["prio", "fq_codel", "vanilla", "vatc"];
+    let methods = args.whose.hardware.methods(&args.methods, &defaults, &vatc::METHODS)?;
     let mut missing = Vec::new();
     let plan = vatc::Plan { methods, streams: args.streams.clone(), requests: args.requests };
-    let mut measure = |ground: Ground<'_>| {
-        vatc::measure(&plan, ground, &mut |line| eprintln!("{line}"), &mut |case, error| {
-            missing.push(format!("{case}: not measured: {error}"));
-        })
-    };
-    let found = args.hardware.measure(args.emulated.out.as_deref(), HEADERS, &mut measure)?;
-    let (results, mut notes) = match found {
-        Some(found) => found,
-        None => {
-            let emulated = |site: Site, images: &Images| measure(Ground::Emulated(&site, images));
-            (args.emulated.measure(false, emulated)?, Vec::new())
-        }
-    };
+    let measure = |ground: Ground<'_>| vatc::measure(&plan, ground, &mut say, &mut noted(&mut missing));
+    let (results, mut notes) = args.whose.measure(HEADERS, |site| site, measure)?;
     notes.extend([
         "paper (VATC, IV-B, its hardware): with two streams the 95th percentile of prio is 8 times VATC's on Linux 3.10 and 40 \
          times on 3.18; VATC's does not depend on the number of streams"

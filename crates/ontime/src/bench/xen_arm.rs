@@ -2,10 +2,9 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
 use ontime_bench::xen_arm::{self, Neighbour};
 
-use super::{Emulated, Measured, Output};
+use super::{Emulated, Measured, Output, chosen, noted, say};
 
 #[derive(Debug, clap::Args)]
 pub struct XenArm {
@@ -39,11 +38,7 @@ pub struct XenArm {
 
 /// Measures every method with every load on one emulated host.
 pub fn run(args: &XenArm) -> anyhow::Result<ExitCode> {
-    if let Some(unknown) = args.methods.iter().find(|method| !xen_arm::METHODS.contains(&method.as_str())) {
-        bail!("method '{unknown}' is not one of {}", xen_arm::METHODS.join(", "));
-    }
-    let defaults = || xen_arm::METHODS.map(str::to_owned).to_vec();
-    let methods = if args.methods.is_empty() { defaults() } else { args.methods.clone() };
+    let methods = chosen("method", &args.methods, &xen_arm::METHODS)?;
     let mut missing = Vec::new();
     let results = args.emulated.measure(false, |site, images| {
         let plan = xen_arm::Plan {
@@ -55,9 +50,7 @@ pub fn run(args: &XenArm) -> anyhow::Result<ExitCode> {
             requests: if args.long { xen_arm::LONG } else { args.requests },
             seed: args.seed,
         };
-        xen_arm::measure(&plan, images, &mut |line| eprintln!("{line}"), &mut |case, error| {
-            missing.push(format!("{case}: not measured: {error}"));
-        })
+        xen_arm::measure(&plan, images, &mut say, &mut noted(&mut missing))
     })?;
     let notes = vec![
         "a delay is the request's whole way at the wire: from its passage of the NIC to that of the guest's answer; the paper's figures are of \
