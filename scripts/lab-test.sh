@@ -116,6 +116,7 @@ who_has_something_pending_goes_first() {
         exit !($waits > 1000 && $first < 500)' "$work/pending.json"
 }
 reserved_cpu_time_is_kept() { inside reservations; }
+a_cpu_may_go_and_come() { inside hotplug --clock real --cpus 2; }
 # The module and the application are built for the lab's guests.
 deadlines_of_a_guest_are_kept() {
     files=$work/deadlines/files tree=$work/deadlines/tree

@@ -281,7 +281,7 @@ impl Measured {
         let figures = Figures::load()?;
         notes.extend(figures.notes(experiment));
         notes.extend(missing.iter().cloned());
-        let kernel = results.iter().map(|result| result.kernel.as_str()).max().unwrap_or_default().to_owned();
+        let kernel = kernel_of(&results);
         let words: Vec<String> = std::env::args().skip(1).collect();
         let report = Report {
             schema_version: SCHEMA_VERSION,
@@ -332,13 +332,21 @@ fn show(args: &Show) -> anyhow::Result<ExitCode> {
                 }
                 all.command = format!("{}; {}", all.command, next.command);
                 all.results.extend(next.results);
+                let notes: Vec<String> = next.notes.into_iter().filter(|note| !all.notes.contains(note)).collect();
+                all.notes.extend(notes);
             }
         }
     }
     let Some(mut report) = all else { bail!("no results") };
+    report.kernel = kernel_of(&report.results);
     let specs = goals::of_experiment(&report.experiment);
     report.goals = goals::evaluate(specs, &report.results, report.clock, &report.kernel);
     write(&report, &args.output)
+}
+
+/// The kernel that a report is about: the newest, and of one version the one with PREEMPT_RT.
+fn kernel_of(results: &[MethodResult]) -> String {
+    results.iter().map(|result| result.kernel.as_str()).max().unwrap_or_default().to_owned()
 }
 
 fn write(report: &Report, output: &Output) -> anyhow::Result<ExitCode> {
