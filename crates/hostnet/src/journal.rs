@@ -20,8 +20,8 @@ use crate::knob::{Knob, Value};
 /// Where the original values are kept.
 pub const DEFAULT_PATH: &str = "/var/lib/ontime/originals";
 const FORMAT: u32 = 1;
-/// A process that is just ending, or a child between fork and exec, holds the lock a moment longer.
-const LOCK_TRIES: usize = 10;
+/// A process that is just ending, or a child between fork and exec, holds the lock a moment longer: on a busy machine more than 200 ms.
+const LOCK_TRIES: usize = 100;
 const LOCK_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// A knob's value from before Ontime changed it.
