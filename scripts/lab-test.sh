@@ -102,6 +102,9 @@ levels_have_their_places() { inside levels; }
 busypoll_takes_no_interrupts() { inside busypoll --clock real --cpus 2; }
 qdiscs_are_set_and_given_back() { inside qdiscs; }
 tenants_are_found_placed_and_followed() { inside tenants; }
+a_podman_container_has_its_place() {
+    mkdir -p "$work/podman/files" && cp "$(command -v busybox)" "$work/podman/files/" && inside podman
+}
 a_spinning_vm_leaves_the_rest() { inside cap; }
 # The life of it, then what it is for: beside a VM of its level that computes, a request waits under partitioned, and not under interrupt-context.
 who_has_something_pending_goes_first() {
@@ -149,6 +152,7 @@ path_holds_under_traffic_and_faults() { inside path --timeout $((1800 + 60 * ${C
 for test in ${wanted:-status_and_files_come_back a_panic_is_told too_long_is_told a_hang_is_told nothing_stays_behind \
     lockdown_is_said kernels_boot_and_an_old_one_is_said real_clock_has_two_cpus a_spinning_vm_leaves_the_rest \
     levels_have_their_places qdiscs_are_set_and_given_back tenants_are_found_placed_and_followed \
+    a_podman_container_has_its_place \
     path_holds_under_traffic_and_faults}; do
     check $test
 done
