@@ -9,7 +9,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::ethtool;
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use netlink_sys::{
+    Socket, SocketAddr,
+    protocols::{NETLINK_KOBJECT_UEVENT, NETLINK_ROUTE},
+};
 use rustix::event::epoll;
 use rustix::fs::inotify;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
@@ -25,6 +28,8 @@ pub enum Event {
     Links,
     /// A NIC's queues or rings changed.
     Queues,
+    /// A CPU went offline or came back.
+    Cpus,
     /// A tenant or one of its threads may have come or gone.
     Tenants,
     /// A hook asks to look.
@@ -38,11 +43,12 @@ pub enum Event {
 }
 
 impl Event {
-    const ALL: [Event; 9] = [
+    const ALL: [Event; 10] = [
         Event::Stop,
         Event::Reload,
         Event::Links,
         Event::Queues,
+        Event::Cpus,
         Event::Tenants,
         Event::Poked,
         Event::Request,
@@ -57,6 +63,7 @@ impl Event {
             Event::Reload => "reload",
             Event::Links => "links",
             Event::Queues => "queues",
+            Event::Cpus => "cpus",
             Event::Tenants => "tenants",
             Event::Poked => "hook",
             Event::Request => "request",
@@ -68,6 +75,8 @@ impl Event {
 
 /// RTMGRP_LINK: RTM_NEWLINK and RTM_DELLINK (`include/uapi/linux/rtnetlink.h`).
 const LINK_GROUP: u32 = 1;
+/// The kernel's own events of devices, as udevd hears them; the other group is udevd's (`lib/kobject_uevent.c`).
+const UEVENT_GROUP: u32 = 1;
 
 /// The sources, in one epoll set.
 pub struct Events {
@@ -76,6 +85,7 @@ pub struct Events {
     reload: UnixStream,
     links: Socket,
     queues: Option<Socket>,
+    devices: Option<Socket>,
     poke: OwnedFd,
     request: OwnedFd,
     clock: OwnedFd,
@@ -89,9 +99,7 @@ impl Events {
     pub fn new(poke: &Path, request: OwnedFd) -> io::Result<Self> {
         let stop = on_signals(&[signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])?;
         let reload = on_signals(&[signal_hook::consts::SIGHUP])?;
-        let mut links = Socket::new(NETLINK_ROUTE)?;
-        links.bind(&SocketAddr::new(0, LINK_GROUP))?;
-        links.set_non_blocking(true)?;
+        let links = netlink(NETLINK_ROUTE, LINK_GROUP)?;
         std::fs::File::create(poke)?;
         let poked = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         inotify::add_watch(&poked, poke, inotify::WatchFlags::ATTRIB | inotify::WatchFlags::CLOSE_WRITE)?;
@@ -106,6 +114,8 @@ impl Events {
             links,
             // Without it (before 5.6) the rescan finds what it would have told.
             queues: ethtool::monitor().ok(),
+            // The same, in a network namespace that is not the first user namespace's.
+            devices: netlink(NETLINK_KOBJECT_UEVENT, UEVENT_GROUP).ok(),
             poke: poked,
             request,
             clock,
@@ -113,8 +123,10 @@ impl Events {
         events.add(&events.stop, Event::Stop)?;
         events.add(&events.reload, Event::Reload)?;
         events.add(&BorrowedSocket(&events.links), Event::Links)?;
-        if let Some(queues) = &events.queues {
-            events.add(&BorrowedSocket(queues), Event::Queues)?;
+        for (socket, event) in [(&events.queues, Event::Queues), (&events.devices, Event::Cpus)] {
+            if let Some(socket) = socket {
+                events.add(&BorrowedSocket(socket), event)?;
+            }
         }
         events.add(&events.poke, Event::Poked)?;
         events.add(&events.request, Event::Request)?;
@@ -154,18 +166,15 @@ impl Events {
                 other => break other?,
             }
         };
-        let events: Vec<Event> = ready
-            .iter()
-            .take(count)
-            .filter_map(|ready| Event::ALL.into_iter().find(|event| *event as u64 == ready.data.u64()))
-            .collect();
-        for event in &events {
-            self.drain(*event);
-        }
+        let ready = ready.iter().take(count);
+        let mut events: Vec<Event> =
+            ready.filter_map(|ready| Event::ALL.into_iter().find(|event| *event as u64 == ready.data.u64())).collect();
+        events.retain(|event| self.drain(*event));
         Ok(events)
     }
 
-    fn drain(&mut self, event: Event) {
+    /// Reads what there is. False: it was no reason to look.
+    fn drain(&mut self, event: Event) -> bool {
         let mut buffer = [0u8; 4096];
         match event {
             Event::Stop => drain_fd(&self.stop, &mut buffer),
@@ -175,12 +184,42 @@ impl Events {
             Event::Queues => {
                 while self.queues.as_ref().is_some_and(|queues| queues.recv_from(&mut &mut buffer[..], 0).is_ok()) {}
             }
+            Event::Cpus => return self.devices.as_ref().is_some_and(|devices| tells_of_cpu(devices, &mut buffer)),
             Event::Poked => drain_fd(&self.poke, &mut buffer),
             Event::Request => drain_fd(&self.request, &mut buffer),
             Event::Clock => drain_fd(&self.clock, &mut buffer),
             Event::Tenants | Event::Guests => {}
         }
+        true
     }
+}
+
+/// A non-blocking socket that hears a group.
+fn netlink(protocol: isize, group: u32) -> io::Result<Socket> {
+    let mut socket = Socket::new(protocol)?;
+    socket.bind(&SocketAddr::new(0, group))?;
+    socket.set_non_blocking(true)?;
+    Ok(socket)
+}
+
+/// Reads all events of devices: whether one is of a CPU that went or came, or some were lost.
+fn tells_of_cpu(devices: &Socket, buffer: &mut [u8]) -> bool {
+    let mut told = false;
+    loop {
+        match devices.recv_from(&mut &mut buffer[..], 0) {
+            Ok((count, _)) => told |= buffer.get(..count).is_some_and(is_of_cpu),
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => told = true,
+            Err(_) => return told,
+        }
+    }
+}
+
+/// `offline@/devices/system/cpu/cpu1`, then `NAME=VALUE` each after a zero.
+fn is_of_cpu(message: &[u8]) -> bool {
+    let head = message.split(|byte| *byte == 0).next().unwrap_or_default();
+    [&b"offline@"[..], b"online@"]
+        .iter()
+        .any(|action| head.strip_prefix(*action).is_some_and(|path| path.starts_with(b"/devices/system/cpu/cpu")))
 }
 
 fn drain_fd(fd: &impl AsFd, buffer: &mut [u8]) {
@@ -205,5 +244,25 @@ impl AsFd for BorrowedSocket<'_> {
         let raw = std::os::fd::AsRawFd::as_raw_fd(self.0);
         // SAFETY: the socket is open for as long as it is borrowed.
         unsafe { std::os::fd::BorrowedFd::borrow_raw(raw) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_cpus_that_go_and_come_are_a_reason_to_look() {
+        let message = |head: &str| [head.as_bytes(), b"\0ACTION=x\0SUBSYSTEM=cpu\0"].concat();
+        for (head, told) in [
+            ("offline@/devices/system/cpu/cpu1", true),
+            ("online@/devices/system/cpu/cpu12", true),
+            ("add@/devices/system/cpu/cpu1", false),
+            ("offline@/devices/system/memory/memory3", false),
+            ("", false),
+        ] {
+            assert_eq!(is_of_cpu(&message(head)), told, "{head}");
+        }
+        assert!(!is_of_cpu(&[]));
     }
 }
