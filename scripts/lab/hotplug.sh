@@ -12,9 +12,11 @@ for vm in a b; do
     lab-vm wait $vm
     eval "pid_$vm=$(cat /run/lab-vm/$vm.pid)"
     eval "vcpu_$vm=$(thread "$(cat /run/lab-vm/$vm.pid)" 'CPU 0/KVM')"
+    kill -STOP "$(cat /run/lab-vm/$vm.pid)" # it would only make the rest slow
 done
 reserve() { printf '[[reservation]]\nname = "%s"\nbudget = "%s"\nperiod = "20ms"\n' "$1" "$2"; }
-{ echo 'reserve = 0.5'; reserve a 6ms; reserve b 6ms; } > /etc/ontime/sched.toml
+# An emulated CPU on the real clock is slow: most of it is for the daemon and for what watches here.
+{ echo 'reserve = 0.8'; reserve a 2ms; reserve b 3ms; } > /etc/ontime/sched.toml
 snapshot > /lab/before
 look() { ontime top --once --json --interval 0.1; }
 stands() { look | tr '{' '\n' | grep "\"vm\":\"$1\"" | grep -q '"period_us":20000'; } # VM
@@ -22,14 +24,15 @@ both() { stands a && stands b; }
 one() { look > /lab/look && grep -q '"cpus":\[0\]' /lab/look && { stands a || stands b; } && ontime top --once --interval 0.1 | grep -q '^refused: '; }
 ran() { cut -d' ' -f1 "/proc/$1/schedstat"; } # TID: ns so far
 
-sh -c 'while :; do :; done' &
+nice -n 19 sh -c 'while :; do :; done' &
 bulk=$!
+kill -CONT "$pid_a" "$pid_b"
 daemon_starts
-within 60 both
+within 240 both
 look | grep -q '"cpus":\[0,1\]' || fail "not both CPUs: $(look)"
 
 echo 0 > $cpu
-within 60 one
+within 240 one
 ontime top --once --interval 0.1
 before_a=$(ran "$vcpu_a") before_b=$(ran "$vcpu_b") before_bulk=$(ran $bulk)
 sleep 5
@@ -37,7 +40,7 @@ a=$((($(ran "$vcpu_a") - before_a) / 1000000)) b=$((($(ran "$vcpu_b") - before_b
 echo "one CPU: a ran $a ms, b $b ms, bulk $bulk_ms ms of 5,000"
 [ "$a" -gt 0 ] && [ "$b" -gt 0 ] && [ "$bulk_ms" -gt 0 ] || fail "somebody starves on one CPU"
 echo 1 > $cpu
-within 60 both
+within 240 both
 
 # At any moment of a slice, and faster than the daemon looks.
 for pause in 0.01 0.3 0.07 1.1 0 0.5 0.02 2 0.15 0.003; do
@@ -47,21 +50,22 @@ for pause in 0.01 0.3 0.07 1.1 0 0.5 0.02 2 0.15 0.003; do
     sleep $pause
     ontime status > /dev/null || [ $? -eq 1 ] || fail "the daemon is gone"
 done
-within 60 both
+within 240 both
 kill -0 $daemon || fail "the daemon is gone"
 
 # Its pacers end with it while their CPU goes.
 echo 0 > $cpu
 kill -9 $daemon
 wait $daemon 2> /dev/null || true
-for vm in a b; do eval "within 20 placed \$vcpu_$vm 'SCHED_OTHER 0'"; done
+for vm in a b; do eval "within 60 placed \$vcpu_$vm 'SCHED_OTHER 0'"; done
 daemon_starts
-within 60 one
+within 240 one
 echo 1 > $cpu
-within 60 both
+within 240 both
 
 kill $bulk
 ontime reset > /dev/null
+kill -STOP "$pid_a" "$pid_b"
 vcpus() { grep 'CPU 0/KVM' "$1" | sort -u; }
 snapshot > /lab/after
 expect "vCPUs after the reset" "$(vcpus /lab/before)" "$(vcpus /lab/after)"

@@ -109,7 +109,7 @@ impl Paced {
     /// Works on these; ends the pacers where that fails.
     fn work_on(&mut self, settled: Settled) -> Result<(), PacerError> {
         if settled.cpus != self.settled.cpus {
-            // A CPU came or went. Threads stay where they are until there are new pacers.
+            // A CPU came or went. Threads stay behind everybody until there are new pacers.
             self.pacers = None;
         }
         let done = self.try_work_on(&settled);

@@ -60,6 +60,17 @@ pub struct Pacing {
 #[derive(Debug, Default)]
 pub struct Seats(pub Vec<Option<Seat>>);
 
+impl Seats {
+    /// Puts those that are not in `other` at a place.
+    fn place_others(&self, other: Option<&Seats>, place: Place) {
+        let is_there = |seat: &Seat| other.iter().any(|other| other.0.iter().flatten().any(|there| there.is_of(seat)));
+        for seat in self.0.iter().flatten().filter(|seat| !is_there(seat)) {
+            // Ended, or not permitted: then it is where it is.
+            let _ = seat.place(place);
+        }
+    }
+}
+
 impl Threads for Seats {
     fn read(&mut self, seat: usize) -> Option<Counts> {
         self.0.get(seat)?.as_ref()?.read().ok()
@@ -137,6 +148,9 @@ impl Shared {
     fn work(&self, cpu: usize) -> u64 {
         // Poisoned by a panic, which there is none of; what is in there is as good as it was.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.stop.load(Ordering::Acquire) {
+            return NEVER;
+        }
         if state.waiting.is_none() {
             state.waiting = Self::take(&self.inbox);
         }
@@ -155,11 +169,20 @@ impl Shared {
         due
     }
 
+    /// Puts everybody behind: a vCPU that spins and that nobody looks after would keep the daemon itself from its CPU, which is to place it.
+    fn leave(&self) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pacing) = &state.pacing {
+            pacing.seats.place_others(None, Place::Beyond);
+        }
+    }
+
     /// The thread of one CPU.
     fn run(&self, cpu: usize) {
         loop {
             let seen = self.word.load(Ordering::Acquire);
             if self.stop.load(Ordering::Acquire) {
+                self.leave();
                 return;
             }
             let due = self.work(cpu);
@@ -185,9 +208,15 @@ impl State {
                 if self.pacing.as_deref().is_some_and(amid) {
                     return None;
                 }
-                if let (Some(next), Some(old)) = (next, &self.pacing) {
+                let old = self.pacing.as_deref();
+                if let (Some(next), Some(old)) = (&mut *next, old) {
                     next.shares.take_over(&old.shares, now);
                 }
+                // Who comes is where shares believe it; who goes is behind, as in `leave`.
+                let next = next.as_deref().map(|next| &next.seats);
+                let old = old.map(|old| &old.seats);
+                next.inspect(|next| next.place_others(old, Place::Entitled));
+                old.inspect(|old| old.place_others(next, Place::Beyond));
                 if let Some(Order::Replace(next)) = self.waiting.as_deref_mut() {
                     std::mem::swap(next, &mut self.pacing);
                 }
@@ -271,7 +300,7 @@ impl Pacers {
 }
 
 impl Drop for Pacers {
-    /// Ends the pacers; threads stay where they are. One that does not end is not waited for for ever: it is at most in a system call.
+    /// Ends the pacers, which put vCPUs behind everybody. One that does not end is not waited for for ever: it is at most in a system call.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake_all();
@@ -290,4 +319,66 @@ fn place_here(cpu: u32, place: Policy) -> io::Result<()> {
     let id = ThreadId::of(process, own).map_err(io::Error::other)?;
     id.set_affinity(&CpuList::from_iter([cpu])).map_err(io::Error::other)?;
     id.set_policy(place).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
+    use ontime_plan::Bandwidth;
+
+    use super::*;
+    use crate::seat::Places;
+    use crate::settle::Settled;
+
+    /// Everybody may take these places; the real ones take CAP_SYS_NICE.
+    const PLACES: Places = Places { planned: Policy::BULK, entitled: Policy::BULK, beyond: Policy::Idle };
+
+    /// A thread that waits for its end.
+    struct Waiting(ThreadId, #[expect(dead_code, reason = "its drop ends the thread")] Sender<()>);
+
+    fn waiting() -> Waiting {
+        let (end, ended) = channel::<()>();
+        let (tell, told) = channel();
+        std::thread::spawn(move || {
+            let tid = rustix::thread::gettid().as_raw_nonzero().get();
+            tell.send(ThreadId::of(rustix::process::getpid().as_raw_nonzero().get(), tid).unwrap()).unwrap();
+            let _ = ended.recv();
+        });
+        Waiting(told.recv().unwrap(), end)
+    }
+
+    fn pacing(of: &[&Waiting]) -> Box<Pacing> {
+        let seat = |waiting: &&Waiting| Seat::open(waiting.0, PLACES, Arc::default(), None).ok();
+        let settled = Settled { cpus: vec![0], reserve: Bandwidth::ZERO, ..Settled::default() };
+        let shares = Shares::new(&settled, now(), |_| Arc::default());
+        Box::new(Pacing { shares, seats: Seats(of.iter().map(seat).collect()) })
+    }
+
+    fn is_behind(waiting: &Waiting) -> bool {
+        // SAFETY: takes and gives numbers.
+        let policy = unsafe { libc::sched_getscheduler(waiting.0.tid) };
+        policy & !libc::SCHED_RESET_ON_FORK == libc::SCHED_IDLE
+    }
+
+    #[test]
+    fn nobody_is_left_ahead_with_nobody_to_look_after_them() {
+        let (stays, goes, comes) = (waiting(), waiting(), waiting());
+        let shared = Shared::default();
+        let replace = |next: &[&Waiting]| {
+            let mut state = shared.state.lock().unwrap();
+            state.waiting = Some(Box::new(Order::Replace(Some(pacing(next)))));
+            assert!(state.obey(now()).is_some());
+        };
+        replace(&[&stays, &goes]);
+        assert!(!is_behind(&stays) && !is_behind(&goes));
+        // One that was left behind by others' pacers comes to where these believe it.
+        pacing(&[&comes]).seats.place_others(None, Place::Beyond);
+        assert!(is_behind(&comes));
+        replace(&[&comes, &stays]);
+        assert!(is_behind(&goes) && !is_behind(&stays) && !is_behind(&comes));
+        shared.stop.store(true, Ordering::Release);
+        shared.run(0);
+        assert!(is_behind(&stays) && is_behind(&comes));
+    }
 }

@@ -90,6 +90,11 @@ impl Seat {
         Ok(seat)
     }
 
+    /// Whether both are of one thread.
+    pub(crate) fn is_of(&self, other: &Seat) -> bool {
+        self.tid == other.tid
+    }
+
     /// What it has had.
     ///
     /// # Errors
