@@ -28,8 +28,6 @@ use crate::shares::{Counts, NEVER, Place, Shares, Snapshot, Threads};
 
 /// The longest wait for pacers to carry out an order: a slice takes 100 ms at most.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often an order's end is looked for.
-const LOOK: Duration = Duration::from_millis(1);
 
 /// Why shares cannot be kept.
 #[derive(Debug, Error)]
@@ -108,6 +106,8 @@ struct Shared {
     stop: AtomicBool,
     inbox: AtomicPtr<Order>,
     outbox: AtomicPtr<Order>,
+    /// Changes when an order has been carried out; the daemon's futex.
+    done: AtomicU32,
 }
 
 /// Of the pacers alone.
@@ -121,6 +121,13 @@ struct State {
 pub fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
+}
+
+/// Changes a futex and wakes all who wait for that.
+fn wake(word: &AtomicU32) {
+    word.fetch_add(1, Ordering::Release);
+    // Waking fails for an address that is none only.
+    let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
 impl Shared {
@@ -139,9 +146,7 @@ impl Shared {
     }
 
     fn wake_all(&self) {
-        self.word.fetch_add(1, Ordering::Release);
-        // Waking fails for an address that is none only.
-        let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
+        wake(&self.word);
     }
 
     /// What a pacer does when it is awake. Returns when it is to wake next.
@@ -162,6 +167,7 @@ impl Shared {
             // One order is under way at a time, so nothing lies there that would be dropped here.
             let before = Self::put(&self.outbox, order);
             debug_assert!(before.is_none());
+            wake(&self.done);
         }
         if stirred {
             self.wake_all();
@@ -283,18 +289,24 @@ impl Pacers {
         }
     }
 
+    /// The pacer that has carried the order out wakes this thread, at normal priority: a sleep would end by `ktimers/N`, which a vCPU that spins and that
+    /// this thread has still to cap keeps from running.
     fn order(&mut self, order: Order) -> Result<Box<Order>, PacerError> {
         drop(Shared::put(&self.shared.inbox, Box::new(order)));
         self.shared.wake_all();
         let end = Instant::now() + PATIENCE;
         loop {
+            let seen = self.shared.done.load(Ordering::Acquire);
             if let Some(done) = Shared::take(&self.shared.outbox) {
                 return Ok(done);
             }
-            if Instant::now() > end || self.threads.iter().all(JoinHandle::is_finished) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.threads.iter().all(JoinHandle::is_finished) {
                 return Err(PacerError::Lost);
             }
-            std::thread::sleep(LOOK);
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            // Woken, timed out, interrupted, or done before: look again.
+            let _ = futex::wait(&self.shared.done, futex::Flags::PRIVATE, seen, Some(&left));
         }
     }
 }

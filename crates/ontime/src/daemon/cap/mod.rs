@@ -28,7 +28,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,8 @@ use ontime_trace::TraceError;
 use ontime_trace::interrupts::Interrupts;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use rustix::event::{EventfdFlags, epoll};
+use rustix::thread::futex;
+use rustix::time::Timespec;
 use thiserror::Error;
 
 pub use self::account::Share;
@@ -49,8 +51,6 @@ use self::who::{Vm, Who};
 
 /// The longest wait for the watcher to carry out orders.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is looked for.
-const LOOK: Duration = Duration::from_millis(1);
 
 /// How caps are kept.
 #[derive(Debug, Clone, Copy)]
@@ -217,8 +217,8 @@ impl Seen {
 pub struct Caps {
     orders: Producer<Order>,
     /// How many orders were given, and carried out.
-    ordered: u64,
-    done: Arc<AtomicU64>,
+    ordered: u32,
+    done: Arc<AtomicU32>,
     wake: Arc<OwnedFd>,
     returned: Consumer<Returned>,
     epoll: Arc<OwnedFd>,
@@ -252,7 +252,7 @@ impl Caps {
         let (give_back, returned) = RingBuffer::new(capacity + 2);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| setup("epoll")(error.into()))?;
         let epoll = Arc::new(epoll);
-        let done = Arc::new(AtomicU64::new(0));
+        let done = Arc::new(AtomicU32::new(0));
         let period = u64::try_from(settings.period.as_nanos()).unwrap_or(u64::MAX);
         let table = Table::new(capacity, cpu_count(), settings.cpu_share, period, watcher::now());
         let channels = Channels {
@@ -479,21 +479,28 @@ impl Caps {
             self.carried_out()?;
             self.orders.push(order).map_err(|_| CapError::Lost)?;
         }
-        self.ordered += 1;
+        self.ordered = self.ordered.wrapping_add(1);
         Ok(())
     }
 
-    /// Waits until every order is carried out.
+    /// Waits until every order is carried out. The watcher wakes this thread, at normal priority: a sleep would end by `ktimers/N`, which a vCPU that
+    /// spins and that is still to be capped keeps from running (PREEMPT_RT).
     fn carried_out(&self) -> Result<(), CapError> {
         self.ring();
-        let start = Instant::now();
-        while self.done.load(Ordering::Acquire) != self.ordered {
-            if self.orders.is_abandoned() || start.elapsed() > PATIENCE {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let done = self.done.load(Ordering::Acquire);
+            if done == self.ordered {
+                return Ok(());
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if self.orders.is_abandoned() || left.is_zero() {
                 return Err(CapError::Lost);
             }
-            std::thread::sleep(LOOK);
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            // Woken, timed out, interrupted, or done before: look again.
+            let _ = futex::wait(&self.done, futex::Flags::PRIVATE, done, Some(&left));
         }
-        Ok(())
     }
 
     fn ring(&self) {

@@ -17,11 +17,12 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ontime_trace::interrupts::Rings;
 use rtrb::{Consumer, Producer};
 use rustix::event::epoll;
+use rustix::thread::futex;
 use rustix::time::Timespec;
 
 use super::account::{Account, Share, Verdict};
@@ -110,8 +111,8 @@ pub enum Returned {
 #[derive(Debug)]
 pub struct Channels {
     pub orders: Consumer<Order>,
-    /// How many orders were carried out since the start.
-    pub done: Arc<AtomicU64>,
+    /// How many orders were carried out since the start, modulo 2^32; the futex of who waits for that.
+    pub done: Arc<AtomicU32>,
     pub wake: Arc<OwnedFd>,
     pub returned: Producer<Returned>,
     /// Where the bell, and the rings, are waited for.
@@ -270,6 +271,16 @@ impl Watcher {
 
     /// Carries out the orders that are there. False: end.
     fn obey(&mut self) -> bool {
+        let before = self.channels.done.load(Ordering::Relaxed);
+        let goes_on = self.carry_out();
+        if self.channels.done.load(Ordering::Relaxed) != before {
+            // Waking fails for an address that is none only.
+            let _ = futex::wake(&self.channels.done, futex::Flags::PRIVATE, 1);
+        }
+        goes_on
+    }
+
+    fn carry_out(&mut self) -> bool {
         loop {
             // Looked at first: what was ordered before the planner went is carried out.
             let abandoned = self.channels.orders.is_abandoned();
