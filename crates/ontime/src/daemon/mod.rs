@@ -150,7 +150,11 @@ impl Daemon {
                 match event {
                     Event::Stop => return Ok(()),
                     Event::Reload => self.reload(),
-                    Event::Links | Event::Queues | Event::Cpus | Event::Poked => self.want(event),
+                    Event::Cpus => {
+                        self.engine.cpus_changed();
+                        self.want(event);
+                    }
+                    Event::Links | Event::Queues | Event::Poked => self.want(event),
                     Event::Tenants => {
                         if self.watcher.take().context("the tenants' watcher")?.is_some() {
                             self.want(event);

@@ -46,6 +46,13 @@ impl Engine {
         }
     }
 
+    /// CPUs came or went: what could not be kept on those there were, or on one that went while its pacer started, may be on those there are.
+    pub fn cpus_changed(&mut self) {
+        if self.keeper.off().is_some() {
+            self.rebuild_keeper();
+        }
+    }
+
     /// Where device processes are.
     pub fn run_dir(&self) -> &Path {
         &self.paths.run_dir
