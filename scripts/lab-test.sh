@@ -142,7 +142,7 @@ path_holds_under_traffic_and_faults() { inside path --timeout $((1800 + 60 * ${C
 # guest_sockets_are_the_hosts   builds for six kernels
 # who_has_something_pending_goes_first  two hosts; pending.sh has passed up to its kill -9 only, where it stood still before the daemon's death was told
 #                               by a thread of its own (ontime-life)
-# reserved_cpu_time_is_kept     five minutes
+# reserved_cpu_time_is_kept     five minutes; has passed up to the daemon's restart beside two VMs that spin on the one CPU (README, limits)
 # a_cpu_may_go_and_come         on the real clock; with one emulated CPU left, whatever runs at normal priority is slow beside two VMs that spin. It has passed
 #                               up to the ten fast changes: refused, served, both back
 # deadlines_of_a_guest_are_kept five minutes, and a build of the module
