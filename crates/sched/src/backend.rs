@@ -139,9 +139,8 @@ impl Paced {
             let published = vcpu.page.clone().map(|page| Published::new(page, vcpu.vcpu, vcpu.period.0));
             Seat::open(vcpu.id, self.places, tally(vcpu.id), published).ok()
         };
-        let mut seats = Seats(settled.vcpus.iter().map(open).collect());
-        let mut shares = Shares::new(settled, now(), tally);
-        shares.begin(&mut seats);
+        let seats = Seats(settled.vcpus.iter().map(open).collect());
+        let shares = Shares::new(settled, now(), tally);
         pacers.replace(Some(Box::new(Pacing { shares, seats })))
     }
 }

@@ -215,8 +215,12 @@ impl State {
                     return None;
                 }
                 let old = self.pacing.as_deref();
-                if let (Some(next), Some(old)) = (&mut *next, old) {
-                    next.shares.take_over(&old.shares, now);
+                if let Some(next) = next {
+                    // Who made it may have been kept from running since.
+                    next.shares.begin(now, &mut next.seats);
+                    if let Some(old) = old {
+                        next.shares.take_over(&old.shares);
+                    }
                 }
                 // Who comes is where shares believe it; who goes is behind, as in `leave`.
                 let next = next.as_deref().map(|next| &next.seats);

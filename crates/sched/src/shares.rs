@@ -14,7 +14,7 @@
 //! the CPU. What it took too much (a look comes some microseconds late) is taken off its next share; what it did not want is forfeited.
 //! Within a slice the order in which shares are had does not matter to anybody's deadline, which is never before its end.
 //!
-//! **Sleepers.** A vCPU that did not run in one slice is only entitled in the next, and looked at no sooner than at its end: it costs a
+//! **Sleepers.** A vCPU that did not run in one slice, and had its share before it, is only entitled in the next, and looked at no sooner than at its end: it costs a
 //! reading a slice. Should it wake and spin, the planned do not notice; others wait for it until that look, and it pays back what it took.
 //! One whose guest publishes deadlines may not wait so: where a task of it ran lately it is planned as who is awake, since its tasks are
 //! released when slices begin; else it is at [`Place::Planned`] all the slice and looked at as often as its share could be used up. While it
@@ -377,18 +377,22 @@ impl Shares {
         }
     }
 
-    /// Takes each vCPU's first reading: what it had before is not counted.
-    pub fn begin(&mut self, threads: &mut impl Threads) {
+    /// Takes each vCPU's first reading: what it had before is not counted. By who looks after them from `now` on: what they take
+    /// between this and the first look is charged to them.
+    pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
         for (index, seat) in self.seats.iter_mut().enumerate() {
             match threads.read(index) {
-                Some(counts) => (seat.counts, seat.at_since, seat.at_start) = (counts, counts, counts.ran),
+                Some(counts) => (seat.counts, seat.at_start) = (counts, counts.ran),
                 None => seat.gone = true,
             }
+            seat.begin_period(now);
         }
+        (self.start, self.end) = (now, now);
     }
 
-    /// Goes on where `old` ends: vCPUs of both keep their place, their debt and their period. To be called at the end of a slice.
-    pub fn take_over(&mut self, old: &Shares, now: u64) {
+    /// Goes on where `old` ends: vCPUs of both keep their place, their debt and their period. To be called at the end of a slice, after
+    /// [`Self::begin`].
+    pub fn take_over(&mut self, old: &Shares) {
         for seat in &mut self.seats {
             let Some(before) = old.seats.iter().find(|before| before.id == seat.id && !before.gone) else { continue };
             seat.place = before.place;
@@ -400,7 +404,6 @@ impl Shares {
                 (seat.at_since, seat.had, seat.owed) = (before.at_since, before.had, before.owed);
             }
         }
-        (self.start, self.end) = (now, now);
         (self.slices, self.looks) = (old.slices, old.looks);
     }
 
@@ -473,7 +476,8 @@ impl Shares {
             seat.next = next.map(|next| next.at);
             let live = next.is_some_and(|next| next.live);
             busy |= live;
-            let slept = !fresh && !live && seat.counts.ran == seat.at_start;
+            // Behind bulk it may not have run although it wanted to.
+            let slept = !fresh && !live && seat.place != Place::Beyond && seat.counts.ran == seat.at_start;
             let silent = next.is_none();
             seat.prompt = seat.keeps > 0 && silent && seat.balance >= seat.keeps / 2;
             prompt |= seat.prompt;

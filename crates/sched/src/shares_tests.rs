@@ -178,7 +178,7 @@ fn start(cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Shares, Host) {
     let settled = settled(cpus, 50_000, asked).unwrap();
     let mut host = Host::new(cpus as usize, &settled, guests);
     let mut shares = Shares::new(&settled, 0, |_| Arc::default());
-    shares.begin(&mut host);
+    shares.begin(host.now, &mut host);
     (shares, host)
 }
 
@@ -320,6 +320,39 @@ fn one_that_begins_to_spin_in_calm_times_pays_back_and_others_are_served_from_th
     assert!(host.vms[1].counts.ran >= 4_200 * MS / 5 - CALM_MAX, "{}", host.vms[1].counts.ran);
 }
 
+/// Behind bulk it does not run, and sleeps no more than one that waits: else it would be let loose for a slice again and again.
+#[test]
+fn who_pays_back_is_not_asleep() {
+    let guests = [Guest::Spins, Guest::SpinsFrom(705 * MS)];
+    let (mut shares, mut host) = start(1, &[(6 * MS, 20 * MS), (4 * MS, 20 * MS)], &guests);
+    // It woke in a slice in which nobody looked at it.
+    host.run(&mut shares, 1_000 * MS, 0);
+    host.vms.iter_mut().for_each(|vm| vm.least = u64::MAX);
+    host.run(&mut shares, 3_000 * MS, 0);
+    for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
+        let least = host.vms[vm].least;
+        assert!(least + share / 50 >= share, "VM {vm}: {least} of {share}");
+    }
+}
+
+/// From the making of a set to its taking over pacers' maker may wait long, and vCPUs run meanwhile.
+#[test]
+fn what_was_had_before_anybody_looked_is_nobodys_debt() {
+    let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS)];
+    let (mut shares, mut host) = start(1, &asked, &[Guest::Spins, Guest::Spins]);
+    while host.now < 500 * MS {
+        host.tick();
+    }
+    shares.begin(host.now, &mut host);
+    host.run(&mut shares, 520 * MS, 0);
+    host.vms.iter_mut().for_each(|vm| vm.least = u64::MAX);
+    host.run(&mut shares, 1_000 * MS, 0);
+    for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
+        let least = host.vms[vm].least;
+        assert!(least + share / 50 >= share, "VM {vm}: {least} of {share}");
+    }
+}
+
 #[test]
 fn one_that_ends_is_left_alone_and_the_others_go_on() {
     let (mut shares, mut host) = start(1, &[(3 * MS, 10 * MS), (3 * MS, 10 * MS)], &[Guest::Spins, Guest::Spins]);
@@ -346,8 +379,8 @@ fn another_set_takes_over_without_a_gap_for_who_stays() {
         let old = shares;
         let known = Arc::clone(&old.seats[0].tally);
         shares = Shares::new(&again, host.now, |_| Arc::clone(&known));
-        shares.begin(&mut host);
-        shares.take_over(&old, host.now);
+        shares.begin(host.now, &mut host);
+        shares.take_over(&old);
     }
     assert!(host.vms[0].least >= 29 * MS / 10, "{}", host.vms[0].least);
     let expected = host.now / 10 * 3;
@@ -392,7 +425,7 @@ proptest! {
             asked.iter().map(|(_, _, spins)| if *spins { Guest::Spins } else { Guest::Sleeps }).collect();
         let mut host = Host::new(cpus as usize, &settled, &guests);
         let mut shares = Shares::new(&settled, 0, |_| Arc::default());
-        shares.begin(&mut host);
+        shares.begin(host.now, &mut host);
         let length = 800 * MS;
         host.run(&mut shares, length, late * TICK);
         let mut spinning = 0;
