@@ -178,11 +178,9 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
     let mut originals = Vec::new();
     for setting in &plan.settings {
         match host.read(&setting.knob) {
-            Ok(found) if found == setting.value => {
-                report.add(Some(setting.rule), &setting.knob, Some(found), &setting.value, Done::Already);
-            }
             Ok(found) => {
-                if !journal.has(&setting.knob) {
+                let as_wanted = found == setting.value;
+                if (!as_wanted || setting.handed_on) && !journal.has(&setting.knob) {
                     let overwritten = setting
                         .overwrites
                         .iter()
@@ -191,7 +189,11 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
                     let value = setting.original.as_ref().unwrap_or(&found).clone();
                     originals.push(Original { knob: setting.knob.clone(), value });
                 }
-                pending.push((setting, found));
+                if as_wanted {
+                    report.add(Some(setting.rule), &setting.knob, Some(found), &setting.value, Done::Already);
+                } else {
+                    pending.push((setting, found));
+                }
             }
             Err(error) => report.add(Some(setting.rule), &setting.knob, None, &setting.value, outcome(&error)),
         }

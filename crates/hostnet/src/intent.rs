@@ -89,7 +89,7 @@ impl Intent {
     /// Whether a planner shares out the vCPUs' time: then the planned place is for who is in its plan, and every other RT vCPU
     /// stands at the entitled one.
     pub fn planner_runs(&self) -> bool {
-        self.reserved.values().any(|policy| matches!(policy, Policy::Fifo(_)))
+        self.reserved.values().any(|policy| !matches!(policy, Policy::Deadline { .. }))
     }
 
     /// Whether the planned place is for some vCPUs at a time only: a planner's, or those with a pending interrupt.

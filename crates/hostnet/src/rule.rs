@@ -154,12 +154,15 @@ pub struct Setting {
     /// What the journal is to keep for its original, where that is not what is found ([`crate::inherit`]).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub original: Option<Value>,
+    /// Somebody else changes it from here on: its original is kept although it has the wanted value already.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub handed_on: bool,
 }
 
 impl Setting {
     /// A setting that overwrites no other knob.
     pub fn new(rule: RuleId, stage: Stage, knob: Knob, value: Value) -> Self {
-        Self { rule, stage, knob, value, overwrites: Vec::new(), original: None }
+        Self { rule, stage, knob, value, overwrites: Vec::new(), original: None, handed_on: false }
     }
 }
 

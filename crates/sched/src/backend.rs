@@ -64,7 +64,7 @@ pub struct Use {
 
 /// How reservations are kept.
 pub trait Backend: Debug {
-    /// The policy that a vCPU's thread has when this back end takes it over.
+    /// The policy that a vCPU's thread has when this back end takes it over, and that its plan sees from then on.
     fn place(&self, reserved: &Reserved) -> Policy;
 
     /// The policies that this back end moves threads between, so that they are not to be put right; None where it moves none.
@@ -147,8 +147,9 @@ impl Paced {
 
 impl Backend for Paced {
     fn place(&self, _reserved: &Reserved) -> Policy {
-        // A pass may take long; until its end nobody keeps a new one from spinning, so it is not to stand level with the planned.
-        self.places.entitled
+        // A pass may take long, and until its end nobody keeps a new one that spins from taking the CPU that the pass needs: among the
+        // bulk it neither starves nor has its way. The pacers put it ahead as soon as they have it.
+        Policy::BULK
     }
 
     fn places(&self) -> Option<Places> {

@@ -23,7 +23,8 @@ fn places(intent: &Intent, rule: RuleId, of_rule: impl Fn(ThreadRole) -> bool) -
     for tenant in &intent.tenants {
         for thread in tenant.threads.iter().filter(|thread| of_rule(thread.role)) {
             if let Some(policy) = wanted(tenant, thread, &intent.table) {
-                let policy = match intent.reserved.get(&thread.id) {
+                let reserved = intent.reserved.get(&thread.id);
+                let policy = match reserved {
                     Some(reserved) => *reserved,
                     None if rule == RuleId::VcpuPlace && intent.vcpus_change_places() => {
                         intent.table.policy(tenant.class, Role::VcpuEntitled)
@@ -31,7 +32,8 @@ fn places(intent: &Intent, rule: RuleId, of_rule: impl Fn(ThreadRole) -> bool) -
                     None => policy,
                 };
                 let knob = Knob::ThreadPolicy { thread: thread.id, comm: thread.comm.clone() };
-                outcome.settings.push(Setting::new(rule, Stage::Place, knob, Value::Policy(policy)));
+                let setting = Setting::new(rule, Stage::Place, knob, Value::Policy(policy));
+                outcome.settings.push(Setting { handed_on: reserved.is_some(), ..setting });
             }
         }
     }

@@ -7,7 +7,7 @@
 //! end moves it, and the plan sees it at the place it gave. Whoever is not looked after any more is placed by the same pass.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use ontime_hostnet::{CpuSet, Method, RuleId};
@@ -17,12 +17,15 @@ use ontime_sched::shares::Snapshot;
 use ontime_sched::{Asks, Backend, BackendKind, Refused, SchedConfig, Settled, Use, settle};
 use ontime_tenants::{Policy, PriorityTable, Tenant, ThreadId};
 
+/// Whom a back end looks after, and the policy that the plan gave each.
+type Held = Rc<RefCell<BTreeMap<ThreadId, Policy>>>;
+
 /// The back end in force, and whom it looks after.
 #[derive(Debug)]
 pub struct Keeper {
     kind: BackendKind,
     backend: Box<dyn Backend>,
-    held: Rc<RefCell<BTreeSet<ThreadId>>>,
+    held: Held,
     /// Why nothing is kept although it is configured.
     off: Option<String>,
     /// What guests ask for beside what is declared.
@@ -33,21 +36,21 @@ pub struct Keeper {
 #[derive(Debug, Clone, Default)]
 pub struct Past {
     places: Option<Places>,
-    held: Rc<RefCell<BTreeSet<ThreadId>>>,
+    held: Held,
 }
 
 impl Past {
     /// The place that the plan gave a thread which was read to have this policy.
     pub fn past(&self, id: ThreadId, read: Policy) -> Policy {
-        match self.places {
-            Some(places) if places.has(read) && self.held.borrow().contains(&id) => places.entitled,
+        match (self.places, self.held.borrow().get(&id)) {
+            (Some(places), Some(given)) if places.has(read) => *given,
             _ => read,
         }
     }
 
     /// Whether a back end moves this thread.
     pub fn moves(&self, id: ThreadId) -> bool {
-        self.places.is_some() && self.held.borrow().contains(&id)
+        self.places.is_some() && self.held.borrow().contains_key(&id)
     }
 }
 
@@ -94,7 +97,13 @@ impl Keeper {
             None => None,
         };
         let Some(why) = why else {
-            return settle(config, tenants, &online.iter().collect(), &self.held.borrow(), &self.asks);
+            return settle(
+                config,
+                tenants,
+                &online.iter().collect(),
+                &self.held.borrow().keys().copied().collect(),
+                &self.asks,
+            );
         };
         let refuse = |tenant: &Tenant| Refused { tenant: tenant.name.clone(), why: why.clone() };
         let named = |tenant: &&Tenant| config.reservations.iter().any(|declared| declared.name == tenant.name);
@@ -112,7 +121,7 @@ impl Keeper {
             self.switch_off(&error.to_string());
         }
         let stay = settled.ids();
-        self.held.borrow_mut().retain(|id| stay.contains(id));
+        self.held.borrow_mut().retain(|id, _| stay.contains(id));
     }
 
     /// Looks after exactly these, which the plan has placed. False: it cannot, and they are to be placed as if nothing were reserved.
@@ -122,7 +131,7 @@ impl Keeper {
         }
         match self.backend.set(settled) {
             Ok(()) => {
-                *self.held.borrow_mut() = settled.ids();
+                *self.held.borrow_mut() = self.places(settled);
                 true
             }
             Err(error) => {

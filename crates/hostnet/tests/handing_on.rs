@@ -1,0 +1,54 @@
+//! A vCPU with reserved CPU time is handed on to who changes its policy from then on: wherever that leaves it, a reset gives it what it had.
+#![allow(clippy::unwrap_used)] // a test that cannot go on fails
+
+use std::process::{Child, Command};
+
+use ontime_hostnet::{Done, Journal, Knob, LiveHost, Plan, RuleId, Setting, Stage, Value, apply, reset};
+use ontime_tenants::{Policy, ThreadId};
+
+/// Stands for a vCPU; ends with the test.
+struct Sleeper(Child);
+
+impl Sleeper {
+    fn start() -> (Self, ThreadId) {
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let id = ThreadId::of(pid, pid).unwrap();
+        (Self(child), id)
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn plan(thread: ThreadId, handed_on: bool) -> Plan {
+    let knob = Knob::ThreadPolicy { thread, comm: "sleep".to_owned() };
+    let setting = Setting::new(RuleId::VcpuPlace, Stage::Place, knob, Value::Policy(Policy::BULK));
+    Plan { settings: vec![Setting { handed_on, ..setting }], findings: Vec::new() }
+}
+
+#[test]
+fn its_original_is_kept_although_it_has_the_wanted_policy_already() {
+    let (_sleeper, thread) = Sleeper::start();
+    assert_eq!(thread.policy().unwrap(), Policy::BULK);
+    let host = LiveHost::default();
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
+
+    let report = apply(&host, &plan(thread, false), &mut journal).unwrap();
+    assert_eq!((report.counts().already, journal.entries().len()), (1, 0), "nobody changes it, nothing to give back");
+
+    for _ in 0..2 {
+        let report = apply(&host, &plan(thread, true), &mut journal).unwrap();
+        assert!(report.items.iter().all(|item| item.done == Done::Already), "{report:?}");
+        assert_eq!(journal.entries().len(), 1);
+    }
+    thread.set_policy(Policy::Idle).unwrap();
+    reset(&host, &mut journal).unwrap();
+    assert_eq!(thread.policy().unwrap(), Policy::BULK);
+    assert!(journal.entries().is_empty());
+}
