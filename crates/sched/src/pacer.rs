@@ -160,7 +160,12 @@ impl Shared {
             state.waiting = Self::take(&self.inbox);
         }
         let done = state.obey(now());
-        let due = state.pacing.as_mut().map_or(NEVER, |pacing| pacing.shares.step(cpu, now(), &mut pacing.seats));
+        let due = state.pacing.as_mut().map_or(NEVER, |pacing| {
+            let start = now();
+            let due = pacing.shares.step(cpu, start, &mut pacing.seats);
+            pacing.shares.took(now().saturating_sub(start));
+            due
+        });
         let stirred = state.pacing.as_mut().is_some_and(|pacing| pacing.shares.take_stirred());
         drop(state);
         if let Some(order) = done {

@@ -11,7 +11,8 @@
 //!
 //! Use is *measured*, at every change of place and whenever a share may have been used up. So time that one does not use goes to
 //! the others that are entitled, then to bulk; and a vCPU that never idles has its share and no more while others want
-//! the CPU. What it took too much (a look comes some microseconds late) is taken off its next share; what it did not want is forfeited.
+//! the CPU. A look takes time itself, and is followed by the next only after whoever is looked at could have run for what it has left; who may be waiting for its turn
+//! is looked at seldom enough that looks take a fifth of the CPU at most. What it took too much (a look comes some microseconds late) is taken off its next share; what it did not want is forfeited.
 //! Within a slice the order in which shares are had does not matter to anybody's deadline, which is never before its end.
 //!
 //! **Sleepers.** A vCPU that did not run in one slice, and had its share before it, is only entitled in the next, and looked at no sooner than at its end: it costs a
@@ -52,6 +53,8 @@ const PROMPT: u64 = 1_000_000;
 /// small budgets it is an eighth, and not below the least.
 const GRAIN: u64 = 20_000;
 const GRAIN_MIN: u64 = 2_000;
+/// Who is only entitled may be waiting for its turn: it is looked at no more often than this many costs of a look apart.
+const COST_FACTOR: u64 = 4;
 /// Never.
 pub const NEVER: u64 = u64::MAX;
 
@@ -196,12 +199,15 @@ impl Seat {
         }
     }
 
-    /// When its place may have to change next, at most at `end`.
-    fn due(&self, now: u64, end: u64) -> u64 {
+    /// When its place may have to change next, at most at `end`; a look takes `cost`, in which it does not run.
+    fn due(&self, now: u64, end: u64, cost: u64) -> u64 {
         if self.gone || self.asleep || self.place == Place::Beyond {
             return end;
         }
-        let used_up = now.saturating_add(u64::try_from(self.balance).unwrap_or(0).max(self.grain));
+        let least =
+            if self.place == Place::Planned { self.grain } else { self.grain.max(cost.saturating_mul(COST_FACTOR)) };
+        let left = u64::try_from(self.balance).unwrap_or(0).max(least);
+        let used_up = now.saturating_add(cost).saturating_add(left);
         // Where somebody is prompt, or is ahead of it, its segments decide nothing.
         let in_turn = !self.prompt && !self.below;
         let borders = self.parts.iter().flat_map(|part| [part.start, part.end]).filter(|at| in_turn && *at > now);
@@ -306,6 +312,8 @@ pub struct Shares {
     stirred: bool,
     slices: u64,
     looks: u64,
+    /// What a look takes, ns, over the last few.
+    cost: u64,
 }
 
 impl Shares {
@@ -374,6 +382,7 @@ impl Shares {
             stirred: false,
             slices: 0,
             looks: 0,
+            cost: 0,
         }
     }
 
@@ -404,7 +413,7 @@ impl Shares {
                 (seat.at_since, seat.had, seat.owed) = (before.at_since, before.had, before.owed);
             }
         }
-        (self.slices, self.looks) = (old.slices, old.looks);
+        (self.slices, self.looks, self.cost) = (old.slices, old.looks, old.cost);
     }
 
     /// How many vCPUs.
@@ -432,6 +441,11 @@ impl Shares {
         std::mem::take(&mut self.stirred)
     }
 
+    /// Says how long a step took, ns. Looks that follow each other as fast as they can would leave vCPUs no time to use their shares up.
+    pub fn took(&mut self, ns: u64) {
+        self.cost = (3 * self.cost + ns) / 4;
+    }
+
     /// Does what is due on a CPU (as the planner counts). Returns when its pacer is to come again.
     pub fn step(&mut self, cpu: usize, now: u64, threads: &mut impl Threads) -> u64 {
         self.looks += 1;
@@ -444,7 +458,7 @@ impl Shares {
         if self.calm {
             return if cpu == 0 { self.end } else { NEVER };
         }
-        let end = self.end;
+        let (end, cost) = (self.end, self.cost);
         let mut due = end;
         // Beside a prompt one all are read at each look: all wait, and one look is as good as one for each.
         let all = self.seats.iter().any(|seat| (seat.prompt || seat.below) && seat.look <= now);
@@ -452,7 +466,7 @@ impl Shares {
             if seat.cpu == cpu {
                 if all || now >= seat.look {
                     advance(index, seat, now, threads);
-                    seat.look = seat.due(now, end);
+                    seat.look = seat.due(now, end, cost);
                 }
                 due = due.min(seat.look);
             }

@@ -47,6 +47,9 @@ struct Host {
     /// CPU time that bulk, which always wants all, had.
     bulk: u64,
     flips: u64,
+    /// What a pacer's look takes of its CPU; and how long the only CPU is still taken by one.
+    cost: u64,
+    taken: u64,
 }
 
 impl Threads for Host {
@@ -82,7 +85,15 @@ impl Host {
             had: 0,
             least: u64::MAX,
         };
-        Self { cpus, vms: settled.vcpus.iter().zip(guests).map(vm).collect(), now: 0, bulk: 0, flips: 0 }
+        Self {
+            cpus,
+            vms: settled.vcpus.iter().zip(guests).map(vm).collect(),
+            now: 0,
+            bulk: 0,
+            flips: 0,
+            cost: 0,
+            taken: 0,
+        }
     }
 
     fn wants(&self, vm: &Vm) -> bool {
@@ -114,7 +125,8 @@ impl Host {
         };
         let mut order: Vec<usize> = (0..self.vms.len()).filter(|vm| self.wants(&self.vms[*vm])).collect();
         order.sort_by_key(|vm| rank(self.vms[*vm].place));
-        let mut left = self.cpus;
+        let mut left = if self.taken > 0 { 0 } else { self.cpus };
+        self.taken = self.taken.saturating_sub(TICK);
         for vm in order {
             let vm = &mut self.vms[vm];
             // Bulk always wants the CPU, and comes before who is beyond its share.
@@ -137,9 +149,11 @@ impl Host {
         let mut wakes = 0;
         while self.now < until {
             for cpu in 0..self.cpus {
-                if due[cpu] <= self.now {
+                if due[cpu] <= self.now && self.taken == 0 {
                     wakes += 1;
                     due[cpu] = shares.step(cpu, self.now, self).saturating_add(late);
+                    shares.took(self.cost);
+                    self.taken = self.cost;
                     if shares.take_stirred() {
                         due.fill(self.now + late);
                     }
@@ -318,6 +332,24 @@ fn one_that_begins_to_spin_in_calm_times_pays_back_and_others_are_served_from_th
     }
     assert_eq!(count(&tally(&shares, 0).misses), 0, "what it pays back it has not missed");
     assert!(host.vms[1].counts.ran >= 4_200 * MS / 5 - CALM_MAX, "{}", host.vms[1].counts.ran);
+}
+
+/// A look takes longer than the rest of a share: it must not be followed by the next before that could be used up.
+#[test]
+fn looks_leave_time_to_run() {
+    let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS), (2 * MS, 20 * MS)];
+    for cost in [20_000, 30_000, 40_000, 60_000, 90_000] {
+        let (mut shares, mut host) = start(1, &asked, &[Guest::Spins, Guest::Spins, Guest::Wants(100_000)]);
+        host.cost = cost;
+        let wakes = host.run(&mut shares, 4_000 * MS, 0);
+        for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
+            let least = host.vms[vm].least;
+            assert!(least + share / 20 >= share, "{cost}: VM {vm}: {least} of {share}");
+        }
+        let looks = wakes * cost;
+        assert!(looks <= 4_000 * MS / 8, "{cost}: looks took {looks}");
+        assert!(host.bulk >= 1_000 * MS, "{cost}: bulk had {}", host.bulk);
+    }
 }
 
 /// Behind bulk it does not run, and sleeps no more than one that waits: else it would be let loose for a slice again and again.
