@@ -1,7 +1,7 @@
 # Two commands for a newcomer: `make demo` and `make test`. Both do all set-up themselves.
 
 REPORT ?= target/report
-REQUESTS ?= 500
+REQUESTS ?= 300
 ONTIME = target/release/ontime
 
 .PHONY: demo test endurance hundred figures exclusive lint setup release images clean

@@ -11,8 +11,8 @@
 //!
 //! Use is *measured*, at every change of place and whenever a share may have been used up. So time that one does not use goes to
 //! the others that are entitled, then to bulk; and a vCPU that never idles has its share and no more while others want
-//! the CPU. A look takes time itself, and is followed by the next only after whoever is looked at could have run for what it has left; who may be waiting for its turn
-//! is looked at seldom enough that looks take a fifth of the CPU at most. What it took too much (a look comes some microseconds late) is taken off its next share; what it did not want is forfeited.
+//! the CPU. A look takes time itself, and is followed by the next only after whoever is looked at could have run for what it has left; who waits for its turn is looked
+//! at seldom enough that such looks take a fifth of the CPU at most. What it took too much (a look comes some microseconds late) is taken off its next share; what it did not want is forfeited.
 //! Within a slice the order in which shares are had does not matter to anybody's deadline, which is never before its end.
 //!
 //! **Sleepers.** A vCPU that did not run in one slice, and had its share before it, is only entitled in the next, and looked at no sooner than at its end: it costs a
@@ -53,7 +53,7 @@ const PROMPT: u64 = 1_000_000;
 /// small budgets it is an eighth, and not below the least.
 const GRAIN: u64 = 20_000;
 const GRAIN_MIN: u64 = 2_000;
-/// Who is only entitled may be waiting for its turn: it is looked at no more often than this many costs of a look apart.
+/// Who is only entitled and did not run waits for its turn: it is looked at no more often than this many costs of a look apart.
 const COST_FACTOR: u64 = 4;
 /// Never.
 pub const NEVER: u64 = u64::MAX;
@@ -199,13 +199,13 @@ impl Seat {
         }
     }
 
-    /// When its place may have to change next, at most at `end`; a look takes `cost`, in which it does not run.
-    fn due(&self, now: u64, end: u64, cost: u64) -> u64 {
+    /// When its place may have to change next, at most at `end`; a look takes `cost`, in which it does not run, and it may have `waited` since the last.
+    fn due(&self, now: u64, end: u64, cost: u64, waited: bool) -> u64 {
         if self.gone || self.asleep || self.place == Place::Beyond {
             return end;
         }
-        let least =
-            if self.place == Place::Planned { self.grain } else { self.grain.max(cost.saturating_mul(COST_FACTOR)) };
+        let patience = if waited && self.place == Place::Entitled { cost.saturating_mul(COST_FACTOR) } else { 0 };
+        let least = self.grain.max(patience);
         let left = u64::try_from(self.balance).unwrap_or(0).max(least);
         let used_up = now.saturating_add(cost).saturating_add(left);
         // Where somebody is prompt, or is ahead of it, its segments decide nothing.
@@ -465,8 +465,9 @@ impl Shares {
         for (index, seat) in self.seats.iter_mut().enumerate() {
             if seat.cpu == cpu {
                 if all || now >= seat.look {
+                    let before = seat.counts.ran;
                     advance(index, seat, now, threads);
-                    seat.look = seat.due(now, end, cost);
+                    seat.look = seat.due(now, end, cost, seat.counts.ran == before);
                 }
                 due = due.min(seat.look);
             }

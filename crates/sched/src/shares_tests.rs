@@ -344,7 +344,8 @@ fn looks_leave_time_to_run() {
         let wakes = host.run(&mut shares, 4_000 * MS, 0);
         for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
             let least = host.vms[vm].least;
-            assert!(least + share / 20 >= share, "{cost}: VM {vm}: {least} of {share}");
+            // It may have been late for the last look, and pays that back.
+            assert!(least + share / 50 + COST_FACTOR * cost >= share, "{cost}: VM {vm}: {least} of {share}");
         }
         let looks = wakes * cost;
         assert!(looks <= 4_000 * MS / 8, "{cost}: looks took {looks}");
