@@ -8,6 +8,7 @@ wanted=$*
 here=$(dirname "$0")
 work=$(mktemp -d)
 passed=0 failed=0
+trap 'rm -rf "$work"; exit 130' INT TERM
 
 check() { # NAME
     echo "lab test $1 ..."
@@ -42,6 +43,18 @@ nothing_stays_behind() {
     echo "processes of the killed lab still run:"
     pgrep -af "$work/killed"
     return 1
+}
+
+# Its directory neither.
+an_interrupted_lab_leaves_nothing() {
+    mkdir "$work/interrupted"
+    TMPDIR=$work/interrupted "$ontime" lab run -- sleep 600 &
+    first=$!
+    for _ in $(seq 300); do ls "$work"/interrupted/*/agent.sock > /dev/null 2>&1 && break; sleep 0.1; done
+    kill -TERM $first
+    status=0
+    wait $first || status=$?
+    [ $status -eq 143 ] && [ -z "$(ls "$work/interrupted")" ] && ! pgrep -f "$work/interrupted"
 }
 
 a_panic_is_told() {
@@ -142,7 +155,7 @@ path_holds_under_traffic_and_faults() { inside path --timeout $((1800 + 60 * ${C
 # guest_sockets_are_the_hosts   builds for six kernels
 # who_has_something_pending_goes_first  two hosts; pending.sh has passed up to its kill -9 only, where it stood still before the daemon's death was told
 #                               by a thread of its own (ontime-life)
-# reserved_cpu_time_is_kept     five minutes; has passed up to the daemon's restart beside two VMs that spin on the one CPU (README, limits)
+# reserved_cpu_time_is_kept     five minutes
 # a_cpu_may_go_and_come         on the real clock; with one emulated CPU left, whatever runs at normal priority is slow beside two VMs that spin. It has passed
 #                               up to the ten fast changes: refused, served, both back
 # deadlines_of_a_guest_are_kept five minutes, and a build of the module
@@ -152,12 +165,16 @@ path_holds_under_traffic_and_faults() { inside path --timeout $((1800 + 60 * ${C
 # busypoll_takes_no_interrupts  on the real clock: where the machine is so busy that the emulated CPUs stand for seconds, the RCU
 #                               readers of the polled one do, and the host with them
 for test in ${wanted:-status_and_files_come_back a_panic_is_told too_long_is_told a_hang_is_told nothing_stays_behind \
-    lockdown_is_said kernels_boot_and_an_old_one_is_said real_clock_has_two_cpus a_spinning_vm_leaves_the_rest \
+    an_interrupted_lab_leaves_nothing lockdown_is_said kernels_boot_and_an_old_one_is_said real_clock_has_two_cpus a_spinning_vm_leaves_the_rest \
     levels_have_their_places qdiscs_are_set_and_given_back tenants_are_found_placed_and_followed \
     a_podman_container_has_its_place \
     path_holds_under_traffic_and_faults}; do
     check $test
 done
-rm -rf "$work"
 echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+# What a message named stays.
+if [ "$failed" -gt 0 ]; then
+    echo "their files: $work"
+    exit 1
+fi
+rm -rf "$work"

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use ontime_lab::isolate;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::hardware::HardwareError;
@@ -81,7 +82,10 @@ impl Flood {
             let (before, start) = (size(&capture), Instant::now());
             let mut flow = Flow::start(kind, address)?;
             while size(&capture) < before + kind.flowing() {
-                host.alive()?;
+                if let Err(error) = host.alive() {
+                    flow.end();
+                    return Err(error);
+                }
                 if start.elapsed() > LIMIT {
                     return Err(flow.said(vm));
                 }
@@ -183,13 +187,15 @@ impl Flow {
 }
 
 fn iperf3(address: &str, arguments: &[&str]) -> Result<Flow, MeasureError> {
-    let client = Command::new("iperf3")
+    let mut client = Command::new("iperf3");
+    client
         .args(["-c", address, "-t", "86400", "-i", "0", "--connect-timeout", "30000"])
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn();
+        .stderr(Stdio::piped());
+    // On a real host's network nothing else would end it.
+    let client = isolate::end_with_parent(&mut client, Signal::KILL).spawn();
     client.map(Flow::Iperf3).map_err(|source| MeasureError::File { path: "iperf3".into(), source })
 }
 

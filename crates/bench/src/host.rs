@@ -100,6 +100,9 @@ pub enum MeasureError {
     /// The emulated host.
     #[error(transparent)]
     Lab(#[from] LabError),
+    /// The host ended while something else was measured on it.
+    #[error("the host had ended before")]
+    NoHost,
     /// The real host.
     #[error(transparent)]
     Hardware(#[from] HardwareError),

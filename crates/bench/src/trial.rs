@@ -6,6 +6,8 @@
 use std::fs;
 use std::path::Path;
 
+use ontime_lab::isolate;
+
 use crate::bulk::{self, BulkFlows};
 use crate::flood::{self, Flood, Kind};
 use crate::host::{Host, MeasureError, size, slice};
@@ -14,10 +16,10 @@ use crate::schema::{Load, MethodResult, Run};
 use crate::workload::{self, Workload};
 
 /// Measures cases on one host, then ends it. A case that fails is passed to `missing` by its name, and the rest is measured, as long as
-/// the host lives.
+/// the host lives; what was measured before its end counts.
 ///
 /// # Errors
-/// The host is no more.
+/// The host is no more, and nothing was measured on it.
 pub fn each<C>(
     mut host: Host,
     cases: impl IntoIterator<Item = C>,
@@ -26,12 +28,20 @@ pub fn each<C>(
     mut measure: impl FnMut(&mut Host, &C, &mut Vec<MethodResult>) -> Result<(), MeasureError>,
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let mut results = Vec::new();
-    for case in cases {
-        if let Err(error) = measure(&mut host, &case, &mut results) {
-            host.alive()?;
-            host.stamp_arrivals(false)?;
+    let mut cases = cases.into_iter();
+    while let Some(case) = cases.next() {
+        let Err(error) = measure(&mut host, &case, &mut results) else { continue };
+        let Err(dead) = host.alive().and_then(|()| host.stamp_arrivals(false)) else {
             missing(&name(&case), error);
+            continue;
+        };
+        if results.is_empty() {
+            return Err(dead);
         }
+        isolate::keep(&host.dir);
+        missing(&name(&case), dead);
+        cases.for_each(|case| missing(&name(&case), MeasureError::NoHost));
+        return Ok(results);
     }
     if let Err(error) = host.leave() {
         missing("the method that was in force before", error);

@@ -28,7 +28,8 @@ const BULK_QUEUE: &str = "10000";
 /// # Errors
 /// `ip` is missing or refuses.
 pub fn set_up() -> Result<(), LabError> {
-    run("sysctl", &["-qw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"])?;
+    // There is nothing to switch off on a machine without IPv6.
+    run("sysctl", &["-eqw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"])?;
     // A machine's default may be BBR, which paces by the machine's clock, not by the emulated host's: the host then has as much to do as the
     // machine had time for.
     run("sysctl", &["-qw", &format!("net.ipv4.tcp_congestion_control={CONGESTION_CONTROL}")])?;

@@ -111,21 +111,18 @@ impl Emulated {
             lab::guest_module(&images)?;
         }
         lab::host_module(&images, self.kernel)?;
-        isolate::enter()?;
+        let scratch = isolate::enter()?;
         let mut machine = host::machine(self.clock, self.kernel);
         if self.clock == Clock::Real {
             machine.cpus = self.cpus;
         }
         machine.silence_seconds = self.silence;
-        let kept = tempfile::tempdir().context("a directory for the lab")?;
-        let dir = self.out.clone().unwrap_or_else(|| kept.path().to_owned());
+        let dir = self.out.clone().unwrap_or(scratch);
         fs::create_dir_all(&dir).with_context(|| format!("directory {}", dir.display()))?;
         let binary = std::env::current_exe().context("this program")?;
-        measure(Site { machine, dir, binary }, &images).map_err(|error| {
+        measure(Site { machine, dir: dir.clone(), binary }, &images).map_err(|error| {
             // The console log that the message names must outlive this process.
-            if self.out.is_none() {
-                let _ = kept.keep();
-            }
+            isolate::keep(&dir);
             error.into()
         })
     }

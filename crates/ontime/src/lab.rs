@@ -90,16 +90,16 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         Command::Agent => agent::inside::serve().map(|()| ExitCode::SUCCESS).map_err(unsupported),
         Command::Images => images().map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
+            // Here, where there is a network: the namespaces have none.
+            let images = images()?;
             if run.host_module {
-                // Here, where there is a network: the namespaces have none.
-                host_module(&images()?, run.host.kernel)?;
+                host_module(&images, run.host.kernel)?;
             }
-            isolate::enter().map_err(unsupported)?;
-            run_command(run)
+            run_command(run, &images, &isolate::enter().map_err(unsupported)?)
         }
         Command::Shell(host) => {
-            isolate::enter().map_err(unsupported)?;
-            shell(host)
+            let images = images()?;
+            shell(host, &images, &isolate::enter().map_err(unsupported)?)
         }
     }
 }
@@ -132,13 +132,11 @@ fn machine(host: &Host, console: Console) -> Machine {
     machine
 }
 
-fn run_command(run: &Run) -> anyhow::Result<ExitCode> {
+fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<ExitCode> {
     let mut machine = machine(&run.host, Console::Log);
     machine.silence_seconds = run.silence;
     machine.check()?;
-    let images = images()?;
-    let kept = tempfile::tempdir().context("a directory for the lab")?;
-    let dir = run.host.out.as_deref().unwrap_or(kept.path());
+    let dir = run.host.out.as_deref().unwrap_or(scratch);
     if run.host_module {
         if !machine.kernel.takes_host_module() {
             anyhow::bail!("kernel {} has no use for the host module; 6.12-rt has", machine.kernel);
@@ -147,9 +145,9 @@ fn run_command(run: &Run) -> anyhow::Result<ExitCode> {
     }
     let binary = std::env::current_exe().context("this program")?;
     let argv: Vec<&str> = run.command.iter().map(String::as_str).collect();
-    let mut lab = match Lab::start(&machine, &images, dir, &binary) {
+    let mut lab = match Lab::start(&machine, images, dir, &binary) {
         Ok(lab) => lab,
-        Err(error) => return failed(error, run.host.out.is_none().then_some(kept)),
+        Err(error) => return failed(error, dir),
     };
     let client = run.client.as_deref().map(|shell| Client::start(shell, &dir.join("files"))).transpose()?;
     let status = lab.run(&argv, &[], Duration::from_secs(run.timeout), &mut |stream, bytes| {
@@ -167,7 +165,7 @@ fn run_command(run: &Run) -> anyhow::Result<ExitCode> {
         }
         Err(error) => {
             drop(lab);
-            failed(error, run.host.out.is_none().then_some(kept))
+            failed(error, dir)
         }
     }
 }
@@ -191,24 +189,20 @@ impl Drop for Client {
 }
 
 /// Says what went wrong with the emulated host, and keeps its console log.
-fn failed(error: LabError, kept: Option<tempfile::TempDir>) -> anyhow::Result<ExitCode> {
+fn failed(error: LabError, dir: &Path) -> anyhow::Result<ExitCode> {
     if matches!(error, LabError::NotRoot | LabError::Program { .. }) {
         return Err(unsupported(error));
     }
-    if let Some(dir) = kept {
-        let _ = dir.keep();
-    }
+    isolate::keep(dir);
     let status = if matches!(error, LabError::Timeout { .. }) { TIMED_OUT } else { LAB_FAILED };
     Err(Exit { status, message: error.to_string() }.into())
 }
 
-fn shell(host: &Host) -> anyhow::Result<ExitCode> {
+fn shell(host: &Host, images: &Images, scratch: &Path) -> anyhow::Result<ExitCode> {
     let machine = machine(host, Console::Terminal);
     machine.check()?;
-    let images = images()?;
-    let kept = tempfile::tempdir().context("a directory for the lab")?;
     let binary = std::env::current_exe().context("this program")?;
-    let lab = Lab::start(&machine, &images, host.out.as_deref().unwrap_or(kept.path()), &binary)?;
+    let lab = Lab::start(&machine, images, host.out.as_deref().unwrap_or(scratch), &binary)?;
     Ok(ExitCode::from(u8::try_from(lab.wait()?).unwrap_or(1)))
 }
 

@@ -2,9 +2,8 @@
 //! VMs: lists of cases, and what the server is.
 
 use std::fs;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail};
 use ontime_bench::host::{self, Ground, Site};
@@ -13,6 +12,7 @@ use ontime_bench::rt_server::{self, Case, Plan};
 use ontime_bench::schema::{Load, MethodResult};
 use ontime_bench::workload::{SOCKPERF, Workload};
 use ontime_lab::{Clock, Kernel, isolate};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::{Hardware, Measured, Output, noted, say};
@@ -127,9 +127,9 @@ pub struct Args {
     out: Option<PathBuf>,
     #[command(flatten)]
     hardware: Hardware,
-    /// One host's part, written to this file (the command starts itself so, a host at a time)
+    /// One host's part, for the command that starts this one
     #[arg(long, hide = true)]
-    part: Option<PathBuf>,
+    part: bool,
 }
 
 /// One emulated host: its kernel and what is measured on it.
@@ -176,8 +176,8 @@ fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Host>> {
 /// # Errors
 /// A method that is none, or that these hosts cannot have; nothing could be measured.
 pub fn run(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
-    if let Some(part) = &args.part {
-        return measure_part(args, kind, part);
+    if args.part {
+        return measure_part(args, kind);
     }
     if args.hardware.hardware.is_some() {
         return measure_real(args, kind);
@@ -192,28 +192,25 @@ pub fn run(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     for host in &hosts {
         lab::host_module(&images, host.kernel)?;
     }
-    let kept = tempfile::tempdir().context("a directory for the results")?;
     let at_once = if args.clock == Clock::Virtual { 2 } else { 1 };
     let (mut results, mut missing) = (Vec::new(), Vec::new());
     let mut waiting = hosts.iter().enumerate();
-    let mut running: Vec<(Part, Child)> = Vec::new();
+    let mut running: Vec<(usize, Child)> = Vec::new();
     loop {
         for _ in running.len()..at_once {
             let Some((number, host)) = waiting.next() else { break };
-            let part = Part { number, file: kept.path().join(format!("{number}.json")) };
-            let child = part.start(args, kind, host)?;
-            running.push((part, child));
+            running.push((number, start_part(args, kind, number, host)?));
         }
         if running.is_empty() {
             break;
         }
-        let (part, mut child) = running.remove(0);
-        let status = child.wait().context("waiting for a part of the measurement")?;
-        if status.success() {
-            let found = part.read()?;
-            results.push((part.number, found.results));
+        let (number, child) = running.remove(0);
+        let ended = child.wait_with_output().context("waiting for a part of the measurement")?;
+        if ended.status.success() {
+            let found: Found = serde_json::from_slice(&ended.stdout).context("what a part measured")?;
+            results.push((number, found.results));
             missing.extend(found.missing);
-        } else if let Some(host) = hosts.get(part.number) {
+        } else if let Some(host) = hosts.get(number) {
             missing.push(format!(
                 "{} on {}: not measured, the emulated host or a VM failed",
                 host.methods.join(", "),
@@ -257,12 +254,7 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     Measured { experiment: kind.name, seed: args.seed, results, missing, notes }.report(&args.output)
 }
 
-struct Part {
-    number: usize,
-    file: PathBuf,
-}
-
-/// What a part measured.
+/// What a part measured: its standard output.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Found {
     results: Vec<MethodResult>,
@@ -270,51 +262,35 @@ struct Found {
     missing: Vec<String>,
 }
 
-impl Part {
-    fn start(&self, args: &Args, kind: &Kind, host: &Host) -> anyhow::Result<Child> {
-        let clock = if host.clock == Clock::Virtual { "virtual" } else { "real" };
-        let mut line: Vec<String> = vec!["bench".into(), kind.name.into()];
-        for (option, value) in [
-            ("--clock", clock.to_owned()),
-            ("--cpus", args.cpus.to_string()),
-            ("--kernel", host.kernel.to_string()),
-            ("--method", host.methods.join(",")),
-            ("--requests", args.requests.to_string()),
-            ("--seed", args.seed.to_string()),
-            ("--silence", args.silence.to_string()),
-            ("--part", self.file.to_string_lossy().into_owned()),
-        ] {
-            line.extend([option.to_owned(), value]);
-        }
-        if let Some(out) = &args.out {
-            line.extend([
-                "--out".to_owned(),
-                out.join(format!("{}-{}", host.kernel, self.number)).to_string_lossy().into_owned(),
-            ]);
-        }
-        line.extend(args.settings.iter().map(|setting| format!("--host-toml={setting}")));
-        line.extend(kind.workload.options());
-        line.push(format!("--load={}", args.loads.iter().map(|load| load.name()).collect::<Vec<_>>().join(",")));
-        let mut command = Command::new(std::env::current_exe().context("this program")?);
-        command.args(line);
-        // SAFETY: between fork and exec only prctl(2) is called, which is async-signal-safe.
-        unsafe { command.pre_exec(die_with_parent) };
-        command.spawn().context("starting a part of the measurement")
+fn start_part(args: &Args, kind: &Kind, number: usize, host: &Host) -> anyhow::Result<Child> {
+    let clock = if host.clock == Clock::Virtual { "virtual" } else { "real" };
+    let mut line: Vec<String> = vec!["bench".into(), kind.name.into(), "--part".into()];
+    for (option, value) in [
+        ("--clock", clock.to_owned()),
+        ("--cpus", args.cpus.to_string()),
+        ("--kernel", host.kernel.to_string()),
+        ("--method", host.methods.join(",")),
+        ("--requests", args.requests.to_string()),
+        ("--seed", args.seed.to_string()),
+        ("--silence", args.silence.to_string()),
+    ] {
+        line.extend([option.to_owned(), value]);
     }
-
-    fn read(&self) -> anyhow::Result<Found> {
-        let text = fs::read(&self.file).with_context(|| format!("reading {}", self.file.display()))?;
-        Ok(serde_json::from_slice(&text)?)
+    if let Some(out) = &args.out {
+        let out = out.join(format!("{}-{number}", host.kernel));
+        line.extend(["--out".to_owned(), out.to_string_lossy().into_owned()]);
     }
-}
-
-fn die_with_parent() -> std::io::Result<()> {
-    Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?)
+    line.extend(args.settings.iter().map(|setting| format!("--host-toml={setting}")));
+    line.extend(kind.workload.options());
+    line.push(format!("--load={}", args.loads.iter().map(|load| load.name()).collect::<Vec<_>>().join(",")));
+    let mut command = Command::new(std::env::current_exe().context("this program")?);
+    command.args(line).stdout(Stdio::piped());
+    isolate::end_with_parent(&mut command, Signal::TERM).spawn().context("starting a part of the measurement")
 }
 
 /// Measures one host in namespaces of its own.
-fn measure_part(args: &Args, kind: &Kind, part: &Path) -> anyhow::Result<ExitCode> {
-    isolate::enter()?;
+fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
+    let scratch = isolate::enter()?;
     let images = lab::images()?;
     let kernel = *args.kernels.first().context("a part has a kernel")?;
     let kernel = if args.methods.iter().any(|method| method == "vanilla") { Kernel::Plain72 } else { kernel };
@@ -325,8 +301,7 @@ fn measure_part(args: &Args, kind: &Kind, part: &Path) -> anyhow::Result<ExitCod
     machine.silence_seconds = args.silence;
     machine.captured_bytes = kind.workload.captured();
     let cases = Host { kernel, clock: args.clock, methods: args.methods.clone() }.cases(&args.loads);
-    let kept = tempfile::tempdir().context("a directory for the lab")?;
-    let dir = args.out.clone().unwrap_or_else(|| kept.path().to_owned());
+    let dir = args.out.clone().unwrap_or(scratch);
     fs::create_dir_all(&dir).with_context(|| format!("directory {}", dir.display()))?;
     let binary = std::env::current_exe().context("this program")?;
     let site = Site { machine, dir, binary };
@@ -342,14 +317,11 @@ fn measure_part(args: &Args, kind: &Kind, part: &Path) -> anyhow::Result<ExitCod
         Ok(results) => results,
         Err(error) => {
             // The console log that the message names must outlive this process.
-            if args.out.is_none() {
-                let _ = kept.keep();
-            }
+            isolate::keep(&site.dir);
             return Err(error.into());
         }
     };
-    fs::write(part, serde_json::to_vec(&Found { results, missing })?)
-        .with_context(|| format!("writing {}", part.display()))?;
+    serde_json::to_writer(std::io::stdout(), &Found { results, missing }).context("telling what was measured")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -389,7 +361,7 @@ mod tests {
             silence: 180,
             output: Output { json: None, csv: None, html: None },
             out: None,
-            part: None,
+            part: false,
         };
         let both = hosts(&args(&[]), &RT_SERVER).unwrap();
         assert_eq!(
