@@ -28,9 +28,12 @@ pub const CASES: [&str; 10] = [
     "outsourcing",
     "outsourcing-interrupt",
     "outsourcing-only",
-    "host-process",
+    HOST_PROCESS,
     AS_IS,
 ];
+
+/// The limit: the same server without a VM.
+pub const HOST_PROCESS: &str = "host-process";
 
 /// A method under a load.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +49,7 @@ impl Case {
     fn method(&self) -> &str {
         match self.name.as_str() {
             "rt-default" => "vanilla",
-            "outsourcing" | "outsourcing-interrupt" | "host-process" => "partitioned",
+            "outsourcing" | "outsourcing-interrupt" | HOST_PROCESS => "partitioned",
             "outsourcing-only" => "threaded",
             method => method,
         }
@@ -62,7 +65,7 @@ impl Case {
         match self.name.as_str() {
             "outsourcing" | "outsourcing-only" => Place::Outsourced(Wake::Idle),
             "outsourcing-interrupt" => Place::Outsourced(Wake::Interrupt),
-            "host-process" => Place::Process,
+            HOST_PROCESS => Place::Process,
             _ => Place::Vm,
         }
     }
@@ -77,7 +80,7 @@ impl Case {
             "outsourcing" => "Ontime: as partitioned, and the VM's sockets are the host's; its halt ends, no interrupt",
             "outsourcing-interrupt" => "as outsourcing, but arrivals interrupt the guest",
             "outsourcing-only" => "outsourced sockets on the host path of threaded",
-            "host-process" => "the same server as a process of the host, under partitioned: the limit",
+            HOST_PROCESS => "the same server as a process of the host, under partitioned: the limit",
             AS_IS => "the host as it stands",
             other => other,
         };

@@ -195,6 +195,7 @@ impl Capture {
 
     fn copy(&mut self) -> io::Result<()> {
         let mut buffer = vec![0; self.captured];
+        let mut record = Vec::new();
         while !self.shared.stop.load(Ordering::Relaxed) {
             while let Some(frame) = self.socket.receive(&mut buffer)? {
                 let Some(at_ns) = frame.at_ns else {
@@ -202,12 +203,12 @@ impl Capture {
                     continue;
                 };
                 let words = [at_ns / 1_000_000_000, at_ns % 1_000_000_000, frame.kept as u64, frame.length as u64];
-                for word in words {
-                    self.out.write_all(&(word as u32).to_le_bytes())?;
-                }
-                self.out.write_all(buffer.get(..frame.kept).unwrap_or_default())?;
+                record.clear();
+                record.extend(words.iter().flat_map(|word| (*word as u32).to_le_bytes()));
+                record.extend_from_slice(buffer.get(..frame.kept).unwrap_or_default());
+                // Who reads the file while it grows reads whole frames: the buffer is written out between two of these.
+                self.out.write_all(&record)?;
             }
-            // Who reads the file while it grows reads whole frames up to here.
             self.out.flush()?;
             self.shared.missed.fetch_add(self.socket.dropped()?, Ordering::Relaxed);
             self.socket.wait(LOOK_MS)?;

@@ -8,6 +8,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::charts::{TimeAxis, cdf, colour, histogram, stroke, tail};
 use super::{Row, condition, groups, rows, unfavourable};
 use crate::number;
+use crate::rt_server::HOST_PROCESS;
 use crate::schema::{Bound, Clock, Distribution, Goal, Load, MethodResult, Report};
 
 const STYLE: &str = include_str!("page.css");
@@ -65,7 +66,7 @@ fn head(report: &Report) -> Markup {
     }
 }
 
-/// For each flood, the steadiest method beside vanilla, on the report's own clock and kernel.
+/// For each flood, the steadiest method with a VM beside vanilla, on the report's own clock and kernel.
 fn headline(report: &Report) -> Option<String> {
     let sentences: Vec<String> =
         [Load::SmallPackets, Load::Tcp].iter().filter_map(|load| steadiest(report, *load)).collect();
@@ -76,6 +77,7 @@ fn steadiest(report: &Report, load: Load) -> Option<String> {
     let series = crate::schema::kernel_series(&report.kernel);
     let on_topic = |result: &&MethodResult| {
         result.load == load
+            && result.method != HOST_PROCESS
             && result.clock == report.clock
             && result.kernel_series() == series
             && result.latency_us.is_some()
