@@ -10,6 +10,9 @@ fail() { echo "guest image: $*" >&2; exit 3; }
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(LABEL) $(ORIGIN) $(CODENAME)' 2> /dev/null |
     awk '/ Debian / && $1 !~ /security/ {print $1; exit}')
 [ -n "$mirror" ] || fail "no Debian mirror in the system's apt configuration; run 'apt-get update' first"
+# A proxy of the system's apt: mmdebstrap reads the environment alone.
+eval "$(apt-config shell http_proxy Acquire::http::Proxy https_proxy Acquire::https::Proxy)"
+export http_proxy https_proxy
 image=$cache/image-$(echo "$packages" | sha256sum | cut -c1-16)
 mkdir -p "$cache"
 exec 9> "$image.lock"

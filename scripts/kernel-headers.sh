@@ -15,10 +15,11 @@ mkdir -p "$cache"
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(LABEL) $(ORIGIN) $(CODENAME)' 2> /dev/null |
     awk '/ Debian / && $1 !~ /security/ {print $1; exit}')
 [ -n "$mirror" ] || fail "no Debian mirror in the system's apt configuration; run 'apt-get update' first"
+# A proxy of the system's apt: mmdebstrap reads the environment alone.
+eval "$(apt-config shell http_proxy Acquire::http::Proxy https_proxy Acquire::https::Proxy)"
+export http_proxy https_proxy
 src() { echo "deb [signed-by=$keyring] $mirror $1 main"; }
 work=$(mktemp -d)
-# In the user land there is no such directory; DKMS fails without it.
-unset TMPDIR
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/lists/partial" "$work/archives/partial"
 { src trixie; src trixie-backports; } > "$work/sources.list"
@@ -66,10 +67,16 @@ if [ ! -e "$root/complete" ]; then
     echo "kernel headers: making a Debian 13 user land with$headers" >&2
     rm -rf "$root"
     mkdir -p "$root"
-    mmdebstrap --mode=root --variant=minbase --include="$packages" --aptopt='APT::Install-Recommends "0"' \
+    # Without a certificate or the system's lists in the user land, only this side can ask every kind of mirror.
+    (cd "$work" && own_apt apt-get download dkms) > "$root/log" 2>&1 || {
+        tail -n 20 "$root/log" >&2
+        fail "the mirror gives no dkms"
+    }
+    # The user land is made where it stays: /tmp may be memory.
+    TMPDIR=$root mmdebstrap --mode=root --variant=minbase --include="$packages" --aptopt='APT::Install-Recommends "0"' \
         --dpkgopt=force-unsafe-io --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
-        --customize-hook='cd "$1/tmp" && chroot "$1" sh -c "cd /tmp && apt-get download dkms" && dpkg-deb -x dkms_*.deb "$1"' \
-        trixie "$root/root.tar" "$(src trixie)" "$(src trixie-backports)" > "$root/log" 2>&1 || {
+        --customize-hook="dpkg-deb -x $work/dkms_*.deb \"\$1\"" \
+        trixie "$root/root.tar" "$(src trixie)" "$(src trixie-backports)" >> "$root/log" 2>&1 || {
         tail -n 20 "$root/log" >&2
         fail "mmdebstrap failed; its log is $root/log"
     }

@@ -19,6 +19,9 @@ mirror=$(apt-get indextargets --format '$(REPO_URI) $(LABEL) $(ORIGIN) $(CODENAM
     echo "lab images: no Debian mirror in the system's apt configuration; run 'apt-get update' first" >&2
     exit 3
 }
+# A proxy of the system's apt: mmdebstrap reads the environment alone.
+eval "$(apt-config shell http_proxy Acquire::http::Proxy https_proxy Acquire::https::Proxy)"
+export http_proxy https_proxy
 src() { echo "deb [signed-by=$keyring] $mirror $1 main"; }
 
 bootstrap() { # SUITE TARGET PACKAGES SOURCE...
