@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Directive;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// Starts logging, at `info` unless `ONTIME_LOG` says otherwise (`ONTIME_LOG=debug`).
 pub fn start() {
-    let filter = EnvFilter::try_from_env("ONTIME_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = filter(std::env::var("ONTIME_LOG").ok());
     let journal = std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok());
     let result = match journal {
         Some(journal) => tracing_subscriber::registry().with(filter).with(journal).try_init(),
@@ -21,6 +22,13 @@ pub fn start() {
     };
     // Already started: tests in one process.
     let _ = result;
+}
+
+/// What is logged. Never what virtio-queue says: a guest makes it speak as often as it likes, on real-time threads of its device process.
+fn filter(said: Option<String>) -> EnvFilter {
+    let filter = said.and_then(|said| EnvFilter::try_new(said).ok()).unwrap_or_else(|| EnvFilter::new("info"));
+    let quiet: Option<Directive> = "virtio_queue=off".parse().ok();
+    quiet.into_iter().fold(filter, EnvFilter::add_directive)
 }
 
 /// Lines already said, so that a repeated error does not fill the journal.
@@ -68,6 +76,18 @@ impl Repeats {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_guest_cannot_make_virtio_queue_speak() {
+        for said in [None, Some("debug"), Some("nonsense=="), Some("virtio_queue=trace")] {
+            let logs = tracing_subscriber::registry().with(filter(said.map(str::to_owned)));
+            tracing::subscriber::with_default(logs, || {
+                assert!(!tracing::enabled!(target: "virtio_queue::queue", tracing::Level::ERROR), "{said:?}");
+                let others = tracing::enabled!(target: "ontime_sockets::worker", tracing::Level::ERROR);
+                assert_eq!(others, said != Some("virtio_queue=trace"), "{said:?}");
+            });
+        }
+    }
 
     #[test]
     fn a_line_is_said_once_a_minute_with_its_count() {

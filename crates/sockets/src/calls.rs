@@ -1,7 +1,6 @@
 //! Calls of an engine's queue: taken, checked, run, kept while they wait, answered.
 
 use vhost_user_backend::VringT;
-use virtio_queue::QueueT;
 
 use crate::abi::*;
 use crate::call::{Call, Reply};
@@ -45,7 +44,10 @@ impl Engine {
         }
         let segments = Shared::segments(self.channel) as usize;
         for _ in 0..QUEUE_MAX {
-            let chain = vring.get_mut().get_queue_mut().pop_descriptor_chain(memory)?;
+            let Ok(chain) = vring.pop(memory)? else {
+                count(&self.shared.counters.malformed);
+                continue;
+            };
             let mut call = self.pool.take()?;
             call.head = chain.head_index();
             call.moved = 0;
@@ -211,7 +213,7 @@ impl Engine {
     }
 
     fn give_back(&mut self, vring: &Vring, call: Box<Call>, len: u32) {
-        // A head beyond the table cannot be popped; a ring out of memory has nobody to tell.
+        // A ring out of memory has nobody to tell.
         let _ = vring.add_used(call.head, len);
         self.used[0] = true;
         self.pool.put(call);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use vhost_user_backend::VringT;
-use virtio_queue::QueueT;
 use vm_memory::{
     ByteValued, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryRegion,
 };
@@ -48,7 +47,11 @@ impl ControlQueue {
                 break;
             }
             for _ in 0..QUEUE_MAX {
-                let Some(chain) = vring.get_mut().get_queue_mut().pop_descriptor_chain(memory) else { break };
+                let Some(popped) = vring.pop(memory) else { break };
+                let Ok(chain) = popped else {
+                    count(&self.shared.counters.malformed);
+                    continue;
+                };
                 let head = chain.head_index();
                 self.buffers.fill(chain.map(|d| (d.addr().0, d.len(), d.is_write_only())), SEGMENTS);
                 let _ = vring.add_used(head, self.answer(memory, vring));

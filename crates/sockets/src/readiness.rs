@@ -1,7 +1,6 @@
 //! How ready an engine's sockets are: what the kernel says about them, and what the guest is told of it.
 
 use vhost_user_backend::VringT;
-use virtio_queue::QueueT;
 
 use crate::abi::*;
 use crate::engine::{Engine, Local, awaits_out};
@@ -73,12 +72,16 @@ impl Engine {
     pub(crate) fn report(&mut self, memory: &Memory, events: &Vring) {
         let mut again = false;
         while self.due() {
-            let Some(chain) = events.get_mut().get_queue_mut().pop_descriptor_chain(memory) else {
+            let Some(popped) = events.pop(memory) else {
                 // None left: the guest is asked to say when there are. Some that came just now are tried once.
                 if matches!(events.enable_notification(), Ok(true)) && !std::mem::replace(&mut again, true) {
                     continue;
                 }
                 return;
+            };
+            let Ok(chain) = popped else {
+                count(&self.shared.counters.malformed);
+                continue;
             };
             let head = chain.head_index();
             let place = chain.into_iter().next().filter(|d| d.is_write_only() && d.len() as usize >= EVENT_LEN);

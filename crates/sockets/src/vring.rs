@@ -14,9 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use vhost_user_backend::{VringRwLock, VringStateGuard, VringStateMutGuard, VringT};
-use virtio_queue::{Error, QueueT};
+use virtio_queue::{DescriptorChain, Error, QueueT};
 use vm_memory::GuestMemoryAtomic;
 
+use crate::abi::Errno;
 use crate::host;
 use crate::memory::Memory;
 
@@ -52,6 +53,17 @@ impl Vring {
     pub fn running(&self) -> bool {
         let state = self.inner.get_ref();
         state.is_enabled() && state.get_queue().ready()
+    }
+
+    /// The next chain that the guest offers; None: no more.
+    ///
+    /// # Errors
+    /// EINVAL for a head beyond the table: it has no place in the used ring.
+    pub fn pop<'a>(&self, memory: &'a Memory) -> Option<Result<DescriptorChain<&'a Memory>, Errno>> {
+        let mut state = self.inner.get_mut();
+        let queue = state.get_queue_mut();
+        let chain = queue.pop_descriptor_chain(memory)?;
+        Some(if chain.head_index() < queue.size() { Ok(chain) } else { Err(Errno(libc::EINVAL)) })
     }
 
     /// How often the driver set the ring up anew: 0 before the first time, the same after a pause. It does not change while

@@ -53,6 +53,30 @@ fn half_written_and_disordered_chains_are_used_up() {
 }
 
 #[test]
+fn heads_beyond_the_table_are_counted_and_not_used() {
+    let mut vm = Vm::start(EVERYTHING);
+    let driver = vm.main();
+    for head in [256, u16::MAX] {
+        driver.calls.offer(head);
+        driver.events.offer(head);
+        driver.control.as_mut().unwrap().offer(head);
+    }
+    let rings = [&driver.calls, &driver.events, driver.control.as_ref().unwrap()];
+    rings.iter().for_each(|ring| ring.notify());
+    let start = std::time::Instant::now();
+    while vm.counter("malformed") < 6 {
+        assert!(start.elapsed() < super::driver::PATIENCE, "{} of 6", vm.counter("malformed"));
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    let driver = vm.main();
+    for ring in [&driver.calls, &driver.events, driver.control.as_ref().unwrap()] {
+        assert_eq!(ring.used_index(), 0);
+        assert!(ring.call.read().is_err(), "notified of nothing");
+    }
+    assert_eq!(vm.process.try_wait().unwrap(), None, "the process is gone");
+}
+
+#[test]
 fn a_ring_whose_index_is_nonsense_stops_nobody_else() {
     let mut vm = Vm::start(EVERYTHING);
     vm.channels[1].calls.jump(5000);
