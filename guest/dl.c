@@ -64,9 +64,11 @@ static DEFINE_RAW_SPINLOCK(dl_lock);
 static unsigned int dl_count;
 /* The holder of dl_mutex whose call passes the hook. */
 static struct task_struct *dl_through;
-/* What the host holds, and of which device process; a budget above the period where it is not known. */
+/* What the host holds, and of which device process (0: of none); a budget above the period where it is not known. */
 static struct place_need dl_told[ONTIME_VCPUS_MAX];
 static u64 dl_generation;
+/* A device was set up since: it holds nothing, also where its process is the one from before. */
+static bool dl_anew;
 /* dl_mutex's holder's: a set to work on, and whose each of it is. */
 static struct place_task dl_set[DL_TASKS_MAX + 1];
 static struct dl_task *dl_whose[DL_TASKS_MAX + 1];
@@ -289,10 +291,14 @@ static int dl_tell(unsigned int count)
 	unsigned int changed = 0, vcpu, i;
 	bool more = false, known = true;
 	struct ontime_chan *main = NULL;
-	struct ontime_dev *dev = ontime_dev_get();
+	struct ontime_dev *dev;
 	int err = -ENODEV;
 	u16 op;
 
+	/* Before the device is looked for: it is the new one then, or one that is newer. */
+	if (xchg(&dl_anew, false))
+		dl_generation = 0;
+	dev = ontime_dev_get();
 	if (dev)
 		main = ontime_chan_get(0, dev->generation);
 	if (!main || !main->deadlines)
@@ -674,6 +680,7 @@ static void dl_work(struct work_struct *work)
 /* A device that serves deadlines is there. */
 void ontime_dl_device(void)
 {
+	smp_store_release(&dl_anew, true);
 	queue_delayed_work(dl_wq, &dl_delayed, 0);
 }
 
