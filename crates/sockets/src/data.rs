@@ -169,9 +169,10 @@ impl Engine {
     fn recv(&mut self, memory: &Memory, call: &mut Call, socket: &Socket, flags: i32) -> Tried {
         let now = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0;
         let wait = u32::from(call.words.flags) & ONTIME_CALL_WAIT != 0 && !now;
-        let nothing = self.local(socket.index).is_some_and(|local| local.ready & !ONTIME_READY_OUT == 0);
+        let nothing = self.local(socket.index).is_some_and(|local| local.ready == ONTIME_READY_OUT);
         if nothing && wait && call.moved == 0 && call.parts.room > 0 {
-            // Known without asking: nothing has come since the socket was last looked at.
+            // Known without asking: nothing has come since the socket was last looked at. (One that is ready for nothing may be a
+            // listener, which never receives.)
             return Ok(Outcome::Wait);
         }
         let urgent = self.local(socket.index).is_some_and(|local| local.ready & ONTIME_READY_PRI != 0);

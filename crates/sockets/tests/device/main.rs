@@ -126,6 +126,19 @@ fn tcp_connections_are_taken_and_served() {
 }
 
 #[test]
+fn a_listener_receives_nothing_and_says_so() {
+    let mut vm = Vm::start(FREE);
+    for channel in 0..2 {
+        listen(&mut vm, channel, channel);
+        let driver = &mut vm.channels[channel as usize];
+        for _ in 0..2 {
+            let receive = Call::new(ONTIME_OP_RECV, channel).wait().room(100);
+            assert_eq!(driver.result(receive), Err(libc::ENOTCONN), "channel {channel}");
+        }
+    }
+}
+
+#[test]
 fn connects_succeed_and_fail_with_their_reason() {
     let mut vm = Vm::start(FREE);
     vm.channels[0].event_buffers(64);
