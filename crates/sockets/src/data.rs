@@ -224,7 +224,7 @@ impl Engine {
         let index = table.claim(new).inspect_err(|_| count(&self.shared.counters.refused_limit))?;
         match host::accept(socket.fd) {
             Ok((fd, peer)) => {
-                table.set(index, fd, socket.family, socket.protocol, true, self.channel);
+                table.set(index, fd, socket.family, socket.protocol, self.channel);
                 self.look(socket);
                 // Only out of kernel memory or watches: the guest has the socket and sees that it does nothing.
                 if self.adopt(index).is_err() {

@@ -96,7 +96,8 @@ const OPTIONS: &[(i32, i32, Access)] = {
         (IP, libc::MCAST_LEAVE_GROUP, Member(Storage)),
         (IP, IP_MULTICAST_ALL, Both),
         (IP, IP_UNICAST_IF, Both),
-        (IP, IP_LOCAL_PORT_RANGE, Both),
+        // To set it is to choose a local port without a bind.
+        (IP, IP_LOCAL_PORT_RANGE, Get),
         (TCP, libc::TCP_NODELAY, Both),
         (TCP, libc::TCP_MAXSEG, Both),
         (TCP, libc::TCP_CORK, Both),

@@ -97,12 +97,12 @@ impl Table {
         Ok(index)
     }
 
-    /// Fills a claimed place.
-    pub fn set(&self, index: u32, fd: RawFd, family: Family, protocol: Protocol, bound: bool, owner: u32) {
+    /// Fills a claimed place with a socket that the guest has not given a local port.
+    pub fn set(&self, index: u32, fd: RawFd, family: Family, protocol: Protocol, owner: u32) {
         let Some(slot) = self.slots.get(index as usize) else { return };
         let udp = if protocol == Protocol::Udp { UDP } else { 0 };
         let v6 = if family == Family::V6 { V6 } else { 0 };
-        slot.facts.store(udp | v6 | if bound { BOUND } else { 0 }, Ordering::Relaxed);
+        slot.facts.store(udp | v6, Ordering::Relaxed);
         slot.owner.store(owner, Ordering::Relaxed);
         slot.fd.store(fd, Ordering::Release);
     }
@@ -208,7 +208,7 @@ mod tests {
         let index = table.claim(id).unwrap();
         assert_eq!(table.find(id), Err(Errno(libc::EBADF)), "not before it is set");
         let fd = host::socket(Family::V6, Protocol::Udp).unwrap();
-        table.set(index, fd, Family::V6, Protocol::Udp, false, 1);
+        table.set(index, fd, Family::V6, Protocol::Udp, 1);
         assert_eq!(table.find(id).map(|socket| (socket.fd, socket.owner)), Ok((fd, 1)));
         assert_eq!(table.find(2), Err(Errno(libc::EBADF)), "another generation");
         assert_eq!(table.claim(2), Err(Errno(libc::EBUSY)));

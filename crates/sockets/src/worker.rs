@@ -249,7 +249,7 @@ impl Worker {
         if let Request::Socket { family, protocol, channel } = request {
             let made = self.shared().table.claim(call.words.sock).and_then(|index| {
                 let made = host::socket(family, protocol).inspect_err(|_| self.shared().table.unclaim(index))?;
-                self.shared().table.set(index, made, family, protocol, false, NOBODY);
+                self.shared().table.set(index, made, family, protocol, NOBODY);
                 self.give(index, channel).inspect_err(|_| self.shared().table.close(index)).map(|()| index)
             });
             if made.is_err() {

@@ -1,6 +1,6 @@
 //! What the policy and the limits refuse.
 
-use std::net::{TcpListener, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 
 use libc::{AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM};
 use ontime_sockets::abi::*;
@@ -8,6 +8,9 @@ use vhost::VhostBackend;
 
 use super::driver::{Call, Vm};
 use super::local;
+
+/// Not in the libc crate.
+const IP_LOCAL_PORT_RANGE: i32 = 51;
 
 #[test]
 fn without_rules_nothing_is_allowed() {
@@ -31,6 +34,27 @@ fn without_rules_nothing_is_allowed() {
     let join = Call::new(ONTIME_OP_SETOPT, 2).arg([libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP]).data(&group);
     assert_eq!(main.result(join), Err(libc::EPERM));
     assert_eq!((vm.counter("refused_bind"), vm.counter("refused_reach")), (3, 5));
+}
+
+/// A connection's port goes with the connection: who listens then has one that the kernel chooses.
+#[test]
+fn no_port_is_had_without_a_rule() {
+    let port = TcpListener::bind(local(0)).unwrap().local_addr().unwrap().port();
+    let mut vm = Vm::start(&format!("bind = [\"tcp/{port}\"]\nreach = [\"127.0.0.0/8\"]"));
+    let main = vm.main();
+    main.socket(1, AF_INET, SOCK_STREAM, 0);
+    assert_eq!(main.result(Call::new(ONTIME_OP_BIND, 1).to(local(port))), Ok(0));
+    assert_eq!(main.result(Call::new(ONTIME_OP_LISTEN, 1).arg([1])), Ok(0));
+    let accepting = main.post(Call::new(ONTIME_OP_ACCEPT, 1).arg([2]).wait());
+    let _client = TcpStream::connect(local(port)).unwrap();
+    assert_eq!(main.wait(accepting).result(), Ok(0));
+    let mut dissolve = Call::new(ONTIME_OP_CONNECT, 2);
+    dissolve.words.addr_len = size_of::<libc::sockaddr_in>() as u16;
+    assert_eq!(main.result(dissolve), Ok(0));
+    assert_eq!(main.result(Call::new(ONTIME_OP_LISTEN, 2).arg([1])), Err(libc::EACCES));
+    let range =
+        Call::new(ONTIME_OP_SETOPT, 1).arg([libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE]).data(&[0x40, 0x9c, 0x40, 0x9c]);
+    assert_eq!(main.result(range), Err(libc::ENOPROTOOPT));
 }
 
 #[test]
