@@ -40,14 +40,11 @@ impl ControlQueue {
     pub fn handle(&mut self, vring: &Vring) {
         let guard = self.memory.memory();
         let memory = &*guard;
-        let mut used = false;
-        // A ring whose index is nonsense always seems to hold more: it is tried a second time, not for ever.
-        for _ in 0..2 {
-            if !vring.running() {
-                break;
-            }
+        let (mut used, mut again) = (false, false);
+        while vring.running() {
             for _ in 0..QUEUE_MAX {
                 let Some(popped) = vring.pop(memory) else { break };
+                again = false;
                 let Ok(chain) = popped else {
                     count(&self.shared.counters.malformed);
                     continue;
@@ -57,7 +54,8 @@ impl ControlQueue {
                 let _ = vring.add_used(head, self.answer(memory, vring));
                 used = true;
             }
-            if !matches!(vring.enable_notification(), Ok(true)) {
+            // A ring whose index is nonsense always seems to hold more: where nothing came it is tried a second time, not for ever.
+            if !matches!(vring.enable_notification(), Ok(true)) || std::mem::replace(&mut again, true) {
                 break;
             }
         }

@@ -6,7 +6,7 @@ use crate::abi::*;
 use crate::engine::{Engine, Local, awaits_out};
 use crate::host;
 use crate::memory::Memory;
-use crate::shared::count;
+use crate::shared::{QUEUE_MAX, count};
 use crate::vring::Vring;
 
 impl Engine {
@@ -71,9 +71,14 @@ impl Engine {
 
     pub(crate) fn report(&mut self, memory: &Memory, events: &Vring) {
         let mut again = false;
-        while self.due() {
+        // Buffers without room for an event could come without end.
+        for _ in 0..2 * QUEUE_MAX {
+            if !self.due() {
+                return;
+            }
             let Some(popped) = events.pop(memory) else {
-                // None left: the guest is asked to say when there are. Some that came just now are tried once.
+                // None left: the guest is asked to say when there are. Of some that came just before it does not say so: they are tried, and
+                // then only if one was of use once more (a ring whose index is nonsense always seems to hold more).
                 if matches!(events.enable_notification(), Ok(true)) && !std::mem::replace(&mut again, true) {
                     continue;
                 }
@@ -94,7 +99,9 @@ impl Engine {
             let written = place.is_some_and(|d| vm_memory::Bytes::write_obj(memory, event, d.addr()).is_ok());
             let _ = events.add_used(head, if written { EVENT_LEN as u32 } else { 0 });
             self.used[1] = true;
+            again = false;
         }
+        self.ring_again();
     }
 
     /// Whether there is something to report. Sockets that are gone since they were noted are left out.
