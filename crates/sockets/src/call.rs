@@ -116,6 +116,18 @@ impl Reply {
     }
 }
 
+/// An answer that is known, and cannot be given while its ring stands.
+pub struct Owed {
+    /// To what.
+    pub call: Box<Call>,
+    /// What.
+    pub reply: Reply,
+    /// How ready the socket was.
+    pub ready: u32,
+    /// The number of that report.
+    pub seq: u32,
+}
+
 impl From<Errno> for Reply {
     fn from(error: Errno) -> Self {
         Self::number(Err(error))

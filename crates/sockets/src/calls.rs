@@ -3,7 +3,7 @@
 use vhost_user_backend::VringT;
 
 use crate::abi::*;
-use crate::call::{Call, Reply};
+use crate::call::{Call, Owed, Reply};
 use crate::engine::{Engine, Local, Outcome};
 use crate::host;
 use crate::memory::Memory;
@@ -207,6 +207,16 @@ impl Engine {
         // While an error is to be told the socket is ready for nothing: who sees that it failed is to know why.
         let shown = |local: &mut Local| (if local.error == 0 { local.ready } else { 0 }, local.report());
         let (ready, seq) = place.and_then(|index| self.local(index)).map_or((0, 0), shown);
+        self.give(memory, vring, Owed { call, reply: *reply, ready, seq });
+    }
+
+    /// Gives an answer. A ring that stands is left alone: its memory may be anybody's until it goes on or is set up anew.
+    pub(crate) fn give(&mut self, memory: &Memory, vring: &Vring, owed: Owed) {
+        if !self.live(vring) {
+            self.owed.push_back(owed);
+            return;
+        }
+        let Owed { call, reply, ready, seq } = owed;
         let len = reply.write(memory, &call, ready, seq).unwrap_or(0);
         self.waiter = self.waiter.max(call.words.prio);
         self.give_back(vring, call, len);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
 
 use crate::abi::*;
-use crate::call::{List, Pool, Reply};
+use crate::call::{List, Owed, Pool, Reply};
 use crate::host;
 use crate::mail::{ChannelEnd, Order, ROOM, Released};
 use crate::memory::{Iovecs, Memory};
@@ -61,6 +61,8 @@ pub struct Engine {
     epoll: RawFd,
     pub(crate) locals: Box<[Local]>,
     pub(crate) pool: Pool,
+    /// Never more than the pool has calls.
+    pub(crate) owed: VecDeque<Owed>,
     pub(crate) dirty: VecDeque<u32>,
     again: VecDeque<u32>,
     pub(crate) iov: Iovecs,
@@ -90,6 +92,7 @@ impl Engine {
             epoll: -1,
             locals: vec![Local::default(); shared.table.len()].into(),
             pool: Pool::new(QUEUE_MAX, segments),
+            owed: VecDeque::with_capacity(QUEUE_MAX + 1),
             dirty: VecDeque::with_capacity(shared.table.len()),
             again: VecDeque::with_capacity(shared.table.len()),
             iov: Iovecs::with_capacity(segments.min(1024)),
@@ -136,8 +139,13 @@ impl Engine {
         self.finish(memory, vrings);
     }
 
-    /// Looks at the sockets whose turn was over, and at every one if events were missed while the ring stood still.
+    /// Gives the answers that were held back while the ring stood still; looks at the sockets whose turn was over, and at every one
+    /// if events were missed meanwhile.
     pub(crate) fn catch_up(&mut self, memory: &Memory, calls: &Vring) {
+        for _ in 0..self.owed.len() {
+            let Some(owed) = self.owed.pop_front() else { break };
+            self.give(memory, calls, owed);
+        }
         // Those that come back once more have their turn next time.
         for _ in 0..self.again.len() {
             let Some(index) = self.again.pop_front() else { break };
@@ -190,7 +198,7 @@ impl Engine {
         let [calls_anew, events_anew] = [anew(&mut self.calls_seen, calls), anew(&mut self.events_seen, events)];
         if calls_anew {
             // What waited belongs to the old ring, whose memory may be anything by now.
-            self.pool.forget();
+            self.forget_calls();
             for local in &mut self.locals {
                 local.waiting = Default::default();
             }
@@ -299,9 +307,17 @@ impl Engine {
         Ok(())
     }
 
+    /// Forgets the calls that wait, and the answers that were held back.
+    fn forget_calls(&mut self) {
+        self.pool.forget();
+        while let Some(owed) = self.owed.pop_front() {
+            self.pool.put(owed.call);
+        }
+    }
+
     /// Lets go of every socket, answering nothing: the driver that could read it is gone.
     pub(crate) fn forget(&mut self) {
-        self.pool.forget();
+        self.forget_calls();
         for index in 0..self.locals.len() as u32 {
             let Some(local) = self.local(index) else { continue };
             let owned = std::mem::take(&mut local.owned);

@@ -159,6 +159,32 @@ fn a_paused_vm_goes_on_where_it_was() {
     assert_eq!(vm.channels[1].wait(waiting).result(), Ok(9));
 }
 
+/// What main's queue has done to a channel's calls is told when the channel's goes on, and not at all to another driver.
+#[test]
+fn a_stopped_ring_is_not_answered_into() {
+    let mut vm = Vm::start(EVERYTHING);
+    for anew in [false, true] {
+        vm.main().socket(1, AF_INET, SOCK_DGRAM, 1);
+        let driver = &mut vm.channels[1];
+        let waiting = driver.post(Call::new(ONTIME_OP_RECV, 1).wait().room(100));
+        driver.settle();
+        let before = driver.calls.used_index();
+        let stood = driver.stop();
+        assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, 1)), Ok(0));
+        let driver = &mut vm.channels[1];
+        assert_eq!(driver.calls.used_index(), before, "it stands");
+        if anew {
+            driver.reset();
+            driver.settle();
+            assert_eq!(driver.calls.used_index(), 1, "an answer to a call of the driver before");
+        } else {
+            driver.start_at(&stood);
+            assert_eq!(driver.wait(waiting).result(), Err(libc::ECANCELED));
+        }
+    }
+    alive(&mut vm);
+}
+
 #[test]
 fn the_vcpu_word_decides_who_is_woken() {
     let mut vm = Vm::start(EVERYTHING);
