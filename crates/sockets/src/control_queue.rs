@@ -2,7 +2,6 @@
 //! behind bulk data. These wait here for the daemon's answer ([`crate::deadlines`]).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use vhost_user_backend::VringT;
 use vm_memory::{
@@ -28,18 +27,23 @@ pub struct ControlQueue {
     shared: Arc<Shared>,
     memory: GuestMemoryAtomic<Memory>,
     buffers: Buffers,
+    /// The ring's `set_up` that was taken note of.
+    seen: u32,
 }
 
 impl ControlQueue {
     /// Of a VM.
     pub fn new(shared: Arc<Shared>, memory: GuestMemoryAtomic<Memory>) -> Self {
-        Self { shared, memory, buffers: Buffers::with_capacity(SEGMENTS) }
+        Self { shared, memory, buffers: Buffers::with_capacity(SEGMENTS), seen: 0 }
     }
 
     /// Answers what is in the queue.
     pub fn handle(&mut self, vring: &Vring) {
         let guard = self.memory.memory();
         let memory = &*guard;
+        if vring.anew_since(&mut self.seen) {
+            self.forget();
+        }
         let (mut used, mut again) = (false, false);
         while vring.running() {
             for _ in 0..QUEUE_MAX {
@@ -62,6 +66,14 @@ impl ControlQueue {
         if used && vring.needs_notification().unwrap_or(true) {
             let _ = vring.signal_used_queue();
         }
+    }
+
+    /// What the driver before said by this queue counts no more. Before the first call of the new one, which comes by it too.
+    fn forget(&self) {
+        for channel in 1..self.shared.channels() {
+            self.shared.name_vcpu(channel, 0);
+        }
+        self.shared.deadlines.forget();
     }
 
     /// The used length.
@@ -148,7 +160,9 @@ impl ControlQueue {
     fn vcpu(&self, memory: &Memory, vring: &Vring, words: &ontime_call, data: usize) -> Result<(), Errno> {
         let invalid = Errno(libc::EINVAL);
         let [channel, _vcpu, a2, a3] = words.arg;
-        let place = self.shared.vcpus.get(channel as usize).filter(|_| channel > 0).ok_or(invalid)?;
+        if !(1..self.shared.channels()).contains(&channel) {
+            return Err(invalid);
+        }
         let unused = words.sock == ONTIME_SOCK_NONE && words.flags == 0 && words.control_len == 0 && a2 == 0 && a3 == 0;
         if !unused || data != 8 {
             return Err(invalid);
@@ -163,7 +177,7 @@ impl ControlQueue {
             return Err(Errno(libc::EFAULT));
         }
         self.shared.attention.get_or_init(|| vring.clone());
-        place.store(address, Ordering::Release);
+        self.shared.name_vcpu(channel, address);
         Ok(())
     }
 }

@@ -70,6 +70,8 @@ pub struct Engine {
     /// The worker has none: it gives the orders.
     mail: Option<ChannelEnd>,
     notifier: Notifier,
+    /// The vCPU word when the thread last looked, as [`Shared::vcpu_named`] gives it.
+    word: u64,
     /// The rings' `set_up` that this engine has taken note of.
     calls_seen: u32,
     events_seen: u32,
@@ -99,6 +101,7 @@ impl Engine {
             control: vec![0; ONTIME_CONTROL_MAX as usize],
             mail: shared.mail.take_channel(channel),
             notifier: Notifier::new(channel),
+            word: 0,
             calls_seen: 0,
             events_seen: 0,
             start_due: false,
@@ -195,14 +198,18 @@ impl Engine {
     /// Notices that the guest set its rings up anew. True for the call queue, if it had been used before.
     pub(crate) fn restarted(&mut self, calls: &Vring, events: &Vring) -> bool {
         let before = self.calls_seen;
-        let [calls_anew, events_anew] = [anew(&mut self.calls_seen, calls), anew(&mut self.events_seen, events)];
+        let [calls_anew, events_anew] =
+            [calls.anew_since(&mut self.calls_seen), events.anew_since(&mut self.events_seen)];
         if calls_anew {
             // What waited belongs to the old ring, whose memory may be anything by now.
             self.forget_calls();
             for local in &mut self.locals {
                 local.waiting = Default::default();
             }
+            // So does the vCPU word, unless the new driver has named its own by now.
+            self.shared.drop_vcpu(self.channel, self.word);
         }
+        self.word = self.shared.vcpu_named(self.channel);
         if events_anew {
             self.start_due = true;
             for index in 0..self.locals.len() as u32 {
@@ -358,10 +365,4 @@ pub(crate) fn awaits_out(ready: u32) -> bool {
 /// A socket's event in the thread's epoll.
 fn socket_event(index: u32) -> u64 {
     u64::from(SOCKET_EVENTS) + u64::from(index)
-}
-
-/// Takes note of a ring that runs; true if it was set up anew.
-fn anew(seen: &mut u32, vring: &Vring) -> bool {
-    let now = vring.set_up();
-    vring.running() && std::mem::replace(seen, now) != now
 }

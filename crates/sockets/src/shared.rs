@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::{
     ONTIME_MAGIC, ONTIME_ROLE_CHANNEL, ONTIME_ROLE_MAIN, ONTIME_VERSION, ONTIME_WAKE_IDLE, ONTIME_WAKE_INTERRUPT,
-    ontime_config,
+    ontime_config, ontime_vcpu,
 };
 use crate::config::{Vm, Wake};
 use crate::deadlines::Deadlines;
@@ -22,6 +22,9 @@ pub const DATA_MAX: u32 = 1 << 20;
 pub const SEGMENTS_MAIN: u32 = 1024 + 4;
 /// Descriptors of one call on a channel's queue.
 pub const SEGMENTS_CHANNEL: u32 = 64;
+
+/// Bits of a vCPU word's address that are 0.
+const VCPU_COUNT: u64 = size_of::<ontime_vcpu>() as u64 - 1;
 
 /// Counts, by what was refused or done.
 #[derive(Debug, Default)]
@@ -71,8 +74,8 @@ pub struct Shared {
     pub mail: Mail,
     /// Over wake-ups.
     pub guard: Guard,
-    /// By channel: guest-physical address of `ontime_vcpu`, 0 for none.
-    pub vcpus: Vec<AtomicU64>,
+    /// By channel, see [`Shared::vcpu_named`].
+    vcpus: Vec<AtomicU64>,
     /// Main's control queue, whose notification is main's vector: set when the guest names a vCPU word.
     pub attention: OnceLock<Vring>,
     generation: u64,
@@ -101,7 +104,28 @@ impl Shared {
 
     /// Guest-physical address of a channel's `ontime_vcpu`, 0 for none.
     pub fn vcpu(&self, channel: u32) -> u64 {
+        self.vcpu_named(channel) & !VCPU_COUNT
+    }
+
+    /// The same, and in the low bits, which are 0 in such an address, how often one was named: a new driver's word may lie where the old
+    /// one's did.
+    pub fn vcpu_named(&self, channel: u32) -> u64 {
         self.vcpus.get(channel as usize).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Names a channel's `ontime_vcpu`, or takes it back (0). The channel's thread takes note of it. For the control queue's thread only.
+    pub fn name_vcpu(&self, channel: u32, address: u64) {
+        let Some(word) = self.vcpus.get(channel as usize) else { return };
+        let count = word.load(Ordering::Relaxed).wrapping_add(1) & VCPU_COUNT;
+        word.store(address | count, Ordering::Release);
+        self.mail.ring(channel);
+    }
+
+    /// Takes a word back, unless another one was named since it was `seen`: for the channel's thread, whose driver is gone.
+    pub fn drop_vcpu(&self, channel: u32, seen: u64) {
+        if let Some(word) = self.vcpus.get(channel as usize) {
+            let _ = word.compare_exchange(seen, seen & VCPU_COUNT, Ordering::AcqRel, Ordering::Relaxed);
+        }
     }
 
     /// How many channels there are, main's included.

@@ -72,6 +72,12 @@ impl Vring {
         self.set_up.load(Ordering::Acquire)
     }
 
+    /// Takes note of a ring that runs; true if it was set up anew since.
+    pub fn anew_since(&self, seen: &mut u32) -> bool {
+        let now = self.set_up();
+        self.running() && std::mem::replace(seen, now) != now
+    }
+
     fn anew(&self) {
         self.set_up.store(self.set_up().wrapping_add(1).max(1), Ordering::Release);
     }

@@ -114,7 +114,7 @@ impl Worker {
         tracing::warn!(vm = shared.name, counts = ?status::counters(shared), "calls were refused");
     }
 
-    /// The guest's driver was reset: nothing of it is left.
+    /// The guest's driver was reset: none of its sockets is left.
     fn reset(&mut self) {
         self.engine.forget();
         for ticket in self.tickets.iter_mut().flatten() {
@@ -122,10 +122,6 @@ impl Worker {
                 self.engine.pool.put(call);
             }
         }
-        for word in &self.shared().vcpus {
-            word.store(0, std::sync::atomic::Ordering::Release);
-        }
-        self.shared().deadlines.forget();
         for channel in 1..self.shared().channels() {
             let _ = self.ticket(After::Forget { channel }, 0, None, channel, |ticket| Order::Forget { ticket });
         }

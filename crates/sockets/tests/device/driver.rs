@@ -379,25 +379,30 @@ impl Driver {
 
     /// As QEMU after a pause: from where the device stood.
     pub fn start_at(&mut self, stood: &[u32]) {
+        for (index, stood) in stood.iter().enumerate() {
+            self.start_ring(index, *stood as u16);
+        }
+    }
+
+    pub fn start_ring(&mut self, index: usize, stood: u16) {
         let host = self.memory.get_host_address(GuestAddress(0)).unwrap() as u64;
         let mut frontend = self.frontend.clone();
-        for (index, ring) in self.rings().into_iter().enumerate() {
-            frontend.set_vring_num(index, SIZE).unwrap();
-            let addresses = VringConfigData {
-                queue_max_size: SIZE,
-                queue_size: SIZE,
-                flags: 0,
-                desc_table_addr: host + ring.descriptors(),
-                used_ring_addr: host + ring.used_ring(),
-                avail_ring_addr: host + ring.avail(),
-                log_addr: None,
-            };
-            frontend.set_vring_addr(index, &addresses).unwrap();
-            frontend.set_vring_base(index, stood[index] as u16).unwrap();
-            frontend.set_vring_call(index, &ring.call).unwrap();
-            frontend.set_vring_kick(index, &ring.kick).unwrap();
-            frontend.set_vring_enable(index, true).unwrap();
-        }
+        let ring = self.rings()[index];
+        frontend.set_vring_num(index, SIZE).unwrap();
+        let addresses = VringConfigData {
+            queue_max_size: SIZE,
+            queue_size: SIZE,
+            flags: 0,
+            desc_table_addr: host + ring.descriptors(),
+            used_ring_addr: host + ring.used_ring(),
+            avail_ring_addr: host + ring.avail(),
+            log_addr: None,
+        };
+        frontend.set_vring_addr(index, &addresses).unwrap();
+        frontend.set_vring_base(index, stood).unwrap();
+        frontend.set_vring_call(index, &ring.call).unwrap();
+        frontend.set_vring_kick(index, &ring.kick).unwrap();
+        frontend.set_vring_enable(index, true).unwrap();
     }
 
     /// Stops the rings; gives where the device stood in each.
@@ -407,6 +412,12 @@ impl Driver {
 
     /// As a guest that boots anew: fresh rings.
     pub fn reset(&mut self) {
+        self.renew();
+        self.start();
+    }
+
+    /// As [`Driver::reset`], but for the start.
+    pub fn renew(&mut self) {
         self.stop();
         self.calls = Ring::new(self.memory.clone(), self.calls.base);
         self.events = Ring::new(self.memory.clone(), self.events.base);
@@ -414,7 +425,6 @@ impl Driver {
         self.free = (0..128).rev().collect();
         self.out.clear();
         self.done.clear();
-        self.start();
     }
 
     pub fn event_buffers(&mut self, count: u16) {

@@ -231,6 +231,46 @@ fn the_vcpu_word_decides_who_is_woken() {
     assert_eq!(vm.main().name_vcpu(1, 0), 0, "taken back");
 }
 
+/// A channel of a guest that boots anew may come before main: where the old guest's word was there may be anything.
+#[test]
+fn an_old_drivers_vcpu_word_is_left_alone() {
+    let mut vm = Vm::start(EVERYTHING);
+    let word = FREE + 0x1000;
+    assert_eq!(vm.main().name_vcpu(1, word), 0);
+    vm.channels[1].settle();
+    vm.channels[1].reset();
+    vm.channels[1].settle();
+    vm.channels[1].write(word, &[ONTIME_VCPU_RUN.to_le_bytes(), [0; 4]].concat());
+    vm.channels[1].event_buffers(4);
+    assert_eq!(u32::from(vm.channels[1].event().unwrap().type_), ONTIME_EVENT_START);
+    vm.channels[1].settle();
+    assert_eq!(vm.channels[1].read(word + 4), [0; 4], "written to");
+}
+
+/// The queues of one driver are not ordered with each other: what it says by one is not forgotten because another is new, too.
+#[test]
+fn a_new_drivers_vcpu_word_is_kept() {
+    let mut vm = Vm::start(EVERYTHING);
+    let word = FREE + 0x1000;
+    assert_eq!(vm.main().name_vcpu(1, word), 0);
+    vm.main().settle();
+    vm.channels[1].reset();
+    let main = vm.main();
+    main.renew();
+    main.start_ring(2, 0);
+    assert_eq!(main.name_vcpu(1, word), 0);
+    main.start_ring(0, 0);
+    main.start_ring(1, 0);
+    main.settle();
+    let channel = &mut vm.channels[1];
+    channel.write(word, &[ONTIME_VCPU_RUN.to_le_bytes(), [0; 4]].concat());
+    channel.settle();
+    let start = std::time::Instant::now();
+    while channel.read(word + 4) == [0; 4] {
+        assert!(start.elapsed() < Duration::from_secs(10), "the word is forgotten");
+    }
+}
+
 #[test]
 fn a_wake_up_that_shows_no_effect_is_sent_again() {
     let mut vm = Vm::start(EVERYTHING);
