@@ -8,11 +8,12 @@
 //! It also counts how often it was set up anew, which its user cannot see from where it stands.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use arc_swap::ArcSwapOption;
 use vhost_user_backend::{VringRwLock, VringStateGuard, VringStateMutGuard, VringT};
 use virtio_queue::{DescriptorChain, Error, QueueT};
 use vm_memory::GuestMemoryAtomic;
@@ -31,6 +32,9 @@ pub struct Vring {
     edge: Arc<AtomicBool>,
     /// How often it was given another place or another start.
     set_up: Arc<AtomicU32>,
+    /// The notification's eventfd, out of the lock: real-time threads notify by main's control ring, whose lock belongs to a thread of
+    /// normal priority.
+    call: Arc<ArcSwapOption<File>>,
 }
 
 impl Vring {
@@ -98,7 +102,12 @@ impl<'a> VringStateMutGuard<'a, GuestMemoryAtomic<Memory>> for Vring {
 
 impl VringT<GuestMemoryAtomic<Memory>> for Vring {
     fn new(memory: GuestMemoryAtomic<Memory>, max_queue_size: u16) -> Result<Self, Error> {
-        Ok(Self { inner: Inner::new(memory, max_queue_size)?, edge: Arc::default(), set_up: Arc::default() })
+        Ok(Self {
+            inner: Inner::new(memory, max_queue_size)?,
+            edge: Arc::default(),
+            set_up: Arc::default(),
+            call: Arc::default(),
+        })
     }
 
     fn get_ref(&self) -> <Self as VringStateGuard<'_, GuestMemoryAtomic<Memory>>>::G {
@@ -114,7 +123,7 @@ impl VringT<GuestMemoryAtomic<Memory>> for Vring {
     }
 
     fn signal_used_queue(&self) -> io::Result<()> {
-        self.inner.signal_used_queue()
+        self.call.load().as_deref().map_or(Ok(()), |mut call| call.write_all(&1u64.to_ne_bytes()))
     }
 
     fn enable_notification(&self) -> Result<bool, Error> {
@@ -186,10 +195,39 @@ impl VringT<GuestMemoryAtomic<Memory>> for Vring {
     }
 
     fn set_call(&self, file: Option<File>) {
-        self.inner.set_call(file);
+        self.call.store(file.map(Arc::new));
     }
 
     fn set_err(&self, file: Option<File>) {
         self.inner.set_err(file);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{FromRawFd, IntoRawFd};
+    use std::time::Duration;
+
+    use vmm_sys_util::eventfd::EventFd;
+
+    use super::*;
+
+    #[test]
+    fn a_notification_does_not_wait_for_the_rings_lock() {
+        let vring = Vring::new(GuestMemoryAtomic::new(Memory::new()), 1).unwrap();
+        let event = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let descriptor = event.try_clone().unwrap().into_raw_fd();
+        // SAFETY: a descriptor of its own, which the clone has given up.
+        vring.set_call(Some(unsafe { File::from_raw_fd(descriptor) }));
+        let (done, waited) = std::sync::mpsc::channel();
+        let held = vring.get_mut();
+        let ring = vring.clone();
+        std::thread::spawn(move || done.send(ring.signal_used_queue()));
+        waited.recv_timeout(Duration::from_secs(10)).expect("it waits for the lock").unwrap();
+        drop(held);
+        assert_eq!(event.read().unwrap(), 1);
+        vring.set_call(None);
+        vring.signal_used_queue().unwrap();
+        assert!(event.read().is_err(), "nobody is to be notified any more");
     }
 }
