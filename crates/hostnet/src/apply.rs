@@ -26,7 +26,7 @@ pub enum Done {
     Restored,
     /// The thread ended, the NIC or queue is gone: nothing to do.
     Gone,
-    /// This kernel or device has no such knob.
+    /// This kernel or device has no such knob, or others hold it; on reset its original stays in the journal.
     Unsupported(String),
     /// The kernel refused; on reset its original stays in the journal.
     Failed(String),

@@ -306,12 +306,12 @@ pub enum KnobError {
     /// The thread ended, the NIC was unplugged, the interrupt was freed: there is nothing to set or restore.
     #[error("{0}: no longer there")]
     Gone(String),
-    /// This kernel, driver or device has no such knob.
+    /// This kernel, driver or device has no such knob, or others hold it.
     #[error("{knob}: {why}")]
     Unsupported {
         /// The knob.
         knob: String,
-        /// What is missing, and from which version it is there.
+        /// What is missing, and from which version it is there; or who holds it.
         why: String,
     },
     /// The kernel refused or failed.

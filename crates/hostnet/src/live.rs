@@ -18,7 +18,7 @@ use crate::netlink::ethtool::Ethtool;
 use crate::netlink::link::links;
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
-use crate::netlink::tc::{self, Edit, Match};
+use crate::netlink::tc::{self, Edit};
 
 /// Where the host's file systems are mounted; tests put others in their place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,20 +191,11 @@ impl LiveHost {
     }
 
     /// The source of a steering filter under the name it has now.
-    fn with_match<T>(
-        &self,
-        knob: &Knob,
-        from: &SteerFrom,
-        run: impl FnOnce(Match<'_>) -> Result<T, KnobError>,
-    ) -> Result<T, KnobError> {
-        match from {
-            SteerFrom::SourceMac(mac) => run(Match::Source(*mac)),
-            SteerFrom::Interface(source) => {
-                let dir = self.nic_dir(knob, source)?;
-                let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-                run(Match::Ingress { ifindex: source.ifindex, name: &name })
-            }
-        }
+    fn source_now(&self, knob: &Knob, from: &SteerFrom) -> Result<SteerFrom, KnobError> {
+        let SteerFrom::Interface(source) = from else { return Ok(from.clone()) };
+        let dir = self.nic_dir(knob, source)?;
+        let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        Ok(SteerFrom::Interface(NicId { ifindex: source.ifindex, name }))
     }
 }
 
@@ -252,11 +243,8 @@ impl Host for LiveHost {
             }
             Knob::TxSteer { nic, from, .. } | Knob::TxPriority { nic, from } => {
                 self.nic_dir(knob, nic)?;
-                let edit = edit_of(knob);
-                self.with_match(knob, from, |matching| {
-                    let found = self.with_route(knob, |route| tc::has_filter(route, nic.ifindex, matching, edit));
-                    found.map(Value::Present)
-                })
+                let found = self.with_route(knob, |route| tc::has_filter(route, nic.ifindex, from, edit_of(knob)));
+                found.map(Value::Present)
             }
             Knob::RootQdisc { nic } => {
                 self.nic_dir(knob, nic)?;
@@ -313,16 +301,11 @@ impl Host for LiveHost {
             }
             (Knob::TxSteer { nic, from, .. } | Knob::TxPriority { nic, from }, Value::Present(wanted)) => {
                 self.nic_dir(knob, nic)?;
-                let edit = edit_of(knob);
-                self.with_match(knob, from, |matching| {
-                    self.with_route(knob, |route| {
-                        if *wanted {
-                            tc::set_filter(route, nic.ifindex, matching, edit)
-                        } else {
-                            tc::remove_filter(route, nic.ifindex, matching)
-                        }
-                    })
-                })
+                if !*wanted {
+                    return self.with_route(knob, |route| tc::remove_filter(route, nic.ifindex, from));
+                }
+                let from = self.source_now(knob, from)?;
+                self.with_route(knob, |route| tc::set_filter(route, nic.ifindex, &from, edit_of(knob)))
             }
             (Knob::RootQdisc { nic }, Value::Text(kind)) => {
                 self.nic_dir(knob, nic)?;

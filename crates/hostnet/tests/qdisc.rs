@@ -3,7 +3,9 @@
 
 mod support;
 
-use ontime_hostnet::{Host, Inventory, Knob, KnobError, LiveHost, NicId, Roots, SteerFrom, Value};
+use ontime_hostnet::{
+    Done, Host, Inventory, Journal, Knob, KnobError, LiveHost, NicId, Original, Report, Roots, SteerFrom, Value, reset,
+};
 use support::{in_namespace, run};
 
 fn id(roots: &Roots, name: &str) -> NicId {
@@ -81,5 +83,40 @@ fn a_filter_gives_packets_the_first_band() {
         assert_eq!(host.read(&steer).unwrap(), Value::Present(false));
         host.write(&knob, &Value::Present(false)).unwrap();
         assert_eq!(host.read(&knob).unwrap(), Value::Present(false));
+    });
+}
+
+#[test]
+fn filter_and_clsact_go_though_the_source_has_gone_and_stay_kept_where_others_filter() {
+    in_namespace(|roots| {
+        run("ip", "link add va0 type veth peer name va1");
+        run("ip", "link add vb0 type veth peer name vb1");
+        let host = LiveHost::with_roots(roots.clone());
+        let (nic, state) = (id(roots, "va0"), tempfile::tempdir().unwrap());
+        let clsact = Knob::Clsact { nic: nic.clone() };
+        let from = || SteerFrom::Interface(id(roots, "vb0"));
+        let (steer, first) =
+            (Knob::TxSteer { nic: nic.clone(), queue: 0, from: from() }, Knob::TxPriority { nic, from: from() });
+        let mut journal = Journal::open(&state.path().join("originals"), "boot").unwrap();
+        for knob in [&clsact, &steer] {
+            journal.keep(vec![Original { knob: knob.clone(), value: Value::Present(false) }]).unwrap();
+            if !done(host.write(knob, &Value::Present(true))) {
+                return;
+            }
+        }
+        run("ip", "link del vb0");
+        assert!(matches!(host.write(&first, &Value::Present(true)), Err(KnobError::Gone(_))));
+        run("tc", "filter add dev va0 ingress matchall action drop");
+        let outcomes = |report: &Report| report.items.iter().map(|item| item.done.clone()).collect::<Vec<_>>();
+        let kept = outcomes(&reset(&host, &mut journal).unwrap());
+        assert!(matches!(kept.as_slice(), [Done::Restored, Done::Unsupported(_)]), "{kept:?}");
+        assert_eq!(host.read(&steer).unwrap(), Value::Present(false));
+        assert_eq!(host.read(&clsact).unwrap(), Value::Present(true));
+        assert!(journal.has(&clsact) && !journal.has(&steer));
+
+        run("tc", "filter del dev va0 ingress");
+        assert_eq!(outcomes(&reset(&host, &mut journal).unwrap()), [Done::Restored]);
+        assert_eq!(host.read(&clsact).unwrap(), Value::Present(false));
+        assert!(journal.entries().is_empty());
     });
 }

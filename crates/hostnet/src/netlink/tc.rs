@@ -9,6 +9,7 @@ use std::io;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 
 use super::{Attributes, Netlink, attributes, read_text, read_u16, read_u32};
+use crate::knob::SteerFrom;
 
 pub(super) const RTM_NEWQDISC: u16 = 36;
 pub(super) const RTM_DELQDISC: u16 = 37;
@@ -43,20 +44,6 @@ const TC_ACT_UNSPEC: i32 = -1;
 pub const PREFERENCE: u16 = 0x4f;
 const ETH_P_ALL: u16 = 0x0003;
 
-/// What a filter matches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Match<'a> {
-    /// Packets that came in by this interface.
-    Ingress {
-        /// Its index.
-        ifindex: u32,
-        /// Its name now.
-        name: &'a str,
-    },
-    /// Packets with this source address.
-    Source([u8; 6]),
-}
-
 /// What a filter changes of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Edit {
@@ -66,13 +53,11 @@ pub enum Edit {
     Priority(u32),
 }
 
-impl Match<'_> {
-    /// The filter's handle: tells our filters of one NIC apart.
-    pub fn handle(self) -> u32 {
-        match self {
-            Match::Ingress { ifindex, .. } => ifindex,
-            Match::Source([_, _, a, b, c, d]) => u32::from_be_bytes([a, b, c, d]) | 0x8000_0000,
-        }
+/// A filter's handle: tells our filters of one NIC apart.
+fn handle_of(from: &SteerFrom) -> u32 {
+    match from {
+        SteerFrom::Interface(source) => source.ifindex,
+        SteerFrom::SourceMac([_, _, a, b, c, d]) => u32::from_be_bytes([*a, *b, *c, *d]) | 0x8000_0000,
     }
 }
 
@@ -103,51 +88,50 @@ pub fn add_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<()> {
     netlink.request(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, message.bytes()).map(|_| ())
 }
 
-/// Removes the clsact qdisc, unless others have put filters there: then it stays.
+/// Removes the clsact qdisc, unless filters stand there.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's; `AddrInUse` where filters stand there.
 pub fn remove_clsact_if_empty(netlink: &mut Netlink, ifindex: u32) -> io::Result<()> {
     for parent in [CLSACT_INGRESS, CLSACT_EGRESS] {
         if !netlink.dump(RTM_GETTFILTER, &tcmsg(ifindex, 0, parent, 0))?.is_empty() {
-            return Ok(());
+            let why = "filters of others stand on clsact, which stays until they are gone";
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
         }
     }
     let message = Attributes::after(&tcmsg(ifindex, CLSACT_HANDLE, CLSACT_PARENT, 0)).with_text(TCA_KIND, "clsact");
     netlink.request(RTM_DELQDISC, 0, message.bytes()).map(|_| ())
 }
 
-/// Whether our filter for this match, with this edit, is there.
+/// Whether our filter for these packets, with this edit, is there.
 ///
 /// # Errors
 /// The kernel's.
-pub fn has_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>, edit: Edit) -> io::Result<bool> {
+pub fn has_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: Edit) -> io::Result<bool> {
     let info = u32::from(PREFERENCE) << 16;
     let parts = netlink.dump(RTM_GETTFILTER, &tcmsg(ifindex, 0, CLSACT_EGRESS, info))?;
     Ok(parts.iter().any(|part| {
         parse_header(part).is_some_and(|header| {
-            header.ifindex == ifindex
-                && header.info >> 16 == u32::from(PREFERENCE)
-                && header.handle == matching.handle()
+            header.ifindex == ifindex && header.info >> 16 == u32::from(PREFERENCE) && header.handle == handle_of(from)
         }) && edit_of(part) == Some(edit)
     }))
 }
 
-/// Puts our filter there, in place of one of ours with the same match.
+/// Puts our filter there, in place of one of ours for the same packets. An interface is matched by the name it has in `from`.
 ///
 /// # Errors
 /// The kernel's: `ENOENT` where it is built without `cls_flower` or `act_skbedit`.
-pub fn set_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>, edit: Edit) -> io::Result<()> {
-    let message = filter_message(ifindex, matching, edit);
+pub fn set_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: Edit) -> io::Result<()> {
+    let message = filter_message(ifindex, from, edit);
     netlink.request(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_REPLACE, message.bytes()).map(|_| ())
 }
 
-/// Removes our filter for this match; none there is no error.
+/// Removes our filter for these packets; none there is no error. The interface they came in by need not be there any more.
 ///
 /// # Errors
 /// The kernel's.
-pub fn remove_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>) -> io::Result<()> {
-    let header = tcmsg(ifindex, matching.handle(), CLSACT_EGRESS, info());
+pub fn remove_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom) -> io::Result<()> {
+    let header = tcmsg(ifindex, handle_of(from), CLSACT_EGRESS, info());
     let message = Attributes::after(&header).with_text(TCA_KIND, "flower");
     match netlink.request(RTM_DELTFILTER, 0, message.bytes()) {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
@@ -155,7 +139,7 @@ pub fn remove_filter(netlink: &mut Netlink, ifindex: u32, matching: Match<'_>) -
     }
 }
 
-fn filter_message(ifindex: u32, matching: Match<'_>, edit: Edit) -> Attributes {
+fn filter_message(ifindex: u32, from: &SteerFrom, edit: Edit) -> Attributes {
     // struct tc_skbedit: index, capabilities, action, reference count, bind count.
     let mut parms = Vec::with_capacity(20);
     parms.extend_from_slice(&[0; 8]);
@@ -167,16 +151,16 @@ fn filter_message(ifindex: u32, matching: Match<'_>, edit: Edit) -> Attributes {
         Edit::Priority(priority) => parms.with_u32(SKBEDIT_PRIORITY, priority),
     };
     let action = Attributes::default().with_text(ACT_KIND, "skbedit").with_nested(ACT_OPTIONS, parms);
-    let options = match matching {
-        Match::Ingress { name, .. } => Attributes::default().with_text(FLOWER_INDEV, name),
-        Match::Source(mac) => {
-            Attributes::default().with(FLOWER_KEY_ETH_SRC, &mac).with(FLOWER_KEY_ETH_SRC_MASK, &[0xff; 6])
+    let options = match from {
+        SteerFrom::Interface(source) => Attributes::default().with_text(FLOWER_INDEV, &source.name),
+        SteerFrom::SourceMac(mac) => {
+            Attributes::default().with(FLOWER_KEY_ETH_SRC, mac).with(FLOWER_KEY_ETH_SRC_MASK, &[0xff; 6])
         }
     };
     let options = options
         .with_nested(FLOWER_ACT, Attributes::default().with_nested(1, action))
         .with_u32(FLOWER_FLAGS, FLOWER_SKIP_HW);
-    Attributes::after(&tcmsg(ifindex, matching.handle(), CLSACT_EGRESS, info()))
+    Attributes::after(&tcmsg(ifindex, handle_of(from), CLSACT_EGRESS, info()))
         .with_text(TCA_KIND, "flower")
         .with_nested(TCA_OPTIONS, options)
 }
@@ -224,25 +208,30 @@ fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::knob::NicId;
+
+    fn tap() -> SteerFrom {
+        SteerFrom::Interface(NicId { ifindex: 7, name: "tap0".to_owned() })
+    }
 
     #[test]
     fn a_filter_reads_back_as_written() {
-        let matching = Match::Ingress { ifindex: 7, name: "tap0" };
-        let message = filter_message(3, matching, Edit::Queue(63));
+        let from = tap();
+        let message = filter_message(3, &from, Edit::Queue(63));
         let header = parse_header(message.bytes()).unwrap();
         assert_eq!((header.ifindex, header.handle, header.parent), (3, 7, 0xffff_fff3));
         assert_eq!(header.info, 0x004f_0300);
         assert_eq!(kind_of(message.bytes()), "flower");
         assert_eq!(edit_of(message.bytes()), Some(Edit::Queue(63)));
-        let message = filter_message(3, matching, Edit::Priority(6));
+        let message = filter_message(3, &from, Edit::Priority(6));
         assert_eq!(edit_of(message.bytes()), Some(Edit::Priority(6)));
     }
 
     #[test]
-    fn matches_of_one_nic_have_handles_of_their_own() {
-        let tap = Match::Ingress { ifindex: 7, name: "tap0" }.handle();
-        let mac = Match::Source([0x52, 0x54, 0, 1, 2, 3]).handle();
-        let other = Match::Source([0x52, 0x54, 0, 1, 2, 4]).handle();
+    fn filters_of_one_nic_have_handles_of_their_own() {
+        let tap = handle_of(&tap());
+        let mac = handle_of(&SteerFrom::SourceMac([0x52, 0x54, 0, 1, 2, 3]));
+        let other = handle_of(&SteerFrom::SourceMac([0x52, 0x54, 0, 1, 2, 4]));
         assert!(tap != mac && mac != other && mac >= 0x8000_0000);
     }
 
