@@ -342,7 +342,7 @@ pub struct KnobState {
     /// The value it has; none where it cannot be read.
     pub actual: Option<String>,
     /// `ok`, `drifted`, `paused` (its thread is over its runtime cap this moment), `gone`, `unsupported` or `failed`; and
-    /// `not-applied` where no daemon runs.
+    /// `not-applied` where no daemon runs, or after `ontime reset`.
     pub state: String,
     /// Why, where it is not `ok`.
     pub why: Option<String>,

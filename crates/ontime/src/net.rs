@@ -43,9 +43,9 @@ struct Status {
 /// Where the configuration is wrong, a NIC is unknown, or standard output is closed.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let What::Status(args) = &args.what;
-    let mut nics: Vec<api::Nic> = match client::get(&paths.socket(), "/v1/nics") {
-        Ok(nics) => nics,
-        Err(ClientError::NoDaemon { .. } | ClientError::Denied { .. }) => look(paths)?,
+    let (mut nics, by_daemon): (Vec<api::Nic>, bool) = match client::get(&paths.socket(), "/v1/nics") {
+        Ok(nics) => (nics, true),
+        Err(ClientError::NoDaemon { .. } | ClientError::Denied { .. }) => (look(paths)?, false),
         Err(error) => return Err(error.into()),
     };
     if let Some(unknown) = args.nics.iter().find(|name| !nics.iter().any(|nic| nic.name == **name)) {
@@ -62,7 +62,9 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         }
     }
     let states = nics.iter().flat_map(|nic| &nic.knobs).map(|knob| knob.state.as_str());
-    let wrong = states.into_iter().any(|state| matches!(state, "drifted" | "failed" | "not-applied"));
+    // A daemon that does not apply was asked not to.
+    let is_wrong = |state| matches!(state, "drifted" | "failed") || (state == "not-applied" && !by_daemon);
+    let wrong = states.into_iter().any(is_wrong);
     Ok(ExitCode::from(if wrong { exit::THRESHOLD } else { exit::OK }))
 }
 

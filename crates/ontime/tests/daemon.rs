@@ -159,7 +159,17 @@ fn stopping_keeps_settings_and_puts_protections_back() {
     site.poke();
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(guest.policy(), (0, 0));
-    assert_eq!(site.json(&["status", "--json"])["state"], "reset");
+    let (status, off) = until("a pass after the reset", || {
+        let status = site.json(&["status", "--json"]);
+        let off = status["knobs"].as_array()?.iter().find(|knob| knob["state"] == "not-applied")?.clone();
+        Some((status, off))
+    });
+    assert_eq!((&status["state"], &status["drift"]), (&"reset".into(), &0.into()), "{status}");
+    assert!(off["why"].as_str().unwrap().contains("`ontime reset` was called"), "{off}");
+    for command in [["status"].as_slice(), &["net", "status"]] {
+        let shown = site.run(command);
+        assert_eq!(shown.status.code(), Some(0), "{shown:?}");
+    }
     // 1: placed, though another knob could not be set (a kernel that denies one).
     assert!(matches!(site.run(&["apply"]).status.code(), Some(0 | 1)));
     assert_eq!(guest.policy(), (FIFO, 47));

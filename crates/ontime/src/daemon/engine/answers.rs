@@ -139,6 +139,9 @@ impl Engine {
         let paused = matches!(&setting.knob, Knob::ThreadPolicy { thread, .. } if self.watches.of.contains_key(thread))
             && known.actual.as_deref() == Some(Policy::Idle.to_string().as_str());
         let (state, why) = match self.failures.get(&setting.knob.key()) {
+            _ if self.state == api::State::Reset => {
+                ("not-applied", "`ontime reset` was called; nothing is applied until `ontime apply`".to_owned())
+            }
             _ if paused => ("paused", "over its runtime cap this moment".to_owned()),
             Some(why) => ("failed", why.clone()),
             None => ("drifted", "changed by someone else since; set again at the next pass".to_owned()),
