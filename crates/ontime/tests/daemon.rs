@@ -14,7 +14,7 @@ use std::fs;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use support::{Daemon, Guest, Site, possible, until};
+use support::{Daemon, Guest, Site, policy, possible, until};
 
 const FIFO: i32 = libc::SCHED_FIFO;
 
@@ -236,6 +236,30 @@ fn a_bad_configuration_is_refused_with_its_place_and_the_old_one_stays() {
     let refused = site.run(&["daemon"]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8(refused.stderr).unwrap().contains("daemon.toml:1:"));
+}
+
+#[test]
+fn the_guardian_and_what_it_watches_stand_where_the_base_says_after_a_reload() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let daemon = Daemon::start(&site);
+    let standing = |priority: i32| {
+        let tasks = [daemon.pid(), daemon.guardian()].map(|pid| fs::read_dir(format!("/proc/{pid}/task")));
+        let at = |task: fs::DirEntry| {
+            let comm = fs::read_to_string(task.path().join("comm")).ok()?;
+            let is_main = task.file_name().to_str() == Some(daemon.guardian().to_string().as_str());
+            (is_main || comm.trim() == "ontime-life").then(|| policy(task.path().join("stat")))
+        };
+        let all: Vec<_> = tasks.into_iter().flatten().flatten().flatten().filter_map(at).collect();
+        (all == [(FIFO, priority); 2]).then_some(())
+    };
+    until("both stand by the default base", || standing(56));
+    site.configure("tenants.toml", "[priorities]\nbase = 60\n");
+    daemon.signal(Signal::HUP);
+    until("another guardian", || (daemon.log().matches("guardian is process").count() == 2).then_some(()));
+    until("both stand by the new base", || standing(66));
 }
 
 #[test]

@@ -55,6 +55,7 @@ pub struct Guardian {
     pipe: ChildStdin,
     last: Charge,
     life: Life,
+    place: Policy,
 }
 
 impl Guardian {
@@ -79,7 +80,7 @@ impl Guardian {
             .spawn()
             .context("starting the guardian")?;
         let pipe = child.stdin.take().context("the guardian's pipe")?;
-        Ok(Self { child, pipe, last: Charge::default(), life })
+        Ok(Self { child, pipe, last: Charge::default(), life, place })
     }
 
     /// Tells the guardian what it answers for now.
@@ -98,6 +99,11 @@ impl Guardian {
         self.pipe.write_all(&line).context("telling the guardian")?;
         self.last = charge;
         Ok(())
+    }
+
+    /// The place it was started at.
+    pub fn place(&self) -> Policy {
+        self.place
     }
 
     /// Its process number.

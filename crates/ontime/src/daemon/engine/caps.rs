@@ -102,20 +102,21 @@ impl Engine {
     }
 
     fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
-        if let Some(guardian) = &mut self.guardian {
-            match guardian.charge(charge.clone()) {
-                Ok(()) => return Ok(()),
-                Err(error) => self.repeats.warn(&format!("{}; starting another", crate::exit::chain(&error))),
-            }
-            // Whatever it was, it is not to act on an old charge while a new one stands beside it.
-            if let Some(old) = self.guardian.take() {
-                old.relieve();
-            }
-        }
         let place = match self.table().watcher() {
             Policy::Fifo(priority) => Policy::Fifo(priority.saturating_add(1).min(99)),
             other => other,
         };
+        // One at the place of another table may not get past the threads of this one.
+        if let Some(guardian) = self.guardian.as_mut().filter(|guardian| guardian.place() == place) {
+            match guardian.charge(charge.clone()) {
+                Ok(()) => return Ok(()),
+                Err(error) => self.repeats.warn(&format!("{}; starting another", crate::exit::chain(&error))),
+            }
+        }
+        // Whatever it was, it is not to act on an old charge while a new one stands beside it.
+        if let Some(old) = self.guardian.take() {
+            old.relieve();
+        }
         let mut guardian = Guardian::start(place)?;
         guardian.charge(charge)?;
         tracing::info!("guardian is process {}", guardian.pid());
