@@ -11,7 +11,10 @@
 mod support;
 
 use std::fs;
-use std::time::Duration;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::{Daemon, Guest, Site, policy, possible, until};
@@ -195,7 +198,7 @@ fn a_spinning_guest_is_held_to_its_cap_and_given_its_place_back_when_the_daemon_
     };
     until("it is over its cap", || of_guest().filter(|thread| thread["pauses"].as_u64() > Some(20)));
     let seconds = |thread: &serde_json::Value| thread["rt_seconds"].as_f64().unwrap();
-    let (before, start) = (seconds(&of_guest().unwrap()), std::time::Instant::now());
+    let (before, start) = (seconds(&of_guest().unwrap()), Instant::now());
     std::thread::sleep(Duration::from_secs(2));
     let (after, length) = (seconds(&of_guest().unwrap()), start.elapsed().as_secs_f64());
     let share = (after - before) / length;
@@ -260,6 +263,35 @@ fn the_guardian_and_what_it_watches_stand_where_the_base_says_after_a_reload() {
     daemon.signal(Signal::HUP);
     until("another guardian", || (daemon.log().matches("guardian is process").count() == 2).then_some(()));
     until("both stand by the new base", || standing(66));
+}
+
+#[test]
+fn clients_that_ask_without_a_pause_do_not_keep_the_daemon_from_ending() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let mut daemon = Daemon::start(&site);
+    let socket = site.path("run/ontime.sock");
+    let (answers, until_then) = (AtomicU32::new(0), Instant::now() + Duration::from_secs(40));
+    let ask = || -> std::io::Result<usize> {
+        let mut stream = UnixStream::connect(&socket)?;
+        stream.write_all(b"GET /v1/tenants HTTP/1.1\r\nhost: o\r\nconnection: close\r\n\r\n")?;
+        stream.read_to_end(&mut Vec::new())
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while Instant::now() < until_then && ask().is_ok() {
+                    answers.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        until("they are answered", || (answers.load(Ordering::Relaxed) > 16).then_some(()));
+        let start = Instant::now();
+        assert!(daemon.stop().success());
+        assert!(start.elapsed() < Duration::from_secs(20), "it ended after {:?}", start.elapsed());
+    });
 }
 
 #[test]

@@ -154,6 +154,12 @@ impl Events {
         let _ = rustix::time::timerfd_settime(&self.clock, TimerfdTimerFlags::empty(), &once);
     }
 
+    /// Wakes with [`Event::Request`] at once: not all were answered.
+    pub fn wake_for_requests(&self) {
+        // Where it is too full to be rung, it is heard all the same.
+        let _ = rustix::io::write(&self.request, &1u64.to_ne_bytes());
+    }
+
     /// Sleeps until there is an event.
     ///
     /// # Errors

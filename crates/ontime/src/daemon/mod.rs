@@ -58,6 +58,9 @@ pub struct Args {}
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// A pass takes at most one part in this of the time: a storm of events costs no more.
 const SHARE: u32 = 5;
+/// The most requests answered in one round of events: passes, signals and the watchdog have their turn beside those who ask
+/// again as soon as they are answered.
+const ANSWERS: usize = 8;
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
@@ -250,9 +253,10 @@ impl Daemon {
         }
     }
 
-    /// Answers what waits. An asker that went away meanwhile is nobody's loss.
+    /// Answers what waits, the rest in the next round. An asker that went away meanwhile is nobody's loss.
     fn answer(&mut self) {
-        while let Ok(ask) = self.asked.try_recv() {
+        for _ in 0..ANSWERS {
+            let Ok(ask) = self.asked.try_recv() else { return };
             match ask {
                 Ask::Tenants(answer) => drop(answer.send(self.engine.tenants())),
                 Ask::Status(answer) => drop(answer.send(self.engine.status())),
@@ -266,6 +270,7 @@ impl Daemon {
                 Ask::Reset(answer) => drop(answer.send(self.engine.reset())),
             }
         }
+        self.events.wake_for_requests();
     }
 }
 
