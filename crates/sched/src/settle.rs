@@ -92,11 +92,14 @@ pub fn settle(
     let cpus: Vec<u32> =
         online.iter().filter(|cpu| config.cpus.as_ref().is_none_or(|only| only.contains(*cpu))).collect();
     let mut settled = Settled { cpus, reserve: config.reserve, ..Settled::default() };
+    let is_rt = |tenant: &&Tenant| tenant.class != Class::Bulk;
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();
-    for tenant in tenants {
+    for tenant in tenants.iter().filter(is_rt) {
         *names.entry(&tenant.name).or_default() += 1;
     }
-    let mut order: Vec<&Tenant> = tenants.iter().filter(|tenant| config.names(&tenant.name)).collect();
+    // Any user may start a process with any name: one of class bulk has no part in a name that an RT tenant has.
+    let means = |tenant: &&Tenant| config.names(&tenant.name) && (is_rt(tenant) || !names.contains_key(&*tenant.name));
+    let mut order: Vec<&Tenant> = tenants.iter().filter(means).collect();
     let is_new = |tenant: &Tenant| !tenant.threads.iter().any(|thread| before.contains(&thread.id));
     order.sort_by_key(|tenant| (is_new(tenant), tenant.process.start_time, tenant.process.pid));
     for tenant in order {
@@ -389,6 +392,17 @@ mod tests {
             assert!(why.contains(word), "{why}\n{word}");
         }
         assert_eq!(why.len(), 6);
+    }
+
+    #[test]
+    fn a_bulk_tenant_with_an_rt_ones_name_changes_nothing() {
+        let config = config(&[("a", 4_000)]);
+        let asks = Asks::new();
+        let (rt, impostor) = (vm("a", 10, 1, "0"), Tenant { class: Class::Bulk, ..vm("a", 5, 1, "0") });
+        let alone = settle(&config, std::slice::from_ref(&rt), &online(1), &BTreeSet::new(), &asks);
+        let beside = settle(&config, &[impostor, rt], &online(1), &alone.ids(), &asks);
+        assert_eq!(who(&beside), [("a", 0)]);
+        assert_eq!(beside, alone);
     }
 
     #[test]
