@@ -132,10 +132,13 @@ impl Intent {
 
     /// The tenants whose packets pass a NIC: as found, and as configured.
     pub fn users<'a>(&'a self, inventory: &'a Inventory, nic: &'a Nic) -> impl Iterator<Item = &'a Tenant> {
-        let configured = self.nics.get(&nic.id.name);
-        self.tenants.iter().filter(move |tenant| {
-            reaches(inventory, tenant, nic) || configured.is_some_and(|config| config.tenants.contains(&tenant.name))
-        })
+        let named = self.nics.get(&nic.id.name).map_or(&[][..], |config| config.tenants.as_slice());
+        // Any user may start a process with any name: one of class bulk has no part in a name that an RT tenant has.
+        let means = move |tenant: &Tenant| {
+            named.contains(&tenant.name)
+                && (tenant.class != Class::Bulk || self.rt_tenants().all(|rt| rt.name != tenant.name))
+        };
+        self.tenants.iter().filter(move |tenant| reaches(inventory, tenant, nic) || means(tenant))
     }
 
     /// The class of a NAPI instance, and so of its thread: the most urgent of the receive queues it serves. A queue that is not

@@ -12,7 +12,7 @@ use ontime_hostnet::{
     Intent, Inventory, Knob, Method, Moderation, NicConfig, NicId, NicUse, Plan, RULES, Refusal, RuleId, Severity,
     SteerFrom, Value, plan, rules,
 };
-use ontime_tenants::{Class, Policy, PriorityTable, Vnic};
+use ontime_tenants::{Class, Policy, PriorityTable, Tenant, Vnic};
 
 #[test]
 fn partitioned_places_every_thread_by_the_table() {
@@ -113,6 +113,13 @@ fn a_nic_has_the_class_of_its_tenants_unless_configured() {
     assert_eq!(used(&intent, "tap3"), NicUse::Derived(rt(0)));
     let class = |class| NicConfig { class: Some(class), ..NicConfig::default() };
     intent.nics = BTreeMap::from([("eth1".to_owned(), class(rt(4))), ("eth0".to_owned(), class(Class::Bulk))]);
+    let named = |name: &str| NicConfig { tenants: vec![name.to_owned()], ..NicConfig::default() };
+    intent.nics.insert("eth2".to_owned(), named(&intent.tenants[0].name.clone()));
+    let impostor = Tenant { class: Class::Bulk, vnics: Vec::new(), ..intent.tenants[0].clone() };
+    intent.tenants.push(impostor);
+    assert_eq!(used(&intent, "eth2"), NicUse::Derived(rt(2)));
+    intent.nics.insert("eth2".to_owned(), named(&intent.tenants[3].name.clone()));
+    assert_eq!(intent.users(&inventory, inventory.nic("eth2").unwrap()).count(), 1);
     assert_eq!(used(&intent, "eth1").class(), rt(4));
     assert_eq!(used(&intent, "eth0").class(), Class::Bulk);
 }
