@@ -21,6 +21,8 @@ use crate::thread::ThreadId;
 
 /// More than any answer takes, in bytes: 1,024 vCPUs give about 200 KiB.
 const ANSWER_MAX: u64 = 1 << 20;
+/// The most sockets of one process that are asked: its command line may name any number.
+const SOCKETS: usize = 4;
 /// How long the first refusal is believed before the monitor is asked again: a QEMU that just starts listens before it
 /// answers. Each further one is believed twice as long, up to the maximum.
 const RETRY: Duration = Duration::from_millis(500);
@@ -65,7 +67,7 @@ fn believed(answer: &Result<VcpuThreads, String>, before: Option<&Asked>) -> Dur
 }
 
 impl Monitors {
-    /// Asks, and waits for one monitor's answer no longer than `timeout`.
+    /// Asks, and waits for the answers of one process's monitors no longer than `timeout`.
     pub fn asking_for(timeout: Duration) -> Self {
         Self { timeout, asked: Mutex::default() }
     }
@@ -80,8 +82,11 @@ impl Monitors {
             return kept.answer.clone();
         }
         let mut answer = Err("it has no -qmp unix:PATH,server=on to ask".to_owned());
+        let sockets = sockets.get(..SOCKETS).unwrap_or(sockets);
+        let count = u32::try_from(sockets.len()).unwrap_or(u32::MAX);
+        let part = self.timeout.checked_div(count).unwrap_or_default();
         for socket in sockets {
-            answer = ask(process.pid, &absolute(process.pid, socket), self.timeout)
+            answer = ask(process.pid, &absolute(process.pid, socket), part)
                 .map(|vcpus| vcpus.into_iter().filter(|(tid, _)| alive.contains(tid)).collect())
                 .map_err(|error| format!("its monitor {socket} did not tell: {error}"));
             if answer.is_ok() {
@@ -210,6 +215,25 @@ mod tests {
             "{\"event\":\"X\"}\n{\"return\":[{\"cpu-index\":0,\"thread-id\":11,\"more\":1},{\"cpu-index\":1,\"thread-id\":12}]}\n",
         ]);
         assert_eq!(ask(me(), &path, WAIT).unwrap(), BTreeMap::from([(11, 0), (12, 1)]));
+    }
+
+    #[test]
+    fn monitors_that_say_nothing_do_not_add_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let silent: Vec<_> = (0..40).map(|number| dir.path().join(number.to_string())).collect();
+        let _listeners: Vec<_> = silent.iter().map(|path| UnixListener::bind(path).unwrap()).collect();
+        let mut sockets: Vec<String> = silent.iter().map(|path| path.display().to_string()).collect();
+        let process = |tid| ThreadId { pid: me(), tid, start_time: 0 };
+        let monitors = Monitors::asking_for(WAIT);
+        let start = Instant::now();
+        assert!(monitors.vcpus(process(1), &[11], &sockets).is_err());
+        assert!(start.elapsed() < 10 * WAIT, "{:?}", start.elapsed());
+        // One that is held by another client does not keep the next from being asked.
+        let (_dir, path) =
+            monitor(&["{\"QMP\":{}}\n", "{\"return\":{}}\n", "{\"return\":[{\"cpu-index\":0,\"thread-id\":11}]}\n"]);
+        sockets.insert(1, path.display().to_string());
+        let monitors = Monitors::asking_for(10 * WAIT);
+        assert_eq!(monitors.vcpus(process(2), &[11], &sockets), Ok(BTreeMap::from([(11, 0)])));
     }
 
     #[test]
