@@ -58,6 +58,14 @@ impl Sources {
         self.proc.join(pid.to_string())
     }
 
+    /// Whether a process has a network namespace other than this thread's, as far as the kernel tells.
+    pub(crate) fn has_own_network(&self, pid: i32) -> bool {
+        let namespace = |process: &Path| std::fs::read_link(process.join("ns/net")).ok();
+        self.live
+            && namespace(&self.process_dir(pid))
+                .is_some_and(|its| namespace(&self.proc.join("thread-self")) != Some(its))
+    }
+
     /// A file of a process; `None` where the process is gone or the file is not to be had.
     pub(crate) fn read(&self, pid: i32, file: &str) -> Option<Vec<u8>> {
         files::read_at(rustix::fs::CWD, self.process_dir(pid).join(file)).ok()

@@ -23,12 +23,18 @@ struct Vm(Child);
 
 impl Vm {
     fn start(arguments: &[&str]) -> Option<Self> {
+        Self::start_by(&[], arguments)
+    }
+
+    /// `BEFORE qemu ARGUMENTS`; what comes before becomes QEMU.
+    fn start_by(before: &[&str], arguments: &[&str]) -> Option<Self> {
         if !common::has(QEMU) {
             println!("SKIPPED: {QEMU} is not installed");
             return None;
         }
         let fixed = ["-S", "-nodefaults", "-display", "none", "-accel", "tcg", "-smp", "2", "-m", "32"];
-        let child = Command::new(QEMU).args(fixed).args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn();
+        let line: Vec<&str> = before.iter().chain(&[QEMU]).chain(&fixed).chain(arguments).copied().collect();
+        let child = Command::new(line[0]).args(&line[1..]).stdin(Stdio::null()).stderr(Stdio::null()).spawn();
         Some(Self(child.unwrap()))
     }
 
@@ -282,4 +288,25 @@ fn wait_for(path: &Path) {
         assert!(Instant::now() < deadline, "nobody listens at {}", path.display());
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn a_tap_in_another_network_namespace_is_not_the_hosts_of_that_name() {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
+        return println!("SKIPPED: this test needs root and /dev/net/tun");
+    }
+    let name = format!("elsewhere-{}", std::process::id());
+    let net = tempfile::tempdir().unwrap();
+    std::fs::create_dir(net.path().join("tapx")).unwrap();
+    let tap = ["-netdev", "tap,id=n,ifname=tapx,script=no,downscript=no", "-device", "virtio-net-pci,netdev=n"];
+    let guest = format!("guest={name},debug-threads=on");
+    let arguments = [&["-name", &guest], tap.as_slice()].concat();
+    let Some(vm) = Vm::start_by(&["unshare", "--net"], &arguments) else { return };
+    let sources = Sources { net: net.path().to_owned(), ..Sources::host() };
+    let (tenant, found) = vm.discover(&sources, &Rules::default());
+    assert!(tenant.vnics.is_empty(), "{tenant:?}");
+    let is_told = |problem: &ontime_tenants::Problem| {
+        problem.subject == name && matches!(&problem.kind, ProblemKind::VnicElsewhere(ifname) if ifname == "tapx")
+    };
+    assert!(found.problems.iter().any(is_told), "{:?}", found.problems);
 }

@@ -182,12 +182,18 @@ impl Finder<'_> {
     }
 
     fn vnics(&mut self, name: &str, vm: &VmProcess<'_>) -> Vec<Vnic> {
-        let interfaces = match vm.domain.and_then(|domain| domain.interfaces.clone()) {
-            Some(interfaces) => interfaces,
-            None => vnic::of_open_files(&self.sources.process_dir(vm.process.pid), &self.network)
-                .unwrap_or_else(|_| vm.arguments.interfaces.clone()),
+        let pid = vm.process.pid;
+        let (interfaces, is_here) = match vm.domain.and_then(|domain| domain.interfaces.clone()) {
+            Some(interfaces) => (interfaces, true),
+            None => {
+                let open = vnic::of_open_files(&self.sources.process_dir(pid), &self.network);
+                // In a namespace of its own anybody may name interfaces like the host's.
+                let is_here = !self.sources.has_own_network(pid);
+                (open.unwrap_or_else(|_| vm.arguments.interfaces.clone()), is_here)
+            }
         };
-        let (here, elsewhere): (Vec<_>, Vec<_>) = interfaces.into_iter().partition(|ifname| self.network.has(ifname));
+        let (here, elsewhere): (Vec<_>, Vec<_>) =
+            interfaces.into_iter().partition(|ifname| is_here && self.network.has(ifname));
         for ifname in elsewhere {
             self.problem(name, ProblemKind::VnicElsewhere(printable(ifname.as_bytes())));
         }
