@@ -17,7 +17,10 @@ use std::path::Path;
 use ontime_plan::Nanos;
 use ontime_sched::{Ask, GuestNeed, Page};
 use ontime_sockets::deadlines::{Answer, Asked};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
+    recvmsg,
+};
 
 use super::events::{Event, Events};
 
@@ -65,10 +68,9 @@ impl Guests {
                 continue;
             }
             let path = ontime_sockets::Paths::new(run_dir, vm).deadlines();
-            // There is none yet, or none that serves deadlines.
-            let Ok(stream) = UnixStream::connect(&path) else { continue };
-            let added = stream.set_nonblocking(true).and_then(|()| events.add(&stream, Event::Guests));
-            match added {
+            // There is none yet, none that serves deadlines, or one that lets others wait: the next pass tries again.
+            let Ok(stream) = connect(&path) else { continue };
+            match events.add(&stream, Event::Guests) {
                 Ok(()) => {
                     tracing::info!("{vm}: its guest may ask for bandwidth");
                     self.links.insert(vm.clone(), Link { stream, buffer: Vec::new(), memory: None });
@@ -141,6 +143,14 @@ impl Link {
         }
         Ok(received.bytes)
     }
+}
+
+/// Connects without waiting for who listens there.
+fn connect(path: &Path) -> std::io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(UnixStream::from(socket))
 }
 
 /// Takes whole lines out of the buffer.
@@ -239,6 +249,18 @@ mod tests {
         let there = Page::new(file, 4_096).ok();
         // What it says at the connection, its need, a place beyond its memory, none.
         assert_eq!(pages, [there.clone(), there, None, None]);
+    }
+
+    #[test]
+    fn who_accepts_nobody_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deadlines.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let first = connect(&path).unwrap();
+        assert_eq!(connect(&path).unwrap_err().kind(), ErrorKind::WouldBlock);
+        let mut byte = [0];
+        assert_eq!((&first).read(&mut byte).unwrap_err().kind(), ErrorKind::WouldBlock);
     }
 
     #[test]
