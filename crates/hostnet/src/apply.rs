@@ -173,6 +173,7 @@ fn merge(earlier: Report, mut later: Report) -> Report {
 /// [`JournalError`] where the originals could not be kept: then nothing was changed. A knob that cannot be set is no error
 /// of the pass, but an item of the report.
 pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Report, JournalError> {
+    journal.reach(plan.settings.iter().map(|setting| &setting.knob))?;
     let mut report = Report { findings: plan.findings.clone(), ..Report::default() };
     let mut pending: Vec<(&Setting, Value)> = Vec::new();
     let mut originals = Vec::new();
@@ -218,12 +219,13 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
     Ok(report)
 }
 
-/// Keeps the originals that are not what is found ([`Setting::original`]), and changes nothing: before a reset, so that it gives
-/// those too.
+/// Keeps the originals that are not what is found ([`Setting::original`]), and by which processes knobs are reached now, and changes
+/// nothing: before a reset, so that it gives those too.
 ///
 /// # Errors
 /// [`JournalError`].
 pub fn adopt(plan: &Plan, journal: &mut Journal) -> Result<(), JournalError> {
+    journal.reach(plan.settings.iter().map(|setting| &setting.knob))?;
     let original = |setting: &Setting| Some(Original { knob: setting.knob.clone(), value: setting.original.clone()? });
     journal.keep(plan.settings.iter().filter_map(original).collect())
 }

@@ -177,6 +177,22 @@ impl Journal {
         self.store(entries)
     }
 
+    /// Reaches knobs by the processes that these name, durably; their originals stay.
+    ///
+    /// # Errors
+    /// See [`JournalError`]; all are kept as they were then.
+    pub fn reach<'a>(&mut self, knobs: impl Iterator<Item = &'a Knob>) -> Result<(), JournalError> {
+        let led_to = knobs.filter(|knob| knob.process().is_some() && self.has(knob));
+        let now: BTreeMap<String, &Knob> = led_to.map(|knob| (knob.key(), knob)).collect();
+        let mut entries = self.entries.clone();
+        for knob in entries.iter_mut().map(|entry| &mut entry.knob).filter(|knob| knob.process().is_some()) {
+            if let Some(by) = now.get(&knob.key()).filter(|by| by.process() != knob.process()) {
+                *knob = (*by).clone();
+            }
+        }
+        if entries == self.entries { Ok(()) } else { self.store(entries) }
+    }
+
     /// Forgets the knobs with these keys, durably: they were restored, or are gone.
     ///
     /// # Errors

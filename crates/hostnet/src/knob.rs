@@ -166,7 +166,15 @@ pub enum Knob {
 }
 
 impl Knob {
-    /// What tells this knob from all others; names, which may change, are no part of it.
+    /// The process in whose namespace it is. Another one may lead to the same knob.
+    pub fn process(&self) -> Option<ThreadId> {
+        match self {
+            Knob::PeerFeature { process, .. } => Some(*process),
+            _ => None,
+        }
+    }
+
+    /// What tells this knob from all others; names and processes that lead there, which may change, are no part of it.
     pub fn key(&self) -> String {
         match self {
             Knob::ThreadPolicy { thread, .. } => format!("{}/policy", thread_key(*thread)),
@@ -178,9 +186,7 @@ impl Knob {
             Knob::NapiThreaded { nic, napi } => format!("nic:{}/napi:{napi}", nic.ifindex),
             Knob::Moderation { nic } => format!("nic:{}/moderation", nic.ifindex),
             Knob::Feature { nic, feature } => format!("nic:{}/feature:{feature}", nic.ifindex),
-            Knob::PeerFeature { nic, process, peer, feature } => {
-                format!("nic:{}/peer:{}:{peer}:{feature}", nic.ifindex, thread_key(*process))
-            }
+            Knob::PeerFeature { nic, peer, feature, .. } => format!("nic:{}/peer:{peer}:{feature}", nic.ifindex),
             Knob::Clsact { nic } => format!("nic:{}/clsact", nic.ifindex),
             Knob::TxSteer { nic, queue, from } => format!("nic:{}/steer:{queue}:{}", nic.ifindex, source_key(from)),
             Knob::TxPriority { nic, from } => format!("nic:{}/priority:{}", nic.ifindex, source_key(from)),

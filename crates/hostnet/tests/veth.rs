@@ -456,6 +456,44 @@ impl Drop for Container {
     }
 }
 
+/// As [`look`], with what concerns an RT container's pair.
+fn look_at_veth(roots: &Roots, intent: &Intent) -> Plan {
+    let mut found = plan(&Inventory::scan(roots), intent);
+    let ours = [RuleId::Veth, RuleId::NapiThreaded, RuleId::NapiThread];
+    found.settings.retain(|setting| ours.contains(&setting.rule));
+    found
+}
+
+#[test]
+fn the_far_ends_originals_outlive_the_process_that_led_there() {
+    in_namespace(|roots| {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = journal(state.path());
+        let mut container = Container::start();
+        let host = LiveHost::with_roots(roots.clone());
+        let apply = |container: &Container, journal: &mut Journal| {
+            let wanted = Intent { tenants: vec![container.tenant()], ..intent("va", 0) };
+            converge(&host, journal, |_| Ok::<_, Infallible>(look_at_veth(roots, &wanted))).unwrap()
+        };
+        apply(&container, &mut journal);
+        assert_eq!(container.offloads(), ["off on", "off on"]);
+        let kept = journal.entries().len();
+
+        let first = container.0.id().to_string();
+        let second = std::process::Command::new("nsenter").args(["-t", &first, "-n", "sleep", "600"]).spawn().unwrap();
+        let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).unwrap();
+        while namespace(&second.id().to_string()) != namespace(&first) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(Container(std::mem::replace(&mut container.0, second)));
+        assert_eq!(apply(&container, &mut journal).counts().changed, 0);
+        assert_eq!(journal.entries().len(), kept);
+        undo(roots, &mut journal);
+        assert_eq!(container.offloads(), ["on off", "on off"]);
+        assert!(journal.entries().is_empty());
+    });
+}
+
 #[test]
 fn an_rt_containers_veth_leaves_the_backlog_at_both_ends_and_comes_back() {
     in_namespace(|roots| {
@@ -463,12 +501,7 @@ fn an_rt_containers_veth_leaves_the_backlog_at_both_ends_and_comes_back() {
         let mut journal = journal(state.path());
         let container = Container::start();
         let wanted = Intent { tenants: vec![container.tenant()], ..intent("va", 0) };
-        let ours = [RuleId::Veth, RuleId::NapiThreaded, RuleId::NapiThread];
-        let look = |_: &Journal| {
-            let mut found = plan(&Inventory::scan(roots), &wanted);
-            found.settings.retain(|setting| ours.contains(&setting.rule));
-            Ok::<_, Infallible>(found)
-        };
+        let look = |_: &Journal| Ok::<_, Infallible>(look_at_veth(roots, &wanted));
         let host = LiveHost::with_roots(roots.clone());
         assert_eq!(container.offloads(), ["on off", "on off"], "TSO, GRO");
         let report = converge(&host, &mut journal, look).unwrap();
