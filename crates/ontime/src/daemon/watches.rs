@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use ontime_hostnet::{CpuSet, Intent, Knob, Plan, RuleId, Setting, Value};
-use ontime_tenants::{Policy, PriorityTable, Role, Tenant, TenantThread, ThreadId, ThreadRole, ownership};
+use ontime_tenants::{Class, Policy, PriorityTable, Role, Tenant, TenantThread, ThreadId, ThreadRole, ownership};
 
 use super::cap::{Followed, Rank, Share, Watch};
 use super::view::Owned;
@@ -23,7 +23,7 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// Of tenants as they are but for pauses. Not of threads with reserved time: whoever keeps their share holds them to it.
+    /// Of tenants as they are but for pauses; `kernel` is the share of who has no cap of its own. Not of threads with reserved time: whoever keeps their share holds them to it.
     pub fn of(plan: &Plan, tenants: &[Tenant], intent: &Intent, kernel: Share) -> Self {
         let mut watches = Self::default();
         let (places, table) = (planned(plan), intent.table);
@@ -36,11 +36,16 @@ impl Watches {
                     followed.vcpus.push((number, thread.id));
                 }
                 if let Some(place) = planned.or_else(|| place(tenant, thread, table)) {
-                    // A cap outside its range cannot be: the configuration refuses it. If it were, the default holds.
-                    let share = Share::new(tenant.runtime_cap).unwrap_or(Share::NINETY_FIVE);
+                    let share = match tenant.class {
+                        // Bulk tenants have no cap of their own.
+                        Class::Bulk => kernel,
+                        // A cap outside its range cannot be: the configuration refuses it. If it were, the default holds.
+                        Class::Rt(_) => Share::new(tenant.runtime_cap).unwrap_or(Share::NINETY_FIVE),
+                    };
                     let cpus = CpuSet::from_list(&thread.affinity).unwrap_or_default().iter().collect();
                     let owned = Owned { name: tenant.name.clone(), class: tenant.class.to_string() };
                     let rank = match thread.role {
+                        _ if tenant.class == Class::Bulk && place == PriorityTable::SHARED_SENDER => Rank::Poller,
                         ThreadRole::Vhost | ThreadRole::KvmPit => Rank::Backend,
                         _ => Rank::Guest,
                     };
@@ -108,9 +113,10 @@ fn is_real_time(value: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use ontime_hostnet::Method;
+    use ontime_hostnet::{Method, Stage};
     use ontime_tenants::model::LibvirtTuning;
-    use ontime_tenants::{Class, ClassSource, Kind, Level, ThreadRole};
+    use ontime_tenants::rules::RUNTIME_CAP;
+    use ontime_tenants::{ClassSource, Kind, Level, ThreadRole};
 
     use super::*;
 
@@ -124,7 +130,8 @@ mod tests {
             cgroup: None,
             class,
             class_source: ClassSource::Default,
-            runtime_cap: 0.5,
+            // As the rules say where nobody else does.
+            runtime_cap: if class == Class::Bulk { 1.0 } else { RUNTIME_CAP },
             threads,
             vnics: Vec::new(),
         }
@@ -185,6 +192,28 @@ mod tests {
         assert_eq!(all.followed, [Followed { threads: vec![2, 3, 4], vcpus: vec![(0, vcpu.id)] }]);
         let all = watches(Method::Partitioned);
         assert!(all.followed.is_empty() && all.list.iter().all(|watch| watch.ahead.is_none()));
+    }
+
+    #[test]
+    fn no_class_leaves_its_threads_unwatched_by_default() {
+        let vhost = thread(3, ThreadRole::Vhost, Policy::BULK);
+        let knob = Knob::ThreadPolicy { thread: vhost.id, comm: vhost.comm.clone() };
+        let sends = Value::Policy(PriorityTable::SHARED_SENDER);
+        let by_vatc = Setting::new(RuleId::RtTxQueue, Stage::Place, knob, sends);
+        let plan = Plan { settings: vec![by_vatc], ..Plan::default() };
+        let kernel = Share::new(0.9).unwrap();
+        for (class, share, rank) in
+            [(Class::Bulk, kernel, Rank::Poller), (Class::Rt(Level::HIGHEST), Share::NINETY_FIVE, Rank::Backend)]
+        {
+            let tenants = [tenant(class, vec![vhost.clone()])];
+            let all = Watches::of(&plan, &tenants, &Intent::default(), kernel).list;
+            let of: Vec<_> = all.iter().map(|watch| (watch.share, watch.rank)).collect();
+            assert_eq!(of, [(share, rank)], "{class}");
+        }
+        // What a container's program chose itself, wherever it is.
+        let own = [tenant(Class::Bulk, vec![thread(2, ThreadRole::Container, Policy::Rr(5))])];
+        let all = Watches::of(&Plan::default(), &own, &Intent::default(), kernel).list;
+        assert_eq!((all[0].share, all[0].rank), (kernel, Rank::Guest));
     }
 
     #[test]
