@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use support::{Daemon, Guest, Site, policy, possible, until};
 
 const FIFO: i32 = libc::SCHED_FIFO;
@@ -100,7 +100,7 @@ fn with_its_guardian_killed_as_well_reset_protections_puts_them_back() {
     let site = Site::new();
     let mut daemon = Daemon::start(&site);
     until("protections are off", || site.unprotected().then_some(()));
-    let guardian = rustix::process::Pid::from_raw(daemon.guardian()).unwrap();
+    let guardian = Pid::from_raw(daemon.guardian()).unwrap();
     rustix::process::kill_process(guardian, Signal::KILL).unwrap();
     // The next pass starts another; this daemon has none left to make.
     daemon.kill();
@@ -118,7 +118,7 @@ fn a_lost_guardian_is_replaced() {
     let site = Site::new();
     let mut daemon = Daemon::start(&site);
     let first = daemon.guardian();
-    rustix::process::kill_process(rustix::process::Pid::from_raw(first).unwrap(), Signal::KILL).unwrap();
+    rustix::process::kill_process(Pid::from_raw(first).unwrap(), Signal::KILL).unwrap();
     site.poke();
     // Said when it has its charge; one that has none yet would put nothing back.
     until("another guardian", || {
@@ -263,6 +263,32 @@ fn the_guardian_and_what_it_watches_stand_where_the_base_says_after_a_reload() {
     daemon.signal(Signal::HUP);
     until("another guardian", || (daemon.log().matches("guardian is process").count() == 2).then_some(()));
     until("both stand by the new base", || standing(66));
+}
+
+#[test]
+fn a_look_that_fails_gives_nothing_back() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let name = name("unseen");
+    site.configure("tenants.toml", &rt(&name));
+    let guest = Guest::stopped(&name);
+    guest.vcpu();
+    let daemon = Daemon::start(&site);
+    site.poke();
+    until("the vCPU is placed", || (guest.policy() == (FIFO, 47)).then_some(()));
+    let (pid, maximum) = (Pid::from_raw(daemon.pid()), getrlimit(Resource::Nofile).maximum);
+    let limit = |current| prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).unwrap();
+    // What it has open stays open.
+    limit(Some(3));
+    site.poke();
+    until("it looks in vain", || daemon.log().contains("could not be looked at whole").then_some(()));
+    assert_eq!(guest.policy(), (FIFO, 47));
+    limit(maximum);
+    let problems = || site.json(&["status", "--json"])["problems"].as_array().unwrap().clone();
+    until("it looks again", || problems().iter().all(|problem| problem["subject"] != "host").then_some(()));
+    assert_eq!(guest.policy(), (FIFO, 47));
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Reading many small files of `/proc` with few system calls: relative to an open directory, and in one read each.
 
+use std::cell::Cell;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{CWD, Dir, Mode, OFlags};
+use rustix::fs::{CWD, Dir, DirEntry, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
@@ -11,18 +13,40 @@ const ONE_READ: usize = 4096;
 /// More than any file read through here has, in bytes.
 const SIZE_MAX: usize = 1 << 20;
 
+thread_local! {
+    static EXHAUSTED: Cell<Option<Errno>> = const { Cell::new(None) };
+}
+
+/// Whether reading failed in this thread, since this was last asked, for want of descriptors or memory: not because of the file, which
+/// may well be there.
+pub(crate) fn exhausted() -> Option<Errno> {
+    EXHAUSTED.take()
+}
+
+/// Remembers a failure that [`exhausted`] tells of.
+pub(crate) fn note(error: &io::Error) {
+    let error = Errno::from_io_error(error);
+    if matches!(error, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) {
+        EXHAUSTED.set(error);
+    }
+}
+
+fn noted<T>(result: Result<T, Errno>) -> Result<T, Errno> {
+    result.inspect_err(|error| note(&(*error).into()))
+}
+
 /// Opens a directory for reading below it.
 pub(crate) fn directory(path: impl Arg) -> Result<OwnedFd, Errno> {
-    rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    noted(rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()))
 }
 
 /// Reads a file whole, or its first MiB.
 pub(crate) fn read_at(directory: impl AsFd, path: impl Arg) -> Result<Vec<u8>, Errno> {
-    let file = rustix::fs::openat(directory, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let file = noted(rustix::fs::openat(directory, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))?;
     let mut text = Vec::with_capacity(ONE_READ);
     loop {
         let room = text.capacity() - text.len();
-        match rustix::io::read(&file, rustix::buffer::spare_capacity(&mut text)) {
+        match noted(rustix::io::read(&file, rustix::buffer::spare_capacity(&mut text))) {
             Ok(count) if count < room || text.len() >= SIZE_MAX => return Ok(text),
             Ok(_) => text.reserve(text.len()),
             Err(Errno::INTR) => {}
@@ -33,21 +57,26 @@ pub(crate) fn read_at(directory: impl AsFd, path: impl Arg) -> Result<Vec<u8>, E
 
 /// The target of a symbolic link.
 pub(crate) fn link_at(directory: impl AsFd, path: impl Arg) -> Result<String, Errno> {
-    let target = rustix::fs::readlinkat(directory, path, Vec::new())?;
+    let target = noted(rustix::fs::readlinkat(directory, path, Vec::new()))?;
     Ok(target.to_string_lossy().into_owned())
 }
 
 /// The entries of a directory, without those that vanish.
 pub(crate) fn names(directory: &OwnedFd) -> Vec<String> {
-    let entries = Dir::read_from(directory).into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned));
+    let names = entries(directory).filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned));
     names.filter(|name| name != "." && name != "..").collect()
 }
 
 /// The entries of a directory that are numbers above 0, such as processes.
 pub(crate) fn numbers(directory: &OwnedFd) -> Vec<i32> {
-    let entries = Dir::read_from(directory).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok()).filter(|number| *number > 0).collect()
+    entries(directory)
+        .filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok())
+        .filter(|number| *number > 0)
+        .collect()
+}
+
+fn entries(directory: &OwnedFd) -> impl Iterator<Item = DirEntry> {
+    noted(Dir::read_from(directory)).into_iter().flatten().filter_map(|entry| noted(entry).ok())
 }
 
 #[cfg(test)]

@@ -73,7 +73,8 @@ impl Sources {
 
     pub(crate) fn arguments(&self, pid: i32) -> Vec<String> {
         let mut bytes = Vec::new();
-        if let Ok(file) = std::fs::File::open(self.process_dir(pid).join("cmdline")) {
+        let opened = std::fs::File::open(self.process_dir(pid).join("cmdline"));
+        if let Ok(file) = opened.inspect_err(files::note) {
             // A process that vanished, or took its own command line away, has none.
             let _ = io::Read::read_to_end(&mut io::Read::take(file, CMDLINE_MAX), &mut bytes);
         }

@@ -40,6 +40,8 @@ pub struct Inventory {
     pub conflicts: Vec<Conflict>,
     /// What could not be read, and why.
     pub notes: Vec<Note>,
+    /// Why interfaces or NAPI instances that are there may be missing: the look failed, not they.
+    pub incomplete: Option<String>,
 }
 
 /// The kernel.

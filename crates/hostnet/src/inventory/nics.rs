@@ -28,14 +28,24 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
     let found = match found {
         Ok(found) => found,
         Err(error) => {
-            inventory.notes.push(note("interfaces", format!("rtnetlink: {error}")));
+            let why = format!("rtnetlink: {error}");
+            inventory.incomplete = Some(format!("interfaces: {why}"));
+            inventory.notes.push(note("interfaces", why));
             return;
         }
     };
     let mut napis = match Netdev::open().and_then(|mut netdev| netdev.napis()) {
         Ok(napis) => napis,
         Err(error) => {
-            inventory.notes.push(note("NAPI instances", explain(&error)));
+            let why = if is_old(&error) {
+                "this kernel does not list them (netlink family netdev, 6.8): those with a thread are known by its name"
+                    .to_owned()
+            } else {
+                let why = format!("netlink family netdev: {error}");
+                inventory.incomplete = Some(format!("NAPI instances: {why}"));
+                why
+            };
+            inventory.notes.push(note("NAPI instances", why));
             napis_by_thread(inventory, &found)
         }
     };
@@ -60,14 +70,9 @@ fn note(about: &str, why: String) -> Note {
     Note { about: about.to_owned(), why }
 }
 
-fn explain(error: &io::Error) -> String {
-    match (error.kind(), error.raw_os_error()) {
-        (io::ErrorKind::NotFound, _) | (_, Some(libc::EOPNOTSUPP | libc::ENOENT)) => {
-            "this kernel does not list them (netlink family netdev, 6.8): those with a thread are known by its name"
-                .to_owned()
-        }
-        _ => format!("netlink family netdev: {error}"),
-    }
+/// Whether the kernel has no such family, or the family no such question.
+fn is_old(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOENT))
 }
 
 /// Before 6.8: NAPI instances that have a thread, by the interface name in the thread's name.

@@ -62,6 +62,9 @@ const SHARE: u32 = 5;
 /// again as soon as they are answered.
 const ANSWERS: usize = 8;
 
+/// From a look that failed to the next.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
 /// # Errors
@@ -219,6 +222,9 @@ impl Daemon {
             self.engine.guest_gone(&gone);
         }
         self.last_end = Instant::now();
+        if self.engine.looks_again() {
+            self.pending.get_or_insert((Event::Clock, self.last_end + LOOK_AGAIN));
+        }
     }
 
     /// Admits what guests ask for, one after the other. Who asks often waits for the answer each time, and its device process has a limit.

@@ -12,6 +12,7 @@ use serde::Serialize;
 use self::vm::VmProcess;
 use crate::conflict;
 use crate::container::{self, Names};
+use crate::files;
 use crate::host::{KernelThread, Process, Processes, Sources};
 use crate::libvirt::{self, Domain};
 use crate::model::{ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
@@ -29,10 +30,14 @@ pub struct Discovery {
     pub tenants: Vec<Tenant>,
     /// What could not be read or works against the table.
     pub problems: Vec<Problem>,
+    /// Why tenants or threads that are there may be missing: the look failed, not they.
+    pub incomplete: Option<String>,
 }
 
 /// Finds all tenants of a host. Never fails as a whole.
 pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
+    // Of an earlier look, which has told it.
+    files::exhausted();
     let mut found = Finder {
         sources,
         rules,
@@ -41,9 +46,10 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
         peers: None,
         tenants: Vec::new(),
         problems: Vec::new(),
+        unlisted: None,
     };
     found.run();
-    let Finder { mut tenants, mut problems, .. } = found;
+    let Finder { mut tenants, mut problems, unlisted, .. } = found;
     tenants.sort_by(|a, b| {
         (a.kind == Kind::Container, &a.name, a.process).cmp(&(b.kind == Kind::Container, &b.name, b.process))
     });
@@ -55,7 +61,8 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
     let conflicts = conflict::conflicts(&tenants, &rules.table());
     problems
         .extend(conflicts.into_iter().map(|(tenant, conflict)| Problem::new(tenant, ProblemKind::Conflict(conflict))));
-    Discovery { tenants, problems }
+    let incomplete = unlisted.or_else(|| files::exhausted().map(|error| format!("/proc: {error}")));
+    Discovery { tenants, problems, incomplete }
 }
 
 struct Finder<'a> {
@@ -67,6 +74,8 @@ struct Finder<'a> {
     peers: Option<Option<Peers>>,
     tenants: Vec<Tenant>,
     problems: Vec<Problem>,
+    /// Why processes could not be listed.
+    unlisted: Option<String>,
 }
 
 /// What is known of a tenant before its class is.
@@ -106,8 +115,9 @@ impl Finder<'_> {
         let processes = match Processes::read(self.sources) {
             Ok(processes) => processes,
             Err(error) => {
-                return self
-                    .problem(self.sources.proc.display().to_string(), ProblemKind::Unreadable(error.to_string()));
+                let subject = self.sources.proc.display().to_string();
+                self.unlisted = Some(format!("{subject}: {error}"));
+                return self.problem(subject, ProblemKind::Unreadable(error.to_string()));
             }
         };
         if processes.denied > 0 {
@@ -146,6 +156,7 @@ impl Finder<'_> {
             // No libvirt here, or not running yet.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return domains,
             Err(error) => {
+                files::note(&error);
                 let subject = self.sources.libvirt.display().to_string();
                 self.problem(subject, ProblemKind::Unreadable(error.to_string()));
                 return domains;
@@ -167,7 +178,10 @@ impl Finder<'_> {
                     by_pid_file.extend(Domain::of_pid_file(&name, &text));
                 }
                 (Err(error), _) if error.kind() == std::io::ErrorKind::NotFound => {}
-                (Err(error), _) => self.problem(path.display().to_string(), ProblemKind::Unreadable(error.to_string())),
+                (Err(error), _) => {
+                    files::note(&error);
+                    self.problem(path.display().to_string(), ProblemKind::Unreadable(error.to_string()));
+                }
             }
         }
         // A VM whose status file is damaged or not written yet is still libvirt's. Helpers have such files too; they are told
@@ -261,7 +275,7 @@ impl Finder<'_> {
         if !self.sources.live {
             return Vec::new();
         }
-        let peers = self.peers.get_or_insert_with(|| Peers::read().ok());
+        let peers = self.peers.get_or_insert_with(|| Peers::read().inspect_err(files::note).ok());
         let names = peers.as_ref().map(|peers| peers.of_process(pid)).unwrap_or_default();
         names.iter().map(|name| self.network.vnic(name)).collect()
     }

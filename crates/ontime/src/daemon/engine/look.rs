@@ -63,6 +63,11 @@ impl Look {
         look
     }
 
+    /// Why something that is there may be missing: who plans on this would give back what is to stay.
+    pub fn incomplete(&self) -> Option<&str> {
+        self.found.incomplete.as_deref().or(self.inventory.incomplete.as_deref())
+    }
+
     pub(super) fn replan(&mut self, journal: &Journal, caps: bool) {
         if self.intent.caps_in_force != caps {
             self.intent.caps_in_force = caps;

@@ -16,10 +16,9 @@ mod reservations;
 mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
-use ontime_hostnet::{self as hostnet, Done, Item, Journal, LiveHost, Method, Paused, Plan, Value};
+use ontime_hostnet::{self as hostnet, ConvergeError, Done, Item, Journal, LiveHost, Method, Paused, Plan, Value};
 use ontime_sched::{Refused, Settled};
 use ontime_tenants::{Discovery, PriorityTable, Rules, Sources};
 
@@ -37,6 +36,11 @@ use crate::daemon::view::{self, Owned};
 use crate::daemon::watches::Watches;
 use crate::log::Repeats;
 use crate::paths::Paths;
+
+/// A look in which something that is there may be missing.
+#[derive(Debug, thiserror::Error)]
+#[error("it could not be looked at whole: {0}; all stays as it is, and the next look is soon")]
+struct Incomplete(String);
 
 /// The daemon's state between passes.
 pub struct Engine {
@@ -62,6 +66,8 @@ pub struct Engine {
     applied: BTreeMap<String, Value>,
     state: api::State,
     errors: Vec<api::Problem>,
+    /// The last pass could not look at the whole host.
+    looks_again: bool,
     /// Knobs that the last pass could not set, and why.
     failures: BTreeMap<String, String>,
     /// For Prometheus.
@@ -100,6 +106,7 @@ impl Engine {
             applied: BTreeMap::new(),
             state: api::State::Applied,
             errors: Vec::new(),
+            looks_again: false,
             failures: BTreeMap::new(),
             metrics: Metrics::default(),
             repeats: Repeats::default(),
@@ -136,6 +143,11 @@ impl Engine {
         self.config.daemon.rescan
     }
 
+    /// Whether the last pass could not look at the whole host, and so changed nothing.
+    pub fn looks_again(&self) -> bool {
+        self.looks_again
+    }
+
     /// How long the last pass took.
     pub fn last_pass(&self) -> Duration {
         self.last_pass
@@ -149,6 +161,7 @@ impl Engine {
     pub fn pass(&mut self, reason: &str) -> hostnet::Report {
         let start = Instant::now();
         self.errors.clear();
+        self.looks_again = false;
         let report = match self.state {
             api::State::Applied => self.apply(),
             api::State::Reset => {
@@ -213,7 +226,7 @@ impl Engine {
         let mut found: Option<Discovery> = None;
         let mut discovering = Duration::ZERO;
         let host = PastPauses { host, pauses, paced: keeper.past() };
-        let result = hostnet::converge(&host, journal, |journal| -> Result<Plan, Infallible> {
+        let result = hostnet::converge(&host, journal, |journal| -> Result<Plan, Incomplete> {
             let known = Known {
                 found: found.as_ref(),
                 method: *method,
@@ -224,8 +237,12 @@ impl Engine {
                 pauses: Some(&host.pauses),
                 keeper: Some(&*keeper),
             };
-            *look = Look::at(sources, config, paths, known);
-            discovering += look.discovering;
+            let seen = Look::at(sources, config, paths, known);
+            discovering += seen.discovering;
+            if let Some(why) = seen.incomplete() {
+                return Err(Incomplete(why.to_owned()));
+            }
+            *look = seen;
             found = Some(look.found.clone());
             *watches = Watches::of(&look.plan, &look.found.tenants, &look.intent, kernel);
             let all_capped = watches.list.iter().all(|watch| capped.contains(&watch.id));
@@ -252,7 +269,8 @@ impl Engine {
         }
         self.look.discovering = discovering;
         result.unwrap_or_else(|error| {
-            self.error("journal", &error);
+            self.looks_again = matches!(error, ConvergeError::Look(_));
+            self.error(if self.looks_again { "host" } else { "journal" }, &error);
             hostnet::Report::default()
         })
     }
