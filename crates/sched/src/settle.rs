@@ -1,8 +1,8 @@
 //! Which of the declared reservations hold on this host, for the VMs that run now. Pure.
 //!
-//! In: the configuration, the tenants, the CPUs online, who had a reservation before. Out: admitted vCPUs with what the planner needs,
-//! and everybody refused with the reason. A VM is admitted whole or not at all. Who was admitted stays admitted whoever comes; among
-//! others the VM that started first is first, so a daemon that was restarted admits the same ones.
+//! In: the configuration, the tenants, the CPUs online, what held before. Out: admitted vCPUs with what the planner needs,
+//! and everybody refused with the reason. A VM is admitted whole or not at all. Who was admitted stays admitted whoever comes or goes, and
+//! stays on its CPU if it may; among others the VM that started first is first.
 //!
 //! The reserve is kept on *each* CPU, not of all together: a thread of the kernel that is bound to a CPU has nowhere else to go. The
 //! planner sees it as one more vCPU, pinned there, that nobody is.
@@ -75,6 +75,11 @@ impl Settled {
         self.vcpus.iter().map(|vcpu| vcpu.bandwidth).sum()
     }
 
+    /// The host's CPU that the plan keeps one of its vCPUs on; None if it may wrap.
+    pub fn cpu(&self, vcpu: &Reserved) -> Option<u32> {
+        self.cpus.get(usize::try_from(vcpu.home?).ok()?).copied()
+    }
+
     /// The threads.
     pub fn ids(&self) -> BTreeSet<ThreadId> {
         self.vcpus.iter().map(|vcpu| vcpu.id).collect()
@@ -82,15 +87,12 @@ impl Settled {
 }
 
 /// Settles whose reservations hold. Where what a guest asks for beside does not, its VM has what is declared, and is named all the same.
-pub fn settle(
-    config: &SchedConfig,
-    tenants: &[Tenant],
-    online: &CpuList,
-    before: &BTreeSet<ThreadId>,
-    asks: &Asks,
-) -> Settled {
+pub fn settle(config: &SchedConfig, tenants: &[Tenant], online: &CpuList, before: &Settled, asks: &Asks) -> Settled {
     let cpus: Vec<u32> =
         online.iter().filter(|cpu| config.cpus.as_ref().is_none_or(|only| only.contains(*cpu))).collect();
+    let place = |cpu: u32| (0..).zip(&cpus).find(|(_, one)| **one == cpu).map(|(at, _)| at);
+    let held: BTreeMap<ThreadId, Option<u32>> =
+        before.vcpus.iter().map(|vcpu| (vcpu.id, before.cpu(vcpu).and_then(place))).collect();
     let mut settled = Settled { cpus, reserve: config.reserve, ..Settled::default() };
     let is_rt = |tenant: &&Tenant| tenant.class != Class::Bulk;
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();
@@ -100,7 +102,7 @@ pub fn settle(
     // Any user may start a process with any name: one of class bulk has no part in a name that an RT tenant has.
     let means = |tenant: &&Tenant| config.names(&tenant.name) && (is_rt(tenant) || !names.contains_key(&*tenant.name));
     let mut order: Vec<&Tenant> = tenants.iter().filter(means).collect();
-    let is_new = |tenant: &Tenant| !tenant.threads.iter().any(|thread| before.contains(&thread.id));
+    let is_new = |tenant: &Tenant| !tenant.threads.iter().any(|thread| held.contains_key(&thread.id));
     order.sort_by_key(|tenant| (is_new(tenant), tenant.process.start_time, tenant.process.pid));
     for tenant in order {
         let several = names.get(tenant.name.as_str()).is_some_and(|count| *count > 1);
@@ -108,7 +110,7 @@ pub fn settle(
             if several {
                 return Err("several tenants have this name; give them different names".to_owned());
             }
-            let asked = asked(config, tenant, &settled.cpus, ask)?;
+            let asked = asked(config, tenant, &settled.cpus, &held, ask)?;
             admit(&mut settled, tenant, asked)
         };
         let nothing = Ask::default();
@@ -143,9 +145,17 @@ struct Asked {
     page: Option<Page>,
     /// The CPUs it may run on; None: all.
     affinity: Option<BTreeSet<u32>>,
+    /// That of these which it had.
+    home: Option<u32>,
 }
 
-fn asked(config: &SchedConfig, tenant: &Tenant, cpus: &[u32], ask: &Ask) -> Result<Vec<Asked>, String> {
+fn asked(
+    config: &SchedConfig,
+    tenant: &Tenant,
+    cpus: &[u32],
+    held: &BTreeMap<ThreadId, Option<u32>>,
+    ask: &Ask,
+) -> Result<Vec<Asked>, String> {
     if tenant.class == Class::Bulk {
         // Who may have CPU time ahead of others is decided in one place, which knows who chose the VM's name.
         return Err(
@@ -168,6 +178,8 @@ fn asked(config: &SchedConfig, tenant: &Tenant, cpus: &[u32], ask: &Ask) -> Resu
                 ));
             }
             found.insert(number);
+            let affinity = affinity(number, thread, cpus)?;
+            let had = held.get(&thread.id).copied().flatten();
             let mut one = Asked {
                 id: thread.id,
                 vcpu: number,
@@ -175,7 +187,8 @@ fn asked(config: &SchedConfig, tenant: &Tenant, cpus: &[u32], ask: &Ask) -> Resu
                 period: declared.period,
                 guest: None,
                 page: None,
-                affinity: affinity(number, thread, cpus)?,
+                home: had.filter(|home| affinity.as_ref().is_some_and(|cpus| cpus.contains(home))),
+                affinity,
             };
             if let Some(need) = ask.needs.iter().find(|need| need.vcpu == number) {
                 let most = declared.deadlines.ok_or("`deadlines` in sched.toml does not allow it any")?;
@@ -223,11 +236,10 @@ fn affinity(number: u32, thread: &TenantThread, cpus: &[u32]) -> Result<Option<B
 
 fn admit(settled: &mut Settled, tenant: &Tenant, asked: Vec<Asked>) -> Result<(), String> {
     let mut all = settled.vcpus.clone();
-    let mut wishes: Vec<Option<BTreeSet<u32>>> = settled.vcpus.iter().map(|_| None).collect();
-    // A home once given stays: moving it is harmless to its guarantee, but not to its caches.
-    for (wish, vcpu) in wishes.iter_mut().zip(&settled.vcpus) {
-        *wish = vcpu.home.map(|home| BTreeSet::from([home]));
-    }
+    // A home once given stays: moving it is harmless to its own guarantee, but not to its caches, nor to who has a home on the other CPU.
+    let only = |home: u32| BTreeSet::from([home]);
+    let mut stay: Vec<Option<BTreeSet<u32>>> = settled.vcpus.iter().map(|vcpu| vcpu.home.map(only)).collect();
+    let mut free = stay.clone();
     for one in asked {
         all.push(Reserved {
             id: one.id,
@@ -241,11 +253,12 @@ fn admit(settled: &mut Settled, tenant: &Tenant, asked: Vec<Asked>) -> Result<()
             page: one.page,
             home: None,
         });
-        wishes.push(one.affinity);
+        stay.push(one.home.map(only).or_else(|| one.affinity.clone()));
+        free.push(one.affinity);
     }
-    let count = settled.cpus.len();
-    let admitted = fit(settled.reserve, count, &all, &wishes)?;
-    let mut homes = admitted.home.into_iter().skip(count);
+    let fit = |wishes| fit(settled.reserve, &settled.cpus, &all, wishes);
+    let admitted = fit(&stay).or_else(|_| fit(&free))?;
+    let mut homes = admitted.home.into_iter().skip(settled.cpus.len());
     for vcpu in &mut all {
         vcpu.home = homes.next().flatten();
     }
@@ -254,13 +267,14 @@ fn admit(settled: &mut Settled, tenant: &Tenant, asked: Vec<Asked>) -> Result<()
     Ok(())
 }
 
-/// Admits the reserves of `count` CPUs and these vCPUs.
+/// Admits the reserves of these CPUs and these vCPUs.
 fn fit(
     reserve: Bandwidth,
-    count: usize,
+    cpus: &[u32],
     vcpus: &[Reserved],
     wishes: &[Option<BTreeSet<u32>>],
 ) -> Result<Admitted, String> {
+    let count = cpus.len();
     let number = u32::try_from(count).unwrap_or(u32::MAX);
     let name = |at: usize| vcpus.get(at).map_or_else(String::new, |one| format!("vCPU {} of {}", one.vcpu, one.tenant));
     let want = |vcpu: &Reserved, wish: &Option<BTreeSet<u32>>| Reservation {
@@ -283,10 +297,15 @@ fn fit(
     let reserves = (0..number).map(|cpu| Reservation { bandwidth: reserve, affinity: Some(BTreeSet::from([cpu])) });
     let all: Vec<Reservation> = reserves.chain(asked).collect();
     Admission::new(number, Bandwidth::ZERO).admit(&all).map_err(|refusal| match refusal {
-        Refusal::Affinity { vcpu, bandwidth } => format!(
-            "{} asks for {bandwidth} of a CPU, and no CPU that it may run on has that room; widen its pinning",
-            name(vcpu.saturating_sub(count))
-        ),
+        Refusal::Affinity { vcpu, bandwidth } => match (vcpu.checked_sub(count), cpus.get(vcpu)) {
+            (None, Some(cpu)) => format!(
+                "CPU {cpu} would have less than its reserve ({reserve} of each CPU) left; widen the pinning to it"
+            ),
+            (at, _) => format!(
+                "{} asks for {bandwidth} of a CPU, and no CPU that it may run on has that room; widen its pinning",
+                name(at.unwrap_or_default())
+            ),
+        },
         // What is left of whole CPUs is less than rounding takes.
         Refusal::Full { .. } => "it would fill the CPUs to less than the planner's rounding (10 millionths of a CPU \
                                  for each vCPU); ask for a little less"
@@ -350,28 +369,55 @@ mod tests {
     fn the_one_that_does_not_fit_is_named_and_the_others_stay() {
         let config = config(&[("a", 3_000), ("b", 4_000), ("c", 3_000), ("d", 2_000)]);
         let tenants = [vm("c", 30, 1, "0"), vm("a", 10, 1, "0"), vm("b", 20, 1, "0"), vm("d", 40, 1, "0")];
-        let settled = settle(&config, &tenants, &online(1), &BTreeSet::new(), &Asks::new());
+        let settled = settle(&config, &tenants, &online(1), &Settled::default(), &Asks::new());
         assert_eq!(who(&settled), [("a", 0), ("b", 0), ("d", 0)]);
         assert_eq!(settled.refused.len(), 1);
         assert_eq!(settled.refused[0].tenant, "c");
         assert!(settled.refused[0].why.contains("1.000 CPUs asked, 0.050 kept for bulk"), "{:?}", settled.refused);
         // d came, c had been there before it: who holds a reservation keeps it.
-        let before = settle(&config, &tenants[..1], &online(1), &BTreeSet::new(), &Asks::new()).ids();
+        let before = settle(&config, &tenants[..1], &online(1), &Settled::default(), &Asks::new());
         let settled = settle(&config, &tenants, &online(1), &before, &Asks::new());
         assert_eq!(who(&settled), [("c", 0), ("a", 0), ("d", 0)]);
         assert_eq!(settled.refused[0].tenant, "b");
     }
 
     #[test]
+    fn who_stays_has_its_cpu_when_another_ends() {
+        let three = config(&[("v1", 4_500), ("v2", 5_000), ("v3", 4_500)]);
+        let tenants = [vm("v1", 10, 1, "0-1"), vm("v2", 20, 1, "0-1"), vm("v3", 30, 1, "1")];
+        let homes = |settled: &Settled| settled.vcpus.iter().map(|vcpu| settled.cpu(vcpu)).collect::<Vec<_>>();
+        let mut settled = Settled::default();
+        for some in 1..=3 {
+            settled = settle(&three, &tenants[..some], &online(3), &settled, &Asks::new());
+        }
+        assert_eq!(homes(&settled), [Some(1), Some(0), Some(1)]);
+        let rest = settle(&three, &tenants[1..], &online(3), &settled, &Asks::new());
+        assert_eq!((homes(&rest), rest.refused), (vec![Some(0), Some(1)], vec![]));
+        // CPU 0 goes: v2 may be on 1 only, with v1 or v3.
+        let without = settle(&three, &tenants[1..], &[1, 2].into_iter().collect(), &settled, &Asks::new());
+        assert_eq!((who(&without), homes(&without)), (vec![("v2", 0)], vec![Some(1)]));
+        let why = &without.refused[0].why;
+        assert!(why.contains("CPU 1 would have less than its reserve (0.050"), "{why}");
+
+        // One that started before the other, and was declared after it.
+        let two = config(&[("x", 6_000), ("y", 5_000)]);
+        let tenants = [vm("x", 20, 1, "1"), vm("y", 10, 1, "0-1")];
+        let first = settle(&two, &tenants[..1], &online(3), &Settled::default(), &Asks::new());
+        let both = settle(&two, &tenants, &online(3), &first, &Asks::new());
+        let again = settle(&two, &tenants, &online(3), &both, &Asks::new());
+        assert_eq!(who(&again), [("y", 0), ("x", 0)]);
+    }
+
+    #[test]
     fn a_vm_is_admitted_whole_or_not_at_all_and_pins_are_honoured() {
         let config = config(&[("a", 6_000), ("b", 5_000)]);
         let tenants = [vm("a", 10, 2, "0-1"), vm("b", 20, 2, "1")];
-        let settled = settle(&config, &tenants, &online(2), &BTreeSet::new(), &Asks::new());
+        let settled = settle(&config, &tenants, &online(2), &Settled::default(), &Asks::new());
         assert_eq!(who(&settled), [("a", 0), ("a", 1)]);
         assert!(settled.refused[0].why.contains("more than the 2 there are"), "{:?}", settled.refused);
-        let settled = settle(&config, &tenants[1..], &online(2), &BTreeSet::new(), &Asks::new());
+        let settled = settle(&config, &tenants[1..], &online(2), &Settled::default(), &Asks::new());
         assert!(settled.refused[0].why.contains("vCPU 1 of b asks for 0.500"), "{:?}", settled.refused);
-        let settled = settle(&config, &tenants, &online(4), &BTreeSet::new(), &Asks::new());
+        let settled = settle(&config, &tenants, &online(4), &Settled::default(), &Asks::new());
         assert_eq!(settled.refused.len(), 1, "both vCPUs of b need CPU 1: {settled:?}");
     }
 
@@ -383,7 +429,7 @@ mod tests {
         lv.threads[0].libvirt.sched = Some(Policy::Fifo(1));
         let tenants =
             [vm("a", 10, 1, "0"), bulk, vm("twin", 40, 1, "0"), vm("twin", 50, 1, "0"), lv, vm("far", 60, 1, "7")];
-        let settled = settle(&config, &tenants, &online(2), &BTreeSet::new(), &Asks::new());
+        let settled = settle(&config, &tenants, &online(2), &Settled::default(), &Asks::new());
         assert!(settled.vcpus.is_empty(), "{settled:?}");
         let why: Vec<&str> = settled.refused.iter().map(|refused| refused.why.as_str()).collect();
         for (why, word) in
@@ -399,8 +445,8 @@ mod tests {
         let config = config(&[("a", 4_000)]);
         let asks = Asks::new();
         let (rt, impostor) = (vm("a", 10, 1, "0"), Tenant { class: Class::Bulk, ..vm("a", 5, 1, "0") });
-        let alone = settle(&config, std::slice::from_ref(&rt), &online(1), &BTreeSet::new(), &asks);
-        let beside = settle(&config, &[impostor, rt], &online(1), &alone.ids(), &asks);
+        let alone = settle(&config, std::slice::from_ref(&rt), &online(1), &Settled::default(), &asks);
+        let beside = settle(&config, &[impostor, rt], &online(1), &alone, &asks);
         assert_eq!(who(&beside), [("a", 0)]);
         assert_eq!(beside, alone);
     }
@@ -414,13 +460,13 @@ mod tests {
             |vcpu, budget| GuestNeed { vcpu, budget: Nanos::from_micros(budget), period: Nanos::from_millis(20) };
         let settled = |vm: &str, needs: Vec<GuestNeed>| {
             let asks = Asks::from([(vm.to_owned(), Ask { needs, page: None })]);
-            settle(&config, &tenants, &online(1), &BTreeSet::new(), &asks)
+            settle(&config, &tenants, &online(1), &Settled::default(), &asks)
         };
         let fits = settled("a", vec![need(0, 6_000)]);
         assert!(fits.refused.is_empty(), "{fits:?}");
         assert_eq!(fits.vcpus[0].guest, Some(need(0, 6_000)));
         assert_eq!((fits.vcpus[0].period, fits.vcpus[0].budget.0 / 1_000), (Nanos::from_micros(2_500), 1_143));
-        assert_eq!(settled("a", vec![]), settle(&config, &tenants, &online(1), &BTreeSet::new(), &Asks::new()));
+        assert_eq!(settled("a", vec![]), settle(&config, &tenants, &online(1), &Settled::default(), &Asks::new()));
         for (vm, needs, why) in [
             ("a", vec![need(0, 14_000)], "`deadlines` in sched.toml allows it 0.700"),
             ("b", vec![need(0, 1_000)], "does not allow it any"),
@@ -441,14 +487,14 @@ mod tests {
     fn a_cpu_that_goes_offline_takes_the_reservation_that_does_not_fit_and_gives_it_back() {
         let config = config(&[("a", 6_000), ("b", 5_000)]);
         let tenants = [vm("a", 10, 1, "0-1"), vm("b", 20, 1, "0-1")];
-        let both = settle(&config, &tenants, &online(2), &BTreeSet::new(), &Asks::new());
+        let both = settle(&config, &tenants, &online(2), &Settled::default(), &Asks::new());
         assert_eq!(who(&both), [("a", 0), ("b", 0)]);
-        let one = settle(&config, &tenants, &online(1), &both.ids(), &Asks::new());
+        let one = settle(&config, &tenants, &online(1), &both, &Asks::new());
         assert_eq!((who(&one), one.cpus.as_slice()), (vec![("a", 0)], &[0][..]));
         assert_eq!(one.refused[0].tenant, "b");
-        assert_eq!(settle(&config, &tenants, &online(2), &one.ids(), &Asks::new()), both);
+        assert_eq!(settle(&config, &tenants, &online(2), &one, &Asks::new()), both);
         // A number in the middle that goes: the planner's numbers are still 0 and 1.
-        let gap = settle(&config, &tenants, &[0, 2].into_iter().collect(), &both.ids(), &Asks::new());
+        let gap = settle(&config, &tenants, &[0, 2].into_iter().collect(), &both, &Asks::new());
         assert_eq!((gap.vcpus.len(), gap.cpus.as_slice()), (1, &[0, 2][..]), "both are pinned to 0-1: {gap:?}");
     }
 
@@ -456,7 +502,7 @@ mod tests {
     fn with_no_cpu_left_everybody_is_refused() {
         let mut config = config(&[("a", 100)]);
         config.cpus = Some([9].into_iter().collect());
-        let settled = settle(&config, &[vm("a", 10, 1, "0")], &online(1), &BTreeSet::new(), &Asks::new());
+        let settled = settle(&config, &[vm("a", 10, 1, "0")], &online(1), &Settled::default(), &Asks::new());
         assert!(settled.vcpus.is_empty() && settled.refused.len() == 1, "{settled:?}");
     }
 }

@@ -26,6 +26,8 @@ pub struct Keeper {
     kind: BackendKind,
     backend: Box<dyn Backend>,
     held: Held,
+    /// What holds since the last [`Keeper::set`].
+    before: Settled,
     /// Why nothing is kept although it is configured.
     off: Option<String>,
     /// What guests ask for beside what is declared.
@@ -61,7 +63,14 @@ impl Keeper {
             BackendKind::Paced => Box::new(Paced::new(Places::of(table, config.beyond), table.pacer())),
             BackendKind::Deadline => Box::<Deadline>::default(),
         };
-        Self { kind: config.backend, backend, held: Rc::default(), off: None, asks: Asks::new() }
+        Self {
+            kind: config.backend,
+            backend,
+            held: Rc::default(),
+            before: Settled::default(),
+            off: None,
+            asks: Asks::new(),
+        }
     }
 
     /// Whether the other one's back end would do the same.
@@ -97,13 +106,7 @@ impl Keeper {
             None => None,
         };
         let Some(why) = why else {
-            return settle(
-                config,
-                tenants,
-                &online.iter().collect(),
-                &self.held.borrow().keys().copied().collect(),
-                &self.asks,
-            );
+            return settle(config, tenants, &online.iter().collect(), &self.before, &self.asks);
         };
         let refuse = |tenant: &Tenant| Refused { tenant: tenant.name.clone(), why: why.clone() };
         let named = |tenant: &&Tenant| config.reservations.iter().any(|declared| declared.name == tenant.name);
@@ -122,6 +125,7 @@ impl Keeper {
         }
         let stay = settled.ids();
         self.held.borrow_mut().retain(|id, _| stay.contains(id));
+        self.before.vcpus.retain(|vcpu| stay.contains(&vcpu.id));
     }
 
     /// Looks after exactly these, which the plan has placed. False: it cannot, and they are to be placed as if nothing were reserved.
@@ -132,6 +136,7 @@ impl Keeper {
         match self.backend.set(settled) {
             Ok(()) => {
                 *self.held.borrow_mut() = self.places(settled);
+                self.before = settled.clone();
                 true
             }
             Err(error) => {
@@ -145,6 +150,7 @@ impl Keeper {
         tracing::error!("{why}");
         self.off = Some(format!("{why}; correct it and reload the configuration"));
         self.held.borrow_mut().clear();
+        self.before = Settled::default();
     }
 
     /// Why nothing is kept although it is configured.

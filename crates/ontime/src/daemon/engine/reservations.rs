@@ -157,7 +157,7 @@ impl Engine {
                     .guest
                     .map(|need| api::Guest { budget_us: micros(need.budget.0), period_us: micros(need.period.0) }),
                 tasks: vcpu.page.iter().flat_map(|page| page.tasks(vcpu.vcpu)).map(guest_task).collect(),
-                cpu: vcpu.home.and_then(|home| settled.cpus.get(usize::try_from(home).ok()?).copied()),
+                cpu: settled.cpu(vcpu),
                 place: standing.map(|(place, _)| place_name(*place).to_owned()),
                 deadline_in_us: standing.map(|(_, deadline)| micros(deadline.saturating_sub(now))),
                 ran_seconds: used.ran as f64 / 1e9,
