@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use ontime_plan::Nanos;
 use ontime_plan::simulate::Options;
+use ontime_plan::{Bandwidth, Nanos};
 
 use self::picture::Picture;
 use self::report::{Placed, Report};
@@ -73,8 +73,15 @@ fn seconds(text: &str) -> Result<Nanos, String> {
 pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
     let mut plan = file::load(&args.file)?;
     plan.cpus = args.cpus.unwrap_or(plan.cpus);
+    anyhow::ensure!(
+        plan.reserve <= Bandwidth::cpus(plan.cpus as usize),
+        "{}: bulk-reserve = {} is more than --cpus {}; ask for more CPUs, or keep less for bulk",
+        args.file.display(),
+        plan.reserve,
+        plan.cpus
+    );
     let (placed, refused) = report::place(&plan, args.hosts as usize);
-    let mut report = report::report(&plan, &placed, &refused);
+    let mut report = report::report(&plan, &placed, refused);
     let names = plan.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
     let drawn = simulate(args, &placed, &mut report, names)?;
     let mut out = std::io::stdout().lock();
@@ -135,7 +142,7 @@ fn print(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
         report.needed_cpus, report.reserved_cpus, report.cpus_per_host, report.bulk_reserve_cpus
     )?;
     for refused in &report.refused {
-        writeln!(out, "  no place for {}: {}", table::visible(&refused.tenant), refused.why)?;
+        writeln!(out, "  no place for {}: {}", table::visible(&refused.tenant), table::visible(&refused.why))?;
     }
     for note in &report.notes {
         writeln!(out, "  note: {}", table::visible(note))?;

@@ -74,6 +74,50 @@ fn what_does_not_fit_is_told_why_and_more_cpus_or_hosts_help() {
 }
 
 #[test]
+fn a_refusal_names_the_vcpu_by_its_tenant() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.toml");
+    let said = |text: &str, args: &[&str]| {
+        std::fs::write(&path, text).unwrap();
+        let out = plan(path.to_str().unwrap(), args);
+        String::from_utf8([out.stdout, out.stderr].concat()).unwrap()
+    };
+    let tenant = |name: &str, slice: u32, copies: u32, cpus: &str| {
+        format!(
+            "[[tenant]]\nname = \"{name}\"\n{cpus}rta = [{{ slice = \"{slice}ms\", period = \"10ms\", copies = {copies} }}]\n"
+        )
+    };
+    let own = ["[host]\ncpus = 3\n".to_owned(), tenant("a", 7, 2, ""), tenant("b", 6, 2, "cpus = [0]\n")].concat();
+    assert!(said(&own, &[]).contains("no place for b: vCPU 1 asks for 0.600"), "{}", said(&own, &[]));
+    let other = [
+        "[host]\ncpus = 2\nbulk-reserve = 0.4\n".to_owned(),
+        tenant("a", 6, 1, "cpus = [0, 1]\n"),
+        tenant("b", 5, 1, "cpus = [0]\n"),
+        tenant("c", 5, 1, "cpus = [1]\n"),
+    ]
+    .concat();
+    let text = said(&other, &[]);
+    assert!(text.contains("no place for c: beside it") && text.contains("0.600 of vCPU 0 of a;"), "{text}");
+    let few = said(&other.replace("0.4", "1.5"), &["--cpus", "1"]);
+    assert!(few.contains("bulk-reserve = 1.500 is more than --cpus 1"), "{few}");
+}
+
+#[test]
+fn a_vcpu_that_no_slack_covers_is_not_hidden_by_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.toml");
+    let rta = |slice: &str, period: &str| format!("{{ slice = \"{slice}\", period = \"{period}\" }}");
+    let text = format!(
+        "[host]\ncpus = 4\n[[tenant]]\nname = \"a\"\nrta = [{}, {}]\n",
+        rta("400us", "500us"),
+        rta("5ms", "10ms")
+    );
+    std::fs::write(&path, text).unwrap();
+    let out = String::from_utf8(plan(path.to_str().unwrap(), &[]).stdout).unwrap();
+    assert!(out.contains("a period of a is too short for any slack to cover that"), "{out}");
+}
+
+#[test]
 fn the_picture_is_well_formed_and_says_simulation() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("schedule.svg");

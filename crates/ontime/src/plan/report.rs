@@ -134,7 +134,7 @@ pub struct Placed {
 }
 
 /// Puts each tenant on one host: the largest first, each on the fullest that admits it.
-pub fn place(plan: &Plan, hosts: usize) -> (Vec<Placed>, Vec<(usize, Refusal)>) {
+pub fn place(plan: &Plan, hosts: usize) -> (Vec<Placed>, Vec<Refused>) {
     let host = Admission::new(plan.cpus, plan.reserve);
     let empty = || host.admit(&[]).ok().map(|admitted| Placed { tenants: Vec::new(), vcpus: Vec::new(), admitted });
     let mut placed: Vec<Placed> = (0..hosts).filter_map(|_| empty()).collect();
@@ -143,7 +143,7 @@ pub fn place(plan: &Plan, hosts: usize) -> (Vec<Placed>, Vec<(usize, Refusal)>) 
     let mut refused = Vec::new();
     for (index, tenant) in order {
         placed.sort_by_key(|host| std::cmp::Reverse(host.admitted.total));
-        let mut why = None;
+        let mut why = "there is no host".to_owned();
         let taken = placed.iter_mut().any(|on| {
             let mut asked: Vec<Reservation> = on.vcpus.iter().map(|(_, vcpu)| vcpu.into()).collect();
             asked.extend(tenant.vcpus.iter().map(Reservation::from));
@@ -155,22 +155,33 @@ pub fn place(plan: &Plan, hosts: usize) -> (Vec<Placed>, Vec<(usize, Refusal)>) 
                     true
                 }
                 Err(refusal) => {
-                    why = Some(refusal);
+                    why = told(plan, on, refusal);
                     false
                 }
             }
         });
-        if let Some(why) = why.filter(|_| !taken) {
-            refused.push((index, why));
-        } else if !taken {
-            refused.push((index, Refusal::Full { total: tenant.bandwidth(), reserve: plan.reserve, cpus: 0 }));
+        if !taken {
+            refused.push(Refused { tenant: tenant.name.clone(), why });
         }
     }
     (placed, refused)
 }
 
+/// Why one more tenant was refused, with numbers of vCPUs as in their tenant: its own come after all that are on the host.
+fn told(plan: &Plan, on: &Placed, refusal: Refusal) -> String {
+    let Refusal::Affinity { vcpu: place, bandwidth } = refusal else { return refusal.to_string() };
+    let Some((of, _)) = on.vcpus.get(place) else {
+        return Refusal::Affinity { vcpu: place.saturating_sub(on.vcpus.len()), bandwidth }.to_string();
+    };
+    let vcpu = on.vcpus.iter().take(place).filter(|(other, _)| other == of).count();
+    let name = plan.tenants.get(*of).map_or("", |tenant| &tenant.name);
+    format!(
+        "beside it no CPU of its affinity would have room for the {bandwidth} of vCPU {vcpu} of {name}; widen the affinity of either"
+    )
+}
+
 /// The whole report, but for simulations.
-pub fn report(plan: &Plan, placed: &[Placed], refused: &[(usize, Refusal)]) -> Report {
+pub fn report(plan: &Plan, placed: &[Placed], refused: Vec<Refused>) -> Report {
     let tenants: Vec<TenantReport> = plan.tenants.iter().map(tenant_report).collect();
     let name = |index: usize| plan.tenants.get(index).map_or_else(String::new, |tenant| tenant.name.clone());
     let reserve = plan.reserve.as_f64();
@@ -187,7 +198,7 @@ pub fn report(plan: &Plan, placed: &[Placed], refused: &[(usize, Refusal)]) -> R
         needed_cpus: plan.tenants.iter().map(Tenant::need).sum::<Bandwidth>().as_f64(),
         reserved_cpus: plan.tenants.iter().map(Tenant::bandwidth).sum::<Bandwidth>().as_f64(),
         hosts: placed.iter().map(host).collect(),
-        refused: refused.iter().map(|(index, why)| Refused { tenant: name(*index), why: why.to_string() }).collect(),
+        refused,
         compositional: compositional(&tenants, unit(&plan.tenants)),
         notes: notes(plan),
         tenants,
@@ -253,10 +264,11 @@ fn notes(plan: &Plan) -> Vec<String> {
     let mut tenants = plan.tenants.iter().filter(thin);
     let Some(first) = tenants.next() else { return Vec::new() };
     let others = tenants.count();
-    let enough = first.vcpus.iter().map(Vcpu::slack_for_all).max().flatten();
+    let enough = first.vcpus.iter().map(Vcpu::slack_for_all).collect::<Option<Vec<_>>>();
+    let enough = enough.and_then(|all| all.into_iter().max());
     let whose = if others == 0 { first.name.clone() } else { format!("{} and {others} more", first.name) };
     let remedy = enough.map_or_else(
-        || "its period is too short for any slack to cover that".to_owned(),
+        || format!("a period of {} is too short for any slack to cover that", first.name),
         |enough| format!("a slack of {enough} covers that for {}", first.name),
     );
     vec![format!("{whose}: a deadline less than 250 us from another's may be missed, by less than that; {remedy}")]
