@@ -209,9 +209,9 @@ pub enum What {
         /// The vCPU's number in its VM.
         vcpu: u32,
     },
-    /// Not a tracepoint: this CPU's ring lost events before this moment.
+    /// Not a tracepoint: where a gap in this CPU's events begins, and again where it ends.
     Lost {
-        /// How many, at least.
+        /// How many events are missing from here on, at least; 0 at the gap's end.
         count: u64,
     },
 }

@@ -12,6 +12,8 @@ const IN_FLIGHT: u64 = 2_000_000;
 #[derive(Debug, Default)]
 pub struct Merger {
     pending: Vec<Event>,
+    /// Events from before this were handed out, ns.
+    horizon: u64,
 }
 
 impl Merger {
@@ -25,12 +27,18 @@ impl Merger {
         self.up_to(read_at.saturating_sub(IN_FLIGHT))
     }
 
+    /// The earliest time, ns, at which an event may still be added.
+    pub fn horizon(&self) -> u64 {
+        self.horizon
+    }
+
     /// Everything: nothing more is being written.
     pub fn rest(&mut self) -> Vec<Event> {
         self.up_to(u64::MAX)
     }
 
     fn up_to(&mut self, horizon: u64) -> Vec<Event> {
+        self.horizon = self.horizon.max(horizon);
         // Stable: events of one CPU with one time stay as they were.
         self.pending.sort_by_key(|event| event.time);
         let later = self.pending.split_off(self.pending.partition_point(|event| event.time < horizon));

@@ -193,8 +193,45 @@ const RINGS: u32 = 512 * 1_024;
 /// One CPU's ring.
 #[derive(Debug)]
 struct Ring {
-    cpu: u32,
     file: File,
+    reach: Reach,
+}
+
+/// How far a CPU's ring was read.
+#[derive(Debug)]
+struct Reach {
+    cpu: u32,
+    /// The last record's time; before any, when tracing began; ns.
+    last: u64,
+    /// Records after that were lost, and none was read since.
+    gap: bool,
+}
+
+impl Reach {
+    /// A page's events. A gap before them is told where it begins, but not before the `horizon` up to which events were handed out already, and
+    /// where it ends: whatever other CPUs say of the time between lacks what this one did.
+    fn events(
+        &mut self,
+        page: Page<'_>,
+        horizon: u64,
+        mut decode: impl FnMut(u64, &[u8]) -> Option<Event>,
+    ) -> Vec<Event> {
+        let cpu = self.cpu;
+        let lost = |time, count| Event { time, cpu, pid: 0, what: What::Lost { count } };
+        let mut events = Vec::new();
+        if page.lost() > 0 {
+            events.push(lost(self.last.max(horizon), page.lost()));
+            self.gap = true;
+        }
+        for (time, record) in page {
+            if std::mem::take(&mut self.gap) {
+                events.push(lost(time, 0));
+            }
+            self.last = time;
+            events.extend(decode(time, record));
+        }
+        events
+    }
 }
 
 /// A running trace.
@@ -240,7 +277,7 @@ impl Session {
                 .custom_flags(nonblocking)
                 .open(&path)
                 .map_err(failed("opening", &path))?;
-            rings.push(Ring { cpu: *cpu, file });
+            rings.push(Ring { file, reach: Reach { cpu: *cpu, last: now(), gap: false } });
         }
         let mut session = Self {
             rings,
@@ -291,7 +328,7 @@ impl Session {
     /// # Errors
     /// Those of the kernel.
     pub fn rewatch(&mut self, watch: &Watch) -> Result<(), TraceError> {
-        let new = watch.cpus.iter().filter(|cpu| !self.rings.iter().any(|ring| ring.cpu == **cpu));
+        let new = watch.cpus.iter().filter(|cpu| !self.rings.iter().any(|ring| ring.reach.cpu == **cpu));
         let new: Vec<String> = new.map(ToString::to_string).collect();
         let note = format!("the path now uses CPUs that are not traced ({}): start again to see them", new.join(", "));
         if !new.is_empty() && !self.notes.contains(&note) {
@@ -348,18 +385,13 @@ impl Session {
                     self.undecoded += 1;
                     continue;
                 };
-                let lost = page.lost();
-                let mut events = Vec::new();
-                for (time, record) in page {
+                let cpu = ring.reach.cpu;
+                let events = ring.reach.events(page, self.merger.horizon(), |time, record| {
                     self.seen += 1;
-                    if lost > 0 && events.is_empty() {
-                        events.push(Event { time, cpu: ring.cpu, pid: 0, what: What::Lost { count: lost } });
-                    }
-                    match self.decoder.decode(time, ring.cpu, record) {
-                        Some(event) => events.push(event),
-                        None => self.undecoded += 1,
-                    }
-                }
+                    let event = self.decoder.decode(time, cpu, record);
+                    self.undecoded += u64::from(event.is_none());
+                    event
+                });
                 self.merger.add(events);
                 pages += 1;
                 if pages == PAGES {
@@ -369,5 +401,35 @@ impl Session {
             }
         }
         Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One record of a word each 10 ns; `lost` of them before.
+    fn page(time: u64, records: usize, lost: u32) -> Vec<u8> {
+        let missed = if lost > 0 { 3_u64 << 30 } else { 0 };
+        let mut bytes = [time.to_ne_bytes(), ((8 * records as u64) | missed).to_ne_bytes()].concat();
+        let words = [1 | 10 << 5, 0].repeat(records).into_iter().chain([lost, 0]);
+        bytes.extend(words.flat_map(u32::to_ne_bytes));
+        bytes
+    }
+
+    #[test]
+    fn a_gap_is_told_where_it_begins_and_where_it_ends() {
+        let mut reach = Reach { cpu: 3, last: 50, gap: false };
+        let mut read = |bytes: Vec<u8>, horizon| {
+            let decode = |time, _: &[u8]| Some(Event { time, cpu: 3, pid: 1, what: What::KvmEntry });
+            let events = reach.events(Page::new(&bytes).unwrap(), horizon, decode);
+            events.iter().map(|event| (event.time, event.what)).collect::<Vec<_>>()
+        };
+        let (run, lost) = (What::KvmEntry, |count| What::Lost { count });
+        assert_eq!(read(page(100, 2, 7), 0), [(50, lost(7)), (110, lost(0)), (110, run), (120, run)]);
+        assert_eq!(read(page(130, 1, 0), 0), [(140, run)]);
+        // What was handed out cannot be taken back; a page without a record tells its gap all the same.
+        assert_eq!(read(page(900, 0, 2), 500), [(500, lost(2))]);
+        assert_eq!(read(page(990, 1, 0), 500), [(1_000, lost(0)), (1_000, run)]);
     }
 }
