@@ -80,6 +80,14 @@ impl Settled {
         self.cpus.get(usize::try_from(vcpu.home?).ok()?).copied()
     }
 
+    /// Refuses each VM with a vCPU that is not `held`, whole.
+    pub fn keep_only(&mut self, held: impl Fn(ThreadId) -> bool, why: &str) {
+        let unheld = self.vcpus.iter().filter(|vcpu| !held(vcpu.id));
+        let refused: BTreeSet<String> = unheld.map(|vcpu| vcpu.tenant.clone()).collect();
+        self.vcpus.retain(|vcpu| !refused.contains(&vcpu.tenant));
+        self.refused.extend(refused.into_iter().map(|tenant| Refused { tenant, why: why.to_owned() }));
+    }
+
     /// The threads.
     pub fn ids(&self) -> BTreeSet<ThreadId> {
         self.vcpus.iter().map(|vcpu| vcpu.id).collect()
@@ -419,6 +427,17 @@ mod tests {
         assert!(settled.refused[0].why.contains("vCPU 1 of b asks for 0.500"), "{:?}", settled.refused);
         let settled = settle(&config, &tenants, &online(4), &Settled::default(), &Asks::new());
         assert_eq!(settled.refused.len(), 1, "both vCPUs of b need CPU 1: {settled:?}");
+    }
+
+    #[test]
+    fn a_vm_with_a_vcpu_that_cannot_be_had_is_refused_whole() {
+        let tenants = [vm("a", 10, 2, "0-1"), vm("b", 20, 2, "0-1")];
+        let mut settled =
+            settle(&config(&[("a", 1_000), ("b", 1_000)]), &tenants, &online(2), &Settled::default(), &Asks::new());
+        let lost = settled.vcpus[1].id;
+        settled.keep_only(|id| id != lost, "no room");
+        assert_eq!(who(&settled), [("b", 0), ("b", 1)]);
+        assert_eq!(settled.refused, [Refused { tenant: "a".to_owned(), why: "no room".to_owned() }]);
     }
 
     #[test]

@@ -106,6 +106,11 @@ impl Guardian {
         self.place
     }
 
+    /// What it answers for now.
+    pub fn charged(&self) -> &Charge {
+        &self.last
+    }
+
     /// Its process number.
     pub fn pid(&self) -> u32 {
         self.child.id()

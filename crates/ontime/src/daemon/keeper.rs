@@ -88,6 +88,11 @@ impl Keeper {
         self.kind
     }
 
+    /// Whether its back end moves those whom it looks after.
+    pub fn moves(&self) -> bool {
+        self.backend.places().is_some()
+    }
+
     /// For reading policies from now on.
     pub fn past(&self) -> Past {
         Past { places: self.backend.places(), held: Rc::clone(&self.held) }

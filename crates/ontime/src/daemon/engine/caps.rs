@@ -53,7 +53,7 @@ impl Engine {
             false
         });
         self.follow_interrupts();
-        let complete = complete && self.look.settled.vcpus.is_empty();
+        let complete = complete && self.look.intent.reserved.is_empty();
         let intent = Intent { caps_in_force: complete, ..self.look.intent.clone() };
         let (plan, _) = planned(&self.look.inventory, &intent, Some(&self.journal));
         let charge = self.charge_for(&plan);
@@ -101,7 +101,7 @@ impl Engine {
         }
     }
 
-    fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
+    pub(super) fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
         let place = match self.table().watcher() {
             Policy::Fifo(priority) => Policy::Fifo(priority.saturating_add(1).min(99)),
             other => other,

@@ -4,8 +4,9 @@
 //! The order within a pass is what makes it safe:
 //! 1. threads that are no longer to be capped are released, so that only the planner places them;
 //! 2. the plan is applied, with the kernel's protections on if a thread is to come to real-time priority that is not capped yet;
-//! 3. vCPUs with reserved CPU time are kept to it (`keeper`), every other thread at real-time priority is capped;
-//! 4. the guardian learns what to put back;
+//! 3. vCPUs with reserved CPU time are kept to it (`keeper`), if their originals are kept and the guardian has learned them; every
+//!    other thread at real-time priority is capped;
+//! 4. the guardian learns what else to put back;
 //! 5. only then, and only if every thread is capped, do protections go off. They stay on where CPU time is reserved: the reserve is at
 //!    least what they give to others, so that they never have to.
 
@@ -193,6 +194,7 @@ impl Engine {
         let paused = self.paused();
         let before = std::mem::take(&mut self.applied);
         let mut report = self.converge(&paused);
+        self.before_pacing();
         if !self.keeper.set(&self.look.settled) {
             let again = self.converge(&paused);
             add_new(&mut report, again);

@@ -11,19 +11,38 @@ use ontime_tenants::{Policy, ThreadId};
 
 use super::Engine;
 use crate::api;
+use crate::daemon::guardian::Charge;
 use crate::daemon::keeper::Keeper;
 
 impl Engine {
-    /// The threads that a back end moves, and their originals.
+    /// Of the threads that a back end moves, or is about to: their originals, as far as they are kept.
     pub(super) fn paced_originals(&self) -> Vec<(ThreadId, Policy)> {
-        let past = self.keeper.past();
+        if !self.keeper.moves() {
+            return Vec::new();
+        }
+        let paced = self.look.settled.ids();
         let of = |entry: &ontime_hostnet::Original| match (&entry.knob, &entry.value) {
-            (Knob::ThreadPolicy { thread, .. }, Value::Policy(original)) if past.moves(*thread) => {
+            (Knob::ThreadPolicy { thread, .. }, Value::Policy(original)) if paced.contains(thread) => {
                 Some((*thread, *original))
             }
             _ => None,
         };
         self.journal.entries().iter().filter_map(of).collect()
+    }
+
+    /// Pacers are about to have threads: only such whose originals are kept, and the guardian has these.
+    pub(super) fn before_pacing(&mut self) {
+        let paced = self.paced_originals();
+        if self.keeper.moves() {
+            let kept: BTreeSet<ThreadId> = paced.iter().map(|(id, _)| *id).collect();
+            let why = "its vCPUs' original policies could not be kept, see `journal`; the next pass tries again";
+            self.look.settled.keep_only(|id| kept.contains(&id), why);
+        }
+        let last = self.guardian.as_ref().map(|guardian| guardian.charged().clone()).unwrap_or_default();
+        if paced != last.paced {
+            // Where it cannot be told, `cap` says so, which charges it with everything.
+            let _ = self.charge(Charge { paced, ..last });
+        }
     }
 
     /// The daemon ends, and the pacers with it: without them a vCPU at their places keeps others waiting.
@@ -113,14 +132,12 @@ impl Engine {
         }
         let placed = self.keeper.places(&settled) == self.keeper.places(&self.look.settled);
         self.look.settled = settled;
-        let kept = if placed {
-            self.keeper.set(&self.look.settled)
-        } else {
+        // Whom nobody looks after any more is to be placed at once, too.
+        if !placed || !self.keeper.set(&self.look.settled) {
             self.pass("guests");
-            self.keeper.off().is_none()
-        };
+        }
         self.account_reservations();
-        if kept { Ok(()) } else { Err(self.keeper.off().unwrap_or("they cannot be kept").to_owned()) }
+        self.keeper.off().map_or(Ok(()), |why| Err(why.to_owned()))
     }
 
     /// For Prometheus.
