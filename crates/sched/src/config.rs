@@ -18,6 +18,9 @@ use crate::backend::BackendKind;
 /// The shortest and longest period of a reservation: two slices, which take some changes of policy each, have to fit.
 const PERIODS: std::ops::RangeInclusive<Nanos> = Nanos(2 * SLICE_MIN.0)..=Nanos::from_millis(1_000);
 
+/// The shortest period that a guest may ask for where nothing is said and its declared one is longer.
+const DEADLINE_PERIOD: Nanos = Nanos::from_millis(4);
+
 /// What of each CPU is kept for everybody else where nothing is said, in millionths: what the kernel's own protections leave.
 const RESERVE_PPM: u64 = 50_000;
 
@@ -47,6 +50,8 @@ pub struct Declared {
     pub vcpus: Option<BTreeSet<u32>>,
     /// The most that the guest's deadline tasks may have of each vCPU beside it; None: the guest is not asked.
     pub deadlines: Option<Bandwidth>,
+    /// The shortest period that these may ask for: everybody's slices end with it.
+    pub deadline_period: Nanos,
     place: Place,
 }
 
@@ -98,6 +103,7 @@ struct Entry {
     slack: Option<Nanos>,
     vcpus: Option<BTreeSet<u32>>,
     deadlines: Option<f64>,
+    deadline_period: Option<Nanos>,
 }
 
 impl SchedConfig {
@@ -141,7 +147,7 @@ impl SchedConfig {
 
     fn declared(&self, text: &Text, entry: &Spanned<Entry>, slack: Nanos) -> Result<Declared, ConfigError> {
         let refuse = |what: String| text.error(&entry.span(), what);
-        let Entry { name, budget, period, slack: own, vcpus, deadlines } = entry.get_ref();
+        let Entry { name, budget, period, slack: own, vcpus, deadlines, deadline_period } = entry.get_ref();
         if !PERIODS.contains(period) {
             let (least, most) = PERIODS.into_inner();
             return Err(refuse(format!("`{name}`: a period of {period} is not between {least} and {most}")));
@@ -167,6 +173,13 @@ impl SchedConfig {
             // To the millionth of a CPU; the range was checked.
             most => most.map(|most| Bandwidth::ppm((most * 1e6).round() as u64)),
         };
+        let deadline_period = deadline_period.unwrap_or(DEADLINE_PERIOD.min(*period));
+        if !PERIODS.contains(&deadline_period) {
+            let (least, most) = PERIODS.into_inner();
+            return Err(refuse(format!(
+                "`{name}`: deadline-period {deadline_period} is not between {least} and {most}"
+            )));
+        }
         Ok(Declared {
             name: name.clone(),
             budget: bandwidth.of(*period),
@@ -174,6 +187,7 @@ impl SchedConfig {
             bandwidth,
             vcpus: vcpus.clone(),
             deadlines,
+            deadline_period,
             place: text.place(entry.span().start),
         })
     }
@@ -241,6 +255,7 @@ mod tests {
             (one("budget = \"1us\"\nperiod = \"100us\""), 2, "not between 500 us and 1000 ms"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpus = []"), 2, "names none"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\ndeadlines = 1.5"), 2, "0.001 to 1"),
+            (one("budget = \"1ms\"\nperiod = \"10ms\"\ndeadline-period = \"2us\""), 2, "deadline-period 2 us is not"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpu = [0]"), 6, "did you mean `vcpus`?"),
             (twice, 7, "sched.toml:2:1"),
         ] {

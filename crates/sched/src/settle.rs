@@ -209,6 +209,12 @@ fn asked(
                         need.budget, need.period
                     ));
                 }
+                if need.period < declared.deadline_period {
+                    return Err(format!(
+                        "vCPU {number} asks for a period of {}, and `deadline-period` in sched.toml allows {} at the least",
+                        need.period, declared.deadline_period
+                    ));
+                }
                 one.bandwidth = one.bandwidth + more;
                 one.period = one.period.min(period);
                 one.guest = Some(*need);
@@ -489,6 +495,11 @@ mod tests {
         for (vm, needs, why) in [
             ("a", vec![need(0, 14_000)], "`deadlines` in sched.toml allows it 0.700"),
             ("b", vec![need(0, 1_000)], "does not allow it any"),
+            (
+                "a",
+                vec![GuestNeed { budget: Nanos(10_000), period: Nanos::from_millis(3), ..need(0, 0) }],
+                "asks for a period of 3 ms, and `deadline-period` in sched.toml allows 4 ms at the least",
+            ),
             ("a", vec![need(1, 1_000)], "vCPU 1 has no reservation"),
             ("a", vec![GuestNeed { budget: Nanos(2), period: Nanos(1), ..need(0, 0) }], "more than a CPU"),
         ] {
