@@ -2,6 +2,9 @@
 /*
  * Sending and receiving. Small messages travel in the call; larger ones go straight between the host's socket and the
  * application's pages, a chunk a call (one copy). A blocking call waits in the device: its completion is the result.
+ *
+ * A device that has gone silent may still use the pages it was given: so these are pinned. What cannot be (a splice, buffers
+ * registered with io_uring) goes through memory of the call's own.
  */
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
@@ -15,7 +18,21 @@
 /* Calls with these never wait, on the host either. */
 #define RECV_AT_ONCE (MSG_OOB | MSG_ERRQUEUE)
 
-/* A datagram that is too scattered for one call. */
+static bool io_gathered(struct sock *sk, struct ontime_rpc *rpc, struct iov_iter *iter)
+{
+	if (!iov_iter_extract_will_pin(iter))
+		return true;
+	/* A datagram that is too scattered for one call. */
+	return sk->sk_type == SOCK_DGRAM && iov_iter_npages(iter, rpc->chan->pages_max + 1) > rpc->chan->pages_max;
+}
+
+/* No datagram is longer; of a stream, what can be allocated where memory is fragmented. */
+static size_t io_gather_max(struct sock *sk, struct ontime_rpc *rpc)
+{
+	return min_t(size_t, rpc->chan->bytes_max,
+		     sk->sk_type == SOCK_DGRAM ? U16_MAX + 1 : PAGE_SIZE << PAGE_ALLOC_COSTLY_ORDER);
+}
+
 static int io_gather(struct ontime_rpc *rpc, size_t length)
 {
 	rpc->gathered = kmalloc(length, GFP_KERNEL);
@@ -25,11 +42,6 @@ static int io_gather(struct ontime_rpc *rpc, size_t length)
 	sg_init_one(rpc->pages.sgl, rpc->gathered, length);
 	rpc->pages.nents = 1;
 	return 0;
-}
-
-static bool io_scattered(struct sock *sk, struct ontime_rpc *rpc, struct iov_iter *iter)
-{
-	return sk->sk_type == SOCK_DGRAM && iov_iter_npages(iter, rpc->chan->pages_max + 1) > rpc->chan->pages_max;
 }
 
 /* An error behind bytes that were moved: they are this call's result, it is the next one's. The host has forgotten it. */
@@ -68,9 +80,10 @@ static int send_data(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 		rpc->out_small = *chunk;
 		return copy_from_iter_full(ontime_rpc_out(rpc), *chunk, iter) ? 0 : -EFAULT;
 	}
-	if (io_scattered(sk, rpc, iter)) {
-		if (*chunk > rpc->chan->bytes_max)
+	if (io_gathered(sk, rpc, iter)) {
+		if (sk->sk_type == SOCK_DGRAM && *chunk > io_gather_max(sk, rpc))
 			return -EMSGSIZE;
+		*chunk = min(*chunk, io_gather_max(sk, rpc));
 		got = io_gather(rpc, *chunk);
 		if (!got && !copy_from_iter_full(rpc->gathered, *chunk, iter))
 			got = -EFAULT;
@@ -153,9 +166,8 @@ static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 		rpc->in_small = *chunk;
 		return 0;
 	}
-	if (io_scattered(sk, rpc, iter)) {
-		/* No datagram is longer. */
-		*chunk = min_t(size_t, *chunk, U16_MAX + 1);
+	if (io_gathered(sk, rpc, iter)) {
+		*chunk = min(*chunk, io_gather_max(sk, rpc));
 		rpc->dirty = true;
 		return io_gather(rpc, *chunk);
 	}

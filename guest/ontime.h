@@ -181,7 +181,7 @@ struct ontime_rpc {
 	/* The caller's pages, for large transfers. */
 	struct sg_table pages;
 	bool pinned, dirty;		/* user pages; written by the device */
-	void *gathered;			/* or a datagram in more pieces than a call takes */
+	void *gathered;			/* or a copy of what is not pinned, or in more pieces than a call takes */
 	/* What the device reads, and what it writes; control messages, then small data, in the body. */
 	struct {
 		struct ontime_call call;

@@ -178,7 +178,7 @@ bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id)
 	return in_flight;
 }
 
-/* Gives the call up to @length bytes of the caller's memory; says how many. The iterator moves past them. */
+/* Gives the call up to @length bytes of the caller's memory, of a kind that is pinned; says how many. The iterator moves past them. */
 int ontime_rpc_pages(struct ontime_rpc *rpc, struct iov_iter *iter, size_t length)
 {
 	unsigned int pages = max(iov_iter_npages(iter, rpc->chan->pages_max), 1);
@@ -189,7 +189,7 @@ int ontime_rpc_pages(struct ontime_rpc *rpc, struct iov_iter *iter, size_t lengt
 		return -ENOMEM;
 	sg_init_table(rpc->pages.sgl, pages);
 	rpc->dirty = iov_iter_rw(iter) == READ;
-	rpc->pinned = iov_iter_extract_will_pin(iter);
+	rpc->pinned = true;
 	got = extract_iter_to_sg(iter, min_t(size_t, length, rpc->chan->bytes_max), &rpc->pages, pages, 0);
 	if (got <= 0) {
 		rpc->pages.nents = 0;
@@ -354,23 +354,12 @@ static long rpc_sleep(struct ontime_rpc *rpc, unsigned int state, long timeout)
 		if (rpc_sleep_begin(rpc->chan))
 			break;
 	}
-	if (state == TASK_UNINTERRUPTIBLE)
-		left = wait_for_completion_timeout(&rpc->completed, timeout);
-	else if (state == TASK_KILLABLE)
+	if (state == TASK_KILLABLE)
 		left = wait_for_completion_killable_timeout(&rpc->completed, timeout);
 	else
 		left = wait_for_completion_interruptible_timeout(&rpc->completed, timeout);
 	rpc_sleep_end(rpc->chan);
 	return left;
-}
-
-/*
- * Who may not leave before the device is done: the pages of a splice are the caller's only as long as it is in its call,
- * and what they hold next would be sent.
- */
-static unsigned int rpc_leave_state(const struct ontime_rpc *rpc)
-{
-	return rpc->pages.nents && !rpc->pinned && !rpc->gathered ? TASK_UNINTERRUPTIBLE : TASK_KILLABLE;
 }
 
 /*
@@ -381,7 +370,7 @@ int ontime_rpc_run(struct ontime_rpc *rpc)
 {
 	int err = rpc_submit(rpc, true);
 
-	if (!err && rpc_sleep(rpc, rpc_leave_state(rpc), MAX_SCHEDULE_TIMEOUT) < 0)
+	if (!err && rpc_sleep(rpc, TASK_KILLABLE, MAX_SCHEDULE_TIMEOUT) < 0)
 		err = -EINTR;
 	return err ? err : rpc->result;
 }
@@ -447,7 +436,7 @@ int ontime_rpc_wait(struct ontime_rpc *rpc, long *timeout)
 	if (left <= 0) {
 		err = left ? -ERESTARTSYS : -EAGAIN;
 		rpc_cancel(rpc);
-		if (rpc_sleep(rpc, rpc_leave_state(rpc), MAX_SCHEDULE_TIMEOUT) < 0 || rpc->result == -ECANCELED)
+		if (rpc_sleep(rpc, TASK_KILLABLE, MAX_SCHEDULE_TIMEOUT) < 0 || rpc->result == -ECANCELED)
 			goto out;
 	}
 	err = rpc->result;
