@@ -410,15 +410,19 @@ static void dev_hide(struct ontime_chan *main)
 		RCU_INIT_POINTER(main_dev, NULL);
 }
 
-/* With MAIN every socket goes; applications keep what they hold until they close it. */
-static void dev_end_sockets(struct ontime_chan *main)
+/* With MAIN every socket goes, with a channel those on it; applications keep what they hold until they close it. */
+static void dev_end_sockets(struct ontime_chan *chan)
 {
 	struct ontime_sock *os;
+	struct ontime_dev *dev;
 	unsigned long index;
 
 	rcu_read_lock();
-	xa_for_each(&main->dev->socks, index, os)
-		ontime_sock_die(os);
+	dev = chan->dev ?: ontime_dev_rcu(chan->generation);
+	if (dev)
+		xa_for_each(&dev->socks, index, os)
+			if (chan->dev || READ_ONCE(os->chan) == chan->number)
+				ontime_sock_die(os);
 	rcu_read_unlock();
 }
 
@@ -477,10 +481,9 @@ static void ontime_remove(struct virtio_device *vdev)
 	synchronize_rcu();
 	virtio_reset_device(vdev);
 	ontime_chan_fail(chan);
-	if (chan->dev) {
-		dev_end_sockets(chan);
+	dev_end_sockets(chan);
+	if (chan->dev)
 		ontime_dev_put(chan->dev);
-	}
 	vdev->config->del_vqs(vdev);
 	vdev->priv = NULL;
 	ontime_chan_put(chan);
