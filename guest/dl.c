@@ -9,7 +9,7 @@
  *
  *   - First the host admits, then the kernel; what the kernel refuses is given back.
  *   - A registered task runs on one vCPU. The kernel demands that a deadline task may run on all: the mask is widened
- *     for each change. Who leaves, and what such a task forks, has the mask from before.
+ *     for each change that it may allow. Who leaves, and what such a task forks, has the mask from before.
  *   - Each vCPU's next deadlines are published (struct ontime_next_vcpu) at every switch from or to a deadline task: the host ends its
  *     slices there. Without the host's clock (KVM_HC_CLOCK_PAIRING) none are, and the host reserves more instead.
  *   - The host is told whole needs of vCPUs, so that what was lost on the way is mended by telling them again (dl_settle()):
@@ -464,10 +464,13 @@ static int dl_change(struct task_struct *p, const struct sched_attr *attr)
 			return err;
 		}
 	}
-	if (before.vcpu != PLACE_NONE)
+	/* What the kernel will refuse, as to a caller without CAP_SYS_NICE, leaves the task on its vCPU. */
+	if (wanted && before.vcpu != PLACE_NONE)
 		set_cpus_allowed_ptr(p, t->allowed);
 	err = dl_kernel(p, attr);
 	if (p->policy != SCHED_DEADLINE || p->flags & PF_EXITING) {
+		if (before.vcpu != PLACE_NONE)
+			set_cpus_allowed_ptr(p, t->allowed);
 		dl_drop(t);
 	} else {
 		/* Others may have moved meanwhile: it stays where it is now, with what it had. */
