@@ -240,7 +240,7 @@ struct ontime_sock {
 	struct ontime_dev *dev;
 	u32 id;
 	u32 chan;			/* the channel its calls go to */
-	bool placed;			/* it was offered its thread's channel */
+	u32 wanted;			/* the channel of the thread that it was moved for, or 0 */
 	atomic64_t ready;		/* sequence number << 32 | ONTIME_READY_* */
 	bool dead;			/* its device has gone */
 	bool abort;			/* close with a reset */

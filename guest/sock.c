@@ -44,6 +44,33 @@ struct ontime_rpc *ontime_sock_rpc(struct sock *sk, u16 op)
 	return ontime_rpc_new(os->dev, op_of_channel(op) ? READ_ONCE(os->chan) : 0, op, os->id);
 }
 
+/* Has the host move the socket to the channel that was chosen for it; where it is there already, that changes nothing. */
+static int sock_move(struct sock *sk)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	u32 wanted = READ_ONCE(os->wanted);
+	int err = ontime_simple(sk, ONTIME_OP_CHANNEL, wanted, 0);
+
+	if (!err)
+		WRITE_ONCE(os->chan, wanted);
+	return err;
+}
+
+/*
+ * After a call: MAIN refuses it from when the host has moved the socket, and who asked for that may not know yet, or was
+ * killed. Then the call is to be made again, on the other channel.
+ */
+static int sock_follow(struct sock *sk, struct ontime_rpc *rpc, int result)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	int err;
+
+	if (result != -EXDEV || rpc->chan->number || !READ_ONCE(os->wanted) || !op_of_channel(le16_to_cpu(rpc->out.call.op)))
+		return result;
+	err = READ_ONCE(os->chan) ? 0 : sock_move(sk);
+	return err ? err : -ONTIME_AGAIN;
+}
+
 /*
  * A call that waits for as long as *timeout (jiffies) where that is not 0: in the device, or, where too many do already,
  * for readiness; then it is to be made again, which -ONTIME_AGAIN says.
@@ -55,10 +82,11 @@ int ontime_sock_run(struct sock *sk, struct ontime_rpc *rpc, long *timeout, u32 
 	if (*timeout && ontime_rpc_may_wait(rpc->chan)) {
 		result = ontime_rpc_wait(rpc, timeout);
 		ontime_sock_done(sk, rpc);
+		result = sock_follow(sk, rpc, result);
 		if (result != -EBUSY)
 			return result;
 	} else {
-		result = ontime_sock_call(sk, rpc);
+		result = sock_follow(sk, rpc, ontime_sock_call(sk, rpc));
 		if (result != -EAGAIN || !*timeout)
 			return result;
 	}
@@ -69,15 +97,18 @@ int ontime_sock_run(struct sock *sk, struct ontime_rpc *rpc, long *timeout, u32 
 /* A call of two numbers. */
 int ontime_simple(struct sock *sk, u16 op, u32 arg0, u32 arg1)
 {
-	struct ontime_rpc *rpc = ontime_sock_rpc(sk, op);
+	struct ontime_rpc *rpc;
 	int result;
 
-	if (IS_ERR(rpc))
-		return PTR_ERR(rpc);
-	rpc->out.call.arg[0] = cpu_to_le32(arg0);
-	rpc->out.call.arg[1] = cpu_to_le32(arg1);
-	result = ontime_sock_call(sk, rpc);
-	ontime_rpc_put(rpc);
+	do {
+		rpc = ontime_sock_rpc(sk, op);
+		if (IS_ERR(rpc))
+			return PTR_ERR(rpc);
+		rpc->out.call.arg[0] = cpu_to_le32(arg0);
+		rpc->out.call.arg[1] = cpu_to_le32(arg1);
+		result = sock_follow(sk, rpc, ontime_sock_call(sk, rpc));
+		ontime_rpc_put(rpc);
+	} while (result == -ONTIME_AGAIN);
 	return result;
 }
 
@@ -127,13 +158,10 @@ static void sock_give_id(struct ontime_sock *os, enum sock_rest rest)
 void ontime_sock_place(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
-	u32 wanted = READ_ONCE(os->chan) || READ_ONCE(os->placed) ? 0 : ontime_chan_wanted(os->dev->generation);
+	u32 wanted = READ_ONCE(os->chan) || READ_ONCE(os->wanted) ? 0 : ontime_chan_wanted(os->dev->generation);
 
-	if (!wanted)
-		return;
-	WRITE_ONCE(os->placed, true);
-	if (!ontime_simple(sk, ONTIME_OP_CHANNEL, wanted, 0))
-		WRITE_ONCE(os->chan, wanted);
+	if (wanted && !cmpxchg(&os->wanted, 0, wanted))
+		sock_move(sk);
 }
 
 /* Ties a socket to the device; takes over the reference. */
@@ -454,6 +482,7 @@ static int sock_accept_call(struct sock *sk, struct ontime_sock *child, long *ti
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
 	rpc->out.call.arg[0] = cpu_to_le32(child->id);
+	WRITE_ONCE(child->chan, rpc->chan->number);
 	err = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN);
 	if (!err)
 		child->peer_len = ontime_addr_out(&rpc->in.done, child->peer);
@@ -482,7 +511,6 @@ int ontime_accept(struct socket *sock, struct socket *newsock, struct proto_acce
 	err = sock_attach(child, dev);
 	if (err)
 		goto err_child;
-	ontime_sk(child)->chan = READ_ONCE(ontime_sk(sk)->chan);
 	do {
 		err = sock_accept_call(sk, ontime_sk(child), &timeout, &rest);
 	} while (err == -ONTIME_AGAIN);
