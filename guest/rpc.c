@@ -229,7 +229,7 @@ static int rpc_try_submit(struct ontime_rpc *rpc)
 	spin_lock_irqsave(&chan->lock, flags);
 	if (chan->up) {
 		vq = rpc->control ? chan->controlq : chan->callq;
-		err = chan->in_flight < chan->calls_max ? rpc_add(rpc, vq) : -ENOSPC;
+		err = rpc->control || chan->in_flight < chan->calls_max ? rpc_add(rpc, vq) : -ENOSPC;
 		if (!err) {
 			refcount_inc(&rpc->refs);
 			list_add_tail(&rpc->link, &chan->calls);
@@ -468,10 +468,13 @@ struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main)
 	return rpc;
 }
 
-/* The control queue interrupts nobody. Lets go of the call. */
+/*
+ * The control queue interrupts nobody. Lets go of the call. With locks that are needed to end a device that does not answer: so
+ * neither a place nor an answer is waited for without end, and a queue that is full (-ENOSPC) is one of calls that were given up.
+ */
 static int ctl_run(struct ontime_chan *main, struct ontime_rpc *rpc)
 {
-	int err = rpc_submit(rpc, true), tries;
+	int err = rpc_try_submit(rpc), tries;
 
 	for (tries = 0; !err && !try_wait_for_completion(&rpc->completed); tries++) {
 		if (tries == 5000)
