@@ -35,13 +35,7 @@ static void word_set(struct ontime_chan *chan, u32 state)
 
 static u32 task_word(const struct task_struct *task)
 {
-	int prio = 0;
-
-	if (task->prio < 0)
-		prio = MAX_RT_PRIO - 1;		/* deadline: above every FIFO thread */
-	else if (task->prio < MAX_RT_PRIO)
-		prio = MAX_RT_PRIO - 1 - task->prio;
-	return ONTIME_VCPU_RUN | prio << ONTIME_VCPU_PRIO_SHIFT;
+	return ONTIME_VCPU_RUN | ontime_prio(task) << ONTIME_VCPU_PRIO_SHIFT;
 }
 
 /* Whether the device has used something that was not taken; a full barrier comes first. */

@@ -32,6 +32,7 @@
 #include <linux/net.h>
 #include <linux/refcount.h>
 #include <linux/scatterlist.h>
+#include <linux/sched/prio.h>
 #include <linux/spinlock.h>
 #include <linux/tcp.h>
 #include <linux/udp.h>
@@ -214,6 +215,12 @@ int ontime_ctl_bw(struct ontime_chan *main, u16 op, const struct ontime_bw *entr
 bool ontime_rpc_may_wait(struct ontime_chan *chan);
 void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result);
 bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id);
+
+/* How urgent a thread is, as the host counts: 0 a normal one, 1 to 99 a real-time one, a deadline one as the highest of these. */
+static inline u32 ontime_prio(const struct task_struct *task)
+{
+	return task->prio < MAX_RT_PRIO ? min(MAX_RT_PRIO - 1 - task->prio, MAX_RT_PRIO - 1) : 0;
+}
 
 /* The bytes behind the control messages, where small data begin. */
 static inline u8 *ontime_rpc_out(struct ontime_rpc *rpc)

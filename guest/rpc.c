@@ -8,7 +8,6 @@
  */
 #include <linux/delay.h>
 #include <linux/mm.h>
-#include <linux/sched/rt.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uio.h>
@@ -75,8 +74,7 @@ static struct ontime_rpc *rpc_alloc(struct ontime_dev *dev, u32 number, u16 op, 
 	rpc->out.call.sock = cpu_to_le32(sock);
 	/* The address is unique among what is in flight. */
 	rpc->out.call.id = cpu_to_le64((uintptr_t)rpc);
-	if (rt_task(current))
-		rpc->out.call.prio = cpu_to_le16(MAX_RT_PRIO - 1 - current->prio);
+	rpc->out.call.prio = cpu_to_le16(ontime_prio(current));
 	return rpc;
 }
 
