@@ -209,7 +209,6 @@ static int cpu_comes(unsigned int cpu)
 
 	if (!chan)
 		return 0;
-	ontime_wake_aim(chan);
 	chan->running = U32_MAX;
 	per_cpu(vcpu_chan, cpu) = chan;
 	return 0;

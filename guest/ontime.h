@@ -158,7 +158,6 @@ bool ontime_chan_answers(struct ontime_chan *main);
 int ontime_idle_bind(struct ontime_chan *chan, struct ontime_chan *main);
 void ontime_idle_unbind(struct ontime_chan *chan, struct ontime_chan *main);
 void ontime_ring(struct ontime_chan *chan);
-int ontime_wake_aim(struct ontime_chan *chan);
 int ontime_wake_arm(struct ontime_chan *chan);
 void ontime_wake_disarm(struct ontime_chan *chan);
 

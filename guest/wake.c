@@ -8,6 +8,7 @@
 #include <linux/irq.h>
 #include <linux/msi.h>
 #include <linux/pci.h>
+#include <asm/processor.h>
 
 #include "ontime.h"
 
@@ -15,57 +16,63 @@
 #define MSI_DATA_WAKE 0x300
 /* In the address: a remappable format message, whose data are an index. */
 #define MSI_ADDRESS_REMAPPED BIT(4)
+/* The address of one vCPU, by its local APIC's number: eight bits, of which all ones means every vCPU. */
+#define MSI_ADDRESS(APICID) (0xfee00000 | (APICID) << 12)
+#define MSI_APICID_MAX 254
 
-/*
- * After each write of the message by the kernel: with the vector masked, so that the VMM, which looks at unmasking, takes
- * the new message over.
- */
-static void wake_write(struct msi_desc *desc, void *unused)
+/* With the vector masked, so that the VMM, which looks at unmasking, takes the message over as a whole. */
+static void wake_write_entry(struct msi_desc *desc, u32 high, u32 low, u32 data)
 {
 	void __iomem *entry = desc->pci.mask_base + desc->msi_index * PCI_MSIX_ENTRY_SIZE;
 	u32 control = readl(entry + PCI_MSIX_ENTRY_VECTOR_CTRL);
 
 	writel(control | PCI_MSIX_ENTRY_CTRL_MASKBIT, entry + PCI_MSIX_ENTRY_VECTOR_CTRL);
-	writel((desc->msg.data & ~MSI_DATA_MODE) | MSI_DATA_WAKE, entry + PCI_MSIX_ENTRY_DATA);
+	writel(low, entry + PCI_MSIX_ENTRY_LOWER_ADDR);
+	writel(high, entry + PCI_MSIX_ENTRY_UPPER_ADDR);
+	writel(data, entry + PCI_MSIX_ENTRY_DATA);
 	writel(control, entry + PCI_MSIX_ENTRY_VECTOR_CTRL);
 	readl(entry + PCI_MSIX_ENTRY_VECTOR_CTRL);
 }
 
-/* Points the channel's vector at its vCPU. */
-int ontime_wake_aim(struct ontime_chan *chan)
+/*
+ * After each write of the message by the kernel as well. The destination is not the kernel's: irq_set_affinity() moves such a
+ * vector when its next interrupt is handled, and none is any more.
+ */
+static void wake_write(struct msi_desc *desc, void *data)
+{
+	struct ontime_chan *chan = data;
+
+	wake_write_entry(desc, 0, MSI_ADDRESS(cpu_data(chan->cpu).topo.apicid),
+			 (desc->msg.data & ~MSI_DATA_MODE) | MSI_DATA_WAKE);
+}
+
+static struct msi_desc *wake_desc(struct ontime_chan *chan)
 {
 	int irq = pci_irq_vector(to_pci_dev(chan->vdev->dev.parent), 0);
 
-	return irq < 0 ? irq : irq_set_affinity(irq, cpumask_of(chan->cpu));
+	return irq < 0 ? NULL : irq_get_msi_desc(irq);
 }
 
-/* Makes it a wake-up of that one. */
+/* Makes the channel's interrupt a wake-up of its vCPU. */
 int ontime_wake_arm(struct ontime_chan *chan)
 {
-	int irq = pci_irq_vector(to_pci_dev(chan->vdev->dev.parent), 0), err;
-	struct msi_desc *desc;
+	struct msi_desc *desc = wake_desc(chan);
 
-	if (irq < 0)
-		return irq;
-	err = ontime_wake_aim(chan);
-	if (err)
-		return err;
-	desc = irq_get_msi_desc(irq);
-	if (!desc || desc->msg.address_lo & MSI_ADDRESS_REMAPPED)
+	if (!desc || desc->msg.address_lo & MSI_ADDRESS_REMAPPED || cpu_data(chan->cpu).topo.apicid > MSI_APICID_MAX)
 		return -EOPNOTSUPP;
+	desc->write_msi_msg_data = chan;
 	desc->write_msi_msg = wake_write;
-	wake_write(desc, NULL);
+	wake_write(desc, chan);
 	return 0;
 }
 
+/* The kernel's own message again. */
 void ontime_wake_disarm(struct ontime_chan *chan)
 {
-	int irq = pci_irq_vector(to_pci_dev(chan->vdev->dev.parent), 0);
-	struct msi_desc *desc = irq < 0 ? NULL : irq_get_msi_desc(irq);
+	struct msi_desc *desc = wake_desc(chan);
 
 	if (!desc)
 		return;
 	desc->write_msi_msg = NULL;
-	/* Writes the message anew. */
-	irq_set_affinity(irq, cpu_online_mask);
+	wake_write_entry(desc, desc->msg.address_hi, desc->msg.address_lo, desc->msg.data);
 }
