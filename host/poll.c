@@ -9,6 +9,7 @@
  * Documentation/networking/napi.rst), which ends by a timer if nobody polls any more. Between two looks timers and all other softirqs have their turn.
  */
 #include <linux/kthread.h>
+#include <linux/netpoll.h>
 #include <linux/rculist.h>
 #include <linux/rtnetlink.h>
 #include <linux/slab.h>
@@ -57,28 +58,55 @@ static struct polled *find(struct net_device *dev)
 	return NULL;
 }
 
-/* Packets that wait to be merged wait for a look that finds none; the driver's own end of a poll does not come while it is polled. */
-static void flush_merged(struct poller *poller)
+/* The thread's instance, NULL where it is gone. Under RCU. */
+static struct napi_struct *instance(const struct poller *poller)
 {
 	struct napi_struct *napi;
 
-	list_for_each_entry_rcu(napi, &poller->dev->napi_list, dev_list) {
-		if (napi->napi_id == poller->napi_id && napi->gro_bitmask) {
-			local_bh_disable();
-			napi_gro_flush(napi, false);
-			local_bh_enable();
-		}
-	}
+	list_for_each_entry_rcu(napi, &poller->dev->napi_list, dev_list)
+		if (napi->napi_id == poller->napi_id)
+			return napi;
+	return NULL;
 }
 
-/* Called after each look, with the instance claimed, under RCU. */
+/*
+ * After each look, whether or not the instance could be claimed: its lists may be somebody else's. Packets that wait to be merged end the
+ * stretch.
+ */
 static bool enough(void *data, unsigned long since)
 {
 	struct poller *poller = data;
+	struct napi_struct *napi;
+	bool merged;
 
 	poller->looks++;
-	flush_merged(poller);
-	return kthread_should_stop() || busy_loop_current_time() - since > STRETCH_US;
+	rcu_read_lock();
+	napi = instance(poller);
+	merged = napi && READ_ONCE(napi->gro_bitmask);
+	rcu_read_unlock();
+	return merged || kthread_should_stop() || busy_loop_current_time() - since > STRETCH_US;
+}
+
+/*
+ * Passes on what waits to be merged, which would wait for a look that finds no packets: the driver's own end of a poll does not come while it is
+ * polled. Whoever else has the instance does that himself; he is not made to look again, as napi_schedule_prep() alone would.
+ */
+static void flush_merged(struct poller *poller)
+{
+	struct napi_struct *napi;
+	void *lock;
+
+	rcu_read_lock();
+	local_bh_disable();
+	napi = instance(poller);
+	if (napi && READ_ONCE(napi->gro_bitmask) && !napi_is_scheduled(napi) && napi_schedule_prep(napi)) {
+		lock = netpoll_poll_lock(napi);
+		napi_gro_flush(napi, false);
+		napi_complete_done(napi, 0);
+		netpoll_poll_unlock(lock);
+	}
+	local_bh_enable();
+	rcu_read_unlock();
 }
 
 static int poll(void *data)
@@ -89,6 +117,7 @@ static int poll(void *data)
 		unsigned long before = poller->looks;
 
 		napi_busy_loop(poller->napi_id, enough, poller, true, BUDGET);
+		flush_merged(poller);
 		if (poller->looks == before)
 			usleep_range(AWAY_US, 2 * AWAY_US);
 		cond_resched();
