@@ -34,6 +34,7 @@ use crate::class::Class;
 use crate::connector::{Connector, Event};
 use crate::container;
 use crate::discover::{Discovery, ancestors};
+use crate::files;
 use crate::host::Sources;
 use crate::model::{Kind, ThreadRole};
 use crate::problem::{Problem, ProblemKind};
@@ -146,6 +147,7 @@ impl Watcher {
         let processes: BTreeSet<i32> =
             threads.map(|thread| thread.id.pid).chain(followed.iter().map(|tenant| tenant.process.pid)).collect();
         self.bulk_cgroups = ignored.iter().filter_map(|tenant| tenant.cgroup.clone()).collect();
+        let mut unheard = false;
         if processes != self.followed {
             if let Some(connector) = &self.connector {
                 if let Err(error) = connector.follow(&processes) {
@@ -154,16 +156,28 @@ impl Watcher {
                     self.connector = None;
                 }
             }
+            unheard = processes.difference(&self.followed).any(|pid| self.changed(*pid, found));
             self.followed = processes;
+        }
+        if unheard {
+            return self.rescan_in(SPACING);
         }
         let unnamed = |problem: &Problem| matches!(problem.kind, ProblemKind::VcpusUnnamed(_));
         if !found.problems.iter().any(unnamed) {
             self.look_again = LOOK_AGAIN;
-        } else if !self.gathering {
+        } else {
             self.rescan_in(self.look_again.min(self.rescan()))?;
             self.look_again = (self.look_again * 2).min(RESCAN);
         }
         Ok(())
+    }
+
+    /// Whether a process that is followed only now has other threads than were found: no event told, for none was asked for.
+    fn changed(&self, pid: i32, found: &Discovery) -> bool {
+        let threads = found.tenants.iter().flat_map(|tenant| &tenant.threads);
+        let known: BTreeSet<i32> = threads.filter(|thread| thread.id.pid == pid).map(|thread| thread.id.tid).collect();
+        let Ok(tasks) = files::directory(self.proc.join(pid.to_string()).join("task")) else { return true };
+        files::numbers(&tasks).into_iter().collect::<BTreeSet<_>>() != known
     }
 
     /// Waits until it is worth discovering again, or for `timeout`.
@@ -233,9 +247,10 @@ impl Watcher {
         if self.connector.is_some() { RESCAN } else { RESCAN_BLIND }
     }
 
+    /// While something settles the timer is its; what comes of that arms it for this.
     fn rescan_in(&mut self, time: Duration) -> io::Result<()> {
         self.next_rescan = Instant::now() + time;
-        self.arm(time)
+        if self.gathering { Ok(()) } else { self.arm(time) }
     }
 
     /// Opens or closes the ears.

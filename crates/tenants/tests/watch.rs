@@ -69,6 +69,30 @@ fn a_vm_that_starts_and_ends_is_told_without_looking() {
 }
 
 #[test]
+fn a_vm_that_ended_before_it_was_followed_is_looked_at_again_soon() {
+    let host = common::Host::new();
+    let sources = sources(&host);
+    let Some(mut watcher) = watcher(&sources) else { return };
+    let Some(mut vm) = qemu(&format!("unfollowed-{}", std::process::id()), &[]) else { return };
+    // Until it is found and its start has been told.
+    let of_vm = |tenant: &ontime_tenants::Tenant| u32::try_from(tenant.process.pid) == Ok(vm.id());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let rules = Rules::default();
+    let found = loop {
+        assert!(Instant::now() < deadline, "it is not found");
+        let told = watcher.wait(Some(SPACING * 3)).unwrap().is_some();
+        let found = discover(&sources, &rules);
+        if !told && found.tenants.iter().any(of_vm) {
+            break found;
+        }
+    };
+    vm.kill().unwrap();
+    vm.wait().unwrap();
+    watcher.follow(&found, &rules).unwrap();
+    assert!(watcher.wait(Some(SPACING * 10)).unwrap().is_some());
+}
+
+#[test]
 fn libvirts_files_are_noticed_also_when_the_directory_comes_later() {
     let host = common::Host::new();
     std::fs::remove_dir_all(host.path("run/libvirt")).unwrap();
@@ -133,7 +157,7 @@ fn a_vm_whose_vcpus_could_not_be_told_is_looked_at_again_soon() {
     assert_eq!(found.problems.len(), 1, "{:?}", found.problems);
     // Something else on this machine may be seen in between; then it is tried again.
     let undisturbed = (0..10).find_map(|_| {
-        let mut watcher = Watcher::new(&sources(&host)).unwrap();
+        let mut watcher = Watcher::new(&host.sources()).unwrap();
         let mut next = || {
             watcher.follow(&found, &rules).unwrap();
             let start = Instant::now();

@@ -58,6 +58,8 @@ pub struct Args {}
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// A pass takes at most one part in this of the time: a storm of events costs no more.
 const SHARE: u32 = 5;
+/// The longest rest after a pass: one that was held up once does not keep the next change waiting for four times as long.
+const REST: Duration = Duration::from_secs(3);
 /// The most requests answered in one round of events: passes, signals and the watchdog have their turn beside those who ask
 /// again as soon as they are answered.
 const ANSWERS: usize = 8;
@@ -183,7 +185,7 @@ impl Daemon {
 
     /// Asks for a pass, soon: together with what else comes now, and not too soon after the last.
     fn want(&mut self, event: Event) {
-        let rest = self.engine.last_pass() * (SHARE - 1);
+        let rest = (self.engine.last_pass() * (SHARE - 1)).min(REST);
         let due = (Instant::now() + DEBOUNCE).max(self.last_end + rest);
         if self.pending.is_none() {
             self.pending = Some((event, due));

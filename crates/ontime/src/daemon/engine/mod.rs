@@ -172,6 +172,7 @@ impl Engine {
         };
         self.passes += 1;
         self.last_pass = start.elapsed();
+        tracing::debug!("a pass ({reason}) took {:?}", self.last_pass);
         self.account(reason);
         report
     }
