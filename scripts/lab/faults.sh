@@ -12,17 +12,17 @@ for nic in rt0 bulk0; do
     sleep 0.2
     ip link set $nic up
 done
-within 20 napi_placed rt0 "SCHED_FIFO 49"
-within 20 napi_placed bulk0 "SCHED_OTHER 0"
+within 40 napi_placed rt0 "SCHED_FIFO 49"
+within 40 napi_placed bulk0 "SCHED_OTHER 0"
 ip link set bulk0 down
 ip link set bulk0 name wan0
 ip link set wan0 up
 renamed() { ontime status --all | grep -q '^ok *napi-threaded *wan0 '; }
-within 20 renamed
+within 40 renamed
 ip link set wan0 down
 ip link set wan0 name bulk0
 ip link set bulk0 up
-within 20 napi_placed bulk0 "SCHED_OTHER 0"
+within 40 napi_placed bulk0 "SCHED_OTHER 0"
 flows
 
 echo "== driver unbound and bound under traffic"
@@ -35,7 +35,7 @@ within 10 test -e "/sys/bus/pci/devices/$device/net"
 new=$(ls "/sys/bus/pci/devices/$device/net")
 [ "$new" = rt0 ] || ip link set "$new" name rt0
 ip link set rt0 master br-rt up
-within 20 napi_placed rt0 "SCHED_FIFO 49" "$new"
+within 40 napi_placed rt0 "SCHED_FIFO 49" "$new"
 
 echo "== queues"
 ip link add q0 numrxqueues 4 numtxqueues 4 type veth peer name q1
@@ -44,19 +44,19 @@ ethtool -L q0 rx 1 tx 1
 ip link set q1 up
 ip link set q0 up
 queues() { [ "$(pgrep -c '^napi/q0')" = "$1" ] && napi_placed q0 "SCHED_OTHER 0"; }
-within 20 queues 1
+within 40 queues 1
 ethtool -L q0 rx 4 tx 4
-within 20 queues 4
+within 40 queues 4
 ethtool -L q0 rx 2 tx 2
-within 20 queues 2
+within 40 queues 2
 ip link del q0
 
 echo "== a sysctl behind the daemon's back"
 drifted=$(metric ontime_drift_total)
 echo 64 > /proc/sys/net/core/skb_defer_max
-within 20 grep -qx 0 /proc/sys/net/core/skb_defer_max
+within 40 grep -qx 0 /proc/sys/net/core/skb_defer_max
 more_drift() { [ "$(metric ontime_drift_total)" -gt "$drifted" ]; }
-within 20 more_drift
+within 40 more_drift
 grep -q 'skb_defer_max was changed to 64 behind our back' /lab/daemon.log || fail "the log does not say so"
 
 echo "== a full disk"

@@ -52,7 +52,7 @@ ontime reset > /dev/null 2>&1
 insmod /lab/ontime_napi.ko
 ontime apply --method busypoll > /lab/applied 2>&1 || true
 polls() { [ "$(cat $file)" = 1 ]; }
-within 20 polls
+within 40 polls
 thread=$(pgrep '^napi-poll/rt0' | head -n 1)
 within 10 placed "$thread" "SCHED_FIFO 1"
 expect "its CPU" 1 "$(taskset -cp "$thread" | sed 's/.*: //')"

@@ -1,7 +1,8 @@
 # What the tests in the emulated host share; sourced. Each works in /lab, where the test's files are.
 fail() { echo "FAILED: $*"; tail -n 20 /lab/daemon.log 2> /dev/null; metrics 2> /dev/null | grep '^ontime_pass'; exit 1; }
 expect() { [ "$2" = "$3" ] || fail "$1: wanted '$2', found '$3'"; } # WHAT WANTED ACTUAL
-within() { # SECONDS COMMAND...: until it succeeds, on the host's clock. A pass may take a second there, and rests for three.
+within() { # SECONDS COMMAND...: until it succeeds, on the host's clock. A pass may take seconds
+    # there, beside VMs at real-time priority on one CPU, and rests for three; the tenants' watcher looks by itself after 60.
     end=$(($(uptime_ms) + $1 * 1000))
     shift
     until "$@" > /dev/null 2>&1; do

@@ -9,7 +9,7 @@ ip addr add 10.2.0.9/24 dev br-bulk
 mkdir -p /etc/ontime
 printf 'without = ["napi-weight"]\n[nic.rt0]\nclass = "rt"\n' > /etc/ontime/host.toml
 daemon_starts
-within 20 sh -c '[ "$(cat /sys/class/net/bulk0/threaded)" = 1 ]'
+within 40 sh -c '[ "$(cat /sys/class/net/bulk0/threaded)" = 1 ]'
 ping -q -c 2 10.1.0.1 > /dev/null || fail "no answer outside"
 cat > /lab/send.pl <<'PERL'
 use Socket;
@@ -36,7 +36,7 @@ measure() { # NAME
 perl -e 'print 1' > /dev/null
 measure "no flood"
 touch /lab/flood
-within 20 sh -c "[ \$(cat /sys/class/net/bulk0/statistics/rx_packets) -gt $(($(packets) + 2000)) ]"
+within 40 sh -c "[ \$(cat /sys/class/net/bulk0/statistics/rx_packets) -gt $(($(packets) + 2000)) ]"
 for weight in default 16 8 4 2; do
     echo $weight > /sys/class/net/bulk0/ontime/napi_weight
     measure "weight $weight"

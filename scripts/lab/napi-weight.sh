@@ -80,21 +80,21 @@ row 'bulk0 ontime/napi_weight: default, wanted 4'
 printf 'rescan-seconds = 1\n' > /etc/ontime/daemon.toml
 daemon_starts
 weighs() { [ "$(weight "$1")" = "$2" ]; }
-within 20 weighs bulk0 4
+within 40 weighs bulk0 4
 expect "the RT NIC's weight" default "$(weight rt0)"
 expect "the backlog's weight" 4 "$(cat /proc/sys/net/core/dev_weight)"
 row '"state": *"ok"'
 ontime net status bulk0 | grep -q 'napi_weight' || fail "net status does not show it"
 echo default > /sys/class/net/bulk0/ontime/napi_weight
-within 20 weighs bulk0 4
+within 40 weighs bulk0 4
 ip link set bulk0 down
 ip link set bulk0 up
-within 20 weighs bulk0 4
+within 40 weighs bulk0 4
 # Unloaded and loaded again while applied.
 rmmod ontime_napi
 row 'modprobe ontime_napi'
 insmod /lab/ontime_napi.ko
-within 20 weighs bulk0 4
+within 40 weighs bulk0 4
 expect "the kernel's budget under the rule" 4 "$(budget bulk0 br-bulk)"
 ontime reset > /lab/reset 2>&1 || fail "reset: $(cat /lab/reset)"
 expect "weight after reset" default "$(weight bulk0)"

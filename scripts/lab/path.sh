@@ -20,7 +20,7 @@ snapshot > /lab/before
 touch /lab/flood /lab/ask
 flows
 daemon_starts
-within 20 placed "$rt_vcpu" "SCHED_FIFO 47"
+within 40 placed "$rt_vcpu" "SCHED_FIFO 47"
 . /lab/cycles.sh
 . /lab/faults.sh
 

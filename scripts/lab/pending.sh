@@ -44,7 +44,7 @@ for _ in 1 2 3 4 5; do standing || fail "the spinning VM stands at $(place "$spi
 kill -9 $daemon
 wait $daemon || true
 gone() { [ "$(instances)" = 0 ]; }
-within 20 gone
+within 40 gone
 kill -STOP "$spinner" # nobody caps it now: it leaves what the kernel's own protections leave
 for vcpu in $rt $spin; do expect "a vCPU after kill -9" "SCHED_FIFO 46 " "$(place "$vcpu")"; done
 daemon_starts

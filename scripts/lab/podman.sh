@@ -28,29 +28,29 @@ snapshot > /lab/before
 daemon_starts
 plc=$(start plc 10.1.0.9)
 cat "/proc/$plc/cgroup"
-within 20 placed "$plc" "SCHED_FIFO 47"
+within 40 placed "$plc" "SCHED_FIFO 47"
 podman exec --detach plc /bin/busybox sleep 20000
-within 20 pgrep -x -f '/bin/busybox sleep 20000'
-within 20 placed "$(pgrep -x -f '/bin/busybox sleep 20000')" "SCHED_FIFO 47"
+within 40 pgrep -x -f '/bin/busybox sleep 20000'
+within 40 placed "$(pgrep -x -f '/bin/busybox sleep 20000')" "SCHED_FIFO 47"
 expect "the bulk container" "SCHED_OTHER 0 " "$(place "$hog")"
 ontime ps | tee /lab/ps
 grep -Eq '^plc +container +rt0 +.*tenants.toml' /lab/ps || fail "ontime ps has no container plc"
 grep -Eq '^hog +container +bulk ' /lab/ps || fail "ontime ps has no container hog"
-within 20 sh -c '[ "$(ethtool -k v-plc | sed -n "s/^generic-receive-offload: \([a-z]*\).*/\1/p")" = on ]'
+within 40 sh -c '[ "$(ethtool -k v-plc | sed -n "s/^generic-receive-offload: \([a-z]*\).*/\1/p")" = on ]'
 expect "TSO of v-plc" off "$(offload v-plc tcp-segmentation-offload)"
 expect "GRO of the far end" on "$(within_ns generic-receive-offload)"
 expect "TSO of the far end" off "$(within_ns tcp-segmentation-offload)"
 expect "GRO of v-hog" off "$(offload v-hog generic-receive-offload)"
-within 20 pgrep '^napi/v-plc'
+within 40 pgrep '^napi/v-plc'
 for thread in $(pgrep '^napi/v-plc'); do expect "NAPI of v-plc" "SCHED_FIFO 49 " "$(place "$thread")"; done
 for address in 10.1.0.8 10.1.0.9; do ping -q -c 20 -i 0.02 $address || fail "$address does not answer"; done
 
 # Stopped and started again it is another process, and has its place again; removed it is no tenant.
 podman restart --time 0 plc > /dev/null
 plc=$(podman inspect --format '{{.State.Pid}}' plc)
-within 20 placed "$plc" "SCHED_FIFO 47"
+within 40 placed "$plc" "SCHED_FIFO 47"
 podman rm --force --time 0 plc > /dev/null
-within 20 sh -c "! ontime ps --json | grep -q '\"plc\"'"
+within 40 sh -c "! ontime ps --json | grep -q '\"plc\"'"
 
 ontime reset > /dev/null
 ip link del v-plc

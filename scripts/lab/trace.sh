@@ -61,9 +61,9 @@ echo "== nothing is left behind, also when killed"
 [ -z "$(ls /sys/kernel/tracing/instances)" ] || fail "an instance stays: $(ls /sys/kernel/tracing/instances)"
 ontime trace $tenant > /lab/killed.txt 2>&1 &
 trace=$!
-within 20 sh -c 'ls /sys/kernel/tracing/instances | grep -q ontime-trace'
+within 40 sh -c 'ls /sys/kernel/tracing/instances | grep -q ontime-trace'
 kill -9 $trace
-within 20 sh -c '[ -z "$(ls /sys/kernel/tracing/instances)" ]'
+within 40 sh -c '[ -z "$(ls /sys/kernel/tracing/instances)" ]'
 
 echo "== a flood of events and small rings: the loss is told"
 # Its reader stands until the kernel has counted lost records, so that there is a loss however fast the machine is.
@@ -71,7 +71,7 @@ lost() { grep -qh '^overrun: [1-9]' /sys/kernel/tracing/instances/ontime-trace-*
 touch /lab/flood
 ontime trace $tenant --duration 600 --ring 64 > /lab/lossy.txt &
 trace=$!
-within 20 sh -c 'ls /sys/kernel/tracing/instances | grep -q ontime-trace'
+within 40 sh -c 'ls /sys/kernel/tracing/instances | grep -q ontime-trace'
 kill -STOP $trace
 within 120 lost
 kill -CONT $trace
@@ -115,7 +115,7 @@ if [ -z "${vm:-}" ]; then
     for mode in "" --segments-only; do
         ontime trace $tenant --nic v-ask --duration 60 $mode > /lab/cost.txt &
         trace=$!
-        within 20 sh -c 'ls /sys/kernel/tracing/instances | grep -q ontime-trace'
+        within 40 sh -c 'ls /sys/kernel/tracing/instances | grep -q ontime-trace'
         sleep 1
         with=$(answers)
         kill -INT $trace
