@@ -207,6 +207,9 @@ pub struct ClientReport {
     pub stopped: bool,
 }
 
+/// The wait of a look that is to find only what is there already.
+const LAST_LOOK: Duration = Duration::from_micros(10);
+
 /// What is asked, and how: a protocol and its sockets.
 pub trait Peer {
     /// Sends request number `sequence`, from 1. Whether the system took it (port closed, no route yet).
@@ -419,23 +422,32 @@ impl<'a> Client<'a> {
         self.report.refused += u64::from(!self.peer.ask(sequence)?);
         let due = self.clock.now_ns()?.saturating_add(self.config.timeout_us * 1_000);
         loop {
-            let Some(real) = self.real_left(due)? else {
-                self.peer.give_up()?;
-                return Ok(Wait::Passed);
-            };
+            let left = self.real_left(due)?;
             if self.tell()? == Wait::Stopped {
                 return Ok(Wait::Stopped);
             }
-            match self.peer.hear(sequence, real)? {
-                Heard::Answer => return Ok(Wait::Replied),
-                Heard::Late => self.report.late += 1,
-                Heard::Foreign => self.report.foreign += 1,
-                Heard::Refused => {
-                    self.report.refused += 1;
-                    std::thread::sleep(Duration::from_millis(1));
+            // Once more after the time is over: on a busy machine the answer came while this process waited for a CPU.
+            match (self.peer.hear(sequence, left.unwrap_or(LAST_LOOK))?, left) {
+                (Heard::Answer, _) => return Ok(Wait::Replied),
+                (_, None) => {
+                    self.peer.give_up()?;
+                    return Ok(Wait::Passed);
                 }
-                Heard::Nothing => {}
+                (heard, Some(_)) => self.unwanted(heard),
             }
+        }
+    }
+
+    /// Counts what is no answer.
+    fn unwanted(&mut self, heard: Heard) {
+        match heard {
+            Heard::Late => self.report.late += 1,
+            Heard::Foreign => self.report.foreign += 1,
+            Heard::Refused => {
+                self.report.refused += 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Heard::Answer | Heard::Nothing => {}
         }
     }
 

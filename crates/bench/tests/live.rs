@@ -14,12 +14,37 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use ontime_bench::client::{self, ClientConfig, ClientError};
+use ontime_bench::client::{self, ClientConfig, ClientError, Heard, Peer};
 use ontime_bench::clock::{Clock, VirtualClock};
 use ontime_bench::stats::Summary;
 use ontime_bench::wire::{self, RtFlow};
 
 mod common;
+
+/// Its answers are there, and this process is kept from a CPU between two looks.
+struct Starved(bool);
+
+impl Peer for Starved {
+    fn ask(&mut self, _: u64) -> Result<bool, ClientError> {
+        self.0 = false;
+        Ok(true)
+    }
+
+    fn hear(&mut self, _: u64, _: Duration) -> Result<Heard, ClientError> {
+        if std::mem::replace(&mut self.0, true) {
+            return Ok(Heard::Answer);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        Ok(Heard::Nothing)
+    }
+}
+
+#[test]
+fn an_answer_that_came_while_the_client_waited_for_a_cpu_is_not_lost() {
+    let config = ClientConfig { timeout_us: 1_000, ..ClientConfig::new("127.0.0.1:9".parse().unwrap(), 3, 1) };
+    let report = client::run_with(&config, &mut Starved(false), |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((report.answered, report.lost), (3, 0));
+}
 
 /// A process that ends with the test.
 struct Background(Child);
