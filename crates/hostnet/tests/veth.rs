@@ -114,6 +114,33 @@ fn napi_is_threaded_placed_and_given_back() {
 }
 
 #[test]
+fn a_nic_without_napi_refuses_and_nothing_is_kept_of_it() {
+    in_namespace(|roots| {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = journal(state.path());
+        // A veth has instances only where it merges packets.
+        run("ip", "link add plain type veth peer name other");
+        run("ethtool", "-K plain gro off");
+        run("ip", "link set plain up");
+        let host = LiveHost::with_roots(roots.clone());
+        for _ in 0..2 {
+            let report = converge(&host, &mut journal, |_| {
+                let mut inventory = Inventory::scan(roots);
+                // A virtual one without instances is not asked.
+                inventory.nics.iter_mut().for_each(|nic| nic.physical |= nic.id.name == "plain");
+                let mut found = plan(&inventory, &intent("plain", 0));
+                found.settings.retain(|setting| setting.rule == RuleId::NapiThreaded);
+                Ok::<_, Infallible>(found)
+            });
+            let done: Vec<_> = report.unwrap().items.into_iter().map(|item| item.done).collect();
+            let refused = |why: &str| why.contains("the driver or device does not have this");
+            assert!(matches!(done.as_slice(), [Done::Unsupported(why)] if refused(why)), "{done:?}");
+            assert!(journal.entries().is_empty());
+        }
+    });
+}
+
+#[test]
 fn an_instance_the_administrator_threaded_stays_threaded_after_reset() {
     in_namespace(|roots| {
         let state = tempfile::tempdir().unwrap();

@@ -143,7 +143,7 @@ impl Engine {
                 ("not-applied", "`ontime reset` was called; nothing is applied until `ontime apply`".to_owned())
             }
             _ if paused => ("paused", "over its runtime cap this moment".to_owned()),
-            Some(why) => ("failed", why.clone()),
+            Some((state, why)) => (*state, why.clone()),
             None => ("drifted", "changed by someone else since; set again at the next pass".to_owned()),
         };
         state.clone_into(&mut known.state);

@@ -69,8 +69,8 @@ pub struct Engine {
     errors: Vec<api::Problem>,
     /// The last pass could not look at the whole host.
     looks_again: bool,
-    /// Knobs that the last pass could not set, and why.
-    failures: BTreeMap<String, String>,
+    /// Knobs that the last pass could not set: their state, and why.
+    failures: BTreeMap<String, (&'static str, String)>,
     /// For Prometheus.
     pub metrics: Metrics,
     repeats: Repeats,
@@ -290,7 +290,8 @@ impl Engine {
             .items
             .iter()
             .filter_map(|item| match &item.done {
-                Done::Failed(why) => Some((item.knob.key(), why.clone())),
+                Done::Failed(why) => Some((item.knob.key(), ("failed", why.clone()))),
+                Done::Unsupported(why) => Some((item.knob.key(), ("unsupported", why.clone()))),
                 _ => None,
             })
             .collect();
