@@ -8,6 +8,7 @@ use ontime_hostnet::{Intent, Inventory, LiveHost, kvm};
 use ontime_tenants::{Sources, discover};
 
 use crate::daemon::config::Config;
+use crate::exit::{self, Exit};
 use crate::paths::Paths;
 use crate::table::visible;
 use crate::{api, client};
@@ -25,7 +26,9 @@ pub struct Args {
 /// # Errors
 /// Where the configuration is wrong.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
-    let config = Config::load(&paths.config_dir)?;
+    // 2 would say that a check is critical.
+    let config = Config::load(&paths.config_dir)
+        .map_err(|error| Exit { status: exit::UNSUPPORTED, message: exit::chain(&error.into()) })?;
     let caps = client::get::<api::Status>(&paths.socket(), "/v1/status").is_ok_and(|status| status.caps.in_force);
     let roots = paths.roots();
     // The probe may take its two seconds; the rest is read meanwhile.

@@ -114,7 +114,9 @@ pub(super) fn governor(inventory: &Inventory) -> Check {
 pub(super) fn clocksource(inventory: &Inventory) -> Check {
     let (id, title) = ("clocksource", "clock source");
     match inventory.cpus.clocksource.as_str() {
-        "" => Check::new(id, title, State::Unknown, "cannot be read"),
+        "" => Check::new(id, title, State::Unknown, "cannot be read")
+            .costs("about 1 us a reading, several readings a packet, where it is not the TSC", "")
+            .remedy("mount sysfs, and look at /sys/devices/system/clocksource/clocksource0/current_clocksource"),
         // kvm-clock, Hyper-V's page and the ARM counter are read without leaving the CPU too.
         name @ ("tsc" | "kvm-clock" | "hyperv_clocksource_tsc_page" | "arch_sys_counter") => {
             Check::new(id, title, State::Ok, name)
@@ -131,7 +133,9 @@ pub(super) fn smt(inventory: &Inventory) -> Check {
     let (id, title) = ("smt", "hyper-threads");
     match inventory.cpus.smt_active {
         Some(false) => Check::new(id, title, State::Ok, "no two CPUs share a core"),
-        None => Check::new(id, title, State::Unknown, "the kernel does not say"),
+        None => Check::new(id, title, State::Unknown, "the kernel does not say")
+            .costs("a bulk thread on a sibling slows an RT thread, by up to half", "")
+            .remedy("mount sysfs, and look whether lscpu has more than one thread a core"),
         Some(true) => Check::new(id, title, State::Warning, "two CPUs share each core")
             .costs("a bulk thread on the sibling slows an RT thread, by up to half", "")
             .remedy("echo off > /sys/devices/system/cpu/smt/control, or boot with nosmt"),
