@@ -280,7 +280,7 @@ mod tests {
             ("[busypoll]\nadaptive = true\nbound = nan\n", 3, "at most 1"),
             ("[busypoll]\nadaptive = true\nlinger_ms = 1\n", 3, "10 to 60000"),
             ("[busypoll]\nbound = 0.5\n", 2, "adaptive = true"),
-            ("method = \"outsourcing\"\n", 1, "not in this version"),
+            ("method = \"outsourcing\"\n", 1, "`ontime device`"),
             ("method = \"best\"\n", 1, "vanilla"),
             ("exclusive_cpu = 9000\n", 1, "8191"),
             ("exclusive_cpu = -1\n", 1, ""),

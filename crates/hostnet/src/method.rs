@@ -40,9 +40,9 @@ pub enum Method {
 /// Why a text names no method of this version.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum MethodError {
-    /// A method of the papers that a later version will have.
-    #[error("method '{0}' is not in this version; it has {names}", names = Method::names())]
-    NotInThisVersion(&'static str),
+    /// A method of the papers that is not of the packet path.
+    #[error("'outsourcing' is no method of the packet path: it is `partitioned` and an `ontime device` for the VM; methods are {names}", names = Method::names())]
+    Outsourcing,
     /// No method.
     #[error("'{0}' is not a method; this version has {names}", names = Method::names())]
     Unknown(String),
@@ -82,8 +82,6 @@ impl Method {
         Method::FqCodel,
         Method::Credit,
     ];
-    /// Methods whose names are kept for later versions.
-    pub const RESERVED: [&'static str; 1] = ["outsourcing"];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -138,10 +136,7 @@ impl FromStr for Method {
         if let Some(method) = Method::ALL.into_iter().find(|method| method.name() == text) {
             return Ok(method);
         }
-        match Method::RESERVED.into_iter().find(|name| *name == text) {
-            Some(name) => Err(MethodError::NotInThisVersion(name)),
-            None => Err(MethodError::Unknown(text.to_owned())),
-        }
+        Err(if text == "outsourcing" { MethodError::Outsourcing } else { MethodError::Unknown(text.to_owned()) })
     }
 }
 
@@ -163,11 +158,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_go_round_and_reserved_ones_say_so() {
+    fn names_go_round_and_others_say_so() {
         for method in Method::ALL {
             assert_eq!(method.name().parse(), Ok(method));
         }
-        assert_eq!("outsourcing".parse::<Method>(), Err(MethodError::NotInThisVersion("outsourcing")));
+        assert_eq!("outsourcing".parse::<Method>(), Err(MethodError::Outsourcing));
         assert_eq!("Vanilla".parse::<Method>(), Err(MethodError::Unknown("Vanilla".to_owned())));
     }
 

@@ -337,7 +337,7 @@ fn methods_are_switched_tried_and_refused() {
     assert!(site.protected());
     let status = site.json(&["status", "--json"]);
     assert_eq!((&status["method"], &status["method_by"]), (&"vanilla".into(), &"request".into()));
-    for (method, word) in [("outsourcing", "not in this version"), ("fast", "partitioned")] {
+    for (method, word) in [("outsourcing", "`ontime device`"), ("fast", "partitioned")] {
         let refused = site.run(&["apply", "--method", method]);
         assert_eq!(refused.status.code(), Some(2));
         assert!(String::from_utf8(refused.stderr).unwrap().contains(word));
