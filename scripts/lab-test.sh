@@ -29,31 +29,35 @@ status_and_files_come_back() {
     [ $? -eq 7 ] && [ "$(cat "$work/files/files/kept")" = kept ] && [ -s "$work/files/console.log" ]
 }
 
-nothing_stays_behind() {
-    "$ontime" lab run --out "$work/killed" -- sleep 600 &
+# Runs a lab in $work/$1, and sends it a signal when it is up.
+signalled() { # NAME SIGNAL
+    mkdir -p "$work/$1"
+    TMPDIR=$work/$1 "$ontime" lab run -- sleep 600 &
     first=$!
-    for _ in $(seq 300); do [ -S "$work/killed/agent.sock" ] && break; sleep 0.1; done
+    for _ in $(seq 300); do ls "$work/$1"/*/agent.sock > /dev/null 2>&1 && break; sleep 0.1; done
     sleep 3
-    kill -9 $first
-    wait $first
-    for _ in $(seq 50); do
-        pgrep -f "$work/killed" > /dev/null || return 0
-        sleep 0.1
-    done
-    echo "processes of the killed lab still run:"
-    pgrep -af "$work/killed"
-    return 1
-}
-
-# Its directory neither.
-an_interrupted_lab_leaves_nothing() {
-    mkdir "$work/interrupted"
-    TMPDIR=$work/interrupted "$ontime" lab run -- sleep 600 &
-    first=$!
-    for _ in $(seq 300); do ls "$work"/interrupted/*/agent.sock > /dev/null 2>&1 && break; sleep 0.1; done
-    kill -TERM $first
+    kill "-$2" $first
     status=0
     wait $first || status=$?
+}
+
+# A killed one leaves its directory, which the next lab removes.
+nothing_stays_behind() {
+    lsns -n -t net -o NS > "$work/namespaces"
+    signalled killed KILL
+    for _ in $(seq 50); do
+        pgrep -f "$work/killed" > /dev/null || break
+        sleep 0.1
+    done
+    ! pgrep -af "$work/killed" || return 1
+    lsns -n -t net -o NS | diff "$work/namespaces" - || return 1
+    [ -n "$(ls "$work/killed")" ] && touch -d '2 minutes ago' "$work"/killed/* && signalled killed INT
+    [ $status -eq 130 ] && [ -z "$(ls "$work/killed")" ] && ! pgrep -af "$work/killed" &&
+        lsns -n -t net -o NS | diff "$work/namespaces" -
+}
+
+an_interrupted_lab_leaves_nothing() {
+    signalled interrupted TERM
     [ $status -eq 143 ] && [ -z "$(ls "$work/interrupted")" ] && ! pgrep -f "$work/interrupted"
 }
 
@@ -63,8 +67,9 @@ a_panic_is_told() {
 }
 
 too_long_is_told() {
-    "$ontime" lab run --timeout 3 -- sleep 600
-    [ $? -eq 124 ]
+    mkdir "$work/long"
+    TMPDIR=$work/long "$ontime" lab run --timeout 3 -- sleep 600
+    [ $? -eq 124 ] && [ -z "$(ls "$work/long")" ]
 }
 
 # In the emulated host: scripts/lab/NAME.sh, with what the scripts there share in /lab.
@@ -112,6 +117,14 @@ polls_are_short_on_an_old_kernel() { inside napi-weight --kernel 6.12-rt --host-
 a_send_waits_for_short_polls_only() { inside napi-wait --kernel 6.12-rt --host-module --client 'sh napi-wait-client.sh'; }
 rt_queues_are_polled_on_an_old_kernel() { inside host-poll --kernel 6.12-rt --host-module --clock real --cpus 2; }
 levels_have_their_places() { inside levels; }
+# The test of the crate, as cargo builds it, on a kernel whose process namespaces have numbers of their own.
+a_reused_thread_number_is_not_left_changed() {
+    test=$(cargo test -q --manifest-path "$here/../Cargo.toml" -p ontime-tenants --test reuse --no-run --message-format json |
+        sed -n 's/.*"executable":"\([^"]*reuse[^"]*\)".*/\1/p' | tail -n 1)
+    mkdir -p "$work/reuse/files" && cp "$test" "$work/reuse/files/reuse" || return 1
+    "$ontime" lab run --out "$work/reuse" -- /lab/reuse --nocapture | tee "$work/reuse.said"
+    ! grep -q SKIPPED "$work/reuse.said" && sed -n 's/.*\(placed [0-9]\)/figures: \1/p' "$work/reuse.said" | grep .
+}
 busypoll_takes_no_interrupts() { inside busypoll --clock real --cpus 2; }
 qdiscs_are_set_and_given_back() { inside qdiscs; }
 tenants_are_found_placed_and_followed() { inside tenants; }
@@ -166,7 +179,7 @@ path_holds_under_traffic_and_faults() { inside path --timeout $((1800 + 60 * ${C
 #                               readers of the polled one do, and the host with them
 for test in ${wanted:-status_and_files_come_back a_panic_is_told too_long_is_told a_hang_is_told nothing_stays_behind \
     an_interrupted_lab_leaves_nothing lockdown_is_said kernels_boot_and_an_old_one_is_said real_clock_has_two_cpus a_spinning_vm_leaves_the_rest \
-    levels_have_their_places qdiscs_are_set_and_given_back tenants_are_found_placed_and_followed \
+    levels_have_their_places a_reused_thread_number_is_not_left_changed qdiscs_are_set_and_given_back tenants_are_found_placed_and_followed \
     a_podman_container_has_its_place \
     path_holds_under_traffic_and_faults}; do
     check $test

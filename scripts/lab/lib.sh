@@ -35,11 +35,16 @@ snapshot() { # every knob that the daemon may touch, by name, of threads that ar
         echo "$name $(chrt -p "${task##*/}" 2> /dev/null | sed 's/pid [0-9]*//' | tr '\n' ' ')$(taskset -p "${task##*/}" 2> /dev/null | sed 's/.*mask//')"
     done | sort
     for file in /sys/class/net/*/threaded /sys/class/net/*/queues/tx-*/xps_cpus /proc/sys/net/core/skb_defer_max \
+        /proc/sys/net/core/dev_weight /proc/irq/default_smp_affinity \
         /proc/sys/kernel/sched_rt_runtime_us /sys/module/kvm/parameters/halt_poll_ns /proc/irq/*/smp_affinity_list \
         /sys/kernel/debug/sched/*_server/cpu*/runtime; do
         [ -e "$file" ] && echo "$file $(cat "$file" 2> /dev/null)"
     done
     for nic in /sys/class/net/*; do tc qdisc show dev "${nic##*/}" | sed "s/^/${nic##*/} /; s/ qdisc \([a-z_]*\) [0-9a-f]*:/ \1/"; done
+    for nic in /sys/class/net/*; do
+        for side in ingress egress; do tc filter show dev "${nic##*/}" $side 2> /dev/null | sed "s/^/${nic##*/} $side /"; done
+        { ethtool -c "${nic##*/}"; ethtool -k "${nic##*/}"; } 2> /dev/null | sed -n "s/^\(rx-usecs\|.*-offload\):/${nic##*/} \1/p"
+    done
     true
 }
 metrics() { # the daemon's

@@ -8,7 +8,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum LabError {
     /// A file or directory of the lab.
-    #[error("{what} {path}: {source}", path = path.display())]
+    #[error("{what} {path}: {source}{remedy}", path = path.display(), remedy = remedy(source))]
     File {
         /// What was tried.
         what: &'static str,
@@ -39,7 +39,8 @@ pub enum LabError {
     #[error("the lab makes network namespaces and disks: run it as root")]
     NotRoot,
     /// The images could not be built.
-    #[error("the lab's images could not be built; the last lines of {log}:\n{tail}", log = log.display())]
+    #[error("the lab's images could not be built: is there a network, a Debian mirror in apt's configuration, and 6 GB of disk? \
+             `ontime lab images` begins anew; the last lines of {log}:\n{tail}", log = log.display())]
     Images {
         /// The build's log.
         log: PathBuf,
@@ -88,6 +89,18 @@ pub enum LabError {
     /// A machine that cannot be.
     #[error("{0}")]
     Machine(String),
+}
+
+/// What can be done about what the system said of a file; empty where that says it.
+fn remedy(source: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind as K;
+    match source.kind() {
+        K::StorageFull | K::QuotaExceeded => {
+            "; make room there, or give another place: TMPDIR for what a run writes, ONTIME_LAB_CACHE for images"
+        }
+        K::ReadOnlyFilesystem => "; give another place: TMPDIR for what a run writes, ONTIME_LAB_CACHE for images",
+        _ => "",
+    }
 }
 
 /// `map_err` for file operations.

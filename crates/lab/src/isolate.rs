@@ -41,9 +41,7 @@ pub fn enter() -> Result<PathBuf, LabError> {
     if let Some(dir) = env::var_os(MARK) {
         return Ok(dir.into());
     }
-    if !rustix::process::geteuid().is_root() {
-        return Err(LabError::NotRoot);
-    }
+    possible()?;
     let base = env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
     remove_abandoned(&base);
     let dir = tempfile::Builder::new().prefix(PREFIX).tempdir_in(&base).map_err(file("make a directory in", &base))?;
@@ -58,6 +56,14 @@ pub fn enter() -> Result<PathBuf, LabError> {
     let (status, interrupted) = attend(&mut signals, unshare);
     end(dir, interrupted);
     process::exit(status)
+}
+
+/// Whether this process may make the lab's namespaces and images.
+///
+/// # Errors
+/// [`LabError::NotRoot`].
+pub fn possible() -> Result<(), LabError> {
+    if rustix::process::geteuid().is_root() { Ok(()) } else { Err(LabError::NotRoot) }
 }
 
 /// Leaves the directory that [`enter`] gave there when the command ends, where `named` lies in it: a message names it.

@@ -90,6 +90,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         Command::Agent => agent::inside::serve().map(|()| ExitCode::SUCCESS).map_err(unsupported),
         Command::Images => images().map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
+            run.machine().check()?;
             // Here, where there is a network: the namespaces have none.
             let images = images()?;
             if run.host_module {
@@ -98,6 +99,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
             run_command(run, &images, &isolate::enter().map_err(unsupported)?)
         }
         Command::Shell(host) => {
+            machine(host, Console::Terminal).check()?;
             let images = images()?;
             shell(host, &images, &isolate::enter().map_err(unsupported)?)
         }
@@ -106,6 +108,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
 
 /// The lab's images, built first where they are missing, with progress on standard error.
 pub fn images() -> anyhow::Result<Images> {
+    isolate::possible().map_err(unsupported)?;
     Ok(Images::ready(&mut |line| eprintln!("{line}"))?)
 }
 
@@ -123,6 +126,14 @@ pub fn host_module(images: &Images, kernel: Kernel) -> anyhow::Result<()> {
     Ok(())
 }
 
+impl Run {
+    fn machine(&self) -> Machine {
+        let mut machine = machine(&self.host, Console::Log);
+        machine.silence_seconds = self.silence;
+        machine
+    }
+}
+
 fn machine(host: &Host, console: Console) -> Machine {
     let mut machine = Machine::new(host.clock, host.kernel);
     machine.cpus = host.cpus.unwrap_or(machine.cpus);
@@ -133,9 +144,7 @@ fn machine(host: &Host, console: Console) -> Machine {
 }
 
 fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<ExitCode> {
-    let mut machine = machine(&run.host, Console::Log);
-    machine.silence_seconds = run.silence;
-    machine.check()?;
+    let machine = run.machine();
     let dir = run.host.out.as_deref().unwrap_or(scratch);
     if run.host_module {
         if !machine.kernel.takes_host_module() {
@@ -160,7 +169,9 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
     drop(client);
     match status {
         Ok(status) => {
-            lab.power_off()?;
+            if let Err(error) = lab.power_off() {
+                return failed(error, dir);
+            }
             Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
         }
         Err(error) => {
@@ -193,16 +204,21 @@ fn failed(error: LabError, dir: &Path) -> anyhow::Result<ExitCode> {
     if matches!(error, LabError::NotRoot | LabError::Program { .. }) {
         return Err(unsupported(error));
     }
-    isolate::keep(dir);
     let status = if matches!(error, LabError::Timeout { .. }) { TIMED_OUT } else { LAB_FAILED };
+    if status == LAB_FAILED {
+        isolate::keep(dir);
+    }
     Err(Exit { status, message: error.to_string() }.into())
 }
 
 fn shell(host: &Host, images: &Images, scratch: &Path) -> anyhow::Result<ExitCode> {
     let machine = machine(host, Console::Terminal);
-    machine.check()?;
     let binary = std::env::current_exe().context("this program")?;
-    let lab = Lab::start(&machine, images, host.out.as_deref().unwrap_or(scratch), &binary)?;
+    let dir = host.out.as_deref().unwrap_or(scratch);
+    let lab = match Lab::start(&machine, images, dir, &binary) {
+        Ok(lab) => lab,
+        Err(error) => return failed(error, dir),
+    };
     Ok(ExitCode::from(u8::try_from(lab.wait()?).unwrap_or(1)))
 }
 
