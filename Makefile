@@ -39,6 +39,8 @@ exclusive: release images
 		--requests $(REQUESTS) --json $(REPORT)/exclusive.json --html $(REPORT)/exclusive.html
 
 lint: setup
+	@cargo fmt --version && cargo clippy --version || { echo "lint: rustfmt or clippy is missing; Debian: apt-get install rustfmt" \
+		"rust-clippy; rustup: rustup component add rustfmt clippy" >&2; exit 3; }
 	cargo fmt --all -- --check
 	cargo clippy --workspace --all-targets -- -D warnings
 

@@ -3,6 +3,7 @@ work=$(mktemp -d)
 # In the user land there is no such directory; DKMS fails without it.
 unset TMPDIR
 trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
 fail() { echo "${0##*/}: $*" >&2; exit 3; }
 
 land() { # KERNEL...: sets root and versions

@@ -21,6 +21,7 @@ mirror=$(apt-get indextargets --format '$(REPO_URI) $(LABEL) $(ORIGIN) $(CODENAM
 # An apt of its own, so that the system's is left alone.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
 mkdir -p "$work/lists/partial" "$work/archives/partial" "$cache"
 for suite in trixie trixie-backports; do echo "deb [signed-by=$keyring] $mirror $suite main"; done > "$work/sources.list"
 own_apt() {

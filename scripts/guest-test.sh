@@ -15,6 +15,7 @@ wake=idle
 case $words in *wake=interrupt* | *direct*) wake=interrupt ;; esac
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
 ls "$modules"/*-cloud-amd64/ontime.ko > /dev/null 2>&1 || "$here/guest-module.sh" "$modules"
 disk=$("$here/guest-image.sh")
 

@@ -21,6 +21,7 @@ export http_proxy https_proxy
 src() { echo "deb [signed-by=$keyring] $mirror $1 main"; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
 mkdir -p "$work/lists/partial" "$work/archives/partial"
 { src trixie; src trixie-backports; } > "$work/sources.list"
 own_apt() {

@@ -12,7 +12,7 @@ esac
 packages="gcc libc6-dev linux-libc-dev libclang-dev pkg-config make
     mmdebstrap debian-archive-keyring busybox-static cpio zstd xz-utils e2fsprogs python3-minimal kmod
     iproute2 iperf3 procps util-linux ethtool
-    memcached qemu-system-x86 sip-tester sockperf tcpdump systemd"
+    curl memcached qemu-system-x86 sip-tester sockperf tcpdump systemd"
 missing=
 for package in $packages; do
     dpkg-query -W -f '${Status}\n' "$package" 2> /dev/null | grep -q '^install ok installed$' || missing="$missing $package"
@@ -21,12 +21,13 @@ if [ -n "$missing" ]; then
     echo "setup: installing$missing"
     export DEBIAN_FRONTEND=noninteractive
     log=$(mktemp)
+    trap 'rm -f "$log"' EXIT
+    trap 'exit 130' INT TERM
     apt-get update > "$log" 2>&1 && apt-get install -y --no-install-recommends $missing >> "$log" 2>&1 || {
         tail -n 20 "$log" >&2
-        echo "setup: apt-get could not install$missing" >&2
+        echo "setup: apt-get could not install$missing: is there a network, and a mirror in /etc/apt?" >&2
         exit 3
     }
-    rm -f "$log"
 fi
 
 if ! command -v cargo > /dev/null || ! cargo --version | awk '{split($2, v, "."); exit !(v[1] > 1 || v[2] >= 85)}'; then

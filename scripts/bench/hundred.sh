@@ -11,6 +11,7 @@ here=$(dirname "$0")
 seconds=${2:-60}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
 mount -t sysfs sysfs /sys
 mkdir -p "$work/run" "$work/state" "$work/etc" "$work/debug"
 printf '[[tenant]]\nname = "vm*0"\nclass = "rt"\n' > "$work/etc/tenants.toml"
