@@ -63,6 +63,17 @@ pub struct Site {
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
+/// Namespaces of tests that were interrupted: `ontime-PID-NUMBER...` of processes that are no more.
+fn remove_abandoned() {
+    for name in fs::read_dir("/run/netns").into_iter().flatten().flatten().map(|entry| entry.file_name()) {
+        let name = name.to_string_lossy();
+        let owner = name.strip_prefix("ontime-").and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            let _ = Command::new("ip").args(["netns", "delete", &name]).status();
+        }
+    }
+}
+
 /// The fair server's runtime in the made-up debugfs, as the kernel has it.
 pub const FAIR: &str = "50000000";
 
@@ -73,6 +84,7 @@ impl Site {
         for name in ["run", "state", "etc", "debug"] {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
+        remove_abandoned();
         let netns = format!("ontime-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
         assert!(Command::new("ip").args(["netns", "add", &netns]).status().unwrap().success());
         let site = Self { _alone: alone, dir, netns };
