@@ -218,6 +218,32 @@ fn a_spinning_guest_is_held_to_its_cap_and_given_its_place_back_when_the_daemon_
 }
 
 #[test]
+fn a_spinning_guest_that_becomes_bulk_is_given_back_and_not_watched_at_its_former_place() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let name = name("becomes-bulk");
+    site.configure("tenants.toml", &rt(&name));
+    let guest = Guest::spinning(&name);
+    guest.vcpu();
+    let daemon = Daemon::start(&site);
+    site.poke();
+    until("it has its place", || (guest.policy() == (FIFO, 47)).then_some(()));
+    site.configure("tenants.toml", "");
+    daemon.signal(Signal::HUP);
+    until("it is an ordinary thread", || (guest.policy() == (libc::SCHED_OTHER, 0)).then_some(()));
+    // As long as some pauses would take.
+    for _ in 0..200 {
+        std::thread::sleep(Duration::from_millis(5));
+        assert_eq!(guest.policy(), (libc::SCHED_OTHER, 0));
+    }
+    let status = site.json(&["status", "--json"]);
+    let watched = status["caps"]["threads"].as_array().unwrap();
+    assert!(watched.iter().all(|thread| thread["of"] != name.as_str()), "{watched:?}");
+}
+
+#[test]
 fn a_bad_configuration_is_refused_with_its_place_and_the_old_one_stays() {
     if !possible() {
         return;

@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use ontime_hostnet::rules::polling_nics;
-use ontime_hostnet::{self as hostnet, Inherited, Intent, Inventory, Journal, Method, NicId, Paused, Plan};
+use ontime_hostnet::{
+    self as hostnet, Inherited, Intent, Inventory, Journal, Knob, Method, NicId, Paused, Plan, Value,
+};
 use ontime_sched::Settled;
 use ontime_tenants::{Discovery, Sources, discover};
 
@@ -72,6 +74,17 @@ impl Look {
         if self.intent.caps_in_force != caps {
             self.intent.caps_in_force = caps;
             self.plan_again(Some(journal));
+        }
+    }
+
+    /// Takes threads to have what this pass gives back to them: who watches them where they still are would put them there again.
+    pub(super) fn expect_given_back(&mut self, journal: &Journal) {
+        let wanted: BTreeSet<String> = self.plan.settings.iter().map(|setting| setting.knob.key()).collect();
+        for thread in self.found.tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {
+            let knob = Knob::ThreadPolicy { thread: thread.id, comm: thread.comm.clone() };
+            if let (false, Some(Value::Policy(original))) = (wanted.contains(&knob.key()), journal.original(&knob)) {
+                thread.policy = *original;
+            }
         }
     }
 

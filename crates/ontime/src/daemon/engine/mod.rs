@@ -246,6 +246,7 @@ impl Engine {
                 return Err(Incomplete(why.to_owned()));
             }
             *look = seen;
+            look.expect_given_back(journal);
             found = Some(look.found.clone());
             *watches = Watches::of(&look.plan, &look.found.tenants, &look.intent, kernel);
             let all_capped = watches.list.iter().all(|watch| capped.contains(&watch.id));
