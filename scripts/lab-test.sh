@@ -117,13 +117,16 @@ polls_are_short_on_an_old_kernel() { inside napi-weight --kernel 6.12-rt --host-
 a_send_waits_for_short_polls_only() { inside napi-wait --kernel 6.12-rt --host-module --client 'sh napi-wait-client.sh'; }
 rt_queues_are_polled_on_an_old_kernel() { inside host-poll --kernel 6.12-rt --host-module --clock real --cpus 2; }
 levels_have_their_places() { inside levels; }
-# The test of the crate, as cargo builds it, on a kernel whose process namespaces have numbers of their own.
+# The test of the crate, as cargo builds it, on a kernel whose process namespaces have numbers of their own. With one CPU no thread ends while
+# another places it.
 a_reused_thread_number_is_not_left_changed() {
     test=$(cargo test -q --manifest-path "$here/../Cargo.toml" -p ontime-tenants --test reuse --no-run --message-format json |
         sed -n 's/.*"executable":"\([^"]*reuse[^"]*\)".*/\1/p' | tail -n 1)
     mkdir -p "$work/reuse/files" && cp "$test" "$work/reuse/files/reuse" || return 1
-    "$ontime" lab run --out "$work/reuse" -- /lab/reuse --nocapture | tee "$work/reuse.said"
-    ! grep -q SKIPPED "$work/reuse.said" && sed -n 's/.*\(placed [0-9]\)/figures: \1/p' "$work/reuse.said" | grep .
+    "$ontime" lab run --clock real --cpus 2 --out "$work/reuse" -- /lab/reuse --nocapture > "$work/reuse.said"
+    status=$?
+    cat "$work/reuse.said"
+    [ $status -eq 0 ] && sed -n 's/.*\(placed [1-9]\)/figures: \1/p' "$work/reuse.said" | grep .
 }
 busypoll_takes_no_interrupts() { inside busypoll --clock real --cpus 2; }
 qdiscs_are_set_and_given_back() { inside qdiscs; }
