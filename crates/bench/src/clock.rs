@@ -58,6 +58,8 @@ const SCALES: std::ops::RangeInclusive<f64> = 1e-3..=1e4;
 #[derive(Debug)]
 pub struct ClockModel {
     seen: VecDeque<(u64, u64)>,
+    /// The first pair of all.
+    first: Option<(u64, u64)>,
     scale: f64,
     latest_ns: u64,
 }
@@ -66,7 +68,7 @@ impl ClockModel {
     /// A model that supposes `scale` real seconds a virtual second until it has seen better.
     pub fn new(scale: f64) -> Self {
         let scale = if scale.is_finite() { scale.clamp(*SCALES.start(), *SCALES.end()) } else { 1.0 };
-        Self { seen: VecDeque::new(), scale, latest_ns: 0 }
+        Self { seen: VecDeque::new(), first: None, scale, latest_ns: 0 }
     }
 
     /// At real time `real_ns` the virtual clock was seen at `virtual_ns` or later. Older news is ignored.
@@ -75,6 +77,7 @@ impl ClockModel {
             return;
         }
         self.seen.push_back((real_ns, virtual_ns));
+        self.first.get_or_insert((real_ns, virtual_ns));
         // One pair older than the memory stays, so that the scale always spans at least the memory.
         while self.seen.get(1).is_some_and(|&(real, _)| real_ns - real >= MEMORY_NS) {
             self.seen.pop_front();
@@ -88,12 +91,27 @@ impl ClockModel {
     }
 
     /// The virtual time at real time `real_ns`, ns; never goes back. 0 until something was observed.
+    ///
+    /// Without news it goes on as it last went, and after a while at the speed it had on the whole: it may have stood still when it was seen
+    /// last, and who waits for it to go on, and is the only one who sends, would see no news for ever.
     pub fn now_ns(&mut self, real_ns: u64) -> u64 {
         if let Some(&(real, virtual_ns)) = self.seen.back() {
-            let since = real_ns.saturating_sub(real) as f64 / self.scale;
-            self.latest_ns = self.latest_ns.max(virtual_ns.saturating_add(since as u64));
+            let since = real_ns.saturating_sub(real);
+            let lately = since.min(MEMORY_NS);
+            let passed = lately as f64 / self.scale + (since - lately) as f64 / self.scale.min(self.on_the_whole());
+            self.latest_ns = self.latest_ns.max(virtual_ns.saturating_add(passed as u64));
         }
         self.latest_ns
+    }
+
+    /// Real seconds a virtual second, since the first news; infinite where that is too short to tell.
+    fn on_the_whole(&self) -> f64 {
+        match (self.first, self.seen.back()) {
+            (Some((first_real, first)), Some(&(real, last))) if last - first >= LEAST_NS => {
+                ((real - first_real) as f64 / (last - first) as f64).max(*SCALES.start())
+            }
+            _ => f64::INFINITY,
+        }
     }
 
     /// Real seconds a virtual second.
@@ -195,6 +213,23 @@ mod tests {
             model.observe(real, virtual_ns);
         }
         assert!((model.scale() - 10.0).abs() < 0.2, "{}", model.scale());
+    }
+
+    #[test]
+    fn a_clock_that_stood_still_when_it_was_seen_last_is_not_waited_for_for_ever() {
+        let mut model = ClockModel::new(1.0);
+        for step in 0..1_000_u64 {
+            model.observe(step * 70_000_000, step * 10_000_000);
+        }
+        // The emulator has no CPU for 20 s.
+        let (real, seen) = (69_930_000_000 + 20_000_000_000, 9_990_000_000 + 2_000_000);
+        model.observe(real, seen);
+        assert!(model.scale() > 1_000.0, "{}", model.scale());
+        let later = model.now_ns(real + 20_000_000_000) - seen;
+        assert!(
+            (1_500_000_000..2_500_000_000).contains(&later),
+            "{later} ns in 20 s of a clock that takes 9 s a second on the whole"
+        );
     }
 
     #[test]
