@@ -1,7 +1,7 @@
 # Two commands for a newcomer: `make demo` and `make test`. Both do all set-up themselves.
 
 REPORT ?= target/report
-REQUESTS ?= 250
+REQUESTS ?= 150
 ONTIME = target/release/ontime
 
 .PHONY: demo test endurance hundred figures exclusive lint setup release images clean

@@ -1,4 +1,4 @@
-//! Bulk traffic of the experiments, from this process's namespace: iperf3, whose server runs in the bulk VMs; and bare small packets,
+//! Bulk traffic of the experiments, from this process's namespace: iperf3, whose server runs in the bulk VMs; and bare packets,
 //! under which iperf3's own control connection would starve.
 //!
 //! In: the VMs, what flows, the capture that shows it. Out: a [`Flood`] that flows, ended by [`Flood::stop`] or with its value.
@@ -36,14 +36,26 @@ pub enum Kind {
         /// Connections.
         streams: u8,
     },
-    /// The VM is sent UDP datagrams of 16 bytes, [`SMALL_RATE`] a second of real time: more than an emulated host can take.
-    ReceiveSmall,
-    /// The VM sends such datagrams as fast as it can: iperf3 sends none of 1 byte, and both are the same frame of minimal length.
-    SendSmall,
+    /// The VM is sent UDP datagrams, [`RATE`] a second of real time: more than an emulated host can take.
+    ReceiveUdp {
+        /// Of so many bytes: [`SMALL`] or [`LARGE`].
+        bytes: u16,
+    },
+    /// The VM sends UDP datagrams.
+    SendUdp {
+        /// Of so many bytes: [`SMALL`] or [`LARGE`].
+        bytes: u16,
+        /// So many a second of its own time; `None`: as fast as it can.
+        rate: Option<u32>,
+    },
 }
 
+/// Payload of a small datagram, bytes: iperf3 sends none of 1 byte, and both are the same frame of minimal length.
+pub const SMALL: u16 = 16;
+/// Payload of the largest datagram that an MTU of 1,500 takes in one frame, bytes.
+pub const LARGE: u16 = 1_472;
 /// Datagrams a second of real time to each VM.
-pub const SMALL_RATE: u32 = 200_000;
+pub const RATE: u32 = 200_000;
 /// Datagrams in a row at most, between two sleeps of a millisecond: what a tap's queue takes. A sender that was kept from running
 /// makes good for that much.
 const BURST: u128 = 1_000;
@@ -57,7 +69,7 @@ enum Flow {
     /// A test that runs until it is stopped.
     Iperf3(Child),
     /// A thread that sends until it is told.
-    Small { stop: Arc<AtomicBool>, sender: JoinHandle<()> },
+    Datagrams { stop: Arc<AtomicBool>, sender: JoinHandle<()> },
 }
 
 impl Flood {
@@ -129,7 +141,7 @@ impl Kind {
     fn flowing(self) -> u64 {
         match self {
             Kind::Receive { .. } | Kind::Send { .. } => 2_000_000,
-            Kind::ReceiveSmall | Kind::SendSmall => 200_000,
+            Kind::ReceiveUdp { .. } | Kind::SendUdp { .. } => 200_000,
         }
     }
 }
@@ -139,15 +151,19 @@ impl Flow {
         match kind {
             Kind::Receive { streams } => iperf3(address, &["-P", &streams.to_string()]),
             Kind::Send { streams } => iperf3(address, &["-R", "-P", &streams.to_string()]),
-            Kind::SendSmall => iperf3(address, &["-R", "-u", "-b", "0", "-l", "16"]),
-            Kind::ReceiveSmall => small(address),
+            Kind::SendUdp { bytes, rate } => {
+                // iperf3 counts the payload's bits; 0 is without limit.
+                let bits = rate.map_or(0, |rate| u64::from(rate) * u64::from(bytes) * 8);
+                iperf3(address, &["-R", "-u", "-b", &bits.to_string(), "-l", &bytes.to_string()])
+            }
+            Kind::ReceiveUdp { bytes } => datagrams(address, bytes),
         }
     }
 
     fn has_ended(&mut self) -> bool {
         match self {
             Flow::Iperf3(client) => client.try_wait().ok().flatten().is_some(),
-            Flow::Small { sender, .. } => sender.is_finished(),
+            Flow::Datagrams { sender, .. } => sender.is_finished(),
         }
     }
 
@@ -158,7 +174,7 @@ impl Flow {
                 let _ = kill_process(Pid::from_child(&client), Signal::INT);
                 let _ = client.wait();
             }
-            Flow::Small { stop, sender } => {
+            Flow::Datagrams { stop, sender } => {
                 stop.store(true, Ordering::Relaxed);
                 let _ = sender.join();
             }
@@ -177,7 +193,7 @@ impl Flow {
                 }
                 format!("iperf3 said: {}", said.trim())
             }
-            Flow::Small { .. } => {
+            Flow::Datagrams { .. } => {
                 self.end();
                 "nothing was captured".to_owned()
             }
@@ -200,23 +216,24 @@ fn iperf3(address: &str, arguments: &[&str]) -> Result<Flow, MeasureError> {
 }
 
 /// Nobody needs to listen: the path to the VM and the VM's stack are what is loaded.
-fn small(address: &str) -> Result<Flow, MeasureError> {
+fn datagrams(address: &str, bytes: u16) -> Result<Flow, MeasureError> {
     let failed = |source| MeasureError::File { path: format!("UDP to {address}").into(), source };
     let socket = UdpSocket::bind("0.0.0.0:0").map_err(failed)?;
     socket.connect((address, PORT)).map_err(failed)?;
+    let payload = vec![0; usize::from(bytes)];
     let stop = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&stop);
     let sender = thread::Builder::new().name("flood".to_owned()).spawn(move || {
         let mut last = Instant::now();
         while !told.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(1));
-            let due = last.elapsed().as_micros() * u128::from(SMALL_RATE) / 1_000_000;
+            let due = last.elapsed().as_micros() * u128::from(RATE) / 1_000_000;
             last = Instant::now();
             for _ in 0..due.min(BURST) {
                 // "Port unreachable" comes back from a VM that finds the time; a full queue drops. Neither ends a flood.
-                let _ = socket.send(&[0; 16]);
+                let _ = socket.send(&payload);
             }
         }
     });
-    sender.map(|sender| Flow::Small { stop, sender }).map_err(failed)
+    sender.map(|sender| Flow::Datagrams { stop, sender }).map_err(failed)
 }

@@ -68,6 +68,20 @@ pub struct Site {
     pub binary: PathBuf,
 }
 
+/// Huge pages of an experiment's VM.
+const VM_PAGES: u32 = 96;
+/// The emulated host's own memory, and its VMs' emulators', MiB.
+const OWN_MIB: u32 = 3_072;
+
+impl Site {
+    /// Gives the host memory for so many VMs.
+    pub fn with_room_for(mut self, vms: u32) -> Self {
+        self.machine.huge_pages = vms * VM_PAGES;
+        self.machine.memory_mib = self.machine.memory_mib.max(self.machine.huge_pages * 2 + OWN_MIB);
+        self
+    }
+}
+
 /// What an experiment runs on.
 pub enum Ground<'a> {
     /// An emulated host, which it boots.

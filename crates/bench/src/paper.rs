@@ -19,7 +19,7 @@ pub enum PaperError {
     Figures(#[from] toml::de::Error),
     /// No paper has such an experiment.
     #[error(
-        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, vatc, inversion, kbp, memcached, voip, sampled-values, rta-periodic, rta-sporadic, memcached-slo, video, xen-arm"
+        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, vatc, vatc-network, inversion, kbp, memcached, voip, sampled-values, rta-periodic, rta-sporadic, rta-scale, memcached-slo, video, xen-arm"
     )]
     Experiment(String),
 }
@@ -472,11 +472,11 @@ impl Figures {
             // Figure 11 is a plot; its load, and so the whole of its three segments, is Table 3's.
             "segments" => vec![("vanilla", vanilla), ("threaded", threaded)],
             // The text has ratios or no figure.
-            "bulk" | "vatc" | "inversion" | "kbp" | "xen-arm" => Vec::new(),
+            "bulk" | "vatc" | "vatc-network" | "inversion" | "kbp" | "xen-arm" => Vec::new(),
             // No paper has it.
             "sampled-values" => Vec::new(),
             // No response times, or of percentiles only.
-            "rta-periodic" | "rta-sporadic" | "memcached-slo" | "video" => Vec::new(),
+            "rta-periodic" | "rta-sporadic" | "rta-scale" | "memcached-slo" | "video" => Vec::new(),
             _ => return Err(PaperError::Experiment(experiment.to_string())),
         };
         Ok(rows.into_iter().map(|(method, line)| line.row(method, &conditions)).collect())
@@ -489,6 +489,7 @@ impl Figures {
             "rta-sporadic" => return vec![self.rtvirt.periodic(), self.rtvirt.sporadic()],
             "memcached-slo" => return vec![self.rtvirt.memcached()],
             "video" => return vec![self.rtvirt.video()],
+            "rta-scale" => return vec![self.rtvirt.scale()],
             _ => {}
         }
         if experiment == "xen-arm" {
@@ -533,6 +534,21 @@ impl Rtvirt {
         format!(
             "paper (RTVirt, section 4.3, Figure 4; {}; {load}): of {rtas} applications {rtas_with_misses} missed a deadline, the worst {worst_miss_percent} % of its",
             self.host
+        )
+    }
+
+    fn scale(&self) -> String {
+        let Table6 { multi_rta_vms: multi, single_rta_vms: single } = &self.table6;
+        format!(
+            "paper (RTVirt, section 4.5, Tables 5 and 6; {}, 100 s): 10 VMs with 10 applications missed {} % of their deadlines at an overhead of {} % of a CPU (RT-Xen: {} %), \
+             100 VMs with one {} % at {} % (RT-Xen: {} %); overhead is schedule() and context switches",
+            self.host,
+            multi.rtvirt.miss_percent.unwrap_or_default(),
+            multi.rtvirt.percent,
+            multi.rtxen.percent,
+            single.rtvirt.miss_percent.unwrap_or_default(),
+            single.rtvirt.percent,
+            single.rtxen.percent
         )
     }
 
@@ -632,7 +648,7 @@ mod tests {
         assert!(figures.notes("rt-server").is_empty());
         let xen_arm = figures.notes("xen-arm");
         assert!(xen_arm.len() == 1 && xen_arm[0].contains("16 %") && xen_arm[0].contains("60 ms"), "{xen_arm:?}");
-        for experiment in ["bulk", "vatc", "inversion", "kbp", "sampled-values", "xen-arm"] {
+        for experiment in ["bulk", "vatc", "vatc-network", "inversion", "kbp", "sampled-values", "xen-arm"] {
             assert!(figures.rows(experiment).unwrap().is_empty(), "{experiment}");
         }
     }

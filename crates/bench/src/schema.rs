@@ -13,7 +13,7 @@ use crate::stats::Summary;
 use crate::wire::{WireAnalysis, WireCounts};
 
 /// The version that this code writes and reads.
-pub const SCHEMA_VERSION: u32 = 7;
+pub const SCHEMA_VERSION: u32 = 8;
 
 /// Why a report could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -95,11 +95,13 @@ pub enum Load {
     Tcp,
     /// Small UDP packets as fast as they can be sent: nothing slows them down but the host's own drops.
     SmallPackets,
+    /// The same with packets of the size of the MTU.
+    LargePackets,
 }
 
 impl Load {
     /// All of them.
-    pub const ALL: [Load; 3] = [Load::None, Load::Tcp, Load::SmallPackets];
+    pub const ALL: [Load; 4] = [Load::None, Load::Tcp, Load::SmallPackets, Load::LargePackets];
 
     /// As it is written on the command line.
     pub fn name(self) -> &'static str {
@@ -107,6 +109,7 @@ impl Load {
             Load::None => "none",
             Load::Tcp => "tcp",
             Load::SmallPackets => "small-packets",
+            Load::LargePackets => "large-packets",
         }
     }
 
@@ -116,6 +119,7 @@ impl Load {
             Load::None => "no flood",
             Load::Tcp => "TCP flood",
             Load::SmallPackets => "small-packet flood",
+            Load::LargePackets => "large-packet flood",
         }
     }
 
@@ -131,7 +135,7 @@ impl std::str::FromStr for Load {
         Load::ALL
             .into_iter()
             .find(|load| load.name() == text)
-            .ok_or_else(|| format!("load '{text}' is not one of none, tcp, small-packets"))
+            .ok_or_else(|| format!("load '{text}' is not one of none, tcp, small-packets, large-packets"))
     }
 }
 

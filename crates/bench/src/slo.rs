@@ -14,7 +14,7 @@ use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
 use crate::memcached;
 use crate::number;
 use crate::paper::{Figures, Rtvirt};
-use crate::rta::guests::{Guests, Order, Releases, Reservations};
+use crate::rta::guests::{DECLARED_US, Guests, Order, Releases, Reservations};
 use crate::rta::{self, Rta, group};
 use crate::schema::{Load, MethodResult};
 use crate::server::{self, dotted};
@@ -29,10 +29,6 @@ pub const VIDEO_SCALE: u64 = 7;
 pub const NEIGHBOURS: u8 = 9;
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 20;
-/// Pages of memory of a VM.
-const PAGES: u32 = 96;
-/// The host's own memory, and its VMs' emulators', MiB.
-const HOST_MIB: u32 = 3_072;
 
 /// Who is beside the memcached VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,11 +116,8 @@ pub fn name(method: &str, beside: Beside) -> String {
 }
 
 /// Gives the host room for so many VMs that never idle, besides the others.
-pub fn prepare(mut site: Site, neighbours: u8) -> Site {
-    let vms = u32::from(neighbours) + 5;
-    site.machine.huge_pages = vms * PAGES;
-    site.machine.memory_mib = site.machine.memory_mib.max(site.machine.huge_pages * 2 + HOST_MIB);
-    site
+pub fn prepare(site: Site, neighbours: u8) -> Site {
+    site.with_room_for(u32::from(neighbours) + 5)
 }
 
 /// Boots the host and its VMs and measures every method beside everybody. A case that fails is passed to `missing`, and the rest is measured, as
@@ -149,7 +142,7 @@ pub fn measure(
         } else {
             Vec::new()
         },
-        guests: Guests::boot(&mut host, if has(Beside::Video) { video.len() } else { 0 }, progress)?,
+        guests: Guests::boot(&mut host, if has(Beside::Video) { video.len() } else { 0 }, DECLARED_US, progress)?,
         method: None,
     };
     let address = dotted(server::ADDRESS);
@@ -237,11 +230,11 @@ impl Setting {
             signal(host, &self.hogs, "STOP")?;
         }
         let mut result = measured?;
-        result.notes.extend(rta::pacers(&before, &after));
+        result.notes.extend(rta::pacers(&before, &after, rta::WHOLE));
         if let Some(held) = held {
             let logs = video.iter().enumerate().map(|(vm, rta)| self.guests.log(host, vm, &case, *rta));
             let logs = logs.collect::<Result<Vec<_>, _>>()?;
-            let (rtas, notes) = rta::deadlines(video, &logs, held);
+            let (rtas, notes) = rta::deadlines(video, &logs, held, self.guests.declared_cpus() * video.len() as f64);
             result.rtas = Some(rtas);
             result.notes.extend(notes);
         }
@@ -269,7 +262,7 @@ impl Setting {
             None
         } else {
             let held = Reservations::wait(host, video.len(), delay_us / 400_000)?;
-            Some(held.beyond_declared(self.guests.names()))
+            Some(held.beyond_declared(&self.guests))
         };
         host.shell(&format!("sleep {}", Duration::from_micros(delay_us).as_secs()))?;
         Ok(held)

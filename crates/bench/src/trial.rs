@@ -108,7 +108,8 @@ impl Trial<'_> {
         let kind = match self.load {
             Load::None => None,
             Load::Tcp => Some(Kind::Receive { streams: STREAMS }),
-            Load::SmallPackets => Some(Kind::ReceiveSmall),
+            Load::SmallPackets => Some(Kind::ReceiveUdp { bytes: flood::SMALL }),
+            Load::LargePackets => Some(Kind::ReceiveUdp { bytes: flood::LARGE }),
         };
         let (workload, requests, seed) = self.requests.workload();
         let client = workload.ready(host, seed)?;

@@ -1,13 +1,13 @@
-//! `vatc`: VATC, section IV-B. A periodic RT request through a NIC by which up to four bulk VMs send small packets as fast as
-//! they can.
+//! `vatc` and `vatc-network`: VATC, sections IV-B and IV-C. A periodic RT request through a NIC by which up to four bulk VMs send
+//! small packets, or one sends large ones.
 //!
-//! In: methods and numbers of bulk streams, on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-STREAMS`.
+//! In: methods and what the bulk VMs do, on one emulated host. Out: a [`MethodResult`] for each pair, named by [`name`].
 //! One [`measure`] is one boot: the RT VM and the bulk VMs share one NIC and bridge, as the paper's domains share one NIC.
-//! Bulk VMs are stock `iperf3` servers that send 16-byte UDP datagrams without limit (`-R -u -b 0 -l 16`): iperf3 sends none
-//! of 1 byte, and both are the same frame of minimal length.
+//! Bulk VMs are stock `iperf3` servers (`-R`).
 
 use std::path::Path;
 
+use crate::bulk::{self, BulkFlows};
 use crate::client::ClientConfig;
 use crate::flood::{self, Flood, Kind};
 use crate::frame::{Frame, parse};
@@ -31,23 +31,78 @@ const PERIOD_US: u64 = 10_000;
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 10;
 
+/// What the bulk VMs send meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beside {
+    /// So many VMs (0 to [`STREAMS_MAX`]) datagrams of [`flood::SMALL`] bytes: the CPU is contended for (IV-B).
+    Small(u8),
+    /// One VM datagrams of [`flood::LARGE`] bytes, as fast as it can: the link is (IV-C).
+    LargeUdp,
+    /// One VM a TCP stream (IV-C).
+    Tcp,
+}
+
+impl Beside {
+    /// VMs that send.
+    fn vms(self) -> u8 {
+        match self {
+            Beside::Small(streams) => streams,
+            Beside::LargeUdp | Beside::Tcp => 1,
+        }
+    }
+
+    fn load(self) -> Load {
+        match self {
+            Beside::Small(0) => Load::None,
+            Beside::Small(_) => Load::SmallPackets,
+            Beside::LargeUdp => Load::LargePackets,
+            Beside::Tcp => Load::Tcp,
+        }
+    }
+
+    /// Each VM's flow, where all together send `total` datagrams a second.
+    fn flow(self, total: Option<u32>) -> Kind {
+        let bytes = if self == Beside::LargeUdp { flood::LARGE } else { flood::SMALL };
+        match self {
+            Beside::Tcp => Kind::Send { streams: 1 },
+            Beside::Small(_) | Beside::LargeUdp => {
+                Kind::SendUdp { bytes, rate: total.map(|total| total / u32::from(self.vms().max(1))) }
+            }
+        }
+    }
+
+    fn words(self) -> String {
+        match self {
+            Beside::Small(streams) => format!("{streams} bulk VMs send small packets by the same NIC"),
+            Beside::LargeUdp => "a bulk VM sends large UDP packets by the same NIC".to_owned(),
+            Beside::Tcp => "a bulk VM sends TCP by the same NIC".to_owned(),
+        }
+    }
+}
+
 /// What to measure on one host.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Of [`METHODS`].
     pub methods: Vec<String>,
-    /// Numbers of bulk streams, 0 to [`STREAMS_MAX`].
-    pub streams: Vec<u8>,
+    /// What the bulk VMs send.
+    pub beside: Vec<Beside>,
+    /// Datagrams a second of all bulk VMs together (Figure 11); `None`: as many as they can.
+    pub total_rate: Option<u32>,
     /// Counted requests a case, at least (1000 in the paper).
     pub requests: u64,
 }
 
-/// A case's name in results.
-pub fn name(method: &str, streams: u8) -> String {
-    format!("{method}-{streams}")
+/// A case's name in results: `METHOD-STREAMS`, `METHOD-udp` or `METHOD-tcp`.
+pub fn name(method: &str, beside: Beside) -> String {
+    match beside {
+        Beside::Small(streams) => format!("{method}-{streams}"),
+        Beside::LargeUdp => format!("{method}-udp"),
+        Beside::Tcp => format!("{method}-tcp"),
+    }
 }
 
-/// Boots the host, starts the VMs and measures every method with every number of streams. A case that fails is passed to
+/// Boots the host, starts the VMs and measures every method beside everything asked for. A case that fails is passed to
 /// `missing`, and the rest is measured, as long as the host lives.
 ///
 /// # Errors
@@ -58,19 +113,19 @@ pub fn measure(
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    let bulk = bulk_vms(plan.streams.iter().copied().max().unwrap_or(0));
+    let bulk = bulk_vms(plan.beside.iter().map(|beside| beside.vms()).max().unwrap_or(0));
     let rt = server::dotted(server::ADDRESS);
     let mut vms = vec![Vm { name: "rt", role: "rt", net: "rt", address: &rt }];
     vms.extend(bulk.iter().map(|(name, address)| Vm { name, role: "bulk", net: "rt", address }));
     let host = ground.start(&vms, &[], progress)?;
-    let cases = plan.streams.iter().flat_map(|streams| plan.methods.iter().map(move |method| (method, *streams)));
+    let cases = plan.beside.iter().flat_map(|beside| plan.methods.iter().map(move |method| (method, *beside)));
     trial::each(
         host,
         cases,
-        |(method, streams)| name(method, *streams),
+        |(method, beside)| name(method, *beside),
         missing,
-        |host, &(method, streams), results| {
-            results.push(measure_case(host, plan, method, streams, progress)?);
+        |host, &(method, beside), results| {
+            results.push(measure_case(host, plan, method, beside, progress)?);
             Ok(())
         },
     )
@@ -82,16 +137,16 @@ fn bulk_vms(count: u8) -> Vec<(String, String)> {
 }
 
 /// Those that send: of a real host the first of its bulk tenants.
-fn senders(host: &Host, streams: u8) -> Result<Vec<(String, String)>, MeasureError> {
+fn senders(host: &Host, count: u8) -> Result<Vec<(String, String)>, MeasureError> {
     if host.target().is_none() {
-        return Ok(bulk_vms(streams));
+        return Ok(bulk_vms(count));
     }
     let mut all = host.bulk();
-    if all.len() < usize::from(streams) {
-        let said = format!("{streams} streams take as many bulk tenants, and the site names {}", all.len());
+    if all.len() < usize::from(count) {
+        let said = format!("{count} streams take as many bulk tenants, and the site names {}", all.len());
         return Err(HardwareError::NotHere(said).into());
     }
-    all.truncate(usize::from(streams));
+    all.truncate(usize::from(count));
     Ok(all)
 }
 
@@ -99,15 +154,19 @@ fn measure_case(
     host: &mut Host,
     plan: &Plan,
     method: &str,
-    streams: u8,
+    beside: Beside,
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
-    let case = name(method, streams);
+    let case = name(method, beside);
     progress(&format!("{case}: applying"));
     host.apply(method)?;
     let capture = host.capture("rt");
-    let flows =
-        if streams > 0 { Some(Flood::start(host, "rt", &senders(host, streams)?, Kind::SendSmall)?) } else { None };
+    let load = beside.load();
+    let flows = if load.floods() {
+        Some(Flood::start(host, "rt", &senders(host, beside.vms())?, beside.flow(plan.total_rate))?)
+    } else {
+        None
+    };
     host.stamp_arrivals(true)?;
     let from = size(&capture);
     let (before, missed) = (host.cpu_time()?, host.missed());
@@ -127,22 +186,24 @@ fn measure_case(
     flow.warmup = WARM_UP;
     let wire = wire::analyse(&cut, flow)?;
     let sent = bulk_rate(&cut)?;
+    let flows = BulkFlows { ports: vec![flood::PORT], window: wire.span_ns };
+    let bulk = if load == Load::Tcp { Some(bulk::analyse(&cut, flows)?) } else { None };
     // A flood's capture is large, and its sums are in the result.
     let _ = std::fs::remove_file(&cut);
     let mut result = MethodResult::new(&Run {
         method: &case,
-        label: &format!("{}; {streams} bulk VMs send small packets by the same NIC", words(method)),
+        label: &format!("{}; {}", words(method), beside.words()),
         kernel: &host.kernel,
         clock: host.clock,
         cpus: u32::from(host.cpus),
-        load: if streams > 0 { Load::SmallPackets } else { Load::None },
+        load,
         wire: &wire,
-        bulk: None,
+        bulk: bulk.as_ref(),
         cpu_share: after.share_since(&before, host.cpus),
         late_ns: None,
     });
     result.notes.extend(host.notes(missed));
-    if streams > 0 {
+    if matches!(load, Load::SmallPackets | Load::LargePackets) {
         result.notes.push(format!("bulk VMs sent {sent:.0} packets a second in all"));
     }
     Ok(result)
@@ -160,7 +221,7 @@ fn words(method: &str) -> &str {
     }
 }
 
-/// The paper's Figures 6 and 7 as a table: the general one has no 95th percentile.
+/// The paper's Figures 6, 7 and 12 as a table: the general one has no 95th percentile.
 pub fn table(results: &[MethodResult]) -> String {
     let mut text = String::from("case            requests  lost       p50       p95       max  us\n");
     for result in results {
@@ -173,7 +234,7 @@ pub fn table(results: &[MethodResult]) -> String {
     text
 }
 
-/// Packets that bulk VMs sent, a second of the capture's clock; 0 where there are fewer than two.
+/// Datagrams that bulk VMs sent, a second of the capture's clock; 0 where there are fewer than two.
 fn bulk_rate(capture: &Path) -> Result<f64, PcapError> {
     let (mut count, mut span) = (0u64, None::<(u64, u64)>);
     Tail::open(capture)?.read_new(|record| {

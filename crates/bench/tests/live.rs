@@ -92,7 +92,9 @@ fn tcpdump(port: u16, file: &Path) -> Option<Background> {
     }
     let filter = format!("udp port {port}");
     let path = file.to_str().unwrap();
-    let dump = start("tcpdump", &["-i", "lo", "-U", "--immediate-mode", "-Z", "root", "-w", path, &filter])?;
+    // Whole frames leave room for eight in tcpdump's ring, and one that waits for a CPU would lose the ninth.
+    let dump =
+        start("tcpdump", &["-i", "lo", "-U", "--immediate-mode", "-s", "256", "-Z", "root", "-w", path, &filter])?;
     let begun = Instant::now();
     while std::fs::metadata(file).map_or(0, |meta| meta.len()) < 24 {
         assert!(begun.elapsed() < Duration::from_secs(10), "tcpdump wrote no file header");

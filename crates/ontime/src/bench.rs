@@ -56,7 +56,7 @@ enum Experiment {
     RtaSporadic(rta::Sporadic),
     /// RTVirt 4.3 (Table 3, Fig. 4): video applications that come and go at random: one CPU measured, the paper's size simulated
     Video(rtvirt::Video),
-    /// RTVirt 4.5 (Tables 5, 6): 100 applications as 10 and as 100 VMs: deadlines simulated, the planner timed
+    /// RTVirt 4.5 (Tables 5, 6): 100 applications: as 10 VMs on one CPU measured, the paper's size, as 10 and as 100 VMs, simulated
     RtaScale(rtvirt::Scale),
     /// RTVirt 4.5: what it costs host and guest that an application asks for its bandwidth
     Registration(rtvirt::Registration),
@@ -66,6 +66,8 @@ enum Experiment {
     MemcachedSlo(slo::Slo),
     /// VATC IV-B: a periodic RT request beside up to four VMs that send small packets by the same NIC
     Vatc(vatc::Vatc),
+    /// VATC IV-C (Fig. 12): the same beside one VM that sends large packets, by UDP or TCP
+    VatcNetwork(vatc::Network),
     /// Xen-ARM 3 and 4 (Figs. 1, 3, 6): requests at random to a guest with a CPU load of its own beside a VM that never idles
     XenArm(xen_arm::XenArm),
     /// Access'18 IV-F (Fig. 13): what a byte of bulk TCP costs host and guest, through vhost-net and by outsourced sockets
@@ -252,6 +254,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         Experiment::Memcached(args) => rt_server::memcached(args),
         Experiment::Bulk(args) => bulk::run(args),
         Experiment::Vatc(args) => vatc::run(args),
+        Experiment::VatcNetwork(args) => vatc::network(args),
         Experiment::XenArm(args) => xen_arm::run(args),
         Experiment::Show(args) => show(args),
     }

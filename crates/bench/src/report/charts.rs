@@ -174,12 +174,12 @@ pub(super) fn colour(method: &str) -> &'static str {
     }
 }
 
-/// Dashed without flood, dotted under small packets.
+/// Dashed without flood, dotted under packets that nothing slows down.
 pub(super) fn stroke(result: &MethodResult) -> &'static str {
     match result.load {
         Load::Tcp => "line",
         Load::None => "line calm",
-        Load::SmallPackets => "line small",
+        Load::SmallPackets | Load::LargePackets => "line small",
     }
 }
 

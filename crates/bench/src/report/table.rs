@@ -77,7 +77,7 @@ pub fn terminal(report: &Report) -> String {
 fn own(report: &Report) -> Option<String> {
     let table = match report.experiment.as_str() {
         "bulk" => heavy::table,
-        "vatc" => vatc::table,
+        "vatc" | "vatc-network" => vatc::table,
         "segments" => segments::table,
         "inversion" => inversion::table,
         "kbp" => kbp::table,
@@ -85,6 +85,7 @@ fn own(report: &Report) -> Option<String> {
         "rta-periodic" | "rta-sporadic" => rta::table,
         "memcached-slo" => slo::table,
         "video" => rta::video::table,
+        "rta-scale" => rta::many::table,
         "xen-arm" => xen_arm::table,
         _ => return None,
     };

@@ -1,4 +1,4 @@
-//! The groups of RTVirt's Table 1 and the video applications of its Table 3, scaled to what one CPU holds. Pure.
+//! The groups of RTVirt's Tables 1 and 5 and the video applications of its Table 3, scaled to what one CPU holds. Pure.
 
 use crate::paper::{Figures, Video};
 
@@ -24,16 +24,25 @@ impl Rta {
     }
 }
 
+/// Of a table in ms, its slice divided by `scale`.
+fn divided(&[slice, period]: &[u64; 2], scale: u64) -> Rta {
+    Rta { slice_us: slice * 1_000 / scale.max(1), period_us: period * 1_000 }
+}
+
 /// The applications of a group, a VM each; None where there is no such group.
 pub fn scaled(figures: &Figures, name: &str) -> Option<Vec<Rta>> {
-    let rta = |&[slice, period]: &[u64; 2]| Rta { slice_us: slice * 1_000 / SCALE, period_us: period * 1_000 };
-    figures.rtvirt.table1_ms.group(name).map(|group| group.iter().map(rta).collect())
+    figures.rtvirt.table1_ms.group(name).map(|group| group.iter().map(|rta| divided(rta, SCALE)).collect())
 }
 
 /// The video applications of Table 3, by frame rate, their slices divided by `scale`.
 pub fn video(figures: &Figures, scale: u64) -> Vec<Rta> {
     let rta = |video: &Video| Rta { slice_us: video.slice * 1_000 / scale.max(1), period_us: video.period * 1_000 };
     figures.rtvirt.table3_video.rates().iter().map(rta).collect()
+}
+
+/// The applications of Table 5, one a group, their slices divided by `scale`.
+pub fn table5(figures: &Figures, scale: u64) -> Vec<Rta> {
+    figures.rtvirt.table5_ms.groups.iter().map(|rta| divided(rta, scale)).collect()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
 /// Of an application's slice, how much a job computes, in percent: the rest is for its system calls and its kernel's ticks, which count as its
 /// run time too.
 pub const WORK_PERCENT: u64 = 80;
-/// What each VM has for its guest's kernel and for slack, us in each [`DECLARED_PERIOD_US`].
+/// What each of a few VMs has for its guest's kernel and for slack, us in each [`DECLARED_PERIOD_US`].
 pub(crate) const DECLARED_US: u64 = 1_000;
 pub(crate) const DECLARED_PERIOD_US: u64 = 20_000;
 /// Of its vCPU, what a guest's deadline tasks may ask for beside it.
@@ -26,11 +26,6 @@ const LOOKS: u32 = 10;
 const ROUNDS: u32 = 80;
 /// Threads of the host that want the CPU all the time.
 pub(crate) const BULK_THREADS: usize = 4;
-
-/// What the VMs have beside what their applications ask for, CPUs.
-pub(crate) fn declared_cpus(vms: usize) -> f64 {
-    DECLARED_US as f64 / DECLARED_PERIOD_US as f64 * vms as f64
-}
 
 /// When an application's jobs come, on its guest's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +87,8 @@ impl Order {
 #[derive(Debug)]
 pub struct Guests {
     names: Vec<String>,
+    /// For each guest's kernel and slack, us in each [`DECLARED_PERIOD_US`].
+    declared_us: u64,
     module: bool,
 }
 
@@ -115,19 +112,26 @@ impl Guests {
         let period = DECLARED_PERIOD_US / 1_000;
         let one = |vm: &String| {
             format!(
-                "[[reservation]]\nname = \"{vm}\"\nbudget = \"{DECLARED_US}us\"\nperiod = \"{period}ms\"\ndeadlines = {DEADLINES}\n"
+                "[[reservation]]\nname = \"{vm}\"\nbudget = \"{}us\"\nperiod = \"{period}ms\"\ndeadlines = {DEADLINES}\n",
+                self.declared_us
             )
         };
         self.names.iter().map(one).collect()
     }
 
-    /// Boots `count` of them; the daemon's protection of others is off meanwhile (`ontime reset`), until a method is applied. Their rules are added to
+    /// Boots `count` of them, each to have `declared_us` in each [`DECLARED_PERIOD_US`] for itself; the daemon's protection of others is off meanwhile (`ontime reset`), until a method is applied. Their rules are added to
     /// `tenants.toml`.
     ///
     /// # Errors
     /// A VM does not come up.
-    pub fn boot(host: &mut Host, count: usize, progress: &mut dyn FnMut(&str)) -> Result<Self, MeasureError> {
-        let guests = Self { names: (1..=count).map(|number| format!("rta{number}")).collect(), module: false };
+    pub fn boot(
+        host: &mut Host,
+        count: usize,
+        declared_us: u64,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Self, MeasureError> {
+        let names = (1..=count).map(|number| format!("rta{number}")).collect();
+        let guests = Self { names, declared_us, module: false };
         let tables: String = guests.names.iter().map(|vm| format!("[vm.{vm}]\ndeadlines = true\n")).collect();
         host.shell(&format!(
             "ontime reset > /dev/null; printf '%s' '{tables}' > /etc/ontime/sockets.toml; printf '%s' '{}' >> /etc/ontime/tenants.toml",
@@ -142,6 +146,11 @@ impl Guests {
     /// Their names.
     pub fn names(&self) -> &[String] {
         &self.names
+    }
+
+    /// What each has beside what its applications ask for, CPUs.
+    pub fn declared_cpus(&self) -> f64 {
+        self.declared_us as f64 / DECLARED_PERIOD_US as f64
     }
 
     /// Has their kernels ask the host from now on: there is no way back.
@@ -263,9 +272,9 @@ impl Reservations {
     }
 
     /// What these VMs have beyond what is declared, CPUs.
-    pub fn beyond_declared(&self, vms: &[String]) -> f64 {
-        let of = self.vcpus.iter().filter(|vcpu| vms.contains(&vcpu.vm));
-        of.map(|vcpu| (vcpu.bandwidth - declared_cpus(1)).max(0.0)).sum()
+    pub fn beyond_declared(&self, guests: &Guests) -> f64 {
+        let of = self.vcpus.iter().filter(|vcpu| guests.names.contains(&vcpu.vm));
+        of.map(|vcpu| (vcpu.bandwidth - guests.declared_cpus()).max(0.0)).sum()
     }
 
     /// How many vCPUs hold something for their guests' tasks.
@@ -341,8 +350,8 @@ mod tests {
         let text = r#"{"seconds":0.1,"reservations":{"backend":"paced","vcpus":[{"vm":"a","bandwidth":0.35,"guest":{"budget_us":1.0}},
                       {"vm":"b","bandwidth":0.05,"guest":null},{"vm":"rt","bandwidth":0.4}],"refused":[]}}"#;
         let look = Reservations::parse(text).unwrap();
-        let vms = ["a".to_owned(), "b".to_owned()];
-        assert!((look.beyond_declared(&vms) - 0.3).abs() < 1e-9);
+        let guests = Guests { names: vec!["a".to_owned(), "b".to_owned()], declared_us: DECLARED_US, module: false };
+        assert!((look.beyond_declared(&guests) - 0.3).abs() < 1e-9);
         assert_eq!(look.asking(), 1);
         assert!(Reservations::parse("no daemon").is_none());
     }

@@ -1,5 +1,5 @@
 //! `rta-periodic` and `rta-sporadic`: real-time applications, one a VM, four VMs on one CPU beside bulk work (RTVirt, section 4.2, Tables 1 and 2,
-//! Figure 3). [`group`]: which. [`guests`]: the VMs that run them, also for [`video`] and [`crate::slo`]; [`scale`] and
+//! Figure 3). [`group`]: which. [`guests`]: the VMs that run them, also for [`video`], [`many`] and [`crate::slo`]; [`scale`] and
 //! [`motivation`] are computed.
 //!
 //! In: groups and methods, on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-GROUP`: deadlines missed, and what was
@@ -9,6 +9,7 @@
 
 pub mod group;
 pub mod guests;
+pub mod many;
 pub mod motivation;
 pub mod registration;
 pub mod scale;
@@ -22,7 +23,7 @@ use rand_chacha::ChaCha8Rng;
 
 pub use self::group::Rta;
 pub use self::guests::WORK_PERCENT;
-use self::guests::{Guests, Log, Order, Releases, Reservations, declared_cpus};
+use self::guests::{DECLARED_US, Guests, Log, Order, Releases, Reservations};
 use crate::host::{CpuTime, Host, MeasureError, Site};
 use crate::schema::{Distribution, HistogramBin, Load, MethodResult, RtaRow, Rtas, Run};
 use crate::wire::WireAnalysis;
@@ -100,7 +101,7 @@ pub fn measure(
 ) -> Result<Vec<MethodResult>, MeasureError> {
     Guests::bring(&plan.site, images, progress)?;
     let mut host = Host::start(&plan.site, images, &[], &[], progress)?;
-    let mut guests = Guests::boot(&mut host, VMS, progress)?;
+    let mut guests = Guests::boot(&mut host, VMS, DECLARED_US, progress)?;
     let mut applied = None;
     let ordered = METHODS.iter().filter(|method| plan.methods.iter().any(|wanted| wanted == *method));
     let cases = ordered.flat_map(|method| plan.groups.iter().map(move |(group, rtas)| (*method, group, rtas)));
@@ -157,13 +158,14 @@ fn measure_case(
     let (held, logs) = ran?;
     let label = format!("{}; {}", words(method), group.to_uppercase());
     let mut result = without_requests(host, &case, &label, &before, &after);
-    summarise(&mut result, rtas, &logs, held);
+    result.notes.extend(pacers(&before, &after, WHOLE));
+    summarise(&mut result, rtas, &logs, held, guests.declared_cpus() * VMS as f64);
     Ok(result)
 }
 
 /// What is known of a case in which nobody asks over the wire.
 fn without_requests(host: &Host, case: &str, label: &str, before: &CpuTime, after: &CpuTime) -> MethodResult {
-    let mut result = MethodResult::new(&Run {
+    MethodResult::new(&Run {
         method: case,
         label,
         kernel: &host.kernel,
@@ -174,18 +176,16 @@ fn without_requests(host: &Host, case: &str, label: &str, before: &CpuTime, afte
         bulk: None,
         cpu_share: after.share_since(before, host.cpus),
         late_ns: None,
-    });
-    result.notes.extend(pacers(before, after));
-    result
+    })
 }
 
-/// What the pacers took, where there are any.
-pub(crate) fn pacers(before: &CpuTime, after: &CpuTime) -> Option<String> {
+/// In words for [`pacers`]: of a whole case.
+pub(crate) const WHOLE: &str = "the start and end of the applications with them";
+
+/// What the pacers took, where there are any, and when.
+pub(crate) fn pacers(before: &CpuTime, after: &CpuTime, when: &str) -> Option<String> {
     let share = after.pacers_share_since(before)?;
-    Some(format!(
-        "the pacers took {} of a CPU (the start and end of the applications with them)",
-        number::percent(share)
-    ))
+    Some(format!("the pacers took {} of a CPU ({when})", number::percent(share)))
 }
 
 /// From an application's start to its first release, us.
@@ -215,7 +215,7 @@ fn run_all(
         None
     } else {
         let held = Reservations::wait(host, rtas.len(), delay_us / 400_000)?;
-        Some(held.beyond_declared(guests.names()))
+        Some(held.beyond_declared(guests))
     };
     guests::bulk_threads(host, true)?;
     let logs = rtas.iter().enumerate().map(|(vm, rta)| guests.log(host, vm, case, *rta));
@@ -223,7 +223,12 @@ fn run_all(
 }
 
 /// What applications did about their deadlines, and what a reader must know of it.
-pub(crate) fn deadlines(rtas: &[Rta], logs: &[Log], reserved_cpus: Option<f64>) -> (Rtas, Vec<String>) {
+pub(crate) fn deadlines(
+    rtas: &[Rta],
+    logs: &[Log],
+    reserved_cpus: Option<f64>,
+    slack_cpus: f64,
+) -> (Rtas, Vec<String>) {
     let is_late = |(rta, took): &(&Rta, u64)| *took > rta.period_us;
     let row = |(rta, log): (&Rta, &Log)| RtaRow {
         slice_us: rta.slice_us as f64,
@@ -254,7 +259,7 @@ pub(crate) fn deadlines(rtas: &[Rta], logs: &[Log], reserved_cpus: Option<f64>) 
     }
     let rtas = Rtas {
         needed_cpus: rtas.iter().copied().map(Rta::bandwidth).sum(),
-        slack_cpus: declared_cpus(rtas.len()),
+        slack_cpus,
         reserved_cpus,
         missed: rows.iter().map(|row| row.missed).sum(),
         rows,
@@ -263,8 +268,14 @@ pub(crate) fn deadlines(rtas: &[Rta], logs: &[Log], reserved_cpus: Option<f64>) 
 }
 
 /// Puts what applications said into a result, whose response times are theirs.
-pub(crate) fn summarise(result: &mut MethodResult, rtas: &[Rta], logs: &[Log], reserved_cpus: Option<f64>) {
-    let (rtas, notes) = deadlines(rtas, logs, reserved_cpus);
+pub(crate) fn summarise(
+    result: &mut MethodResult,
+    rtas: &[Rta],
+    logs: &[Log],
+    reserved_cpus: Option<f64>,
+    slack_cpus: f64,
+) {
+    let (rtas, notes) = deadlines(rtas, logs, reserved_cpus, slack_cpus);
     let all: Vec<u64> = logs.iter().flat_map(|log| &log.response_us).map(|us| us * 1_000).collect();
     result.count = rtas.rows.iter().map(|row| row.jobs).sum();
     result.latency_us = Summary::of(&all).map(|summary| Distribution::from(&summary));
@@ -344,7 +355,7 @@ mod tests {
         };
         let mut result = MethodResult::new(&run);
         let log = Log { status: 0, response_us: vec![7_000, 30_001, 30_000, 31_000], late: vec!["2 x".to_owned()] };
-        summarise(&mut result, &[RTA], &[log], Some(0.2));
+        summarise(&mut result, &[RTA], &[log], Some(0.2), 0.05);
         let rtas = result.rtas.unwrap();
         assert_eq!((result.count, rtas.missed, rtas.rows[0].worst_us), (4, 2, Some(31_000.0)));
         assert!(result.notes[0].contains("2 of 4 jobs were late, first job 2, by 1 us"), "{:?}", result.notes);

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use ontime_lab::images::Images;
 
 use super::apply;
-use super::guests::Guests;
+use super::guests::{DECLARED_US, Guests};
 use crate::host::{Host, MeasureError, Site};
 use crate::number;
 use crate::schema::Clock;
@@ -49,7 +49,7 @@ pub fn measure(
 ) -> Result<Registration, MeasureError> {
     Guests::bring(site, images, progress)?;
     let mut host = Host::start(site, images, &[], &[], progress)?;
-    let mut guests = Guests::boot(&mut host, 1, progress)?;
+    let mut guests = Guests::boot(&mut host, 1, DECLARED_US, progress)?;
     apply(&mut host, &mut guests, "paced", "")?;
     progress("measuring calls that ask nobody");
     let (unasked, quiet) = calls(&mut host, &guests, "same", count, 0)?;

@@ -14,6 +14,8 @@ use ontime_plan::{Admission, Arrivals, Bandwidth, Demand, Nanos, Planner, Refusa
 use crate::number;
 use crate::paper::{Figures, Overhead};
 
+/// The paper's length, s.
+pub const LENGTH_S: u32 = 100;
 /// The paper's.
 const CPUS: u32 = 15;
 /// Applications of a group, as there are groups.

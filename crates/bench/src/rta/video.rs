@@ -12,8 +12,8 @@ use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::guests::{self, Guests, Log, Order, Releases};
-use super::{Rta, apply, group, summarise, without_requests, words};
+use super::guests::{self, DECLARED_US, Guests, Log, Order, Releases};
+use super::{Rta, WHOLE, apply, group, pacers, summarise, without_requests, words};
 use crate::host::{Host, MeasureError, Site};
 use crate::number;
 use crate::paper::Figures;
@@ -245,7 +245,7 @@ pub fn measure(
     let spells = draw(VMS, u64::from(plan.seconds) * 1_000, plan.seed);
     Guests::bring(&plan.site, images, progress)?;
     let mut host = Host::start(&plan.site, images, &[], &[], progress)?;
-    let mut guests = Guests::boot(&mut host, VMS, progress)?;
+    let mut guests = Guests::boot(&mut host, VMS, DECLARED_US, progress)?;
     let ordered = METHODS.into_iter().filter(|method| plan.methods.iter().any(|wanted| wanted == method));
     trial::each(
         host,
@@ -311,7 +311,8 @@ fn measure_method(
     guests::bulk_threads(host, false)?;
     let (rtas, logs) = ran?;
     let mut result = without_requests(host, method, words(method), &before, &after);
-    summarise(&mut result, &rtas, &logs, None);
+    result.notes.extend(pacers(&before, &after, WHOLE));
+    summarise(&mut result, &rtas, &logs, None, guests.declared_cpus() * VMS as f64);
     Ok(result)
 }
 

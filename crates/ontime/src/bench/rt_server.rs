@@ -231,7 +231,7 @@ const ON_HARDWARE: &[&str] = &["rt-default", "threaded", "partitioned"];
 /// Measures a real host, whose server is its owner's.
 fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     if kind.name != RT_SERVER.name {
-        bail!("{} has no --hardware: rt-server, sampled-values, kbp and vatc have", kind.name);
+        bail!("{} has no --hardware: rt-server, sampled-values, kbp, vatc and vatc-network have", kind.name);
     }
     let methods = args.hardware.methods(&args.methods, ON_HARDWARE, &rt_server::CASES)?;
     if !args.settings.is_empty() {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use ontime_bench::paper::Figures;
 use ontime_bench::rta::scale::{self, SCENARIOS};
-use ontime_bench::rta::{WORK_PERCENT, motivation, registration, video};
+use ontime_bench::rta::{WORK_PERCENT, many, motivation, registration, video};
 
 use super::{Emulated, Measured, Output, chosen, noted, say};
 use crate::exit::{OK, THRESHOLD};
@@ -67,18 +67,47 @@ pub fn run(args: &Video) -> anyhow::Result<ExitCode> {
 
 #[derive(Debug, clap::Args)]
 pub struct Scale {
-    /// Seconds simulated (100 in the paper)
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// Only the simulation of the paper's size, no emulated host
+    #[arg(long)]
+    simulate: bool,
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), paced; default: all
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    /// How long applications have jobs, seconds of the guests' time (the simulation has the paper's 100 s)
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(4..=600))]
     seconds: u32,
+    #[command(flatten)]
+    emulated: Emulated,
+    #[command(flatten)]
+    output: Output,
 }
 
-/// Simulates both scenarios and times the planner.
+/// Simulates both scenarios of the paper's size and times the planner, and measures what one CPU holds.
 pub fn scale(args: &Scale) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    let all = SCENARIOS.map(|scenario| scale::run(&figures, scenario, args.seconds));
+    let methods = chosen("method", &args.methods, &many::METHODS)?;
+    let all = SCENARIOS.map(|scenario| scale::run(&figures, scenario, scale::LENGTH_S));
     let all = all.into_iter().collect::<Result<Vec<_>, _>>()?;
-    print!("{}", scale::table(&all));
-    Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { THRESHOLD }))
+    let simulated = scale::table(&all);
+    if args.simulate {
+        print!("{simulated}");
+        return Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { THRESHOLD }));
+    }
+    let groups = many::groups(&figures);
+    let mut missing = Vec::new();
+    let results = args.emulated.measure(true, |site, images| {
+        let plan = many::Plan { site: site.with_room_for(groups.len() as u32), methods, seconds: args.seconds };
+        many::measure(&plan, &groups, images, &mut say, &mut noted(&mut missing))
+    })?;
+    println!("{simulated}");
+    let notes = vec![format!(
+        "the emulated host: {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, as the virtual clock has one CPU; a job computes for {WORK_PERCENT} % of \
+         its slice; four threads of the host want the CPU all the time",
+        groups.len(),
+        many::COPIES,
+        many::SCALE
+    )];
+    Measured { experiment: "rta-scale", seed: 0, results, missing, notes }.report(&args.output)
 }
 
 /// Simulates Figure 1.
@@ -111,12 +140,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_goal_names_a_case_that_the_experiment_makes() {
-        let specs = goals::of_experiment("video");
-        assert_eq!(specs.len(), 1);
-        for case in specs.iter().flat_map(|spec| spec.measure.cases()) {
-            assert!(video::METHODS.contains(&case.method) && !case.load.floods(), "{case:?}");
+    fn the_goals_name_cases_that_the_experiments_make() {
+        for (experiment, methods) in [("video", video::METHODS), ("rta-scale", many::METHODS)] {
+            let specs = goals::of_experiment(experiment);
+            assert_eq!(specs.len(), 1);
+            for case in specs.iter().flat_map(|spec| spec.measure.cases()) {
+                assert!(methods.contains(&case.method) && !case.load.floods(), "{case:?}");
+            }
+            assert!(!Figures::load().unwrap().notes(experiment).is_empty());
         }
-        assert!(!Figures::load().unwrap().notes("video").is_empty());
     }
 }
