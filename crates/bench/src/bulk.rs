@@ -70,7 +70,8 @@ pub struct BulkAnalysis {
 impl BulkAnalysis {
     /// Gbit/s toward all VMs; `None` where the window is empty.
     pub fn gbps(&self) -> Option<f64> {
-        (self.window_ns > 0).then(|| self.receivers.iter().map(|receiver| receiver.gbps).sum())
+        // An empty sum of floats is -0.
+        (self.window_ns > 0).then(|| self.receivers.iter().fold(0.0, |sum, receiver| sum + receiver.gbps))
     }
 }
 
