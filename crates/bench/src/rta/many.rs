@@ -9,12 +9,11 @@ use std::fmt::Write as _;
 use ontime_lab::images::Images;
 
 use super::guests::{self, Guests, Log, Order, Releases, Reservations};
-use super::{Rta, apply, group, pacers, summarise, without_requests, words};
+use super::{Rta, each_method, group, pacers, summarise, without_requests, words};
 use crate::host::{Host, MeasureError, Site};
 use crate::number;
 use crate::paper::Figures;
 use crate::schema::MethodResult;
-use crate::trial;
 
 /// The methods, in the order in which they are measured, as for `rta-periodic`.
 pub const METHODS: [&str; 3] = super::METHODS;
@@ -52,22 +51,14 @@ pub fn measure(
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    Guests::bring(&plan.site, images, progress)?;
-    let mut host = Host::start(&plan.site, images, &[], &[], progress)?;
-    let mut guests = Guests::boot(&mut host, groups.len(), DECLARED_US, progress)?;
-    let ordered = METHODS.into_iter().filter(|method| plan.methods.iter().any(|wanted| wanted == method));
-    trial::each(
-        host,
-        ordered,
-        |method| (*method).to_owned(),
+    each_method(
+        &plan.site,
+        images,
+        (groups.len(), DECLARED_US),
+        &plan.methods,
+        progress,
         missing,
-        |host, &method, results| {
-            progress(&format!("{method}: applying"));
-            apply(host, &mut guests, method, "")?;
-            progress(&format!("{method}: measuring"));
-            results.push(measure_method(host, &guests, method, groups, plan.seconds)?);
-            Ok(())
-        },
+        |host, guests, method| measure_method(host, guests, method, groups, plan.seconds),
     )
 }
 

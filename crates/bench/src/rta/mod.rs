@@ -124,6 +124,35 @@ pub fn measure(
     )
 }
 
+/// Boots a host and so many VMs that declare so much (us in 20 ms), and measures each of `methods`, in the order of [`METHODS`].
+fn each_method(
+    site: &Site,
+    images: &Images,
+    (vms, declared_us): (usize, u64),
+    methods: &[String],
+    progress: &mut dyn FnMut(&str),
+    missing: &mut dyn FnMut(&str, MeasureError),
+    measure: impl Fn(&mut Host, &Guests, &'static str) -> Result<MethodResult, MeasureError>,
+) -> Result<Vec<MethodResult>, MeasureError> {
+    Guests::bring(site, images, progress)?;
+    let mut host = Host::start(site, images, &[], &[], progress)?;
+    let mut guests = Guests::boot(&mut host, vms, declared_us, progress)?;
+    let ordered = METHODS.into_iter().filter(|method| methods.iter().any(|wanted| wanted == method));
+    trial::each(
+        host,
+        ordered,
+        |method| (*method).to_owned(),
+        missing,
+        |host, &method, results| {
+            progress(&format!("{method}: applying"));
+            apply(host, &mut guests, method, "")?;
+            progress(&format!("{method}: measuring"));
+            results.push(measure(host, &guests, method)?);
+            Ok(())
+        },
+    )
+}
+
 /// Puts a method in force, with `more` in `sched.toml` besides what the guests' VMs have. `vanilla` is what is in force where nothing is done.
 ///
 /// # Errors

@@ -13,12 +13,11 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::guests::{self, DECLARED_US, Guests, Log, Order, Releases};
-use super::{Rta, WHOLE, apply, group, pacers, summarise, without_requests, words};
+use super::{Rta, WHOLE, each_method, group, pacers, summarise, without_requests, words};
 use crate::host::{Host, MeasureError, Site};
 use crate::number;
 use crate::paper::Figures;
 use crate::schema::MethodResult;
-use crate::trial;
 
 /// The methods, in the order in which they are measured, as for `rta-periodic`.
 pub const METHODS: [&str; 3] = super::METHODS;
@@ -243,23 +242,9 @@ pub fn measure(
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let rates = group::video(figures, SCALE);
     let spells = draw(VMS, u64::from(plan.seconds) * 1_000, plan.seed);
-    Guests::bring(&plan.site, images, progress)?;
-    let mut host = Host::start(&plan.site, images, &[], &[], progress)?;
-    let mut guests = Guests::boot(&mut host, VMS, DECLARED_US, progress)?;
-    let ordered = METHODS.into_iter().filter(|method| plan.methods.iter().any(|wanted| wanted == method));
-    trial::each(
-        host,
-        ordered,
-        |method| (*method).to_owned(),
-        missing,
-        |host, &method, results| {
-            progress(&format!("{method}: applying"));
-            apply(host, &mut guests, method, "")?;
-            progress(&format!("{method}: measuring"));
-            results.push(measure_method(host, &guests, method, &spells, &rates)?);
-            Ok(())
-        },
-    )
+    each_method(&plan.site, images, (VMS, DECLARED_US), &plan.methods, progress, missing, |host, guests, method| {
+        measure_method(host, guests, method, &spells, &rates)
+    })
 }
 
 /// A VM's applications, with their names, and the line that has its guest run them one after the other.
