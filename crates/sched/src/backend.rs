@@ -16,11 +16,13 @@ use std::sync::atomic::Ordering;
 use ontime_tenants::{Policy, ThreadId};
 use serde::Deserialize;
 
+use crate::account::Tally;
 use crate::pacer::{PacerError, Pacers, Pacing, Seats, now};
 use crate::published::Published;
 use crate::seat::{Places, Seat};
 use crate::settle::{Reserved, Settled};
-use crate::shares::{Shares, Snapshot, Tally};
+use crate::show::Snapshot;
+use crate::wrapped::Shares;
 
 /// The back ends there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]

@@ -9,11 +9,14 @@
 //! | `guest` | what guests ask for by themselves, as a supply of the host (pure) |
 //! | `published` | the next deadlines that guests publish, read without trusting them |
 //! | `settle` | reservations of the VMs that run: who is admitted (pure; on `ontime_plan`) |
-//! | `shares` | who is at which place until when, from readings and the planner's slices (pure) |
+//! | `account` | one vCPU's account: its place, what is left of its share, its periods (pure) |
+//! | `wrapped` | who is at which place until when, from readings and the planner's slices (pure) |
+//! | `show` | what pacers are doing, for people to see |
 //! | `seat` | one vCPU thread: what it has used, and its change of place |
-//! | `pacer` | the FIFO threads that do what `shares` says, and how they are told of changes |
+//! | `pacer` | the FIFO threads that do what `wrapped` says, and how they are told of changes |
 //! | `backend` | the back ends: `paced`, `deadline` |
 
+pub mod account;
 pub mod backend;
 pub mod config;
 pub mod guest;
@@ -21,7 +24,8 @@ pub mod pacer;
 pub mod published;
 pub mod seat;
 pub mod settle;
-pub mod shares;
+pub mod show;
+pub mod wrapped;
 
 pub use backend::{Backend, BackendKind, Use};
 pub use config::{Beyond, Declared, SchedConfig};

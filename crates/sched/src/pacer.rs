@@ -1,4 +1,4 @@
-//! The pacers: one thread a CPU, which does what [`crate::shares`] says and sleeps until the next time that it is needed.
+//! The pacers: one thread a CPU, which does what [`crate::wrapped`] says and sleeps until the next time that it is needed.
 //!
 //! Each runs at SCHED_FIFO just below the cap watcher, on its own CPU, in locked memory, and allocates nothing after its start. It
 //! sleeps in a futex with an absolute time-out: on PREEMPT_RT that of a real-time thread expires in the interrupt itself, while
@@ -22,9 +22,11 @@ use rustix::thread::futex;
 use rustix::time::Timespec;
 use thiserror::Error;
 
+use crate::account::{Counts, Place, Threads};
 use crate::published::Next;
 use crate::seat::Seat;
-use crate::shares::{Counts, NEVER, Place, Shares, Snapshot, Threads};
+use crate::show::Snapshot;
+use crate::wrapped::{NEVER, Shares};
 
 /// The longest wait for pacers to carry out an order: a slice takes 100 ms at most.
 const PATIENCE: Duration = Duration::from_secs(5);

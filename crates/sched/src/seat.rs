@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use ontime_tenants::{Class, Level, Policy, PriorityTable, Role, ThreadId};
 
+use crate::account::{Counts, Place, Tally};
 use crate::config::Beyond;
 use crate::published::Published;
-use crate::shares::{Counts, Place, Tally};
 
 /// The policies of the three places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

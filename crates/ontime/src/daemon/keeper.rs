@@ -13,7 +13,7 @@ use std::rc::Rc;
 use ontime_hostnet::{CpuSet, Method, RuleId};
 use ontime_sched::backend::{Deadline, Paced};
 use ontime_sched::seat::Places;
-use ontime_sched::shares::Snapshot;
+use ontime_sched::show::Snapshot;
 use ontime_sched::{Asks, Backend, BackendKind, Refused, SchedConfig, Settled, Use, settle};
 use ontime_tenants::{Policy, PriorityTable, Tenant, ThreadId};
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use ontime_hostnet::{Knob, Value, apply};
-use ontime_sched::shares::Place;
+use ontime_sched::account::Place;
 use ontime_sched::{Ask, Refused, Settled, Task};
 use ontime_tenants::{Policy, ThreadId};
 

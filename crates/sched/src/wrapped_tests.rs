@@ -1,11 +1,15 @@
 //! Shares on a simulated host: CPUs that run the highest places first, as the kernel's FIFO with push and pull does, and bulk beneath.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use ontime_plan::Bandwidth;
 use ontime_tenants::Class;
 use proptest::prelude::*;
 
 use super::*;
+use crate::account::Counts;
+use crate::published::Next;
 use crate::settle::Reserved;
 
 const MS: u64 = 1_000_000;
@@ -197,7 +201,7 @@ fn start(cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Shares, Host) {
 }
 
 fn tally(shares: &Shares, seat: usize) -> &Tally {
-    &shares.seats[seat].tally
+    &shares.seats[seat].account.tally
 }
 
 fn count(counter: &AtomicU64) -> u64 {
@@ -392,7 +396,7 @@ fn one_that_ends_is_left_alone_and_the_others_go_on() {
     host.run(&mut shares, 104 * MS, 0);
     host.vms[0].alive = false;
     host.run(&mut shares, 1_104 * MS, 0);
-    assert!(shares.seats[0].gone);
+    assert!(shares.seats[0].account.gone);
     assert!(host.vms[1].least >= 29 * MS / 10, "{}", host.vms[1].least);
     let mut shown = Snapshot::with_room(2);
     shares.show(host.now, &mut shown);
@@ -410,7 +414,7 @@ fn another_set_takes_over_without_a_gap_for_who_stays() {
         }
         let again = settled(1, 50_000, &[(3 * MS, 10 * MS)]).unwrap();
         let old = shares;
-        let known = Arc::clone(&old.seats[0].tally);
+        let known = Arc::clone(&old.seats[0].account.tally);
         shares = Shares::new(&again, host.now, |_| Arc::clone(&known));
         shares.begin(host.now, &mut host);
         shares.take_over(&old);
