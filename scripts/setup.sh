@@ -12,7 +12,7 @@ esac
 packages="gcc libc6-dev linux-libc-dev libclang-dev pkg-config make
     mmdebstrap debian-archive-keyring busybox-static cpio zstd xz-utils e2fsprogs python3-minimal kmod
     iproute2 iperf3 procps util-linux ethtool
-    curl memcached qemu-system-x86 sip-tester sockperf tcpdump systemd"
+    curl memcached openssh-client qemu-system-x86 sip-tester sockperf tcpdump systemd"
 missing=
 for package in $packages; do
     dpkg-query -W -f '${Status}\n' "$package" 2> /dev/null | grep -q '^install ok installed$' || missing="$missing $package"
