@@ -149,30 +149,47 @@ static u64 dl_due(struct dl_task *t, u64 stolen)
 	return t->due;
 }
 
+/* The next deadline after @now of one that was due at @due: what counts to the host, so that tasks that sleep do not crowd out who runs. */
+static u64 dl_soon(u64 due, u64 period, u64 now)
+{
+	u64 past;
+
+	if (due > now || !period)
+		return due;
+	div64_u64_rem(now - due, period, &past);
+	return now - past + period;
+}
+
 /* With dl_lock, on the vCPU's CPU. */
 static void dl_publish(struct ontime_next_vcpu *page, unsigned int cpu)
 {
-	u64 stolen = ontime_steal_now(), since = stolen - this_cpu_read(dl_stolen);
+	u64 stolen = ontime_steal_now(), since = stolen - this_cpu_read(dl_stolen), now = local_clock();
+	u64 soon[ONTIME_NEXT_TASKS];
 	unsigned int count = 0, i, latest;
 	struct dl_task *t;
 
 	this_cpu_write(dl_stolen, stolen);
 	list_for_each_entry(t, &dl_tasks, link) {
 		struct ontime_next next;
+		u64 due, period;
 
 		if (READ_ONCE(t->place.vcpu) != cpu || READ_ONCE(t->gone) || t->task->policy != SCHED_DEADLINE)
 			continue;
-		next.deadline = cpu_to_le64(dl_due(t, since) + READ_ONCE(dl_ahead));
-		next.period = cpu_to_le64(t->task->dl.dl_period);
+		due = dl_due(t, since);
+		period = t->task->dl.dl_period;
+		next.deadline = cpu_to_le64(due + READ_ONCE(dl_ahead));
+		next.period = cpu_to_le64(period);
 		if (count < ONTIME_NEXT_TASKS) {
-			page->next[count++] = next;
-			continue;
+			latest = count++;
+		} else {
+			for (latest = 0, i = 1; i < count; i++)
+				if (soon[i] > soon[latest])
+					latest = i;
+			if (dl_soon(due, period, now) >= soon[latest])
+				continue;
 		}
-		for (latest = 0, i = 1; i < count; i++)
-			if (le64_to_cpu(page->next[i].deadline) > le64_to_cpu(page->next[latest].deadline))
-				latest = i;
-		if (le64_to_cpu(next.deadline) < le64_to_cpu(page->next[latest].deadline))
-			page->next[latest] = next;
+		soon[latest] = dl_soon(due, period, now);
+		page->next[latest] = next;
 	}
 	for (; count < ONTIME_NEXT_TASKS; count++)
 		page->next[count].deadline = 0;
