@@ -131,15 +131,23 @@ impl Account {
         self.begin_period(now);
     }
 
-    /// Goes on where another account of the same thread ends: it keeps place and debt, and its period if that is the same.
-    pub fn take_over(&mut self, before: &Account) {
+    /// Goes on where another account of the same thread ends, of which it was `given` so much of the time to come: it keeps place and debt, and its period if
+    /// that is the same.
+    pub fn take_over(&mut self, before: &Account, given: u64) {
         self.place = before.place;
         self.counts = before.counts;
         self.balance = before.balance;
         if self.period == before.period && self.bandwidth == before.bandwidth {
             (self.deadline, self.since) = (before.deadline, before.since);
             (self.at_since, self.had, self.owed) = (before.at_since, before.had, before.owed);
+        } else {
+            self.owed = self.ahead(given);
         }
+    }
+
+    /// What it has had ahead of its share of the time up to now, if it was `given` so much of the time to come.
+    pub fn ahead(&self, given: u64) -> u64 {
+        self.balance.saturating_sub(signed(given)).min(0).unsigned_abs()
     }
 
     /// For showing.

@@ -2,7 +2,7 @@
 //!
 //! | | what keeps the share | price |
 //! |---|---|---|
-//! | `paced` | [`crate::pacer`] changes priorities by the planner's slices; what is left goes to others | a few changes of priority a slice |
+//! | `paced`, `dp-wrap` | [`crate::pacer`] changes priorities as [`crate::shares`] says; what is left goes to others | a few changes of priority a deadline |
 //! | `deadline` | the kernel's SCHED_DEADLINE, one reservation a vCPU: each on its own, as RT-Xen's servers | no share of what is left; each thread's affinity must be all CPUs of its root domain |
 //!
 //! Neither sets a thread's policy for the first time, nor gives it back: that is the daemon's plan, whose journal keeps originals. A
@@ -21,16 +21,18 @@ use crate::pacer::{PacerError, Pacers, Pacing, Seats, now};
 use crate::published::Published;
 use crate::seat::{Places, Seat};
 use crate::settle::{Reserved, Settled};
+use crate::shares::{Planning, Shares};
 use crate::show::Snapshot;
-use crate::wrapped::Shares;
 
 /// The back ends there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendKind {
-    /// By pacers.
+    /// By pacers, in the order of deadlines where no vCPU has to go to another CPU.
     #[default]
     Paced,
+    /// By pacers, by DP-WRAP's slices always.
+    DpWrap,
     /// By SCHED_DEADLINE.
     Deadline,
 }
@@ -40,6 +42,7 @@ impl BackendKind {
     pub fn name(self) -> &'static str {
         match self {
             BackendKind::Paced => "paced",
+            BackendKind::DpWrap => "dp-wrap",
             BackendKind::Deadline => "deadline",
         }
     }
@@ -91,9 +94,10 @@ pub trait Backend: Debug {
     fn show(&mut self) -> Option<Snapshot>;
 }
 
-/// See [`BackendKind::Paced`].
+/// See [`BackendKind::Paced`] and [`BackendKind::DpWrap`].
 #[derive(Debug)]
 pub struct Paced {
+    planning: Planning,
     places: Places,
     /// The pacers' own.
     place: Policy,
@@ -104,8 +108,8 @@ pub struct Paced {
 
 impl Paced {
     /// Pacers, started with the first reservation, at the place `pacer`.
-    pub fn new(places: Places, pacer: Policy) -> Self {
-        Self { places, place: pacer, pacers: None, settled: Settled::default(), tallies: BTreeMap::new() }
+    pub fn new(planning: Planning, places: Places, pacer: Policy) -> Self {
+        Self { planning, places, place: pacer, pacers: None, settled: Settled::default(), tallies: BTreeMap::new() }
     }
 
     /// Works on these; ends the pacers where that fails.
@@ -142,7 +146,7 @@ impl Paced {
             Seat::open(vcpu.id, self.places, tally(vcpu.id), published).ok()
         };
         let seats = Seats(settled.vcpus.iter().map(open).collect());
-        let shares = Shares::new(settled, now(), tally);
+        let shares = Shares::new(settled, self.planning, now(), tally);
         pacers.replace(Some(Box::new(Pacing { shares, seats })))
     }
 }

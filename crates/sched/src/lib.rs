@@ -10,21 +10,27 @@
 //! | `published` | the next deadlines that guests publish, read without trusting them |
 //! | `settle` | reservations of the VMs that run: who is admitted (pure; on `ontime_plan`) |
 //! | `account` | one vCPU's account: its place, what is left of its share, its periods (pure) |
-//! | `wrapped` | who is at which place until when, from readings and the planner's slices (pure) |
+//! | `shares` | who is at which place until when: one of the next two (pure) |
+//! | `ordered` | CPU by CPU, in the order of deadlines (pure) |
+//! | `wrapped` | by the planner's slices, which all share (pure) |
 //! | `show` | what pacers are doing, for people to see |
 //! | `seat` | one vCPU thread: what it has used, and its change of place |
-//! | `pacer` | the FIFO threads that do what `wrapped` says, and how they are told of changes |
-//! | `backend` | the back ends: `paced`, `deadline` |
+//! | `pacer` | the FIFO threads that do what `shares` says, and how they are told of changes |
+//! | `backend` | the back ends: `paced`, `dp-wrap`, `deadline` |
 
 pub mod account;
 pub mod backend;
 pub mod config;
 pub mod guest;
+pub mod ordered;
 pub mod pacer;
 pub mod published;
 pub mod seat;
 pub mod settle;
+pub mod shares;
 pub mod show;
+#[cfg(test)]
+mod sim;
 pub mod wrapped;
 
 pub use backend::{Backend, BackendKind, Use};

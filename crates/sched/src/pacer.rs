@@ -1,4 +1,4 @@
-//! The pacers: one thread a CPU, which does what [`crate::wrapped`] says and sleeps until the next time that it is needed.
+//! The pacers: one thread a CPU, which does what [`crate::shares`] says and sleeps until the next time that it is needed.
 //!
 //! Each runs at SCHED_FIFO just below the cap watcher, on its own CPU, in locked memory, and allocates nothing after its start. It
 //! sleeps in a futex with an absolute time-out: on PREEMPT_RT that of a real-time thread expires in the interrupt itself, while
@@ -25,8 +25,8 @@ use thiserror::Error;
 use crate::account::{Counts, Place, Threads};
 use crate::published::Next;
 use crate::seat::Seat;
+use crate::shares::{NEVER, Shares};
 use crate::show::Snapshot;
-use crate::wrapped::{NEVER, Shares};
 
 /// The longest wait for pacers to carry out an order: a slice takes 100 ms at most.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -165,7 +165,7 @@ impl Shared {
         let due = state.pacing.as_mut().map_or(NEVER, |pacing| {
             let start = now();
             let due = pacing.shares.step(cpu, start, &mut pacing.seats);
-            pacing.shares.took(now().saturating_sub(start));
+            pacing.shares.took(cpu, now().saturating_sub(start));
             due
         });
         let stirred = state.pacing.as_mut().is_some_and(|pacing| pacing.shares.take_stirred());
@@ -217,8 +217,7 @@ impl State {
                 }
             }
             Order::Replace(next) => {
-                let amid = |old: &Pacing| !old.shares.is_calm() && !old.shares.is_empty() && now < old.shares.end();
-                if self.pacing.as_deref().is_some_and(amid) {
+                if self.pacing.as_deref().is_some_and(|old| !old.shares.yields(now)) {
                     return None;
                 }
                 let old = self.pacing.as_deref();
@@ -353,6 +352,7 @@ mod tests {
     use super::*;
     use crate::seat::Places;
     use crate::settle::Settled;
+    use crate::shares::Planning;
 
     /// Everybody may take these places; the real ones take CAP_SYS_NICE.
     const PLACES: Places = Places { planned: Policy::BULK, entitled: Policy::BULK, beyond: Policy::Idle };
@@ -374,7 +374,7 @@ mod tests {
     fn pacing(of: &[&Waiting]) -> Box<Pacing> {
         let seat = |waiting: &&Waiting| Seat::open(waiting.0, PLACES, Arc::default(), None).ok();
         let settled = Settled { cpus: vec![0], reserve: Bandwidth::ZERO, ..Settled::default() };
-        let shares = Shares::new(&settled, now(), |_| Arc::default());
+        let shares = Shares::new(&settled, Planning::Best, now(), |_| Arc::default());
         Box::new(Pacing { shares, seats: Seats(of.iter().map(seat).collect()) })
     }
 

@@ -162,7 +162,7 @@ impl Published {
 
 /// The pure part of [`Published`].
 #[derive(Debug)]
-struct Follow {
+pub(crate) struct Follow {
     /// Least time between two ends of slices for it, in the long run, ns.
     distance: u64,
     paired: u64,
@@ -175,12 +175,12 @@ struct Follow {
 }
 
 impl Follow {
-    fn new(period: u64) -> Self {
+    pub(crate) fn new(period: u64) -> Self {
         let distance = (period / CUTS).max(SLICE_MIN.0);
         Self { distance, paired: 0, ahead: 0, left: BURST, given: 0, last: 0 }
     }
 
-    fn next(&mut self, line: &[u8; LINE], after: u64, ahead: i128) -> Option<Next> {
+    pub(crate) fn next(&mut self, line: &[u8; LINE], after: u64, ahead: i128) -> Option<Next> {
         let mut words = line.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
         let paired = words.next().filter(|paired| *paired != 0)?;
         let _reserved = words.next();
@@ -238,6 +238,17 @@ fn following(deadline: i128, period: u64, after: u64, is: bool) -> Option<Next> 
     Some(Next { at, live: late < i128::from(LIVE) * length })
 }
 
+/// What a guest writes.
+#[cfg(test)]
+pub(crate) fn line(paired: u64, entries: &[(u64, u64)]) -> [u8; LINE] {
+    let mut line = [0; LINE];
+    let words = [paired, 0].into_iter().chain(entries.iter().flat_map(|(deadline, period)| [*deadline, *period]));
+    for (place, word) in line.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    line
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -247,15 +258,6 @@ mod tests {
     const MS: u64 = 1_000_000;
     /// CLOCK_REALTIME less CLOCK_MONOTONIC.
     const AHEAD: i128 = 1_700_000_000_000_000_000;
-
-    fn line(paired: u64, entries: &[(u64, u64)]) -> [u8; LINE] {
-        let mut line = [0; LINE];
-        let words = [paired, 0].into_iter().chain(entries.iter().flat_map(|(deadline, period)| [*deadline, *period]));
-        for (place, word) in line.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
-        }
-        line
-    }
 
     fn real(ms: u64) -> u64 {
         u64::try_from(AHEAD).unwrap() + ms * MS

@@ -50,6 +50,34 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    pub(crate) fn clear(&mut self) {
+        self.standings.clear();
+        self.plan.clear();
+        (self.now, self.start, self.end, self.calm) = (0, 0, u64::MAX, true);
+        (self.slices, self.looks) = (0, 0);
+    }
+
+    /// Of several CPUs, each with slices of its own, the earliest to end counts.
+    pub(crate) fn span(&mut self, now: u64, start: u64, end: u64, calm: bool) {
+        self.now = now;
+        if end < self.end {
+            (self.start, self.end) = (start, end);
+        }
+        self.calm &= calm;
+    }
+
+    pub(crate) fn stand(&mut self, standing: Standing) {
+        if self.standings.len() < self.standings.capacity() {
+            self.standings.push(standing);
+        }
+    }
+
+    pub(crate) fn plan(&mut self, planned: Planned) {
+        if self.plan.len() < self.plan.capacity() {
+            self.plan.push(planned);
+        }
+    }
+
     /// One with room for this many vCPUs.
     pub fn with_room(vcpus: usize) -> Self {
         Self { standings: Vec::with_capacity(vcpus), plan: Vec::with_capacity(2 * vcpus), ..Self::default() }

@@ -32,7 +32,7 @@
 //! shortest period; where nobody ran at all, looks come ever more seldom, [`CALM_MAX`] apart at last. Hence the price: when all
 //! have been calm and one begins to spin, all others wait for it until that look, once.
 //!
-//! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`Shares::new`], and a step reads a vCPU only where something of it is
+//! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`Wrapped::new`], and a step reads a vCPU only where something of it is
 //! due.
 
 use std::sync::Arc;
@@ -42,18 +42,15 @@ use ontime_plan::{Demand, Nanos, Planner, VcpuId};
 use ontime_tenants::ThreadId;
 
 use crate::account::{Account, Place, Tally, Threads, signed};
+use crate::ordered::Ordered;
 use crate::settle::Settled;
+use crate::shares::{CALM_MAX, NEVER};
 use crate::show::{Planned, Snapshot};
 
-/// The longest time between two looks at vCPUs that all sleep, ns.
-pub const CALM_MAX: u64 = 50_000_000;
 /// Longer is no prompt vCPU's period, ns.
-const PROMPT: u64 = 1_000_000;
+pub(crate) const PROMPT: u64 = 1_000_000;
 /// Who is only entitled and did not run waits for its turn: it is looked at no more often than this many costs of a look apart.
 const COST_FACTOR: u64 = 4;
-/// Never.
-pub const NEVER: u64 = u64::MAX;
-
 /// A part of the present plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Part {
@@ -129,7 +126,7 @@ impl Seat {
 
 /// All vCPUs with reservations, and the present slice.
 #[derive(Debug)]
-pub struct Shares {
+pub struct Wrapped {
     planner: Planner,
     demands: Vec<Demand>,
     seats: Vec<Seat>,
@@ -149,7 +146,7 @@ pub struct Shares {
     cost: u64,
 }
 
-impl Shares {
+impl Wrapped {
     /// Of vCPUs that are at [`Place::Entitled`] now. Each has the tally that `tally` gives.
     pub fn new(settled: &Settled, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
         let mut planner = Planner::new(&settled.shared);
@@ -215,19 +212,29 @@ impl Shares {
 
     /// Goes on where `old` ends: vCPUs of both keep their place, their debt and their period. To be called at the end of a slice, after
     /// [`Self::begin`].
-    pub fn take_over(&mut self, old: &Shares) {
+    pub fn take_over(&mut self, old: &Wrapped) {
         for seat in &mut self.seats {
             let is_of = |before: &&Seat| before.account.id == seat.account.id && !before.account.gone;
             let Some(before) = old.seats.iter().find(is_of) else { continue };
-            seat.account.take_over(&before.account);
+            seat.account.take_over(&before.account, 0);
             (seat.granted, seat.kept, seat.at_start) = (before.granted, before.kept, before.at_start);
         }
         (self.slices, self.looks, self.cost) = (old.slices, old.looks, old.cost);
     }
 
-    /// How many vCPUs.
-    pub fn len(&self) -> usize {
-        self.seats.len()
+    /// Goes on where a plan of another kind ends: vCPUs of both keep their place, their debt and their period.
+    pub(crate) fn keep(&mut self, old: &Ordered) {
+        for seat in &mut self.seats {
+            if let Some((before, given)) = old.account(seat.account.id, self.start) {
+                seat.account.take_over(before, given);
+                seat.account.balance = -signed(before.ahead(given));
+            }
+        }
+    }
+
+    /// The account of one of its vCPUs.
+    pub(crate) fn account(&self, id: ThreadId) -> Option<&Account> {
+        self.seats.iter().map(|seat| &seat.account).find(|account| account.id == id && !account.gone)
     }
 
     /// Whether there is none.
@@ -377,23 +384,13 @@ impl Shares {
 
     /// Shows the present state.
     pub fn show(&self, now: u64, into: &mut Snapshot) {
-        (into.now, into.start, into.end, into.calm) = (now, self.start, self.end, self.calm);
+        into.span(now, self.start, self.end, self.calm);
         (into.slices, into.looks) = (self.slices, self.looks);
-        into.standings.clear();
-        into.plan.clear();
         for seat in self.seats.iter().filter(|seat| !seat.account.gone) {
-            if into.standings.len() < into.standings.capacity() {
-                into.standings.push(seat.account.standing());
-            }
+            into.stand(seat.account.standing());
             for part in seat.parts.iter().filter(|part| !self.calm && part.end > part.start) {
-                if into.plan.len() < into.plan.capacity() {
-                    into.plan.push(Planned { cpu: part.cpu, id: seat.account.id, start: part.start, end: part.end });
-                }
+                into.plan(Planned { cpu: part.cpu, id: seat.account.id, start: part.start, end: part.end });
             }
         }
     }
 }
-
-#[cfg(test)]
-#[path = "wrapped_tests.rs"]
-mod tests;

@@ -4,7 +4,7 @@
 //!
 //! In: groups and methods, on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-GROUP`: deadlines missed, and what was
 //! reserved for how much need. The applications are stock rt-app at SCHED_DEADLINE in the guests; a miss is what its own log says, on its
-//! guest's clock. `vanilla` is the kernel's own scheduling, nothing applied and no module in the guests; with `deadline` and `paced` the guests' applications ask
+//! guest's clock. `vanilla` is the kernel's own scheduling, nothing applied and no module in the guests; with the others the guests' applications ask
 //! the daemon for their bandwidth, and that back end keeps it.
 
 pub mod group;
@@ -30,7 +30,7 @@ use crate::wire::WireAnalysis;
 use crate::{histogram::LogLinear, number, stats::Summary, trial};
 
 /// The methods, in the order in which they are measured: the guests' module cannot be there for the first.
-pub const METHODS: [&str; 3] = ["vanilla", "deadline", "paced"];
+pub const METHODS: [&str; 4] = ["vanilla", "deadline", "dp-wrap", "paced"];
 /// From an application's start to its first release, us: meanwhile all are admitted, and the bulk threads start. With `deadline` a guest has its declared
 /// budget and no more to start it with.
 const DELAY_US: u64 = 2_000_000;
@@ -317,6 +317,7 @@ fn words(method: &str) -> &str {
     match method {
         "vanilla" => "Linux' defaults on host and guest",
         "deadline" => "asked for by the guests, kept by SCHED_DEADLINE on the host",
+        "dp-wrap" => "asked for by the guests, kept by pacers by slices",
         "paced" => "asked for by the guests, kept by pacers",
         other => other,
     }

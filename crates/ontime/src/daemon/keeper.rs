@@ -13,6 +13,7 @@ use std::rc::Rc;
 use ontime_hostnet::{CpuSet, Method, RuleId};
 use ontime_sched::backend::{Deadline, Paced};
 use ontime_sched::seat::Places;
+use ontime_sched::shares::Planning;
 use ontime_sched::show::Snapshot;
 use ontime_sched::{Asks, Backend, BackendKind, Refused, SchedConfig, Settled, Use, settle};
 use ontime_tenants::{Policy, PriorityTable, Tenant, ThreadId};
@@ -59,8 +60,10 @@ impl Past {
 impl Keeper {
     /// The configuration's back end; it starts with the first reservation.
     pub fn new(config: &SchedConfig, table: PriorityTable) -> Self {
+        let paced = |planning| Box::new(Paced::new(planning, Places::of(table, config.beyond), table.pacer()));
         let backend: Box<dyn Backend> = match config.backend {
-            BackendKind::Paced => Box::new(Paced::new(Places::of(table, config.beyond), table.pacer())),
+            BackendKind::Paced => paced(Planning::Best),
+            BackendKind::DpWrap => paced(Planning::Slices),
             BackendKind::Deadline => Box::<Deadline>::default(),
         };
         Self {

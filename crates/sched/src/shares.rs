@@ -1,0 +1,124 @@
+//! Who runs at which place until when: by the order of deadlines where every vCPU has a CPU of its own to stay on, else by slices that all share.
+
+use std::sync::Arc;
+
+use ontime_tenants::ThreadId;
+
+use crate::account::{Tally, Threads};
+use crate::ordered::Ordered;
+use crate::settle::Settled;
+use crate::show::Snapshot;
+use crate::wrapped::{PROMPT, Wrapped};
+
+/// Never.
+pub const NEVER: u64 = u64::MAX;
+/// The longest time between two looks at vCPUs that all sleep, ns.
+pub const CALM_MAX: u64 = 50_000_000;
+
+/// How vCPUs are planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Planning {
+    /// CPU by CPU in the order of deadlines where no vCPU goes to another, else by slices.
+    #[default]
+    Best,
+    /// By slices (DP-WRAP), always.
+    Slices,
+}
+
+/// All vCPUs with reservations.
+#[derive(Debug)]
+pub enum Shares {
+    /// By slices.
+    Wrapped(Box<Wrapped>),
+    /// By deadline, for each CPU.
+    Ordered(Vec<Ordered>),
+}
+
+impl Shares {
+    /// Of vCPUs that are at [`crate::account::Place::Entitled`] now. Each has the tally that `tally` gives.
+    pub fn new(settled: &Settled, planning: Planning, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
+        let cpus = settled.cpus.len();
+        let stay = cpus == 1 || settled.vcpus.iter().all(|vcpu| vcpu.home.is_some());
+        // Who may be prompt is served best where the order within a slice is free.
+        let prompt = cpus == 1 && settled.vcpus.iter().any(|vcpu| vcpu.period.0 <= PROMPT);
+        if planning == Planning::Slices || !stay || prompt {
+            return Self::Wrapped(Box::new(Wrapped::new(settled, now, tally)));
+        }
+        Self::Ordered((0..cpus).map(|cpu| Ordered::new(settled, cpu, now, &tally)).collect())
+    }
+
+    /// Takes each vCPU's first reading: what it had before is not counted. By who looks after them from `now` on: what they take
+    /// between this and the first look is charged to them.
+    pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
+        match self {
+            Self::Wrapped(wrapped) => wrapped.begin(now, threads),
+            Self::Ordered(cpus) => cpus.iter_mut().for_each(|cpu| cpu.begin(now, threads)),
+        }
+    }
+
+    /// Goes on where `old` ends: vCPUs of both keep their place, their debt and their period. To be called after [`Self::begin`], when `old`
+    /// [yields](Self::yields).
+    pub fn take_over(&mut self, old: &Shares) {
+        match (self, old) {
+            (Self::Wrapped(new), Self::Wrapped(old)) => new.take_over(old),
+            (Self::Ordered(new), Self::Ordered(old)) => {
+                new.iter_mut().for_each(|cpu| old.iter().for_each(|old| cpu.take_over(old)));
+            }
+            (Self::Wrapped(new), Self::Ordered(old)) => old.iter().for_each(|old| new.keep(old)),
+            (Self::Ordered(new), Self::Wrapped(old)) => new.iter_mut().for_each(|cpu| cpu.keep(old)),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Wrapped(wrapped) => wrapped.is_empty(),
+            Self::Ordered(cpus) => cpus.iter().all(Ordered::is_empty),
+        }
+    }
+
+    /// Whether another set of vCPUs may take over now.
+    pub fn yields(&self, now: u64) -> bool {
+        match self {
+            Self::Wrapped(wrapped) => wrapped.is_calm() || wrapped.is_empty() || now >= wrapped.end(),
+            Self::Ordered(_) => true,
+        }
+    }
+
+    /// Whether a calm time has just ended, so that the pacers of other CPUs have to look; asked once.
+    pub fn take_stirred(&mut self) -> bool {
+        match self {
+            Self::Wrapped(wrapped) => wrapped.take_stirred(),
+            Self::Ordered(_) => false,
+        }
+    }
+
+    /// Says how long a step on a CPU took, ns. Looks that follow each other as fast as they can would leave vCPUs no time to use their shares up.
+    pub fn took(&mut self, cpu: usize, ns: u64) {
+        match self {
+            Self::Wrapped(wrapped) => wrapped.took(ns),
+            Self::Ordered(cpus) => cpus.get_mut(cpu).into_iter().for_each(|cpu| cpu.took(ns)),
+        }
+    }
+
+    /// Does what is due on a CPU (as the planner counts). Returns when its pacer is to come again.
+    pub fn step(&mut self, cpu: usize, now: u64, threads: &mut impl Threads) -> u64 {
+        match self {
+            Self::Wrapped(wrapped) => wrapped.step(cpu, now, threads),
+            Self::Ordered(cpus) => cpus.get_mut(cpu).map_or(NEVER, |cpu| cpu.step(now, threads)),
+        }
+    }
+
+    /// Shows the present state, as far as the lists have room.
+    pub fn show(&self, now: u64, into: &mut Snapshot) {
+        into.clear();
+        match self {
+            Self::Wrapped(wrapped) => wrapped.show(now, into),
+            Self::Ordered(cpus) => cpus.iter().for_each(|cpu| cpu.show(now, into)),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "shares_tests.rs"]
+mod tests;

@@ -1,0 +1,422 @@
+//! Both kinds of plans on a simulated host.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::sim::*;
+
+const BOTH: [Planning; 2] = [Planning::Best, Planning::Slices];
+
+fn count(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+#[test]
+fn who_stays_on_a_cpu_needs_no_slices() {
+    let kind = |cpus, period, pinned, planning| {
+        let settled = settled(cpus, 50_000, &[(period / 10, period); 2], pinned).unwrap();
+        matches!(Shares::new(&settled, planning, 0, |_| Arc::default()), Shares::Ordered(each) if each.len() == cpus as usize)
+    };
+    assert!(kind(1, 10 * MS, false, Planning::Best) && kind(2, 10 * MS, true, Planning::Best));
+    assert!(!kind(2, 10 * MS, false, Planning::Best), "they may go to another");
+    assert!(!kind(1, MS, false, Planning::Best), "they may be prompt");
+    assert!(!kind(1, 10 * MS, false, Planning::Slices));
+}
+
+/// Periods that begin when nobody else's do: without the guest's word its share may be planned where it is of no use.
+#[test]
+fn a_published_deadline_makes_the_guests_own_periods_whole() {
+    let work = 5_400_000;
+    for planning in BOTH {
+        let least = |publishes: bool| {
+            let asked = [(4_600_000, 13 * MS), (2_200_000, 7 * MS), (work + 100_000, 20 * MS)];
+            let guests = [Guest::Spins, Guest::Spins, Guest::Wants(work)];
+            let (mut shares, mut host) = start(planning, 1, &asked, &guests);
+            (host.vms[2].phase, host.vms[2].publishes) = (9 * MS, publishes);
+            host.run(&mut shares, 5_000 * MS, 0);
+            host.vms.iter().map(|vm| vm.least).collect::<Vec<_>>()
+        };
+        let with = least(true);
+        assert!(with[2] >= work, "{planning:?}: {with:?}");
+        assert!(with[0] >= 4_500_000 && with[1] >= 2_100_000, "{planning:?}: nobody else loses by it: {with:?}");
+        assert!(least(false)[2] < work, "{planning:?}: it would have it anyway");
+    }
+}
+
+/// Requests each 10 ms to a VM with 58 us in 500 us, beside two that never idle.
+fn prompt(cpus: u32, work: u64) -> (Shares, Host) {
+    let asked = [(3 * MS, 10 * MS), (8 * MS, 20 * MS), (58_000, 500_000)];
+    let guests = [Guest::Spins, Guest::Spins, Guest::Wants(work)];
+    let (mut shares, mut host) = start(Planning::Best, cpus, &asked, &guests);
+    (host.vms[2].period, host.vms[2].phase) = (10 * MS, 3_330_000);
+    host.run(&mut shares, 2_000 * MS, 0);
+    (shares, host)
+}
+
+#[test]
+fn a_prompt_vcpu_is_served_at_once_and_cuts_nobodys_slices() {
+    let (shares, host) = prompt(1, 50_000);
+    let requests = 2_000 / 10;
+    // A tick or two of each request's time goes to a look.
+    assert!(host.vms[2].counts.waited <= requests * 2 * TICK, "{} in {requests}", host.vms[2].counts.waited);
+    assert_eq!(host.vms[2].least, 50_000);
+    for (vm, share) in [(0, 3 * MS), (1, 8 * MS)] {
+        assert!(host.vms[vm].least + share / 50 >= share, "VM {vm}: {}", host.vms[vm].least);
+    }
+    let slices = shown(&shares, &host).slices;
+    assert!(slices <= 2_000 / 10 + 2, "{slices} slices in 200 periods of 10 ms");
+}
+
+/// A slice of 300 us each 10 ms, whose share is 35 us, in which a request for 50 us comes.
+#[test]
+fn a_prompt_vcpu_does_not_wait_for_the_end_of_a_short_slice() {
+    let asked = [(3 * MS, 10 * MS), (2 * MS, 10 * MS), (58_000, 500_000)];
+    let guests = [Guest::Spins, Guest::Wants(2 * MS), Guest::Wants(50_000)];
+    let (mut shares, mut host) = start(Planning::Best, 1, &asked, &guests);
+    (host.vms[1].phase, host.vms[1].publishes) = (300_000, true);
+    (host.vms[2].period, host.vms[2].phase) = (10 * MS, 100_000);
+    host.run(&mut shares, 2_000 * MS, 0);
+    assert!(host.vms[2].counts.waited <= 200 * 2 * TICK, "{}", host.vms[2].counts.waited);
+    assert_eq!(host.vms[2].least, 50_000);
+    assert!(host.vms[0].least + 3 * MS / 50 >= 3 * MS && host.vms[1].least + 2 * MS / 50 >= 2 * MS, "{:?}", host.vms);
+}
+
+#[test]
+fn who_says_to_be_prompt_and_spins_has_its_share_and_no_more() {
+    let (shares, host) = prompt(1, 10 * MS);
+    let ran = host.vms[2].counts.ran;
+    let share = 2_000 * MS / 500_000 * 58_000;
+    assert!(ran <= share + share / 50 + MS, "{ran} of {share}");
+    for (vm, share) in [(0, 3 * MS), (1, 8 * MS)] {
+        assert!(host.vms[vm].least + share / 50 >= share, "VM {vm}: {}", host.vms[vm].least);
+    }
+    let slices = shown(&shares, &host).slices;
+    assert!(slices >= 2_000, "its period ends slices: {slices}");
+}
+
+#[test]
+fn spinners_have_their_shares_in_every_period_and_bulk_has_the_rest() {
+    let asked = [(3 * MS, 10 * MS), (4 * MS, 20 * MS), (MS, 10 * MS)];
+    for planning in BOTH {
+        let (mut shares, mut host) = start(planning, 1, &asked, &[Guest::Spins, Guest::Spins, Guest::Sleeps]);
+        host.run(&mut shares, 2_000 * MS, TICK);
+        for (vm, share) in [(0, 3 * MS), (1, 4 * MS)] {
+            let least = host.vms[vm].least;
+            assert!(least + share / 50 >= share, "{planning:?}: VM {vm}: {least} of {share}");
+            let expected = 2_000 * MS / host.vms[vm].period * share;
+            let ran = host.vms[vm].counts.ran;
+            assert!(ran.abs_diff(expected) <= expected / 200, "{planning:?}: VM {vm}: {ran} of {expected}");
+        }
+        assert_eq!(host.vms[2].counts.ran, 0);
+        assert!(host.bulk >= 990 * MS, "{planning:?}: {}", host.bulk);
+        for (seat, tally) in host.tallies.iter().enumerate() {
+            assert_eq!(count(&tally.misses), 0, "{planning:?}: seat {seat}");
+        }
+        assert!(count(&host.tallies[0].overruns) >= 190);
+        assert_eq!(count(&host.tallies[2].overruns), 0);
+    }
+}
+
+#[test]
+fn what_one_does_not_use_another_has_at_once_and_then_bulk() {
+    for planning in BOTH {
+        // The first is planned first and wants little; the second starts as soon as that is done.
+        let guests = [Guest::Wants(MS), Guest::Wants(4 * MS)];
+        let (mut shares, mut host) = start(planning, 1, &[(5 * MS, 10 * MS), (4 * MS, 10 * MS)], &guests);
+        host.run(&mut shares, 20 * MS, 0);
+        let before = host.vms[1].counts.ran;
+        host.run(&mut shares, 26 * MS, 0);
+        let ran = host.vms[1].counts.ran - before;
+        assert!(ran >= 4 * MS, "{planning:?}: {ran}");
+        host.run(&mut shares, 1_000 * MS, 0);
+        assert!(host.bulk >= 490 * MS, "{planning:?}: {}", host.bulk);
+        assert_eq!(host.vms[1].least, 4 * MS);
+        assert_eq!(count(&host.tallies[0].overruns), 0, "who stays below its share is never put behind");
+    }
+}
+
+#[test]
+fn sleepers_cost_nearly_nothing_and_no_change_of_place() {
+    for (planning, cpus) in [(Planning::Best, 1), (Planning::Slices, 1), (Planning::Slices, 2)] {
+        let (mut shares, mut host) = start(planning, cpus, &[(2 * MS, 10 * MS); 4], &[Guest::Sleeps; 4]);
+        host.run(&mut shares, 500 * MS, 0);
+        let flips = host.flips;
+        let wakes = host.run(&mut shares, 10_500 * MS, 0);
+        assert_eq!(host.flips, flips);
+        assert!(wakes <= 10_000 / 50 + 2, "{planning:?}: {wakes} wake-ups in 10 s");
+    }
+}
+
+#[test]
+fn one_that_begins_to_spin_in_calm_times_pays_back_and_others_are_served_from_then_on() {
+    for planning in BOTH {
+        let guests = [Guest::SpinsFrom(700 * MS), Guest::SpinsFrom(701 * MS)];
+        let (mut shares, mut host) = start(planning, 1, &[(3 * MS, 10 * MS), (2 * MS, 10 * MS)], &guests);
+        host.run(&mut shares, 700 * MS + CALM_MAX + 10 * MS, 0);
+        let waited = host.vms[1].counts.ran;
+        assert!(waited > 0, "{planning:?}: the second was never served");
+        host.run(&mut shares, 5_000 * MS, 0);
+        for (vm, share) in [(0, 30), (1, 20)] {
+            let ran = host.vms[vm].counts.ran;
+            // Its share of the calm time in which it woke was not used up yet.
+            let most = (4_300 * MS + CALM_MAX) * share / 100 + MS;
+            assert!(ran <= most, "{planning:?}: VM {vm} had {ran}, more than its share {most}");
+        }
+        assert_eq!(count(&host.tallies[0].misses), 0, "{planning:?}: what it pays back it has not missed");
+        let ran = host.vms[1].counts.ran;
+        assert!(ran >= 4_200 * MS / 5 - CALM_MAX, "{planning:?}: {ran}");
+    }
+}
+
+/// A look takes longer than the rest of a share: it must not be followed by the next before that could be used up.
+#[test]
+fn looks_leave_time_to_run() {
+    let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS), (2 * MS, 20 * MS)];
+    for (planning, cost) in BOTH
+        .into_iter()
+        .flat_map(|planning| [20_000, 30_000, 40_000, 60_000, 90_000].into_iter().map(move |cost| (planning, cost)))
+    {
+        let guests = [Guest::Spins, Guest::Spins, Guest::Wants(100_000)];
+        let (mut shares, mut host) = start(planning, 1, &asked, &guests);
+        host.cost = cost;
+        let wakes = host.run(&mut shares, 4_000 * MS, 0);
+        for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
+            let least = host.vms[vm].least;
+            // It may have been late for the last look, and pays that back.
+            assert!(least + share / 50 + 4 * cost >= share, "{planning:?}, {cost}: VM {vm}: {least} of {share}");
+        }
+        let looks = wakes * cost;
+        assert!(looks <= 4_000 * MS / 8, "{planning:?}, {cost}: looks took {looks}");
+        assert!(host.bulk >= 1_000 * MS, "{planning:?}, {cost}: bulk had {}", host.bulk);
+    }
+}
+
+/// Behind bulk it does not run, and sleeps no more than one that waits: else it would be let loose for a slice again and again.
+#[test]
+fn who_pays_back_is_not_asleep() {
+    for planning in BOTH {
+        let guests = [Guest::Spins, Guest::SpinsFrom(705 * MS)];
+        let (mut shares, mut host) = start(planning, 1, &[(6 * MS, 20 * MS), (4 * MS, 20 * MS)], &guests);
+        // It woke in a slice in which nobody looked at it.
+        host.run(&mut shares, 1_000 * MS, 0);
+        host.vms.iter_mut().for_each(|vm| vm.least = u64::MAX);
+        host.run(&mut shares, 3_000 * MS, 0);
+        for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
+            let least = host.vms[vm].least;
+            assert!(least + share / 50 >= share, "{planning:?}: VM {vm}: {least} of {share}");
+        }
+    }
+}
+
+/// From the making of a set to its taking over pacers' maker may wait long, and vCPUs run meanwhile.
+#[test]
+fn what_was_had_before_anybody_looked_is_nobodys_debt() {
+    for planning in BOTH {
+        let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS)];
+        let (mut shares, mut host) = start(planning, 1, &asked, &[Guest::Spins, Guest::Spins]);
+        while host.now < 500 * MS {
+            host.tick();
+        }
+        shares.begin(host.now, &mut host);
+        host.run(&mut shares, 520 * MS, 0);
+        host.vms.iter_mut().for_each(|vm| vm.least = u64::MAX);
+        host.run(&mut shares, 1_000 * MS, 0);
+        for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
+            let least = host.vms[vm].least;
+            assert!(least + share / 50 >= share, "{planning:?}: VM {vm}: {least} of {share}");
+        }
+    }
+}
+
+#[test]
+fn one_that_ends_is_left_alone_and_the_others_go_on() {
+    for planning in BOTH {
+        let guests = [Guest::Spins, Guest::Spins];
+        let (mut shares, mut host) = start(planning, 1, &[(3 * MS, 10 * MS), (3 * MS, 10 * MS)], &guests);
+        host.run(&mut shares, 104 * MS, 0);
+        host.vms[0].alive = false;
+        host.run(&mut shares, 1_104 * MS, 0);
+        assert!(host.vms[1].least >= 29 * MS / 10, "{planning:?}: {}", host.vms[1].least);
+        assert_eq!(shown(&shares, &host).standings.len(), 1);
+    }
+}
+
+#[test]
+fn another_set_takes_over_without_a_gap_for_who_stays() {
+    // From one kind of plan to the other, too.
+    for (first, second) in [(BOTH[0], BOTH[0]), (BOTH[1], BOTH[1]), (BOTH[0], BOTH[1])] {
+        let (mut shares, mut host) = start(first, 1, &[(3 * MS, 10 * MS)], &[Guest::Spins]);
+        for planning in [first, second].into_iter().cycle().take(20) {
+            // In the middle of a period, where it can.
+            host.run(&mut shares, host.now + 17 * MS, 0);
+            while !shares.yields(host.now) {
+                host.run(&mut shares, host.now + TICK, 0);
+            }
+            let again = settled(1, 50_000, &[(3 * MS, 10 * MS)], false).unwrap();
+            let old = shares;
+            shares = host.shares(&again, planning);
+            shares.take_over(&old);
+        }
+        if first == second {
+            assert!(host.vms[0].least >= 29 * MS / 10, "{first:?}: {}", host.vms[0].least);
+        }
+        let (ran, expected) = (host.vms[0].counts.ran, host.now / 10 * 3);
+        assert!(ran.abs_diff(expected) <= 2 * MS, "{first:?} and {second:?}: {ran} of {expected}");
+    }
+}
+
+/// What it asks for in the middle of a window it has from then on, and what it gives back others have.
+#[test]
+fn another_bandwidth_holds_from_the_change_on() {
+    for planning in BOTH {
+        let asked = |first: u64| [(first * MS, 10 * MS), ((9 - first) * MS, 10 * MS)];
+        let (mut shares, mut host) = start(planning, 1, &asked(6), &[Guest::Spins; 2]);
+        for number in 0..40 {
+            host.run(&mut shares, host.now + 23 * MS, 0);
+            while !shares.yields(host.now) {
+                host.run(&mut shares, host.now + TICK, 0);
+            }
+            let before = [host.vms[0].counts.ran, host.vms[1].counts.ran];
+            let (begin, first) = (host.now, if number % 2 == 0 { 2 } else { 6 });
+            let old = shares;
+            shares = host.shares(&settled(1, 50_000, &asked(first), false).unwrap(), planning);
+            shares.take_over(&old);
+            host.run(&mut shares, host.now + 200 * MS, 0);
+            for (vm, share) in [first, 9 - first].into_iter().enumerate() {
+                let (ran, expected) = (host.vms[vm].counts.ran - before[vm], (host.now - begin) / 10 * share);
+                assert!(ran.abs_diff(expected) <= 5 * MS, "{planning:?}: VM {vm} had {ran} of {expected}");
+            }
+        }
+        for (vm, tally) in host.tallies.iter().enumerate() {
+            assert_eq!(count(&tally.misses), 0, "{planning:?}: VM {vm}");
+        }
+    }
+}
+
+#[test]
+fn who_is_kept_waiting_by_others_than_the_plan_has_missed() {
+    for planning in BOTH {
+        // Something that is not of this plan takes the only CPU: no VM gets a place that helps.
+        let (mut shares, mut host) = start(planning, 1, &[(3 * MS, 10 * MS)], &[Guest::Spins]);
+        host.cpus = 0;
+        let mut due = 0;
+        while host.now < 1_000 * MS {
+            if due <= host.now {
+                due = shares.step(0, host.now, &mut host);
+            }
+            // The waiting itself shows in the count only once the thread has run.
+            if host.now % (7 * MS) == 0 {
+                host.vms[0].counts.ran += TICK;
+            }
+            host.tick();
+        }
+        assert!(count(&host.tallies[0].misses) >= 20, "{planning:?}: {:?}", host.tallies[0]);
+    }
+}
+
+/// RTVirt's Table 5: ten VMs with ten applications each, slices divided by 30; what pacers take is what they take in the lab.
+#[test]
+fn ten_vms_of_ten_tasks_fit_one_cpu() {
+    let groups =
+        [(6, 75), (7, 92), (46, 188), (12, 102), (19, 139), (13, 124), (36, 260), (21, 159), (9, 103), (62, 208)];
+    // What a guest asks for its ten, and 0.4 ms in 20 ms of its own.
+    let asked: Vec<(u64, u64)> =
+        groups.iter().map(|(slice, period)| (slice * MS / 3 + 400_000 * period / 20, period * MS)).collect();
+    let (mut shares, mut host) = start(Planning::Best, 1, &asked, &[Guest::Tasks; 10]);
+    host.counted = true;
+    for ((vm, (slice, period)), number) in host.vms.iter_mut().zip(groups).zip(1_u64..) {
+        let release = |copy: u64| 20 * MS + (number * 7_919 + copy * 17_389) % 200_000 * 1_000;
+        vm.tasks = (0..10).map(|copy| Job::new(slice * MS / 30 * 8 / 10, period * MS, release(copy))).collect();
+    }
+    let wakes = host.run(&mut shares, 3_000 * MS, 0);
+    let tasks = || host.vms.iter().flat_map(|vm| &vm.tasks);
+    let (jobs, late): (u64, u64) = (tasks().map(|task| task.jobs).sum(), tasks().map(|task| task.late).sum());
+    let share = host.pacing as f64 / host.now as f64;
+    let told = format!(
+        "{late} of {jobs} jobs late; {wakes} looks, {} slices, {} changes; pacers {share:.3}",
+        shown(&shares, &host).slices,
+        host.flips
+    );
+    println!("{told}");
+    assert!(late == 0 && jobs > 2_000 && share < 0.1, "{told}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Whatever set is admitted, on one or several CPUs: whoever spins has its share in every one of its periods, nobody has more than
+    /// its share while bulk wants the CPU, and bulk has what is left.
+    #[test]
+    fn admitted_shares_are_kept(
+        cpus in 1u32..=3,
+        pinned in any::<bool>(),
+        planning in prop::sample::select(BOTH.to_vec()),
+        asked in prop::collection::vec((2u64..=60, 0usize..4, any::<bool>()), 1..8),
+        late in 0u64..3,
+    ) {
+        let periods = [5 * MS, 10 * MS, 20 * MS, 40 * MS];
+        let wants: Vec<(u64, u64)> =
+            asked.iter().map(|(percent, period, _)| (periods[*period] / 100 * percent, periods[*period])).collect();
+        let Some(settled) = settled(cpus, 50_000, &wants, pinned) else { return Ok(()) };
+        let guests: Vec<Guest> =
+            asked.iter().map(|(_, _, spins)| if *spins { Guest::Spins } else { Guest::Sleeps }).collect();
+        let mut host = Host::new(cpus as usize, &settled, &guests);
+        let mut shares = host.shares(&settled, planning);
+        let length = 800 * MS;
+        host.run(&mut shares, length, late * TICK);
+        let mut spinning = 0;
+        for ((vm, guest), (budget, period)) in host.vms.iter().zip(&guests).zip(&wants) {
+            if *guest == Guest::Sleeps {
+                prop_assert_eq!(vm.counts.ran, 0);
+                continue;
+            }
+            // A pacer comes late, the simulation has ticks: a few of them a slice, which may be an eighth of this period.
+            let slack = budget / 50 + 10 * (late + 1) * TICK;
+            prop_assert!(vm.least + slack >= *budget, "{} of {} in {}", vm.least, budget, period);
+            let share = length / period * budget;
+            prop_assert!(vm.counts.ran <= share + share / 100 + slack, "{} of {}", vm.counts.ran, share);
+            spinning += vm.counts.ran;
+        }
+        prop_assert_eq!(host.bulk + spinning, length * u64::from(cpus));
+    }
+
+    /// Deadline tasks of guests that publish them, beside one that never idles: no job is late, whatever they are released at.
+    #[test]
+    fn no_published_deadline_is_missed(
+        planning in Just(Planning::Best),
+        vms in prop::collection::vec(prop::collection::vec((2u64..=20, 4u64..=40, 0u64..4_000), 1..4), 1..5),
+        spins in 5u64..=60,
+    ) {
+        let mut asked: Vec<(u64, u64)> = vms
+            .iter()
+            .map(|tasks| {
+                let period = tasks.iter().map(|(_, period, _)| *period).min().unwrap() * MS;
+                (tasks.iter().map(|(percent, ..)| percent).sum::<u64>() * period / 100, period)
+            })
+            .collect();
+        asked.push((spins * MS / 10, 10 * MS));
+        let Some(settled) = settled(1, 50_000, &asked, false) else { return Ok(()) };
+        let mut guests = vec![Guest::Tasks; vms.len()];
+        guests.push(Guest::Spins);
+        let mut host = Host::new(1, &settled, &guests);
+        for (vm, tasks) in host.vms.iter_mut().zip(&vms) {
+            // What a share may be short of: its grain, which is kept for the next, and ticks.
+            let job = |(percent, period, phase): &(u64, u64, u64)| {
+                let work = (percent * period * MS / 100).saturating_sub(60_000) / TICK * TICK;
+                Job::new(work.max(TICK), period * MS, 20 * MS + phase * TICK)
+            };
+            vm.tasks = tasks.iter().map(job).collect();
+        }
+        let mut shares = host.shares(&settled, planning);
+        // A task that has not had a job is not known of: its first may find its vCPU's share used up by the others.
+        host.run(&mut shares, 100 * MS, 0);
+        host.vms.iter_mut().flat_map(|vm| &mut vm.tasks).for_each(|task| task.late = 0);
+        host.run(&mut shares, 600 * MS, 0);
+        let late: u64 = host.vms.iter().flat_map(|vm| &vm.tasks).map(|task| task.late).sum();
+        prop_assert_eq!(late, 0);
+        let (ran, share) = (host.vms.last().unwrap().counts.ran, 60 * spins * MS / 10);
+        prop_assert!(ran.abs_diff(share) <= share / 50 + MS, "the spinner had {} of {}", ran, share);
+    }
+}

@@ -1,0 +1,301 @@
+//! A simulated host, to test plans on: CPUs that run the highest places first, as the kernel's FIFO with push and pull does, and bulk beneath.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ontime_plan::{Bandwidth, Nanos};
+use ontime_tenants::{Class, ThreadId};
+
+use crate::account::{Counts, Place, Tally, Threads};
+use crate::published::{self, Follow, Next};
+use crate::settle::{Reserved, Settled};
+use crate::shares::{Planning, Shares};
+use crate::show::Snapshot;
+
+pub const MS: u64 = 1_000_000;
+/// Of the simulation.
+pub const TICK: u64 = 10_000;
+
+/// What a simulated guest does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Guest {
+    Spins,
+    Sleeps,
+    /// Wants this much from each period's beginning on.
+    Wants(u64),
+    /// Sleeps until then, then spins.
+    SpinsFrom(u64),
+    /// Has deadline tasks, which it publishes ([`Vm::tasks`]).
+    Tasks,
+}
+
+/// A deadline task of a simulated guest, which is periodic.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Job {
+    work: u64,
+    period: u64,
+    /// When its next job is released, and its deadline now: 0 before the first.
+    release: u64,
+    due: u64,
+    left: u64,
+    pub jobs: u64,
+    pub late: u64,
+}
+
+impl Job {
+    pub fn new(work: u64, period: u64, release: u64) -> Self {
+        Self { work, period, release, ..Self::default() }
+    }
+
+    fn tick(&mut self, now: u64) {
+        if now >= self.release {
+            self.jobs += 1;
+            self.late += u64::from(self.left > 0);
+            self.left = self.work;
+            self.release += self.period;
+            self.due = self.release;
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Vm {
+    pub guest: Guest,
+    pub period: u64,
+    /// When its periods begin, counted from the clock's zero; and whether its guest says so.
+    pub phase: u64,
+    pub publishes: bool,
+    place: Place,
+    pub counts: Counts,
+    /// What it still wants.
+    work: u64,
+    pub alive: bool,
+    /// What it had at a place ahead of bulk, in its present period, and the least of any whole one.
+    had: u64,
+    pub least: u64,
+    pub tasks: Vec<Job>,
+    follow: Follow,
+    /// The CPU that it stays on.
+    home: Option<usize>,
+}
+
+/// Which system calls pacers make.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Calls {
+    reads: u64,
+    nexts: u64,
+    places: u64,
+}
+
+impl Calls {
+    /// What a look with these takes, ns: about what they take in the lab at 1 ns an instruction.
+    fn cost(self) -> u64 {
+        12_000 + 2_500 * self.reads + 3_000 * self.nexts + 12_000 * self.places
+    }
+}
+
+pub struct Host {
+    pub cpus: usize,
+    pub vms: Vec<Vm>,
+    pub now: u64,
+    /// CPU time that bulk, which always wants all, had.
+    pub bulk: u64,
+    pub flips: u64,
+    /// What a pacer's look takes of its CPU; and how long the only CPU is still taken by one.
+    pub cost: u64,
+    taken: u64,
+    /// Whether a look takes what its calls do instead, and what all took.
+    pub counted: bool,
+    calls: Calls,
+    pub pacing: u64,
+    pub tallies: Vec<Arc<Tally>>,
+}
+
+impl Threads for Host {
+    fn read(&mut self, seat: usize) -> Option<Counts> {
+        self.calls.reads += 1;
+        self.vms.get(seat).filter(|vm| vm.alive).map(|vm| vm.counts)
+    }
+
+    fn next(&mut self, seat: usize, after: u64) -> Option<Next> {
+        if let Some(vm) = self.vms.get_mut(seat).filter(|vm| !vm.tasks.is_empty()) {
+            self.calls.nexts += 1;
+            let mut entries: Vec<(u64, u64)> = vm.tasks.iter().map(|task| (task.due, task.period)).collect();
+            entries.sort_unstable();
+            let told: Vec<_> = entries.into_iter().filter(|(due, _)| *due > 0).take(published::ENTRIES).collect();
+            return vm.follow.next(&published::line(1, &told), after, 0);
+        }
+        let vm = self.vms.get(seat).filter(|vm| vm.publishes)?;
+        let at = (after - after.min(vm.phase)) / vm.period * vm.period + vm.phase;
+        Some(Next { at: if at > after { at } else { at + vm.period }, live: true })
+    }
+
+    fn place(&mut self, seat: usize, place: Place) -> Option<Counts> {
+        self.flips += 1;
+        self.calls.places += 1;
+        let vm = self.vms.get_mut(seat).filter(|vm| vm.alive)?;
+        vm.place = place;
+        Some(vm.counts)
+    }
+}
+
+impl Host {
+    pub fn new(cpus: usize, settled: &Settled, guests: &[Guest]) -> Self {
+        let vm = |(reserved, guest): (&Reserved, &Guest)| Vm {
+            guest: *guest,
+            period: reserved.period.0,
+            phase: 0,
+            publishes: false,
+            place: Place::Entitled,
+            counts: Counts::default(),
+            work: 0,
+            alive: true,
+            had: 0,
+            least: u64::MAX,
+            tasks: Vec::new(),
+            follow: Follow::new(reserved.period.0),
+            home: reserved.home.map(|home| home as usize),
+        };
+        Self {
+            cpus,
+            vms: settled.vcpus.iter().zip(guests).map(vm).collect(),
+            now: 0,
+            bulk: 0,
+            flips: 0,
+            cost: 0,
+            taken: 0,
+            counted: false,
+            calls: Calls::default(),
+            pacing: 0,
+            tallies: settled.vcpus.iter().map(|_| Arc::default()).collect(),
+        }
+    }
+
+    /// Shares of these vCPUs, as pacers of this host would begin with.
+    pub fn shares(&mut self, settled: &Settled, planning: Planning) -> Shares {
+        let number = |id: ThreadId| settled.vcpus.iter().position(|vcpu| vcpu.id == id).unwrap();
+        let mut shares = Shares::new(settled, planning, self.now, |id| Arc::clone(&self.tallies[number(id)]));
+        shares.begin(self.now, self);
+        shares
+    }
+
+    fn wants(&self, vm: &Vm) -> bool {
+        vm.alive
+            && match vm.guest {
+                Guest::Spins => true,
+                Guest::Sleeps => false,
+                Guest::Wants(_) => vm.work > 0,
+                Guest::SpinsFrom(from) => self.now >= from,
+                Guest::Tasks => vm.tasks.iter().any(|task| task.left > 0),
+            }
+    }
+
+    pub fn tick(&mut self) {
+        for vm in &mut self.vms {
+            vm.tasks.iter_mut().for_each(|task| task.tick(self.now));
+            if self.now >= vm.phase && (self.now - vm.phase) % vm.period == 0 {
+                if self.now >= vm.phase + 2 * vm.period {
+                    vm.least = vm.least.min(vm.had);
+                }
+                vm.had = 0;
+                if let Guest::Wants(work) = vm.guest {
+                    vm.work = work;
+                }
+            }
+        }
+        let rank = |place| match place {
+            Place::Planned => 0,
+            Place::Entitled => 1,
+            Place::Beyond => 2,
+        };
+        let mut order: Vec<usize> = (0..self.vms.len()).filter(|vm| self.wants(&self.vms[*vm])).collect();
+        order.sort_by_key(|vm| rank(self.vms[*vm].place));
+        let mut free = vec![self.taken == 0; self.cpus];
+        self.taken = self.taken.saturating_sub(TICK);
+        for vm in order {
+            let vm = &mut self.vms[vm];
+            // Bulk always wants the CPU, and comes before who is beyond its share.
+            let cpu = match vm.home {
+                Some(home) => free.get(home).is_some_and(|free| *free).then_some(home),
+                None => free.iter().position(|free| *free),
+            };
+            if let Some(cpu) = cpu.filter(|_| vm.place != Place::Beyond) {
+                free[cpu] = false;
+                vm.counts.ran += TICK;
+                vm.had += TICK;
+                vm.work = vm.work.saturating_sub(TICK);
+                if let Some(task) = vm.tasks.iter_mut().filter(|task| task.left > 0).min_by_key(|task| task.due) {
+                    task.left = task.left.saturating_sub(TICK);
+                }
+            } else {
+                vm.counts.waited += TICK;
+            }
+        }
+        self.bulk += free.iter().filter(|free| **free).count() as u64 * TICK;
+        self.now += TICK;
+    }
+
+    /// Runs with pacers that come `late` after they are due. Returns their wake-ups.
+    pub fn run(&mut self, shares: &mut Shares, until: u64, late: u64) -> u64 {
+        let mut due = vec![self.now; self.cpus];
+        let mut wakes = 0;
+        while self.now < until {
+            for cpu in 0..self.cpus {
+                if due[cpu] <= self.now && self.taken == 0 {
+                    wakes += 1;
+                    self.calls = Calls::default();
+                    due[cpu] = shares.step(cpu, self.now, self).saturating_add(late);
+                    let cost = if self.counted { self.calls.cost() } else { self.cost };
+                    shares.took(cpu, cost);
+                    self.taken = cost;
+                    self.pacing += cost;
+                    if shares.take_stirred() {
+                        due.fill(self.now + late);
+                    }
+                }
+            }
+            self.tick();
+        }
+        wakes
+    }
+}
+
+/// Of VMs that may run anywhere, or each on one CPU, which are taken in turn.
+pub fn settled(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pinned: bool) -> Option<Settled> {
+    let home = |number: u32| pinned.then_some(number % cpus);
+    let reserved = |(number, (budget, period)): (u32, &(u64, u64))| Reserved {
+        id: ThreadId { pid: 1, tid: 100 + i32::try_from(number).unwrap(), start_time: 1 },
+        tenant: "vm".to_owned(),
+        class: Class::Bulk,
+        vcpu: number,
+        budget: Nanos(*budget),
+        period: Nanos(*period),
+        bandwidth: Bandwidth::new(Nanos(*budget), Nanos(*period)).unwrap(),
+        guest: None,
+        page: None,
+        home: home(number),
+    };
+    let vcpus: Vec<Reserved> = (0..).zip(asked).map(reserved).collect();
+    let reserve = Bandwidth::ppm(reserve_ppm);
+    let reserves =
+        (0..cpus).map(|cpu| ontime_plan::Reservation { bandwidth: reserve, affinity: Some(BTreeSet::from([cpu])) });
+    let free = vcpus.iter().map(|vcpu| ontime_plan::Reservation {
+        bandwidth: vcpu.bandwidth,
+        affinity: vcpu.home.map(|home| BTreeSet::from([home])),
+    });
+    let all: Vec<_> = reserves.chain(free).collect();
+    let admitted = ontime_plan::Admission::new(cpus, Bandwidth::ZERO).admit(&all).ok()?;
+    Some(Settled { vcpus, refused: Vec::new(), cpus: (0..cpus).collect(), shared: admitted.shared, reserve })
+}
+
+pub fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Shares, Host) {
+    let settled = settled(cpus, 50_000, asked, false).unwrap();
+    let mut host = Host::new(cpus as usize, &settled, guests);
+    (host.shares(&settled, planning), host)
+}
+
+pub fn shown(shares: &Shares, host: &Host) -> Snapshot {
+    let mut shown = Snapshot::with_room(host.vms.len());
+    shares.show(host.now, &mut shown);
+    shown
+}
