@@ -7,10 +7,11 @@ mod fleet;
 use std::collections::BTreeMap;
 
 use fleet::{host, hundred_vms, mixed, of_rule, policies, refusals, rt, two_vms, vm};
+use ontime_hostnet::doctor::Refused;
 use ontime_hostnet::inventory::{Kernel, Lockdown, Nic};
 use ontime_hostnet::{
-    Intent, Inventory, Knob, Method, Moderation, NicConfig, NicId, NicUse, Plan, RULES, Refusal, RuleId, Severity,
-    SteerFrom, Value, plan, rules,
+    Host, Intent, Inventory, Knob, KnobError, Method, Moderation, NicConfig, NicId, NicUse, Plan, RULES, Refusal,
+    RuleId, Severity, State, SteerFrom, Value, examine, kvm, plan, rules,
 };
 use ontime_tenants::{Class, Policy, PriorityTable, Tenant, Vnic};
 
@@ -444,4 +445,37 @@ fn levels_stay_apart_down_to_the_last() {
         let irq = found.iter().find(|(comm, _)| comm.contains(&format!("-eth{level}-TxRx-0"))).unwrap();
         assert_eq!(*irq.1, Policy::Fifo(50 - 5 * level));
     }
+}
+
+/// A host on which nothing is as wanted.
+struct Otherwise;
+
+impl Host for Otherwise {
+    fn read(&self, _: &Knob) -> Result<Value, KnobError> {
+        Ok(Value::Policy(Policy::Idle))
+    }
+
+    fn write(&self, knob: &Knob, _: &Value) -> Result<(), KnobError> {
+        Err(KnobError::Unsupported { knob: knob.to_string(), why: "read only".to_owned() })
+    }
+}
+
+#[test]
+fn what_a_daemon_could_not_set_is_not_promised() {
+    let (inventory, intent) = two_vms();
+    let probe = kvm::KvmProbe::Unknown("not asked".to_owned());
+    let check = |refused: &Refused| {
+        let found = examine(&Otherwise, &inventory, &intent, refused, &probe);
+        found.checks.into_iter().find(|check| check.id == "napi-threaded").unwrap()
+    };
+    let without = check(&Refused::new());
+    assert!(without.ontime_can_apply && without.state == State::Critical, "{without:?}");
+    let all = plan(&inventory, &intent).settings;
+    let knobs: Vec<String> =
+        all.iter().filter(|set| set.rule == RuleId::NapiThreaded).map(|set| set.knob.to_string()).collect();
+    let refused = |knobs: &[String]| knobs.iter().map(|knob| (knob.clone(), "it says no".to_owned())).collect();
+    let with = check(&refused(&knobs));
+    assert!(!with.ontime_can_apply && with.state == State::Critical, "{with:?}");
+    assert!(with.found.contains("could not set: it says no"), "{with:?}");
+    assert!(check(&refused(&knobs[1..])).ontime_can_apply, "one is left that it can set");
 }

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use ontime_hostnet::doctor::{self, Check, Diagnosis, State};
+use ontime_hostnet::doctor::{self, Check, Diagnosis, Refused, State};
 use ontime_hostnet::{Intent, Inventory, LiveHost, kvm};
 use ontime_tenants::{Sources, discover};
 
@@ -29,7 +29,11 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     // 2 would say that a check is critical.
     let config = Config::load(&paths.config_dir)
         .map_err(|error| Exit { status: exit::UNSUPPORTED, message: exit::chain(&error.into()) })?;
-    let caps = client::get::<api::Status>(&paths.socket(), "/v1/status").is_ok_and(|status| status.caps.in_force);
+    let status = client::get::<api::Status>(&paths.socket(), "/v1/status").ok();
+    let caps = status.as_ref().is_some_and(|status| status.caps.in_force);
+    let tried = |knob: &api::KnobState| matches!(knob.state.as_str(), "failed" | "unsupported");
+    let knobs = status.into_iter().flat_map(|status| status.knobs).filter(tried);
+    let refused: Refused = knobs.map(|knob| (knob.knob, knob.why.unwrap_or_default())).collect();
     let roots = paths.roots();
     // The probe may take its two seconds; the rest is read meanwhile.
     let device = roots.dev.join("kvm");
@@ -38,7 +42,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let found = discover(&Sources::host(), &config.rules);
     let intent = Intent::new(&config.host, config.rules.table(), found.tenants, caps);
     let probe = probe.join().unwrap_or_else(|_| kvm::KvmProbe::Unknown("the probe ended early".to_owned()));
-    let diagnosis = doctor::examine(&LiveHost::with_roots(roots), &inventory, &intent, &probe);
+    let diagnosis = doctor::examine(&LiveHost::with_roots(roots), &inventory, &intent, &refused, &probe);
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &diagnosis)?;

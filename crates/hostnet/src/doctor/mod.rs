@@ -5,6 +5,8 @@
 mod hardware;
 mod rule_state;
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::intent::Intent;
@@ -39,6 +41,9 @@ impl State {
     }
 }
 
+/// Knobs that a daemon tried to set and could not, as they are shown, and why.
+pub type Refused = BTreeMap<String, String>;
+
 /// One check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
@@ -56,7 +61,7 @@ pub struct Check {
     pub cost_source: String,
     /// What to do; empty where there is nothing to do.
     pub remedy: String,
-    /// Whether `ontime` can do it.
+    /// Whether `ontime` can do it, as far as is known: not where a daemon tried all that is missing and could not.
     pub ontime_can_apply: bool,
 }
 
@@ -102,14 +107,20 @@ pub struct Diagnosis {
 /// Examines the host. Changes nothing; with the KVM probe made before, it takes some milliseconds.
 ///
 /// Every rule of the table is checked, whatever the intent's method, as method `partitioned` would have it.
-pub fn examine(host: &dyn Host, inventory: &Inventory, intent: &Intent, kvm: &KvmProbe) -> Diagnosis {
+pub fn examine(
+    host: &dyn Host,
+    inventory: &Inventory,
+    intent: &Intent,
+    refused: &Refused,
+    kvm: &KvmProbe,
+) -> Diagnosis {
     let mut checks = vec![hardware::kernel(inventory), hardware::preempt_rt(inventory), hardware::kvm(inventory, kvm)];
     let everything = Intent { method: crate::Method::Partitioned, ..intent.clone() };
     checks.extend(
         RULES
             .iter()
             .filter(|rule| everything.method.has(rule.id))
-            .map(|rule| rule_state::check(host, inventory, &everything, rule)),
+            .map(|rule| rule_state::check(host, inventory, &everything, refused, rule)),
     );
     checks.push(hardware::idle_states(inventory));
     checks.push(hardware::governor(inventory));

@@ -1,6 +1,6 @@
 //! The state of one rule on this host: what its settings want against what the knobs have.
 
-use super::{Check, State};
+use super::{Check, Refused, State};
 use crate::intent::Intent;
 use crate::inventory::Inventory;
 use crate::knob::{Host, KnobError};
@@ -13,16 +13,25 @@ const NAMED: usize = 3;
 struct Comparison {
     as_wanted: usize,
     differing: Vec<String>,
+    /// Those of them that a daemon could not set.
+    refused: usize,
     unreadable: Vec<String>,
 }
 
-pub(super) fn check(host: &dyn Host, inventory: &Inventory, intent: &Intent, rule: &Rule) -> Check {
+pub(super) fn check(host: &dyn Host, inventory: &Inventory, intent: &Intent, refused: &Refused, rule: &Rule) -> Check {
     let outcome = (rule.plan)(inventory, intent);
     let mut comparison = Comparison::default();
     for setting in &outcome.settings {
         match host.read(&setting.knob) {
             Ok(found) if found == setting.value => comparison.as_wanted += 1,
-            Ok(found) => comparison.differing.push(format!("{}: {found}, wanted {}", setting.knob, setting.value)),
+            Ok(found) => {
+                let mut told = format!("{}: {found}, wanted {}", setting.knob, setting.value);
+                if let Some(why) = refused.get(&setting.knob.to_string()) {
+                    comparison.refused += 1;
+                    told.push_str(&format!(", which the daemon could not set: {why}"));
+                }
+                comparison.differing.push(told);
+            }
             // What ended since the facts were read needs no cure, and what this kernel has not cannot be had.
             Err(KnobError::Gone(_) | KnobError::Unsupported { .. }) => {}
             Err(error) => comparison.unreadable.push(error.to_string()),
@@ -39,7 +48,7 @@ pub(super) fn check(host: &dyn Host, inventory: &Inventory, intent: &Intent, rul
         state = state.max(State::Warning);
     }
     let mut check = Check::new(rule.id.name(), rule.title, state, found.join("; "));
-    check.ontime_can_apply = !comparison.differing.is_empty();
+    check.ontime_can_apply = comparison.differing.len() > comparison.refused;
     if state != State::Ok {
         check = check.costs(rule.cost.text, rule.cost.source).remedy(remedies(&comparison, rule, &outcome.findings));
     }
