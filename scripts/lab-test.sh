@@ -1,5 +1,5 @@
 #!/bin/sh
-# Tests that need a host of their own: lab-test.sh ONTIME [TEST...]. Each is a function; output is kept and shown on failure.
+# Tests that need a host of their own: lab-test.sh ONTIME [TEST... | by-name]. Each is a function; output is kept and shown on failure.
 # $CYCLES: how often path.sh applies and resets under traffic (3). $KILLS: processes that guest_sockets_are_the_hosts kills (100).
 set -u
 ontime=$1
@@ -165,7 +165,7 @@ trace_names_the_inversions() { inside trace --client 'sh trace-client.sh'; }
 trace_follows_a_vm() { inside trace-vm --client 'sh trace-client.sh'; }
 path_holds_under_traffic_and_faults() { inside path --timeout $((1800 + 60 * ${CYCLES:-3})) --client 'sh client.sh'; }
 
-# By name only:
+# By name only (`by-name` is all of them, `make thorough`: hours):
 # polls_are_short_on_an_old_kernel, a_send_waits_for_short_polls_only  build the host module
 # rt_queues_are_polled_on_an_old_kernel  the same, on the real clock
 # guest_sockets_are_the_hosts   builds for six kernels
@@ -180,6 +180,11 @@ path_holds_under_traffic_and_faults() { inside path --timeout $((1800 + 60 * ${C
 # trace_follows_a_vm            passed once since the fault that it found was mended
 # busypoll_takes_no_interrupts  on the real clock: where the machine is so busy that the emulated CPUs stand for seconds, the RCU
 #                               readers of the polled one do, and the host with them
+if [ "$wanted" = by-name ]; then
+    wanted="reserved_cpu_time_is_kept deadlines_of_a_guest_are_kept trace_names_the_inversions trace_follows_a_vm who_has_something_pending_goes_first
+        polls_are_short_on_an_old_kernel a_send_waits_for_short_polls_only guest_sockets_are_the_hosts
+        a_cpu_may_go_and_come busypoll_takes_no_interrupts rt_queues_are_polled_on_an_old_kernel"
+fi
 for test in ${wanted:-status_and_files_come_back a_panic_is_told too_long_is_told a_hang_is_told nothing_stays_behind \
     an_interrupted_lab_leaves_nothing lockdown_is_said kernels_boot_and_an_old_one_is_said real_clock_has_two_cpus a_spinning_vm_leaves_the_rest \
     levels_have_their_places a_reused_thread_number_is_not_left_changed qdiscs_are_set_and_given_back tenants_are_found_placed_and_followed \
