@@ -171,7 +171,7 @@ fn asked(
         );
     }
     // The other back end does not read them.
-    let page = ask.page.as_ref().filter(|_| config.backend == BackendKind::Paced);
+    let page = ask.page.as_ref().filter(|_| config.backend != BackendKind::Deadline);
     let mut asked = Vec::new();
     for declared in config.reservations.iter().filter(|declared| declared.name == tenant.name) {
         let mut found = BTreeSet::new();
@@ -511,6 +511,27 @@ mod tests {
         // Among all: a's guest would take what b has; the daemon refuses that (`guest_asks`).
         let full = settled("a", vec![need(0, 10_000)]);
         assert_eq!(full.refused[0].tenant, "b");
+    }
+
+    #[test]
+    fn what_a_guest_publishes_counts_for_who_reads_it() {
+        let memory = std::fs::File::from(rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        memory.set_len(8_192).unwrap();
+        let Ok(page) = Page::new(memory, 0) else {
+            println!("SKIPPED: memory may be swapped out here");
+            return;
+        };
+        let needs = vec![GuestNeed { vcpu: 0, budget: Nanos::from_micros(6_000), period: Nanos::from_millis(20) }];
+        let asks = Asks::from([("a".to_owned(), Ask { needs, page: Some(page.clone()) })]);
+        for (backend, read) in [(BackendKind::Paced, true), (BackendKind::DpWrap, true), (BackendKind::Deadline, false)]
+        {
+            let mut config = SchedConfig { backend, ..config(&[("a", 1_000)]) };
+            config.reservations[0].deadlines = Some(Bandwidth::ppm(700_000));
+            let settled = settle(&config, &[vm("a", 10, 1, "0")], &online(1), &Settled::default(), &asks);
+            assert_eq!(settled.vcpus[0].page, read.then(|| page.clone()), "{backend:?}");
+            let exact = settled.vcpus[0].bandwidth == Bandwidth::ppm(400_000);
+            assert_eq!(exact, read, "{backend:?}: {:?}", settled.vcpus[0].bandwidth);
+        }
     }
 
     #[test]
