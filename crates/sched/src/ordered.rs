@@ -12,7 +12,8 @@
 //! from the earliest deadline on; one alone, or as many as can all be done by the first one's deadline in whatever order. Of these numbers the one is taken with which the order holds the
 //! longest, and the pacer looks again when that time is over: at the next end of a window as a rule.
 //!
-//! **Looks.** A vCPU that ran since the last look is looked at when its share may be used up. One that did not run, although for some time nobody of them ran, was asleep: what it may still want
+//! **Looks.** A vCPU that ran since the last look is looked at when its share may be used up. One that did not run, although for a quarter of the time nobody of them ran, was asleep (three quarters, if
+//! it used its last share up; what is less may have gone to interrupts): what it may still want
 //! shrinks with the time that is left (DP-Fair, for sporadic tasks). One that sleeps and wakes is noticed at the next look; until then it may take more than its share of the
 //! others' slack, or of [`FLOOR`]. What it did not want lately, of the last 100 ms at most, pays for that: an application whose job came in one piece is not kept waiting for its next one; then it
 //! pays back, so that nobody has more than its bandwidth in the long run.
@@ -38,8 +39,10 @@ use crate::wrapped::Wrapped;
 pub const FLOOR: u64 = 250_000;
 /// Nor sooner than this many costs of a look.
 const COST_FACTOR: u64 = 4;
-/// So much time in which nobody ran shows that one who did not run was asleep: less may have gone to interrupts.
+/// So much time in which nobody ran, and a quarter of all, shows that one who did not run was asleep: less may have gone to interrupts. One that used its
+/// last share up takes three quarters.
 const IDLE: u64 = 20_000;
+const IDLE_QUARTERS: [u64; 2] = [1, 3];
 /// One, as a rate.
 const RATE: u64 = 1 << 20;
 
@@ -64,8 +67,9 @@ struct Seat {
     /// What the last look showed, and where it was until then.
     ran: bool,
     was: Place,
-    /// Whether it is taken to want the CPU now.
+    /// Whether it is taken to want the CPU now; whether it used its last window's share up.
     wants: bool,
+    greedy: bool,
     asleep: bool,
     /// What it may still want of its window, ns; and the slack of the latest of those that are after it.
     need: u64,
@@ -89,6 +93,7 @@ impl Seat {
             ran: false,
             was: Place::Entitled,
             wants: true,
+            greedy: true,
             asleep: false,
             need: 0,
             beyond: 0,
@@ -154,6 +159,7 @@ impl Seat {
         let start = if now.saturating_sub(self.end) < SLICE_MIN.0 { self.end } else { now };
         let next = threads.next(self.index, start);
         (self.silent, self.live) = (next.is_none(), next.is_some_and(|next| next.live));
+        self.greedy = self.account.place == Place::Beyond;
         self.quiet = self.granted > 0 && self.is_quiet();
         // What it did not want is forfeited; the grain that a look left it is not.
         if self.account.place != Place::Beyond {
@@ -259,7 +265,8 @@ impl Ordered {
                 continue;
             }
             (seat.end, seat.silent, seat.live) = (before.end, before.silent, before.live);
-            (seat.wants, seat.spare) = (before.wants, before.spare.min(seat.account.share(SLICE_MAX.0)));
+            (seat.wants, seat.greedy) = (before.wants, before.greedy);
+            seat.spare = before.spare.min(seat.account.share(SLICE_MAX.0));
             let more = signed(seat.account.share(left)) - signed(given);
             seat.granted = before.granted.saturating_add_signed(more);
             seat.account.balance = seat.account.balance.saturating_add(more);
@@ -325,7 +332,8 @@ impl Ordered {
                 Place::Entitled => busy[1],
                 Place::Beyond => passed,
             };
-            seat.doze(now, busy, passed > busy.saturating_add(IDLE));
+            let least = passed / 4 * IDLE_QUARTERS[usize::from(seat.greedy)];
+            seat.doze(now, busy, passed > busy.saturating_add(IDLE.max(least)));
         }
         let holds = self.choose(now);
         self.place(threads);

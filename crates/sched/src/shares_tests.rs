@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use proptest::prelude::*;
 
 use super::*;
+use crate::ordered::FLOOR;
 use crate::sim::*;
 
 const BOTH: [Planning; 2] = [Planning::Best, Planning::Slices];
@@ -40,7 +41,11 @@ fn a_published_deadline_makes_the_guests_own_periods_whole() {
         };
         let with = least(true);
         assert!(with[2] >= work, "{planning:?}: {with:?}");
-        assert!(with[0] >= 4_500_000 && with[1] >= 2_100_000, "{planning:?}: nobody else loses by it: {with:?}");
+        // All of the CPU but 0.7 % is reserved: the order holds to a floor.
+        assert!(
+            with[0] >= 4_500_000 && with[1] >= 2_200_000 - FLOOR,
+            "{planning:?}: nobody else loses by it: {with:?}"
+        );
         assert!(least(false)[2] < work, "{planning:?}: it would have it anyway");
     }
 }
@@ -100,22 +105,25 @@ fn who_says_to_be_prompt_and_spins_has_its_share_and_no_more() {
 fn spinners_have_their_shares_in_every_period_and_bulk_has_the_rest() {
     let asked = [(3 * MS, 10 * MS), (4 * MS, 20 * MS), (MS, 10 * MS)];
     for planning in BOTH {
-        let (mut shares, mut host) = start(planning, 1, &asked, &[Guest::Spins, Guest::Spins, Guest::Sleeps]);
-        host.run(&mut shares, 2_000 * MS, TICK);
-        for (vm, share) in [(0, 3 * MS), (1, 4 * MS)] {
-            let least = host.vms[vm].least;
-            assert!(least + share / 50 >= share, "{planning:?}: VM {vm}: {least} of {share}");
-            let expected = 2_000 * MS / host.vms[vm].period * share;
-            let ran = host.vms[vm].counts.ran;
-            assert!(ran.abs_diff(expected) <= expected / 200, "{planning:?}: VM {vm}: {ran} of {expected}");
+        for noise in [0, 40] {
+            let (mut shares, mut host) = start(planning, 1, &asked, &[Guest::Spins, Guest::Spins, Guest::Sleeps]);
+            host.noise = noise;
+            host.run(&mut shares, 2_000 * MS, TICK);
+            for (vm, share) in [(0, 3 * MS), (1, 4 * MS)] {
+                let least = host.vms[vm].least;
+                assert!(least + share / 50 >= share, "{planning:?}: VM {vm}: {least} of {share}");
+                let expected = 2_000 * MS / host.vms[vm].period * share;
+                let ran = host.vms[vm].counts.ran;
+                assert!(ran.abs_diff(expected) <= expected / 200, "{planning:?}: VM {vm}: {ran} of {expected}");
+            }
+            assert_eq!(host.vms[2].counts.ran, 0);
+            assert!(host.bulk >= 940 * MS, "{planning:?}: {}", host.bulk);
+            for (seat, tally) in host.tallies.iter().enumerate() {
+                assert_eq!(count(&tally.misses), 0, "{planning:?}: seat {seat}");
+            }
+            assert!(count(&host.tallies[0].overruns) >= 190);
+            assert_eq!(count(&host.tallies[2].overruns), 0);
         }
-        assert_eq!(host.vms[2].counts.ran, 0);
-        assert!(host.bulk >= 990 * MS, "{planning:?}: {}", host.bulk);
-        for (seat, tally) in host.tallies.iter().enumerate() {
-            assert_eq!(count(&tally.misses), 0, "{planning:?}: seat {seat}");
-        }
-        assert!(count(&host.tallies[0].overruns) >= 190);
-        assert_eq!(count(&host.tallies[2].overruns), 0);
     }
 }
 
@@ -388,6 +396,7 @@ proptest! {
         planning in Just(Planning::Best),
         vms in prop::collection::vec(prop::collection::vec((2u64..=20, 4u64..=40, 0u64..4_000), 1..4), 1..5),
         spins in 5u64..=60,
+        noise in prop::sample::select(vec![0u64, 40]),
     ) {
         let mut asked: Vec<(u64, u64)> = vms
             .iter()
@@ -409,6 +418,7 @@ proptest! {
             };
             vm.tasks = tasks.iter().map(job).collect();
         }
+        host.noise = noise;
         let mut shares = host.shares(&settled, planning);
         // A task that has not had a job is not known of: its first may find its vCPU's share used up by the others.
         host.run(&mut shares, 100 * MS, 0);

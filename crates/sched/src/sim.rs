@@ -104,6 +104,8 @@ pub struct Host {
     /// What a pacer's look takes of its CPU; and how long the only CPU is still taken by one.
     pub cost: u64,
     taken: u64,
+    /// Of so many ticks interrupts take one; 0: none.
+    pub noise: u64,
     /// Whether a look takes what its calls do instead, and what all took.
     pub counted: bool,
     calls: Calls,
@@ -164,6 +166,7 @@ impl Host {
             flips: 0,
             cost: 0,
             taken: 0,
+            noise: 0,
             counted: false,
             calls: Calls::default(),
             pacing: 0,
@@ -210,7 +213,8 @@ impl Host {
         };
         let mut order: Vec<usize> = (0..self.vms.len()).filter(|vm| self.wants(&self.vms[*vm])).collect();
         order.sort_by_key(|vm| rank(self.vms[*vm].place));
-        let mut free = vec![self.taken == 0; self.cpus];
+        let interrupted = self.noise > 0 && self.now / TICK % self.noise == 0;
+        let mut free = vec![self.taken == 0 && !interrupted; self.cpus];
         self.taken = self.taken.saturating_sub(TICK);
         for vm in order {
             let vm = &mut self.vms[vm];
