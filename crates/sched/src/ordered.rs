@@ -332,7 +332,8 @@ impl Ordered {
                 Place::Entitled => busy[1],
                 Place::Beyond => passed,
             };
-            let least = passed / 4 * IDLE_QUARTERS[usize::from(seat.greedy)];
+            let [most, greedy] = IDLE_QUARTERS;
+            let least = passed / 4 * if seat.greedy { greedy } else { most };
             seat.doze(now, busy, passed > busy.saturating_add(IDLE.max(least)));
         }
         let holds = self.choose(now);
