@@ -15,7 +15,7 @@ use crate::memcached;
 use crate::number;
 use crate::paper::{Figures, Rtvirt};
 use crate::rta::guests::{DECLARED_US, Guests, Order, Releases, Reservations};
-use crate::rta::{self, Rta, group};
+use crate::rta::{self, Rta, WORK_PERCENT, group};
 use crate::schema::{Load, MethodResult};
 use crate::server::{self, dotted};
 use crate::trial::{self, Requests, Trial};
@@ -255,7 +255,7 @@ impl Setting {
         let seconds = (plan.requests + WARM_UP) / 90 + 6;
         let order = |rta: &Rta| {
             let releases = Releases::Periodic(seconds * 1_000_000 / rta.period_us);
-            Order { tag: case.to_owned(), rta: *rta, releases, delay_us }.line()
+            Order { tag: case.to_owned(), rta: *rta, releases, delay_us, work_percent: WORK_PERCENT }.line()
         };
         self.guests.tell(host, &video.iter().map(order).collect::<Vec<_>>())?;
         let held = if method == "credit" {

@@ -57,6 +57,8 @@ pub struct Order {
     pub releases: Releases,
     /// From its start to its first release, us.
     pub delay_us: u64,
+    /// How much of its slice a job computes, percent.
+    pub work_percent: u64,
 }
 
 impl Order {
@@ -72,7 +74,7 @@ impl Order {
 
     fn words(&self) -> String {
         let Rta { slice_us: slice, period_us: period } = self.rta;
-        let (work, jobs) = (slice * WORK_PERCENT / 100, self.releases.jobs());
+        let (work, jobs) = (slice * self.work_percent / 100, self.releases.jobs());
         let mut line = format!("{} SCHED_DEADLINE {slice} {period} {work} {jobs} {}", self.tag, self.delay_us);
         if let Releases::Sporadic(gaps) = &self.releases {
             for gap in gaps {
@@ -338,7 +340,7 @@ mod tests {
 
     #[test]
     fn an_order_tells_every_release() {
-        let order = |releases| Order { tag: "a".into(), rta: RTA, releases, delay_us: 7 };
+        let order = |releases| Order { tag: "a".into(), rta: RTA, releases, delay_us: 7, work_percent: WORK_PERCENT };
         assert_eq!(order(Releases::Periodic(3)).line(), "rta a SCHED_DEADLINE 5000 20000 4000 3 7");
         let sporadic = order(Releases::Sporadic(vec![100_000, 20_000])).line();
         assert_eq!(order(Releases::Periodic(3)).line_in_turn(), "run a SCHED_DEADLINE 5000 20000 4000 3 7");

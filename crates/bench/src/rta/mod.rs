@@ -237,6 +237,7 @@ fn run_all(
         rta: *rta,
         releases: arrivals.releases(*rta, vm),
         delay_us,
+        work_percent: WORK_PERCENT,
     };
     let lines: Vec<String> = (0..).zip(rtas).map(order).map(|order| order.line()).collect();
     guests.tell(host, &lines)?;

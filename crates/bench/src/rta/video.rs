@@ -13,7 +13,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::guests::{self, DECLARED_US, Guests, Log, Order, Releases};
-use super::{Rta, WHOLE, each_method, group, pacers, summarise, without_requests, words};
+use super::{Rta, WHOLE, WORK_PERCENT, each_method, group, pacers, summarise, without_requests, words};
 use crate::host::{Host, MeasureError, Site};
 use crate::number;
 use crate::paper::Figures;
@@ -256,7 +256,13 @@ fn programme(method: &str, vm: usize, spells: &[Spell], rates: &[Rta]) -> (Vec<(
         match rta.map(|rta| (rta, length_us.saturating_sub(DELAY_US) / rta.period_us)) {
             Some((rta, jobs)) if jobs > 0 => {
                 let tag = format!("{method}-{vm}-{place}");
-                let order = Order { tag: tag.clone(), rta, releases: Releases::Periodic(jobs), delay_us: DELAY_US };
+                let order = Order {
+                    tag: tag.clone(),
+                    rta,
+                    releases: Releases::Periodic(jobs),
+                    delay_us: DELAY_US,
+                    work_percent: WORK_PERCENT,
+                };
                 let _ = write!(line, "{}; ", order.line_in_turn());
                 all.push((tag, rta));
             }

@@ -101,11 +101,12 @@ pub fn scale(args: &Scale) -> anyhow::Result<ExitCode> {
     })?;
     println!("{simulated}");
     let notes = vec![format!(
-        "the emulated host: {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, as the virtual clock has one CPU; a job computes for {WORK_PERCENT} % of \
+        "the emulated host: {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, as the virtual clock has one CPU; a job computes for {} % of \
          its slice; four threads of the host want the CPU all the time",
         groups.len(),
         many::COPIES,
-        many::SCALE
+        many::SCALE,
+        many::WORK_PERCENT
     )];
     Measured { experiment: "rta-scale", seed: 0, results, missing, notes }.report(&args.output)
 }
