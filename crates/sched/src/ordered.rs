@@ -71,9 +71,9 @@ struct Seat {
     wants: bool,
     greedy: bool,
     asleep: bool,
-    /// What it may still want of its window, ns; and the slack of the latest of those that are after it.
+    /// What it may still want of its window, ns; the least slack of those that are after it; whether it is one of the next.
     need: u64,
-    beyond: u64,
+    after: u64,
     next: bool,
 }
 
@@ -96,7 +96,7 @@ impl Seat {
             greedy: true,
             asleep: false,
             need: 0,
-            beyond: 0,
+            after: 0,
             next: false,
         }
     }
@@ -193,7 +193,7 @@ impl Seat {
 pub struct Ordered {
     cpu: usize,
     seats: Vec<Seat>,
-    /// Who may still want something, by the ends of their windows.
+    /// Who is there, by the ends of their windows.
     order: Vec<usize>,
     /// The last look, and when the next window, or the calm time, ends.
     last: u64,
@@ -364,44 +364,42 @@ impl Ordered {
         quiet
     }
 
-    /// Finds who is to be planned, and returns for how long that holds, ns.
-    fn choose(&mut self, now: u64) -> u64 {
+    /// Puts all in the order of their deadlines, and works out the slack of those that are after each.
+    fn line_up(&mut self, now: u64) {
         let Self { seats, order, .. } = self;
         order.clear();
-        order.extend(
-            (0..seats.len()).filter(|at| seats.get(*at).is_some_and(|seat| !seat.account.gone && seat.need > 0)),
-        );
+        order.extend((0..seats.len()).filter(|at| seats.get(*at).is_some_and(|seat| !seat.account.gone)));
         order.sort_unstable_by_key(|at| seats.get(*at).map_or(u64::MAX, |seat| seat.end));
-        let all = || order.iter().copied();
-        for seat in seats.iter_mut() {
-            seat.next = false;
-        }
-        let Some(first) = all().next().and_then(|at| seats.get(at)).map(|seat| seat.end.saturating_sub(now)) else {
-            return NEVER;
-        };
-        // What each has to wait for at most, and the slack that this leaves it.
+        // What is wanted up to the deadline of each: what is left to all up to it, and what they are granted until then.
         let (mut wanted, mut rate, mut before) = (0_u64, 0_u64, now);
-        for at in all() {
-            let Some(seat) = seats.get_mut(at) else { continue };
+        for at in order.iter() {
+            let Some(seat) = seats.get_mut(*at) else { continue };
             let granted = rate.saturating_mul(seat.end.saturating_sub(before)) / RATE;
             wanted = wanted.saturating_add(granted).saturating_add(seat.need);
             (rate, before) = (rate.saturating_add(seat.rate), seat.end);
-            seat.beyond = seat.end.saturating_sub(now).saturating_sub(wanted);
+            // Who wants nothing more has time.
+            let slack = seat.end.saturating_sub(now).saturating_sub(wanted);
+            seat.after = if seat.need > 0 { slack } else { u64::MAX };
         }
-        // The least slack of all that are after it.
         let mut least = u64::MAX;
         for at in order.iter().rev() {
             let Some(seat) = seats.get_mut(*at) else { continue };
-            let own = seat.beyond;
-            seat.beyond = least;
-            least = least.min(own);
+            (seat.after, least) = (least, least.min(seat.after));
         }
+    }
+
+    /// Finds who is to be planned, and returns for how long that holds, ns.
+    fn choose(&mut self, now: u64) -> u64 {
+        self.line_up(now);
+        let Self { seats, order, .. } = self;
+        seats.iter_mut().for_each(|seat| seat.next = false);
+        let line = || order.iter().filter_map(|at| seats.get(*at)).filter(|seat| seat.need > 0);
+        let Some(first) = line().next().map(|seat| seat.end.saturating_sub(now)) else { return NEVER };
         let (mut best, mut holds, mut together) = (1, 0, 0_u64);
-        for (number, at) in (1..).zip(order.iter()) {
-            let Some(seat) = seats.get(*at) else { continue };
+        for (number, seat) in (1_usize..).zip(line()) {
             together = together.saturating_add(seat.need);
             let within = if number == 1 { u64::MAX } else { first.saturating_sub(together) };
-            let reach = within.min(seat.beyond);
+            let reach = within.min(seat.after);
             if number == 1 || reach > holds {
                 (best, holds) = (number, reach);
             }
@@ -410,13 +408,14 @@ impl Ordered {
             }
         }
         // No number of them does for sure: who wants the CPU is not to wait for who may, unless nobody is in its way.
-        let mut eager = (1..).zip(order.iter()).filter(|(_, at)| seats.get(**at).is_some_and(|seat| seat.wants));
+        let mut eager = (1..).zip(line()).filter(|(_, seat)| seat.wants);
         if let (true, Some((number, _))) = (holds < FLOOR, eager.next()) {
             best = if eager.next().is_some() { number } else { (number - 1).max(1) };
         }
-        for at in order.iter().take(best) {
-            if let Some(seat) = seats.get_mut(*at) {
+        for at in order.iter() {
+            if let Some(seat) = seats.get_mut(*at).filter(|seat| best > 0 && seat.need > 0) {
                 seat.next = true;
+                best -= 1;
             }
         }
         holds
@@ -475,7 +474,8 @@ impl Ordered {
             into.stand(seat.account.standing());
         }
         let mut start = self.last;
-        for seat in self.order.iter().filter(|_| !self.calm).filter_map(|at| self.seats.get(*at)) {
+        let line = self.order.iter().filter_map(|at| self.seats.get(*at));
+        for seat in line.filter(|seat| !self.calm && seat.need > 0) {
             let end = start.saturating_add(seat.need);
             into.plan(Planned { cpu: self.cpu, id: seat.account.id, start, end });
             start = end;

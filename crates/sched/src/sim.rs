@@ -77,6 +77,9 @@ pub struct Vm {
     follow: Follow,
     /// The CPU that it stays on.
     home: Option<usize>,
+    /// Whether it wanted the CPU in the last tick; its position among those of its place.
+    awake: bool,
+    turn: i64,
 }
 
 /// Which system calls pacers make.
@@ -104,6 +107,7 @@ pub struct Host {
     /// What a pacer's look takes of its CPU; and how long the only CPU is still taken by one.
     pub cost: u64,
     taken: u64,
+    turns: i64,
     /// Of so many ticks interrupts take one; 0: none.
     pub noise: u64,
     /// Whether a look takes what its calls do instead, and what all took.
@@ -111,6 +115,14 @@ pub struct Host {
     calls: Calls,
     pub pacing: u64,
     pub tallies: Vec<Arc<Tally>>,
+}
+
+fn rank(place: Place) -> u8 {
+    match place {
+        Place::Planned => 0,
+        Place::Entitled => 1,
+        Place::Beyond => 2,
+    }
 }
 
 impl Threads for Host {
@@ -135,7 +147,10 @@ impl Threads for Host {
     fn place(&mut self, seat: usize, place: Place) -> Option<Counts> {
         self.flips += 1;
         self.calls.places += 1;
+        self.turns += 1;
         let vm = self.vms.get_mut(seat).filter(|vm| vm.alive)?;
+        // As the kernel's FIFO: to the tail who goes up, to the head who goes down.
+        vm.turn = if rank(place) < rank(vm.place) { self.turns } else { -self.turns };
         vm.place = place;
         Some(vm.counts)
     }
@@ -157,6 +172,8 @@ impl Host {
             tasks: Vec::new(),
             follow: Follow::new(reserved.period.0),
             home: reserved.home.map(|home| home as usize),
+            awake: false,
+            turn: 0,
         };
         Self {
             cpus,
@@ -166,6 +183,7 @@ impl Host {
             flips: 0,
             cost: 0,
             taken: 0,
+            turns: 0,
             noise: 0,
             counted: false,
             calls: Calls::default(),
@@ -206,13 +224,16 @@ impl Host {
                 }
             }
         }
-        let rank = |place| match place {
-            Place::Planned => 0,
-            Place::Entitled => 1,
-            Place::Beyond => 2,
-        };
-        let mut order: Vec<usize> = (0..self.vms.len()).filter(|vm| self.wants(&self.vms[*vm])).collect();
-        order.sort_by_key(|vm| rank(self.vms[*vm].place));
+        let wants: Vec<bool> = self.vms.iter().map(|vm| self.wants(vm)).collect();
+        for (vm, wants) in self.vms.iter_mut().zip(&wants) {
+            if *wants && !vm.awake {
+                self.turns += 1;
+                vm.turn = self.turns;
+            }
+            vm.awake = *wants;
+        }
+        let mut order: Vec<usize> = (0..self.vms.len()).filter(|vm| wants[*vm]).collect();
+        order.sort_by_key(|vm| (rank(self.vms[*vm].place), self.vms[*vm].turn));
         let interrupted = self.noise > 0 && self.now / TICK % self.noise == 0;
         let mut free = vec![self.taken == 0 && !interrupted; self.cpus];
         self.taken = self.taken.saturating_sub(TICK);
