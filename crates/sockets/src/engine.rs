@@ -70,7 +70,7 @@ pub struct Engine {
     /// The worker has none: it gives the orders.
     mail: Option<ChannelEnd>,
     notifier: Notifier,
-    /// The vCPU word when the thread last looked, as [`Shared::vcpu_named`] gives it.
+    /// The vCPU word when the thread last looked at a ring that lived, as [`Shared::vcpu_named`] gives it.
     word: u64,
     /// The rings' `set_up` that this engine has taken note of.
     calls_seen: u32,
@@ -198,6 +198,8 @@ impl Engine {
     /// Notices that the guest set its rings up anew. True for the call queue, if it had been used before.
     pub(crate) fn restarted(&mut self, calls: &Vring, events: &Vring) -> bool {
         let before = self.calls_seen;
+        // Read before it is asked whether the ring lives: then it is the living ring's driver's.
+        let named = self.shared.vcpu_named(self.channel);
         let [calls_anew, events_anew] =
             [calls.anew_since(&mut self.calls_seen), events.anew_since(&mut self.events_seen)];
         if calls_anew {
@@ -209,7 +211,10 @@ impl Engine {
             // So does the vCPU word, unless the new driver has named its own by now.
             self.shared.drop_vcpu(self.channel, self.word);
         }
-        self.word = self.shared.vcpu_named(self.channel);
+        // What is named while the ring is not up is the next driver's, who names by main, and may be ahead of this ring's connection.
+        if self.live(calls) {
+            self.word = named;
+        }
         if events_anew {
             self.start_due = true;
             for index in 0..self.locals.len() as u32 {

@@ -271,6 +271,26 @@ fn a_new_drivers_vcpu_word_is_kept() {
     }
 }
 
+/// Each device has a connection of its own: a word may be named before the channel's rings are heard of.
+#[test]
+fn a_word_named_ahead_of_its_channel_is_kept() {
+    let mut vm = Vm::start(EVERYTHING);
+    let word = FREE + 0x1000;
+    vm.channels[1].settle();
+    vm.channels[1].renew();
+    assert_eq!(vm.main().name_vcpu(1, word), 0);
+    // The channel's thread, whose bell was rung, sees it.
+    std::thread::sleep(Duration::from_millis(100));
+    let channel = &mut vm.channels[1];
+    channel.start();
+    channel.write(word, &[ONTIME_VCPU_RUN.to_le_bytes(), [0; 4]].concat());
+    let start = std::time::Instant::now();
+    while channel.read(word + 4) == [0; 4] {
+        channel.settle();
+        assert!(start.elapsed() < Duration::from_secs(10), "the word is forgotten");
+    }
+}
+
 #[test]
 fn a_wake_up_that_shows_no_effect_is_sent_again() {
     let mut vm = Vm::start(EVERYTHING);
