@@ -537,7 +537,10 @@ fn an_rt_containers_veth_leaves_the_backlog_at_both_ends_and_comes_back() {
         assert_eq!(container.offloads(), ["off on", "off on"]);
         // What the container sends comes by the NAPI thread of the host's end.
         let inventory = Inventory::scan(roots);
-        let thread = inventory.threads.iter().find(|thread| thread.comm.starts_with("napi/va-")).unwrap();
+        // By its number: other tests' namespaces have devices, and so threads, of this name.
+        let nic = inventory.nics.iter().find(|nic| nic.id.name == "va").unwrap();
+        let napi = nic.napis.iter().find_map(|napi| napi.pid).unwrap();
+        let thread = inventory.threads.iter().find(|thread| thread.id.tid == napi).unwrap();
         assert_eq!(thread.policy, Policy::Fifo(49));
         let switches = || {
             let status = std::fs::read_to_string(format!("/proc/{}/status", thread.id.tid)).unwrap();
