@@ -163,7 +163,9 @@ deadlines_of_a_guest_are_kept() {
 }
 trace_names_the_inversions() { inside trace --client 'sh trace-client.sh'; }
 trace_follows_a_vm() { inside trace-vm --client 'sh trace-client.sh'; }
-path_holds_under_traffic_and_faults() { inside path --timeout $((1800 + 60 * ${CYCLES:-3})) --client 'sh client.sh'; }
+path_holds_under_traffic_and_faults() {
+    inside path --instruction "${INSTRUCTION:-4}" --timeout $((1800 + 60 * ${CYCLES:-3})) --client 'sh client.sh'
+}
 
 # By name only (`by-name` is all of them, `make thorough`: hours):
 # polls_are_short_on_an_old_kernel, a_send_waits_for_short_polls_only  build the host module

@@ -48,6 +48,9 @@ struct Host {
     /// CPUs: 1 on the virtual clock, 1 to 8 on the real one (default 2 there)
     #[arg(long)]
     cpus: Option<u8>,
+    /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime bench` measures on)
+    #[arg(long, value_name = "NS", default_value = "4", value_parser = icount_shift)]
+    instruction: u8,
     /// Kernel: 7.2-rt, 7.2 or 6.12-rt, all Debian's
     #[arg(long, default_value = "7.2-rt")]
     kernel: Kernel,
@@ -82,6 +85,16 @@ struct Run {
     /// The command and its arguments
     #[arg(last = true, required = true)]
     command: Vec<String>,
+}
+
+/// An instruction's time in nanoseconds as [`Machine::icount_shift`] has it.
+fn icount_shift(nanoseconds: &str) -> Result<u8, String> {
+    match nanoseconds {
+        "1" => Ok(0),
+        "2" => Ok(1),
+        "4" => Ok(2),
+        _ => Err(format!("{nanoseconds} ns is not one of 1, 2, 4")),
+    }
 }
 
 /// Runs `ontime lab`.
@@ -137,6 +150,7 @@ impl Run {
 fn machine(host: &Host, console: Console) -> Machine {
     let mut machine = Machine::new(host.clock, host.kernel);
     machine.cpus = host.cpus.unwrap_or(machine.cpus);
+    machine.icount_shift = host.instruction;
     machine.memory_mib = host.memory;
     machine.kernel_arguments.clone_from(&host.kernel_arguments);
     machine.console = console;
