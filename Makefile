@@ -4,7 +4,7 @@ REPORT ?= target/report
 REQUESTS ?= 150
 ONTIME = target/release/ontime
 
-.PHONY: demo test thorough endurance hundred figures exclusive lint setup release images clean
+.PHONY: demo test thorough endurance hundred figures exclusive sched-ext lint setup release images clean
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -19,7 +19,8 @@ test: release images
 	scripts/lab-test.sh $(ONTIME)
 
 ## thorough: the tests of the emulated host that `make test` leaves out for their length, or since they need the real clock (hours)
-thorough: release images
+thorough: sched-ext
+	$(ONTIME) lab images
 	scripts/lab-test.sh $(ONTIME) by-name
 
 ## endurance: applied and reset a hundred times under traffic in the emulated host, and every fault (half an hour)
@@ -41,6 +42,11 @@ exclusive: release images
 	@mkdir -p $(REPORT)
 	$(ONTIME) bench rt-server --clock real --cpus 2 --method vanilla,threaded,exclusive,partitioned \
 		--requests $(REQUESTS) --json $(REPORT)/exclusive.json --html $(REPORT)/exclusive.html
+
+## sched-ext: the binary with the back end sched_ext for reserved CPU time (clang, libelf, zlib); the next plain build is without it
+sched-ext:
+	@scripts/setup.sh clang libelf-dev zlib1g-dev
+	cargo build --release --features ontime/sched-ext
 
 lint: setup
 	@cargo fmt --version && cargo clippy --version || { echo "lint: rustfmt or clippy is missing; Debian: apt-get install rustfmt" \

@@ -79,7 +79,7 @@ inside() { # NAME OPTIONS...
     mkdir -p "$work/$name/files"
     cp "$here"/lab/*.sh "$work/$name/files/"
     cp "$here/../packaging/libvirt/hooks/qemu.d/ontime" "$work/$name/files/hook"
-    "$ontime" lab run --silence 600 --out "$work/$name" "$@" -- env "CYCLES=${CYCLES:-3}" sh "/lab/$name.sh"
+    "$ontime" lab run --silence 600 --out "$work/$name" "$@" -- env "CYCLES=${CYCLES:-3}" "BACKEND=${BACKEND:-paced}" sh "/lab/$name.sh"
 }
 
 kernels_boot_and_an_old_one_is_said() {
@@ -148,6 +148,8 @@ who_has_something_pending_goes_first() {
         exit !($waits > 1000 && $first < 500)' "$work/pending.json"
 }
 reserved_cpu_time_is_kept() { inside reservations; }
+# The binary is that of `make sched-ext`.
+reserved_cpu_time_is_kept_by_sched_ext() { BACKEND=sched_ext inside reservations; }
 a_cpu_may_go_and_come() { inside hotplug --clock real --cpus 2; }
 # The module and the application are built for the lab's guests.
 deadlines_of_a_guest_are_kept() {
@@ -174,6 +176,7 @@ path_holds_under_traffic_and_faults() {
 # who_has_something_pending_goes_first  two hosts; pending.sh has passed up to its kill -9 only, where it stood still before the daemon's death was told
 #                               by a thread of its own (ontime-life)
 # reserved_cpu_time_is_kept     five minutes
+# reserved_cpu_time_is_kept_by_sched_ext  the same, and a binary of its own: `make sched-ext`
 # a_cpu_may_go_and_come         on the real clock; with one emulated CPU left, whatever runs at normal priority is slow beside two VMs that spin. It has passed
 #                               up to the ten fast changes: refused, served, both back
 # deadlines_of_a_guest_are_kept five minutes, and a build of the module
@@ -183,7 +186,7 @@ path_holds_under_traffic_and_faults() {
 # busypoll_takes_no_interrupts  on the real clock: where the machine is so busy that the emulated CPUs stand for seconds, the RCU
 #                               readers of the polled one do, and the host with them
 if [ "$wanted" = by-name ]; then
-    wanted="reserved_cpu_time_is_kept deadlines_of_a_guest_are_kept trace_names_the_inversions trace_follows_a_vm who_has_something_pending_goes_first
+    wanted="reserved_cpu_time_is_kept reserved_cpu_time_is_kept_by_sched_ext deadlines_of_a_guest_are_kept trace_names_the_inversions trace_follows_a_vm who_has_something_pending_goes_first
         polls_are_short_on_an_old_kernel a_send_waits_for_short_polls_only guest_sockets_are_the_hosts
         a_cpu_may_go_and_come busypoll_takes_no_interrupts rt_queues_are_polled_on_an_old_kernel"
 fi

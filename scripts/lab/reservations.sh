@@ -1,14 +1,16 @@
 # In the emulated host: two VMs that never idle have the CPU time they reserved in every period, beside bulk work that takes what it can
 # get; an idle one costs nothing. A VM too many is refused by name. After kill -9 of the
 # daemon every vCPU goes on, a new daemon takes the reservations up again, and after a reset every policy is as found.
+# $BACKEND: by which back end (paced).
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
 rt() { printf '[[tenant]]\nname = "%s"\nclass = "rt"\nlevel = %s\n' "$1" "$2"; }
+backend() { printf 'backend = "%s"\n' "${BACKEND:-paced}"; }
 reserve() { printf '[[reservation]]\nname = "%s"\nbudget = "%s"\nperiod = "20ms"\n' "$1" "$2"; }
 # Refused, b spins at real-time priority under its cap; the default would leave 5 % to all that is watched here.
 { rt a 0; rt b 1; echo 'runtime-cap = 0.3'; rt idle 0; } > /etc/ontime/tenants.toml
-{ reserve a 6ms; reserve b 4ms; reserve idle 2ms; } > /etc/ontime/sched.toml
+{ backend; reserve a 6ms; reserve b 4ms; reserve idle 2ms; } > /etc/ontime/sched.toml
 for vm in a b idle; do
     role=spin net=rt
     [ $vm != idle ] || role=idle
@@ -95,12 +97,11 @@ moved=$(echo "$rest" | cut -d' ' -f2)
 [ "$bulk_share" -ge 30 ] || fail "bulk had $bulk_share %, and nearly half was nobody's"
 
 # One more than fits is refused by name, the others keep what they have.
-reserve a 6ms > /etc/ontime/sched.toml
-{ reserve b 14ms; reserve idle 2ms; } >> /etc/ontime/sched.toml
+{ backend; reserve a 6ms; reserve b 14ms; reserve idle 2ms; } > /etc/ontime/sched.toml
 kill -HUP $daemon
 within 40 sh -c "ontime top --once --interval 0.1 | grep -q '^refused: .*CPUs asked'"
 ontime top --once --interval 0.1 | grep '^refused'
-{ reserve a 6ms; reserve b 4ms; reserve idle 2ms; } > /etc/ontime/sched.toml
+{ backend; reserve a 6ms; reserve b 4ms; reserve idle 2ms; } > /etc/ontime/sched.toml
 kill -HUP $daemon
 within 40 sh -c "! ontime top --once --interval 0.1 | grep -q '^refused'"
 

@@ -3,6 +3,7 @@
 //! | | what keeps the share | price |
 //! |---|---|---|
 //! | `paced`, `dp-wrap` | [`crate::pacer`] changes priorities as [`crate::shares`] says; what is left goes to others | a few changes of priority a deadline |
+//! | `sched_ext` | the same pacers, which write places into the table of a scheduler in BPF ([`crate::ext`]) | everybody of SCHED_OTHER is that scheduler's; vCPUs on one CPU each |
 //! | `deadline` | the kernel's SCHED_DEADLINE, one reservation a vCPU: each on its own, as RT-Xen's servers | no share of what is left; each thread's affinity must be all CPUs of its root domain |
 //!
 //! Neither sets a thread's policy for the first time, nor gives it back: that is the daemon's plan, whose journal keeps originals. A
@@ -17,9 +18,11 @@ use ontime_tenants::{Policy, ThreadId};
 use serde::Deserialize;
 
 use crate::account::Tally;
+use crate::config::Beyond;
+use crate::ext::Ext;
 use crate::pacer::{PacerError, Pacers, Pacing, Seats, now};
 use crate::published::Published;
-use crate::seat::{Places, Seat};
+use crate::seat::{Hand, Places, Seat};
 use crate::settle::{Reserved, Settled};
 use crate::shares::{Planning, Shares};
 use crate::show::Snapshot;
@@ -33,6 +36,9 @@ pub enum BackendKind {
     Paced,
     /// By pacers, by DP-WRAP's slices always.
     DpWrap,
+    /// By pacers, through a scheduler of `sched_ext`.
+    #[serde(rename = "sched_ext")]
+    SchedExt,
     /// By SCHED_DEADLINE.
     Deadline,
 }
@@ -43,6 +49,7 @@ impl BackendKind {
         match self {
             BackendKind::Paced => "paced",
             BackendKind::DpWrap => "dp-wrap",
+            BackendKind::SchedExt => "sched_ext",
             BackendKind::Deadline => "deadline",
         }
     }
@@ -94,22 +101,69 @@ pub trait Backend: Debug {
     fn show(&mut self) -> Option<Snapshot>;
 }
 
-/// See [`BackendKind::Paced`] and [`BackendKind::DpWrap`].
+/// How pacers give places.
+#[derive(Debug)]
+pub enum Way {
+    /// By policies.
+    Policies(Places),
+    /// By the sched_ext scheduler; loaded while there are reservations.
+    Ext(Beyond, Option<Ext>),
+}
+
+impl Way {
+    /// Makes all ready to be given places.
+    fn prepare(&mut self, settled: &Settled) -> Result<(), PacerError> {
+        let Self::Ext(beyond, ext) = self else { return Ok(()) };
+        let ext = match ext {
+            Some(ext) => ext,
+            none => none.insert(Ext::start(*beyond)?),
+        };
+        ext.seat(settled)
+    }
+
+    /// How one of them is given its place.
+    fn hand(&self, id: ThreadId) -> Option<Hand> {
+        match self {
+            Self::Policies(places) => Some(Hand::Policy(*places)),
+            Self::Ext(_, ext) => ext.as_ref()?.slot(id).map(Hand::Table),
+        }
+    }
+
+    /// Lets go of all others, whom no pacer has any more.
+    fn forget_others(&mut self, settled: &Settled) {
+        if let Self::Ext(_, ext) = self {
+            ext.iter_mut().for_each(|ext| ext.unseat_others(settled));
+            ext.take_if(|_| settled.vcpus.is_empty());
+        }
+    }
+
+    /// # Errors
+    /// [`PacerError::Ext`] where places count no more.
+    fn stands(&self) -> Result<(), PacerError> {
+        match self {
+            Self::Ext(_, Some(ext)) => ext.stands(),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// See [`BackendKind::Paced`], [`BackendKind::DpWrap`] and [`BackendKind::SchedExt`].
 #[derive(Debug)]
 pub struct Paced {
     planning: Planning,
-    places: Places,
     /// The pacers' own.
     place: Policy,
+    // They put vCPUs behind when they end: before their way of doing so goes.
     pacers: Option<Pacers>,
+    way: Way,
     settled: Settled,
     tallies: BTreeMap<ThreadId, Arc<Tally>>,
 }
 
 impl Paced {
     /// Pacers, started with the first reservation, at the place `pacer`.
-    pub fn new(planning: Planning, places: Places, pacer: Policy) -> Self {
-        Self { planning, places, place: pacer, pacers: None, settled: Settled::default(), tallies: BTreeMap::new() }
+    pub fn new(planning: Planning, way: Way, pacer: Policy) -> Self {
+        Self { planning, place: pacer, pacers: None, way, settled: Settled::default(), tallies: BTreeMap::new() }
     }
 
     /// Works on these; ends the pacers where that fails.
@@ -120,19 +174,27 @@ impl Paced {
         }
         let done = self.try_work_on(&settled);
         if done.is_err() {
-            self.pacers = None;
-            self.settled = Settled::default();
+            self.end();
             return done;
         }
+        self.way.forget_others(&settled);
         self.tallies.retain(|id, _| settled.vcpus.iter().any(|vcpu| vcpu.id == *id));
         self.settled = settled;
         done
+    }
+
+    /// Looks after nobody any more.
+    fn end(&mut self) {
+        self.pacers = None;
+        self.settled = Settled::default();
+        self.way.forget_others(&self.settled);
     }
 
     fn try_work_on(&mut self, settled: &Settled) -> Result<(), PacerError> {
         if settled.vcpus.is_empty() {
             return self.pacers.as_mut().map_or(Ok(()), |pacers| pacers.replace(None));
         }
+        self.way.prepare(settled)?;
         let pacers = match &mut self.pacers {
             Some(pacers) => pacers,
             none => none.insert(Pacers::start(&settled.cpus, self.place)?),
@@ -143,7 +205,7 @@ impl Paced {
         let tally = |id| self.tallies.get(&id).map(Arc::clone).unwrap_or_default();
         let open = |vcpu: &Reserved| {
             let published = vcpu.page.clone().map(|page| Published::new(page, vcpu.vcpu, vcpu.period.0));
-            Seat::open(vcpu.id, self.places, tally(vcpu.id), published).ok()
+            Seat::open(vcpu.id, self.way.hand(vcpu.id)?, tally(vcpu.id), published).ok()
         };
         let seats = Seats(settled.vcpus.iter().map(open).collect());
         let shares = Shares::new(settled, self.planning, now(), tally);
@@ -159,7 +221,10 @@ impl Backend for Paced {
     }
 
     fn places(&self) -> Option<Places> {
-        Some(self.places)
+        match self.way {
+            Way::Policies(places) => Some(places),
+            Way::Ext(..) => None,
+        }
     }
 
     fn release(&mut self, settled: &Settled) -> Result<(), PacerError> {
@@ -178,7 +243,11 @@ impl Backend for Paced {
                 == (&other.vcpus, &other.cpus, &other.shared, other.reserve)
         };
         if same(&self.settled, settled) {
-            return Ok(());
+            let stands = self.way.stands();
+            if stands.is_err() {
+                self.end();
+            }
+            return stands;
         }
         self.work_on(settled.clone())
     }

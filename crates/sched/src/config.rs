@@ -234,6 +234,9 @@ mod tests {
         let budgets: Vec<_> = config.reservations.iter().map(|one| one.budget.0 / 1_000).collect();
         assert_eq!(budgets, [3_500, 1_000]);
         assert_eq!(read("").unwrap(), SchedConfig::default());
+        for kind in [BackendKind::Paced, BackendKind::DpWrap, BackendKind::SchedExt, BackendKind::Deadline] {
+            assert_eq!(read(&format!("backend = \"{}\"", kind.name())).unwrap().backend, kind);
+        }
     }
 
     #[test]

@@ -16,11 +16,13 @@
 //! | `show` | what pacers are doing, for people to see |
 //! | `seat` | one vCPU thread: what it has used, and its change of place |
 //! | `pacer` | the FIFO threads that do what `shares` says, and how they are told of changes |
-//! | `backend` | the back ends: `paced`, `dp-wrap`, `deadline` |
+//! | `ext` | the scheduler of back end `sched_ext`: in the kernel (`scheduler.bpf.c`), and its table from this side |
+//! | `backend` | the back ends: `paced`, `dp-wrap`, `sched_ext`, `deadline` |
 
 pub mod account;
 pub mod backend;
 pub mod config;
+pub mod ext;
 pub mod guest;
 pub mod ordered;
 pub mod pacer;

@@ -42,6 +42,9 @@ pub enum PacerError {
         /// The kernel's word.
         source: io::Error,
     },
+    /// The sched_ext scheduler could not be started, or does not stand any more.
+    #[error("reservations: sched_ext: {0}; they are not kept")]
+    Ext(String),
     /// The pacers do not answer.
     #[error("reservations: the pacer threads have ended or do not answer; they are not kept any more")]
     Lost,
@@ -350,7 +353,7 @@ mod tests {
     use ontime_plan::Bandwidth;
 
     use super::*;
-    use crate::seat::Places;
+    use crate::seat::{Hand, Places};
     use crate::settle::Settled;
     use crate::shares::Planning;
 
@@ -372,7 +375,7 @@ mod tests {
     }
 
     fn pacing(of: &[&Waiting]) -> Box<Pacing> {
-        let seat = |waiting: &&Waiting| Seat::open(waiting.0, PLACES, Arc::default(), None).ok();
+        let seat = |waiting: &&Waiting| Seat::open(waiting.0, Hand::Policy(PLACES), Arc::default(), None).ok();
         let settled = Settled { cpus: vec![0], reserve: Bandwidth::ZERO, ..Settled::default() };
         let shares = Shares::new(&settled, Planning::Best, now(), |_| Arc::default());
         Box::new(Pacing { shares, seats: Seats(of.iter().map(seat).collect()) })

@@ -1,4 +1,4 @@
-//! One vCPU thread: what it has had, and its change of place. Three system calls a change, no allocation.
+//! One vCPU thread: what it has had, and its change of place. Three system calls a change, two where the place is a policy no more; no allocation.
 //!
 //! The thread's `schedstat` file is held open, which names the thread and not its number: reading it fails with ESRCH once the
 //! thread has ended, whoever has the number then. It is read before and after every change, the same proof as
@@ -13,6 +13,7 @@ use ontime_tenants::{Class, Level, Policy, PriorityTable, Role, ThreadId};
 
 use crate::account::{Counts, Place, Tally};
 use crate::config::Beyond;
+use crate::ext::Slot;
 use crate::published::Published;
 
 /// The policies of the three places.
@@ -64,12 +65,21 @@ impl Places {
     }
 }
 
+/// How a thread is given its place.
+#[derive(Debug, Clone)]
+pub enum Hand {
+    /// By its policy.
+    Policy(Places),
+    /// In the table of the sched_ext scheduler.
+    Table(Slot),
+}
+
 /// A vCPU thread.
 #[derive(Debug)]
 pub struct Seat {
     tid: i32,
     schedstat: File,
-    places: Places,
+    hand: Hand,
     /// For what the kernel refuses.
     pub(crate) tally: Arc<Tally>,
     /// What its guest publishes.
@@ -81,11 +91,11 @@ impl Seat {
     ///
     /// # Errors
     /// ESRCH or ENOENT where it has ended.
-    pub fn open(id: ThreadId, places: Places, tally: Arc<Tally>, published: Option<Published>) -> io::Result<Self> {
+    pub fn open(id: ThreadId, hand: Hand, tally: Arc<Tally>, published: Option<Published>) -> io::Result<Self> {
         let schedstat = File::open(format!("/proc/{}/task/{}/schedstat", id.pid, id.tid))?;
         // The number means the thread that was found, now that the file is open: so the file is its.
         id.verify().map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-        let seat = Self { tid: id.tid, schedstat, places, tally, published };
+        let seat = Self { tid: id.tid, schedstat, hand, tally, published };
         seat.read()?;
         Ok(seat)
     }
@@ -111,7 +121,14 @@ impl Seat {
     /// ESRCH where it has ended; else the kernel's.
     pub fn place(&self, place: Place) -> io::Result<()> {
         self.read()?;
-        let (policy, priority) = self.places.raw(place);
+        let places = match &self.hand {
+            Hand::Policy(places) => places,
+            Hand::Table(slot) => {
+                slot.place(place);
+                return Ok(());
+            }
+        };
+        let (policy, priority) = places.raw(place);
         let param = libc::sched_param { sched_priority: priority };
         // SAFETY: the kernel copies param, which outlives the call.
         if unsafe { libc::sched_setscheduler(self.tid, policy | libc::SCHED_RESET_ON_FORK, &raw const param) } != 0 {
@@ -161,7 +178,7 @@ mod tests {
         let pid = i32::try_from(child.id()).unwrap();
         let id = ThreadId::of(pid, pid).unwrap();
         let places = Places::of(PriorityTable::default(), Beyond::Idle);
-        let seat = Seat::open(id, places, Arc::default(), None).unwrap();
+        let seat = Seat::open(id, Hand::Policy(places), Arc::default(), None).unwrap();
         for (place, policy) in
             [(Place::Planned, places.planned), (Place::Entitled, places.entitled), (Place::Beyond, places.beyond)]
         {
@@ -172,6 +189,6 @@ mod tests {
         child.wait().unwrap();
         assert!(seat.read().is_err());
         assert_eq!(seat.place(Place::Planned).unwrap_err().raw_os_error(), Some(libc::ESRCH));
-        assert!(Seat::open(id, places, Arc::default(), None).is_err());
+        assert!(Seat::open(id, Hand::Policy(places), Arc::default(), None).is_err());
     }
 }

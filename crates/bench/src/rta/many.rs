@@ -16,7 +16,7 @@ use crate::paper::Figures;
 use crate::schema::MethodResult;
 
 /// The methods, in the order in which they are measured, as for `rta-periodic`.
-pub const METHODS: [&str; 4] = super::METHODS;
+pub const METHODS: [&str; 5] = super::METHODS;
 /// What the paper's slices are divided by: they need 14.2 CPUs.
 pub const SCALE: u64 = 30;
 /// Of an application's slice, how much a job computes, in percent: less than elsewhere, for rt-app's own calls and its log, which count as its run time too, are

@@ -30,7 +30,7 @@ use crate::wire::WireAnalysis;
 use crate::{histogram::LogLinear, number, stats::Summary, trial};
 
 /// The methods, in the order in which they are measured: the guests' module cannot be there for the first.
-pub const METHODS: [&str; 4] = ["vanilla", "deadline", "dp-wrap", "paced"];
+pub const METHODS: [&str; 5] = ["vanilla", "deadline", "dp-wrap", "sched_ext", "paced"];
 /// From an application's start to its first release, us: meanwhile all are admitted, and the bulk threads start. With `deadline` a guest has its declared
 /// budget and no more to start it with.
 const DELAY_US: u64 = 2_000_000;
@@ -319,6 +319,7 @@ fn words(method: &str) -> &str {
         "vanilla" => "Linux' defaults on host and guest",
         "deadline" => "asked for by the guests, kept by SCHED_DEADLINE on the host",
         "dp-wrap" => "asked for by the guests, kept by pacers by slices",
+        "sched_ext" => "asked for by the guests, kept by pacers through a scheduler in BPF",
         "paced" => "asked for by the guests, kept by pacers",
         other => other,
     }

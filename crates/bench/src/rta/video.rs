@@ -20,7 +20,7 @@ use crate::paper::Figures;
 use crate::schema::MethodResult;
 
 /// The methods, in the order in which they are measured, as for `rta-periodic`.
-pub const METHODS: [&str; 4] = super::METHODS;
+pub const METHODS: [&str; 5] = super::METHODS;
 /// What the paper's slices are divided by in the emulated host: four of the highest rate need 0.63 of its one CPU.
 pub const SCALE: u64 = 6;
 /// VMs, and in the simulation vCPUs of each.

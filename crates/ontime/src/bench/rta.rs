@@ -5,13 +5,14 @@ use std::process::ExitCode;
 use anyhow::Context;
 use ontime_bench::paper::Figures;
 use ontime_bench::rta::{self, Arrivals, group};
+use ontime_sched::ext;
 
 use super::{Emulated, Measured, Output, chosen, noted, say};
 
 /// What both have.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), paced; default: all
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built in), paced; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// Groups of Table 1: h-equiv, h-dec, h-inc, nh-equiv, nh-dec, nh-inc; default: all
@@ -55,9 +56,16 @@ pub fn sporadic(args: &Sporadic) -> anyhow::Result<ExitCode> {
     run("rta-sporadic", common, Arrivals::Sporadic { requests: *requests, seed: *seed }, *seed)
 }
 
+/// The methods asked for, of those that this binary has.
+pub(super) fn methods(asked: &[String]) -> anyhow::Result<Vec<String>> {
+    let built_in: Vec<&str> =
+        rta::METHODS.into_iter().filter(|method| *method != "sched_ext" || ext::BUILT_IN).collect();
+    chosen("method", asked, &built_in)
+}
+
 fn run(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u64) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    let methods = chosen("method", &args.methods, &rta::METHODS)?;
+    let methods = methods(&args.methods)?;
     let mut groups = Vec::new();
     for name in chosen("group", &args.groups, &group::NAMES)? {
         let rtas = group::scaled(&figures, &name).with_context(|| format!("group '{name}' has no slices"))?;

@@ -9,7 +9,8 @@ use ontime_bench::paper::Figures;
 use ontime_bench::rta::scale::{self, SCENARIOS};
 use ontime_bench::rta::{WORK_PERCENT, many, motivation, registration, video};
 
-use super::{Emulated, Measured, Output, chosen, noted, say};
+use super::rta::methods;
+use super::{Emulated, Measured, Output, noted, say};
 use crate::exit::{OK, THRESHOLD};
 
 #[derive(Debug, clap::Args)]
@@ -20,7 +21,7 @@ pub struct Video {
     /// What each VM has reserved over time in the simulation (Figure 4), as CSV
     #[arg(long, value_name = "FILE")]
     allocations: Option<PathBuf>,
-    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), paced; default: all
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built in), paced; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// How long, seconds of the guests' time; applications last from a sixtieth to six tenths of it (the simulation has the paper's 600 s)
@@ -38,7 +39,7 @@ pub struct Video {
 /// Simulates the paper's size, and measures what one CPU holds.
 pub fn run(args: &Video) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    let methods = chosen("method", &args.methods, &video::METHODS)?;
+    let methods = methods(&args.methods)?;
     let simulated = video::simulated(&figures, args.seed, video::LENGTH_MS)?;
     if let Some(path) = &args.allocations {
         fs::write(path, simulated.csv()).with_context(|| format!("writing {}", path.display()))?;
@@ -70,7 +71,7 @@ pub struct Scale {
     /// Only the simulation of the paper's size, no emulated host
     #[arg(long)]
     simulate: bool,
-    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), paced; default: all
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built in), paced; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// How long applications have jobs, seconds of the guests' time (the simulation has the paper's 100 s)
@@ -85,7 +86,7 @@ pub struct Scale {
 /// Simulates both scenarios of the paper's size and times the planner, and measures what one CPU holds.
 pub fn scale(args: &Scale) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    let methods = chosen("method", &args.methods, &many::METHODS)?;
+    let methods = methods(&args.methods)?;
     let all = SCENARIOS.map(|scenario| scale::run(&figures, scenario, scale::LENGTH_S));
     let all = all.into_iter().collect::<Result<Vec<_>, _>>()?;
     let simulated = scale::table(&all);

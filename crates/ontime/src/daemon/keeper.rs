@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use ontime_hostnet::{CpuSet, Method, RuleId};
-use ontime_sched::backend::{Deadline, Paced};
+use ontime_sched::backend::{Deadline, Paced, Way};
 use ontime_sched::seat::Places;
 use ontime_sched::shares::Planning;
 use ontime_sched::show::Snapshot;
@@ -60,10 +60,12 @@ impl Past {
 impl Keeper {
     /// The configuration's back end; it starts with the first reservation.
     pub fn new(config: &SchedConfig, table: PriorityTable) -> Self {
-        let paced = |planning| Box::new(Paced::new(planning, Places::of(table, config.beyond), table.pacer()));
+        let paced = |planning, way| Box::new(Paced::new(planning, way, table.pacer()));
+        let policies = Way::Policies(Places::of(table, config.beyond));
         let backend: Box<dyn Backend> = match config.backend {
-            BackendKind::Paced => paced(Planning::Best),
-            BackendKind::DpWrap => paced(Planning::Slices),
+            BackendKind::Paced => paced(Planning::Best, policies),
+            BackendKind::DpWrap => paced(Planning::Slices, policies),
+            BackendKind::SchedExt => paced(Planning::Best, Way::Ext(config.beyond, None)),
             BackendKind::Deadline => Box::<Deadline>::default(),
         };
         Self {

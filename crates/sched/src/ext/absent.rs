@@ -1,0 +1,39 @@
+//! Where feature `sched-ext` is not built in, there is no scheduler to load.
+
+use std::os::fd::BorrowedFd;
+
+use ontime_tenants::ThreadId;
+
+use crate::config::Beyond;
+use crate::pacer::PacerError;
+
+/// There is none.
+#[derive(Debug)]
+pub enum Scheduler {}
+
+impl Scheduler {
+    /// # Errors
+    /// Always.
+    pub fn load(_: Beyond) -> Result<Self, PacerError> {
+        Err(PacerError::Ext(
+            "this ontime is built without it; build it with --features sched-ext, or use backend = \"paced\""
+                .to_owned(),
+        ))
+    }
+
+    pub fn places(&self) -> Result<BorrowedFd<'_>, PacerError> {
+        match *self {}
+    }
+
+    pub fn seat(&self, _: ThreadId, _: usize) -> Result<(), PacerError> {
+        match *self {}
+    }
+
+    pub fn unseat(&self, _: ThreadId) {
+        match *self {}
+    }
+
+    pub fn ended(&self) -> Option<String> {
+        match *self {}
+    }
+}

@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * The sched_ext scheduler of back end `sched_ext`: vCPUs with reservations by the places that pacers write into a table, all others by
+ * weight, in virtual time.
+ *
+ * A vCPU with a seat waits in a queue of its own, whatever its place: it is asked for when a CPU looks for somebody, so a place that is
+ * changed meanwhile counts. Every dispatch is SCX_ENQ_IMMED: when the pacer (SCHED_FIFO) takes the CPU, the kernel gives back whoever ran there
+ * (SCX_ENQ_REENQ) instead of having it go on first (kernel/sched/ext.c, Linux 7.1 and later). A vCPU that wakes takes the CPU from whoever has a
+ * lower place there.
+ *
+ * What Debian's BTF describes wrongly is not used (scx_bpf_kick_cpu(), scx_bpf_dsq_nr_queued(), scx_bpf_select_cpu_dfl() on 7.2): a change is to be
+ * followed by somebody's preempting that CPU, which the pacer there does by having run.
+ */
+#include <linux/types.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+typedef __u8 u8;
+typedef __u32 u32;
+typedef __s32 s32;
+typedef __u64 u64;
+typedef __s64 s64;
+
+#define SEATS 128
+/* A power of two; CPUs beyond share entries. */
+#define CPUS 1024
+#define ON(cpu) ((cpu) & (CPUS - 1))
+#define SAID 128
+
+/* As in the table; ext/mod.rs has the same. */
+enum place { BEYOND, ENTITLED, PLANNED };
+
+/* include/linux/sched/ext.h, kernel/sched/ext_internal.h */
+#define SCX_DSQ_LOCAL_ON 0xc000000000000000ULL
+#define SCX_ENQ_WAKEUP 1ULL
+#define SCX_ENQ_PREEMPT (1ULL << 32)
+#define SCX_ENQ_IMMED (1ULL << 33)
+#define SCX_ENQ_REENQ (1ULL << 40)
+#define SCX_OPS_ENQ_MIGRATION_DISABLED 16ULL
+#define SCX_TASK_QUEUED 1U
+
+/* Queues: everybody without a seat, by virtual time; and one a seat. */
+#define OTHERS 1ULL
+#define SEAT(number) (0x100ULL + (number))
+
+/* Time slices, ns: they end at the tick. A vCPU within its share has the same turn after it as before. */
+#define SLICE 2000000ULL
+#define SEAT_SLICE 20000000ULL
+
+/* The kernel's own types, as far as they are used. */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct cpumask {
+	unsigned long bits[1];
+};
+struct sched_ext_entity {
+	u32 flags;
+	u32 weight;
+	u64 dsq_vtime;
+};
+struct sched_entity {
+	u64 sum_exec_runtime;
+};
+struct task_struct {
+	s32 pid;
+	u64 start_boottime;
+	const struct cpumask *cpus_ptr;
+	struct sched_entity se;
+	struct sched_ext_entity scx;
+};
+struct scx_exit_info {
+	char *msg;
+	const char *reason;
+};
+#pragma clang attribute pop
+
+struct sched_ext_ops {
+	s32 (*select_cpu)(struct task_struct *p, s32 prev, u64 flags);
+	void (*enqueue)(struct task_struct *p, u64 flags);
+	void (*dispatch)(s32 cpu, struct task_struct *prev);
+	void (*running)(struct task_struct *p);
+	void (*stopping)(struct task_struct *p, _Bool runnable);
+	void (*enable)(struct task_struct *p);
+	s32 (*init)(void);
+	void (*exit)(struct scx_exit_info *info);
+	u64 flags;
+	char name[128];
+};
+
+struct bpf_iter_scx_dsq {
+	u64 opaque[6];
+};
+
+int bpf_iter_scx_dsq_new(struct bpf_iter_scx_dsq *iter, u64 dsq, u64 flags) __ksym;
+struct task_struct *bpf_iter_scx_dsq_next(struct bpf_iter_scx_dsq *iter) __ksym;
+void bpf_iter_scx_dsq_destroy(struct bpf_iter_scx_dsq *iter) __ksym;
+s32 scx_bpf_create_dsq(u64 dsq, s32 node) __ksym;
+void scx_bpf_dsq_insert(struct task_struct *p, u64 dsq, u64 slice, u64 flags) __ksym;
+void scx_bpf_dsq_insert_vtime(struct task_struct *p, u64 dsq, u64 slice, u64 vtime, u64 flags) __ksym;
+/* libbpf takes what stands behind the last ___ off a name. */
+_Bool scx_bpf_dsq_move_to_local___v2___kernel(u64 dsq, u64 flags) __ksym;
+s32 scx_bpf_select_cpu_and(struct task_struct *p, s32 prev, u64 wake_flags, const struct cpumask *allowed, u64 flags) __ksym;
+s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
+_Bool scx_bpf_task_set_slice(struct task_struct *p, u64 slice) __ksym;
+_Bool scx_bpf_task_set_dsq_vtime(struct task_struct *p, u64 vtime) __ksym;
+
+/* Who has a seat, by thread number; when it started tells it from another thread that has the number after it. */
+struct seat {
+	u64 number;
+	u64 started; /* clock ticks of 10 ms since the boot, as in /proc/PID/stat */
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SEATS);
+	__type(key, u32);
+	__type(value, struct seat);
+} seats SEC(".maps");
+
+/* The place of each seat; mapped by the daemon, whose pacers write it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, SEATS);
+	__type(key, u32);
+	__type(value, u64);
+} places SEC(".maps");
+
+/* Why the kernel ended the scheduler; empty while it has not. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, char[SAID]);
+} fate SEC(".maps");
+
+/* The weight of one beyond its share, as EEVDF has it: 3 as SCHED_IDLE, 1,024 as SCHED_OTHER. Set before the load. */
+const volatile u64 beyond_weight = 3;
+
+static u64 now;		      /* the least virtual time of who waited when one was taken */
+static u64 vtimes[SEATS];     /* of seats beyond their shares */
+static u64 arrivals;	      /* so far */
+static u64 arrived[SEATS];    /* the number of its arrival at its place */
+static u32 place_at[SEATS];   /* that place */
+static u32 waits_on[SEATS];   /* one more than its CPU, while one waits: each is bound to one */
+static u32 place_on[CPUS];    /* of who runs there */
+static s32 runs_on[CPUS];     /* its thread number */
+static u64 ran_before[CPUS];  /* its run time when it began */
+
+static _Bool before(u64 one, u64 other)
+{
+	return (s64)(one - other) < 0;
+}
+
+/* SEATS where it has none. */
+static u32 seat_of(const struct task_struct *p)
+{
+	u32 tid = p->pid;
+	const struct seat *seat = bpf_map_lookup_elem(&seats, &tid);
+
+	if (!seat || seat->started != p->start_boottime / 10000000 || seat->number >= SEATS)
+		return SEATS;
+	return seat->number;
+}
+
+static u32 place_of(u32 seat)
+{
+	u64 *place = seat < SEATS ? bpf_map_lookup_elem(&places, &seat) : NULL;
+
+	return place ? *(volatile u64 *)place : BEYOND;
+}
+
+SEC("struct_ops/select_cpu")
+s32 BPF_PROG(ontime_select_cpu, struct task_struct *p, s32 prev, u64 flags)
+{
+	s32 idle = scx_bpf_select_cpu_and(p, prev, flags, p->cpus_ptr, 0);
+
+	return idle < 0 ? prev : idle;
+}
+
+SEC("struct_ops/enqueue")
+void BPF_PROG(ontime_enqueue, struct task_struct *p, u64 flags)
+{
+	u32 seat = seat_of(p);
+	u32 cpu = scx_bpf_task_cpu(p);
+	u64 vtime = p->scx.dsq_vtime;
+
+	if (seat < SEATS) {
+		u32 place = place_of(seat);
+
+		/* One that was interrupted stays ahead of those that came later, as in SCHED_FIFO. */
+		if (flags & SCX_ENQ_WAKEUP || place != place_at[seat])
+			arrived[seat] = __sync_fetch_and_add(&arrivals, 1);
+		place_at[seat] = place;
+		/* Given back, somebody of a higher class has the CPU: it would be given back again. */
+		if (!(flags & SCX_ENQ_REENQ) && place > place_on[ON(cpu)]) {
+			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | cpu, SEAT_SLICE, SCX_ENQ_PREEMPT | SCX_ENQ_IMMED);
+			return;
+		}
+		waits_on[seat] = cpu + 1;
+		scx_bpf_dsq_insert(p, SEAT(seat), place > BEYOND ? SEAT_SLICE : SLICE, 0);
+		return;
+	}
+	/* Sleep is worth one slice. */
+	if (before(vtime, now - SLICE))
+		vtime = now - SLICE;
+	scx_bpf_dsq_insert_vtime(p, OTHERS, SLICE, vtime, 0);
+}
+
+/*
+ * The first that waits for a CPU at this place; of those beyond their shares, whose turn it is, or with `any` all. SEATS: none. Not static: so the
+ * verifier goes through it once, and not with every caller's state.
+ */
+__attribute__((noinline)) u32 first(u32 cpu, u32 place, u32 any)
+{
+	u32 found = SEATS;
+	u64 at = ~0ULL;
+
+	for (u32 seat = 0; seat < SEATS; seat++) {
+		if (waits_on[seat] != cpu + 1 || arrived[seat] >= at || place_of(seat) != place)
+			continue;
+		if (place == BEYOND && !any && !before(vtimes[seat], now))
+			continue;
+		found = seat;
+		at = arrived[seat];
+	}
+	return found;
+}
+
+static _Bool take(u32 cpu, u32 place, _Bool any)
+{
+	u32 seat = first(cpu, place, any);
+
+	if (seat >= SEATS)
+		return 0;
+	if (scx_bpf_dsq_move_to_local___v2___kernel(SEAT(seat), SCX_ENQ_IMMED))
+		return 1;
+	/* It was taken out of its queue, as one that is stopped. */
+	waits_on[seat] = 0;
+	return 0;
+}
+
+/* Whether somebody without a seat waits whose virtual time is less than this. */
+static _Bool other_is_due(u64 vtime)
+{
+	struct bpf_iter_scx_dsq iter;
+	struct task_struct *least;
+	_Bool due = 0;
+
+	if (!bpf_iter_scx_dsq_new(&iter, OTHERS, 0)) {
+		least = bpf_iter_scx_dsq_next(&iter);
+		due = least && before(least->scx.dsq_vtime, vtime);
+	}
+	bpf_iter_scx_dsq_destroy(&iter);
+	return due;
+}
+
+/* What it has used since it began to run. (What is left of its slice does not tell: one that is preempted has none.) */
+static u64 used_by(const struct task_struct *p, u32 cpu)
+{
+	return runs_on[ON(cpu)] == p->pid ? p->se.sum_exec_runtime - ran_before[ON(cpu)] : 0;
+}
+
+/* Its virtual time, with that. */
+static u64 vtime_of(const struct task_struct *p, u32 cpu)
+{
+	return p->scx.dsq_vtime + used_by(p, cpu) * 100 / (p->scx.weight ?: 100);
+}
+
+/*
+ * Somebody for a CPU. Who runs there and could go on is in no queue: it is put on a par with who waits, or two would take turns
+ * whatever their weights.
+ */
+SEC("struct_ops/dispatch")
+void BPF_PROG(ontime_dispatch, s32 cpu, struct task_struct *prev)
+{
+	_Bool stays = prev && prev->scx.flags & SCX_TASK_QUEUED;
+	u32 seat = stays ? seat_of(prev) : SEATS;
+	u32 place = place_of(seat);
+
+	if (seat < SEATS && place > BEYOND) {
+		waits_on[seat] = cpu + 1;
+		if ((place == PLANNED || first(cpu, PLANNED, 0) == SEATS) && first(cpu, place, 0) == seat) {
+			waits_on[seat] = 0;
+			scx_bpf_task_set_slice(prev, SEAT_SLICE);
+			return;
+		}
+		waits_on[seat] = 0;
+	}
+	if (take(cpu, PLANNED, 0) || take(cpu, ENTITLED, 0))
+		return;
+	if (stays && seat == SEATS) {
+		u64 vtime = vtime_of(prev, cpu);
+
+		if (!other_is_due(vtime)) {
+			if (before(now, vtime))
+				now = vtime;
+			if (!take(cpu, BEYOND, 0))
+				scx_bpf_task_set_slice(prev, SLICE);
+			return;
+		}
+	}
+	if (take(cpu, BEYOND, 0) || scx_bpf_dsq_move_to_local___v2___kernel(OTHERS, SCX_ENQ_IMMED))
+		return;
+	take(cpu, BEYOND, 1);
+}
+
+SEC("struct_ops/running")
+void BPF_PROG(ontime_running, struct task_struct *p)
+{
+	u32 seat = seat_of(p);
+	u32 cpu = scx_bpf_task_cpu(p);
+
+	place_on[ON(cpu)] = place_of(seat);
+	runs_on[ON(cpu)] = p->pid;
+	ran_before[ON(cpu)] = p->se.sum_exec_runtime;
+	if (seat >= SEATS) {
+		if (before(now, p->scx.dsq_vtime))
+			now = p->scx.dsq_vtime;
+		return;
+	}
+	waits_on[seat] = 0;
+	/* It may have had its share since it was queued. */
+	if (place_of(seat) == BEYOND)
+		scx_bpf_task_set_slice(p, SLICE);
+}
+
+SEC("struct_ops/stopping")
+void BPF_PROG(ontime_stopping, struct task_struct *p, _Bool runnable)
+{
+	u32 seat = seat_of(p);
+	u32 cpu = scx_bpf_task_cpu(p);
+
+	place_on[ON(cpu)] = BEYOND;
+	if (seat >= SEATS) {
+		scx_bpf_task_set_dsq_vtime(p, vtime_of(p, cpu));
+	} else if (place_of(seat) == BEYOND) {
+		if (before(vtimes[seat], now))
+			vtimes[seat] = now;
+		vtimes[seat] += used_by(p, cpu) * 1024 / (beyond_weight ?: 1024);
+	}
+}
+
+SEC("struct_ops/enable")
+void BPF_PROG(ontime_enable, struct task_struct *p)
+{
+	scx_bpf_task_set_dsq_vtime(p, now);
+}
+
+SEC("struct_ops.s/init")
+s32 BPF_PROG(ontime_init)
+{
+	s32 error = scx_bpf_create_dsq(OTHERS, -1);
+
+	for (u32 seat = 0; !error && seat < SEATS; seat++)
+		error = scx_bpf_create_dsq(SEAT(seat), -1);
+	return error;
+}
+
+SEC("struct_ops/exit")
+void BPF_PROG(ontime_exit, struct scx_exit_info *info)
+{
+	u32 one = 0;
+	char *said = bpf_map_lookup_elem(&fate, &one);
+
+	if (!said)
+		return;
+	/* What it tells, or at least the kind of end. */
+	if (bpf_probe_read_kernel_str(said, SAID, info->msg) <= 1)
+		bpf_probe_read_kernel_str(said, SAID, info->reason);
+}
+
+SEC(".struct_ops.link")
+struct sched_ext_ops ontime_ops = {
+	.select_cpu = (void *)ontime_select_cpu,
+	.enqueue = (void *)ontime_enqueue,
+	.dispatch = (void *)ontime_dispatch,
+	.running = (void *)ontime_running,
+	.stopping = (void *)ontime_stopping,
+	.enable = (void *)ontime_enable,
+	.init = (void *)ontime_init,
+	.exit = (void *)ontime_exit,
+	/* On PREEMPT_RT most who are preempted in the kernel may not migrate; they are to be asked for their place, too. */
+	.flags = SCX_OPS_ENQ_MIGRATION_DISABLED,
+	.name = "ontime",
+};
+
+char LICENSE[] SEC("license") = "GPL";
