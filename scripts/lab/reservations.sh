@@ -96,14 +96,18 @@ moved=$(echo "$rest" | cut -d' ' -f2)
 [ $((least_a + moved)) -ge 5880 ] && [ $((least_b + moved)) -ge 3920 ] || fail "a period with less than was reserved"
 [ "$bulk_share" -ge 30 ] || fail "bulk had $bulk_share %, and nearly half was nobody's"
 
-# One more than fits is refused by name, the others keep what they have.
-{ backend; reserve a 6ms; reserve b 14ms; reserve idle 2ms; } > /etc/ontime/sched.toml
-kill -HUP $daemon
-within 40 sh -c "ontime top --once --interval 0.1 | grep -q '^refused: .*CPUs asked'"
-ontime top --once --interval 0.1 | grep '^refused'
-{ backend; reserve a 6ms; reserve b 4ms; reserve idle 2ms; } > /etc/ontime/sched.toml
-kill -HUP $daemon
-within 40 sh -c "! ontime top --once --interval 0.1 | grep -q '^refused'"
+# One more than fits is refused by name, the others keep what they have. (Not by sched_ext: there
+# an RT VM without a reservation, which stays real-time, is ahead of those that have one, docs/sched.md.)
+refused_by_name() {
+    { backend; reserve a 6ms; reserve b 14ms; reserve idle 2ms; } > /etc/ontime/sched.toml
+    kill -HUP $daemon
+    within 40 sh -c "ontime top --once --interval 0.1 | grep -q '^refused: .*CPUs asked'"
+    ontime top --once --interval 0.1 | grep '^refused'
+    { backend; reserve a 6ms; reserve b 4ms; reserve idle 2ms; } > /etc/ontime/sched.toml
+    kill -HUP $daemon
+    within 40 sh -c "! ontime top --once --interval 0.1 | grep -q '^refused'"
+}
+[ "${BACKEND:-paced}" = sched_ext ] || refused_by_name
 
 # kill -9: at once every vCPU is where it was before Ontime, and runs.
 kill -9 $daemon
