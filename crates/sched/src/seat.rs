@@ -1,4 +1,5 @@
-//! One vCPU thread: what it has had, and its change of place. Three system calls a change, two where the place is a policy no more; no allocation.
+//! One vCPU thread: what it has had, and its change of place. Three system calls a change where the place is a policy, two
+//! where it stands in a table; no allocation.
 //!
 //! The thread's `schedstat` file is held open, which names the thread and not its number: reading it fails with ESRCH once the
 //! thread has ended, whoever has the number then. It is read before and after every change, the same proof as

@@ -15,7 +15,7 @@ use ontime_sched::backend::{Deadline, Paced, Way};
 use ontime_sched::seat::Places;
 use ontime_sched::shares::Planning;
 use ontime_sched::show::Snapshot;
-use ontime_sched::{Asks, Backend, BackendKind, Refused, SchedConfig, Settled, Use, settle};
+use ontime_sched::{Asks, Backend, BackendKind, Beyond, Refused, SchedConfig, Settled, Use, settle};
 use ontime_tenants::{Policy, PriorityTable, Tenant, ThreadId};
 
 /// Whom a back end looks after, and the policy that the plan gave each.
@@ -25,6 +25,7 @@ type Held = Rc<RefCell<BTreeMap<ThreadId, Policy>>>;
 #[derive(Debug)]
 pub struct Keeper {
     kind: BackendKind,
+    beyond: Beyond,
     backend: Box<dyn Backend>,
     held: Held,
     /// What holds since the last [`Keeper::set`].
@@ -70,6 +71,7 @@ impl Keeper {
         };
         Self {
             kind: config.backend,
+            beyond: config.beyond,
             backend,
             held: Rc::default(),
             before: Settled::default(),
@@ -80,7 +82,7 @@ impl Keeper {
 
     /// Whether the other one's back end would do the same.
     pub fn like(&self, other: &Keeper) -> bool {
-        (self.kind, self.backend.places()) == (other.kind, other.backend.places())
+        (self.kind, self.beyond, self.backend.places()) == (other.kind, other.beyond, other.backend.places())
     }
 
     /// What guests ask for; counts from the next time that it settles.
