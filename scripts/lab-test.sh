@@ -1,6 +1,6 @@
 #!/bin/sh
 # Tests that need a host of their own: lab-test.sh ONTIME [TEST... | by-name]. Each is a function; output is kept and shown on failure.
-# $CYCLES: how often path.sh applies and resets under traffic (3). $KILLS: processes that guest_sockets_are_the_hosts kills (100).
+# $CYCLES: how often path.sh applies and resets under traffic (3), with instructions of $INSTRUCTION ns (4). $KILLS: processes that guest_sockets_are_the_hosts kills (100).
 set -u
 ontime=$1
 shift
