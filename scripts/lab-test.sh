@@ -163,6 +163,16 @@ deadlines_of_a_guest_are_kept() {
     (cd "$tree" && find . | cpio -o -H newc --quiet) > "$files/extra.cpio"
     inside deadlines
 }
+# The guest's first process is brought as `ontime_lab::role` does.
+a_vcpu_does_not_wait_for_its_vmm() {
+    files=$work/vmm/files tree=$work/vmm/tree
+    mkdir -p "$files" "$tree"
+    install -m 755 "$here/lab/vmm-init.sh" "$tree/role"
+    printf '%s\n' '#!/bin/busybox sh' "/bin/busybox sed -i 's|^exec .*switch_root|/bin/busybox cp /role* /root/dev/; &|' /init" 'exec /init' > "$tree/with-role"
+    chmod 755 "$tree/with-role"
+    (cd "$tree" && printf 'role\nwith-role\n' | cpio -o -H newc --quiet) > "$files/role-reads.cpio"
+    inside vmm
+}
 trace_names_the_inversions() { inside trace --client 'sh trace-client.sh'; }
 trace_follows_a_vm() { inside trace-vm --client 'sh trace-client.sh'; }
 path_holds_under_traffic_and_faults() {
@@ -192,7 +202,7 @@ if [ "$wanted" = by-name ]; then
 fi
 for test in ${wanted:-status_and_files_come_back a_panic_is_told too_long_is_told a_hang_is_told nothing_stays_behind \
     an_interrupted_lab_leaves_nothing lockdown_is_said kernels_boot_and_an_old_one_is_said real_clock_has_two_cpus a_spinning_vm_leaves_the_rest \
-    levels_have_their_places a_reused_thread_number_is_not_left_changed qdiscs_are_set_and_given_back tenants_are_found_placed_and_followed \
+    levels_have_their_places a_vcpu_does_not_wait_for_its_vmm a_reused_thread_number_is_not_left_changed qdiscs_are_set_and_given_back tenants_are_found_placed_and_followed \
     a_podman_container_has_its_place \
     path_holds_under_traffic_and_faults}; do
     check $test

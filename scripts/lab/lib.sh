@@ -29,7 +29,7 @@ snapshot() { # every knob that the daemon may touch, by name, of threads that ar
     for task in /proc/[0-9]*/task/[0-9]*; do
         name=$(cat "$task/comm" 2> /dev/null) || continue
         case $name in
-        irq/* | irq_work/* | napi/* | ksoftirqd/* | ktimers/* | rcuc/* | backlog_napi/* | vhost-* | CPU* | kvm-pit*) ;;
+        irq/* | irq_work/* | napi/* | ksoftirqd/* | ktimers/* | rcuc/* | backlog_napi/* | vhost-* | CPU* | kvm-pit* | qemu-system*) ;;
         *) continue ;;
         esac
         echo "$name $(chrt -p "${task##*/}" 2> /dev/null | sed 's/pid [0-9]*//' | tr '\n' ' ')$(taskset -p "${task##*/}" 2> /dev/null | sed 's/.*mask//')"

@@ -62,6 +62,9 @@ pub fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
         "napi-weight" if !kernel.takes_host_module() => {
             "a kernel whose softirqs share a lock on each CPU: --kernel 6.12-rt"
         }
+        "vmm-place" => {
+            "a vCPU that leaves its guest for a device that QEMU emulates, and a tool that asks QEMU something: here requests pass vhost"
+        }
         "moderation" => {
             "a NIC that does as it is told: the emulated e1000e keeps 128 us between interrupts whatever is set"
         }

@@ -49,7 +49,7 @@ pub enum MethodError {
 }
 
 /// Every core rule.
-const PARTITIONED: [RuleId; 16] = [
+const PARTITIONED: [RuleId; 17] = [
     RuleId::HostConfig,
     RuleId::NapiThreaded,
     RuleId::IrqThread,
@@ -62,6 +62,7 @@ const PARTITIONED: [RuleId; 16] = [
     RuleId::Moderation,
     RuleId::VcpuPlace,
     RuleId::VnicPlace,
+    RuleId::VmmPlace,
     RuleId::RtTxQueue,
     RuleId::SkbDefer,
     RuleId::HaltPoll,

@@ -41,6 +41,8 @@ pub enum RuleId {
     VcpuPlace,
     /// vhost and kvm-pit threads placed by their tenant's class.
     VnicPlace,
+    /// The main threads of RT VMs' monitors ahead of bulk.
+    VmmPlace,
     /// Among vCPUs of one level those with a pending interrupt first.
     InterruptContext,
     /// One CPU kept for the RT group.
@@ -74,6 +76,7 @@ impl RuleId {
             RuleId::Moderation => "moderation",
             RuleId::VcpuPlace => "vcpu-place",
             RuleId::VnicPlace => "vnic-place",
+            RuleId::VmmPlace => "vmm-place",
             RuleId::InterruptContext => "interrupt-context",
             RuleId::ExclusiveCpu => "exclusive-cpu",
             RuleId::RtTxQueue => "rt-tx-queue",

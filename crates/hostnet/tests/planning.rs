@@ -25,6 +25,7 @@ fn partitioned_places_every_thread_by_the_table() {
         ("vhost-1000100", Policy::Fifo(43)),
         ("kvm-pit/1000100", Policy::Fifo(43)),
         ("CPU 1/KVM", Policy::Fifo(42)),
+        ("qemu-system-x86", Policy::Fifo(3)),
         ("irq/1101-eth1-TxRx-1", Policy::BULK_DRIVER),
         ("napi/eth1-9194", Policy::BULK_DRIVER),
         ("ksoftirqd/3", Policy::Fifo(2)),
@@ -34,8 +35,9 @@ fn partitioned_places_every_thread_by_the_table() {
     ] {
         assert_eq!(found.get(comm), Some(&policy), "{comm}");
     }
-    // Threads of bulk tenants and the RT VM's emulator are left alone.
-    assert!(!found.contains_key("vhost-1000200") && !found.contains_key("qemu-system-x86"));
+    // Threads of bulk tenants are left alone.
+    assert!(!found.contains_key("vhost-1000200"));
+    assert_eq!(of_rule(&plan(&inventory, &intent), RuleId::VmmPlace).len(), 1);
 }
 
 #[test]

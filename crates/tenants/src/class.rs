@@ -101,6 +101,8 @@ pub enum Role {
     VcpuPlanned,
     /// A vCPU thread entitled to run, outside its planned slice.
     VcpuEntitled,
+    /// A VM monitor's main thread.
+    Vmm,
 }
 
 /// A thread's scheduling policy as `sched_setattr(2)` knows it.
@@ -182,6 +184,8 @@ impl PriorityTable {
     /// vhost of a bulk tenant that sends by a transmit queue which RT tenants use too (method `vatc`): below all of these, ahead of every thread without
     /// real-time priority.
     pub const SHARED_SENDER: Policy = Policy::Fifo(1);
+    /// Main threads of RT VMs' monitors, of every level: ahead of every thread without real-time priority, below every vCPU, also of other tenants.
+    pub const VMM: Policy = Policy::Fifo(3);
     /// `rcuc`, as tuned's realtime profiles place it.
     pub const RCUC: Policy = Policy::Fifo(4);
 
@@ -218,7 +222,7 @@ impl PriorityTable {
         let Class::Rt(level) = class else {
             return match role {
                 Role::Irq | Role::Napi => Policy::BULK_DRIVER,
-                Role::Vnic | Role::VcpuPlanned | Role::VcpuEntitled => Policy::BULK,
+                Role::Vnic | Role::VcpuPlanned | Role::VcpuEntitled | Role::Vmm => Policy::BULK,
             };
         };
         let below_irq = match role {
@@ -227,6 +231,7 @@ impl PriorityTable {
             Role::Vnic => 2,
             Role::VcpuPlanned => 3,
             Role::VcpuEntitled => 4,
+            Role::Vmm => return Self::VMM,
         };
         Policy::Fifo(self.base - Self::STEP * level.get() - below_irq)
     }
@@ -252,6 +257,10 @@ mod tests {
         assert_eq!(table.policy(rt, Role::VcpuPlanned), Policy::Fifo(47));
         assert_eq!(table.policy(Class::Bulk, Role::Irq), Policy::Other { nice: -20 });
         assert_eq!(table.policy(Class::Bulk, Role::VcpuPlanned), Policy::BULK);
+        assert_eq!(
+            (table.policy(rt, Role::Vmm), table.policy(Class::Bulk, Role::Vmm)),
+            (Policy::Fifo(3), Policy::BULK)
+        );
     }
 
     #[test]

@@ -34,7 +34,8 @@ pub fn owner(tenant: &Tenant, thread: &TenantThread) -> Owner {
 /// The policy Ontime wants the thread to have; `None` where it leaves the thread alone.
 ///
 /// Bulk tenants are left alone whole: they keep what they have, and a bulk thread at a real-time place is reported, not
-/// demoted. So are the emulator and iothreads of RT VMs: they serve block devices and management, off the request's path.
+/// demoted. So are iothreads of RT VMs: they serve block devices, off the request's path. Its monitor's main thread serves management, and holds
+/// meanwhile the lock that a vCPU takes which leaves its guest for a device that the monitor emulates: QEMU's has no priority inheritance.
 ///
 /// A container's thread is to it what a vCPU is to a VM. One that chose its own real-time policy keeps it: the program's
 /// author knew the threads' order. A thread at one of the table's own vCPU places is taken as placed by Ontime, so a changed
@@ -60,6 +61,7 @@ fn role_of(tenant: &Tenant, thread: &TenantThread) -> Option<Role> {
         // kvm-pit raises the guest's timer interrupt. Like vhost it works for a vCPU that may be spinning on the same CPU,
         // so it must come before the vCPU; it is no NIC interrupt, so it stays after those.
         ThreadRole::Vhost | ThreadRole::KvmPit => Some(Role::Vnic),
+        ThreadRole::Emulator if thread.id.tid == thread.id.pid => Some(Role::Vmm),
         ThreadRole::Iothread | ThreadRole::Emulator => None,
     }
 }
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_places_vcpus_vhost_and_the_pit_and_nothing_else() {
+    fn the_table_places_vcpus_vhost_the_pit_and_the_main_thread_and_nothing_else() {
         let table = PriorityTable::default();
         let vm = tenant("rt1", rt(1));
         for (role, policy) in [
@@ -100,6 +102,12 @@ mod tests {
         ] {
             assert_eq!(wanted(&vm, &thread(role, Policy::BULK), &table), policy, "{role:?}");
         }
+        let mut main = thread(ThreadRole::Emulator, Policy::BULK);
+        main.id.tid = main.id.pid;
+        assert_eq!(wanted(&vm, &main, &table), Some(Policy::Fifo(3)));
+        assert_eq!(wanted(&tenant("bulk", Class::Bulk), &main, &table), None);
+        main.libvirt.sched = Some(Policy::Fifo(1));
+        assert_eq!((owner(&vm, &main), wanted(&vm, &main, &table)), (Owner::Libvirt, None));
     }
 
     #[test]

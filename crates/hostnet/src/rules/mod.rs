@@ -185,6 +185,20 @@ pub static RULES: &[Rule] = &[
         plan: tenant_threads::vcpu_place,
     },
     Rule {
+        id: RuleId::VmmPlace,
+        title: "the main threads of RT VMs' monitors ahead of bulk",
+        waits_behind: "bulk threads, where its vCPU leaves the guest for a device that QEMU emulates (a serial port, PCI configuration) and QEMU's main \
+                       thread, at SCHED_OTHER, holds QEMU's lock: a management tool has asked it something",
+        cost: Cost {
+            text: "7.2-rt, a guest's readings of a device that QEMU emulates, beside four busy threads and a tool that asks QEMU 50 times a second: slowest of 1,200 \
+                   8,618 us without, 1,249 with",
+            source: "`scripts/lab-test.sh BINARY a_vcpu_does_not_wait_for_its_vmm` (docs/hostnet.md): emulated, virtual clock",
+        },
+        cure: "FIFO 3, below every vCPU, under the tenant's runtime cap; or libvirt's <emulatorsched>, which is left as it is",
+        live_safe: "kernel/sched/syscalls.c: an ordinary thread of the VMM; sched_setattr only requeues it, and what it starts does not inherit the place",
+        plan: tenant_threads::vmm_place,
+    },
+    Rule {
         id: RuleId::InterruptContext,
         title: "vCPUs with a pending interrupt before others of their level (method interrupt-context)",
         waits_behind: "a vCPU of another RT tenant of its level that computes",

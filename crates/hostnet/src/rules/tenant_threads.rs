@@ -1,4 +1,4 @@
-//! Threads of tenants: vCPU, vhost, kvm-pit. What each should have is the tenants crate's word (`ownership`).
+//! Threads of tenants: vCPU, vhost, kvm-pit, a VM monitor's main thread. What each should have is the tenants crate's word (`ownership`).
 
 use ontime_tenants::ownership::wanted;
 use ontime_tenants::{Role, ThreadRole};
@@ -16,6 +16,11 @@ pub fn vcpu_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
 /// See [`RuleId::VnicPlace`].
 pub fn vnic_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
     places(intent, RuleId::VnicPlace, |role| matches!(role, ThreadRole::Vhost | ThreadRole::KvmPit))
+}
+
+/// See [`RuleId::VmmPlace`].
+pub fn vmm_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
+    places(intent, RuleId::VmmPlace, |role| role == ThreadRole::Emulator)
 }
 
 fn places(intent: &Intent, rule: RuleId, of_rule: impl Fn(ThreadRole) -> bool) -> Outcome {

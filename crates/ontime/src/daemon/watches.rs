@@ -160,12 +160,14 @@ mod tests {
     fn rt_tenants_are_watched_at_their_place_wherever_they_are_now() {
         let rt = Class::Rt(Level::HIGHEST);
         let threads = vec![
+            thread(1, ThreadRole::Emulator, Policy::BULK),
             thread(2, ThreadRole::Vcpu(0), Policy::BULK),
             thread(3, ThreadRole::Vhost, Policy::Idle),
             thread(4, ThreadRole::Emulator, Policy::BULK),
             thread(77, ThreadRole::Vcpu(1), Policy::Fifo(47)),
         ];
-        assert_eq!(watched(tenant(rt, threads)), [(2, Policy::Fifo(47)), (3, Policy::Fifo(48))]);
+        let places = [(1, Policy::Fifo(3)), (2, Policy::Fifo(47)), (3, Policy::Fifo(48))];
+        assert_eq!(watched(tenant(rt, threads)), places);
     }
 
     #[test]
