@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use ontime_tenants::config::Text;
 use ontime_tenants::{
-    Class, Discovery, Kind, Level, Policy, ProblemKind, Rules, Sources, Tenant, ThreadError, ThreadRole, discover,
-    wanted,
+    Class, Discovery, Kind, Level, Policy, PriorityTable, ProblemKind, Rules, Sources, Tenant, ThreadError, ThreadRole,
+    discover, wanted,
 };
 
 const QEMU: &str = "qemu-system-x86_64";
@@ -115,7 +115,11 @@ fn a_real_qemu_is_found_with_class_and_threads_placed_and_put_back() {
     let (placed, _) = vm.discover(&sources, &rules);
     for (before, thread) in tenant.threads.iter().zip(&placed.threads) {
         assert_eq!(before.id, thread.id);
-        let expected = if matches!(thread.role, ThreadRole::Vcpu(_)) { Policy::Fifo(42) } else { before.policy };
+        let expected = match thread.role {
+            ThreadRole::Vcpu(_) => Policy::Fifo(42),
+            ThreadRole::Emulator if thread.id == tenant.process => PriorityTable::VMM,
+            _ => before.policy,
+        };
         assert_eq!(thread.policy, expected, "{}", thread.comm);
         assert_eq!(thread.affinity, thread.id.affinity().unwrap().to_string());
     }
