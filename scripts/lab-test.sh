@@ -173,6 +173,7 @@ a_vcpu_does_not_wait_for_its_vmm() {
     (cd "$tree" && printf 'role\nwith-role\n' | cpio -o -H newc --quiet) > "$files/role-reads.cpio"
     inside vmm
 }
+a_device_process_is_capped() { inside device-cap --guest-module --client 'sh device-cap-client.sh'; }
 trace_names_the_inversions() { inside trace --client 'sh trace-client.sh'; }
 trace_follows_a_vm() { inside trace-vm --client 'sh trace-client.sh'; }
 path_holds_under_traffic_and_faults() {
@@ -202,7 +203,7 @@ if [ "$wanted" = by-name ]; then
 fi
 for test in ${wanted:-status_and_files_come_back a_panic_is_told too_long_is_told a_hang_is_told nothing_stays_behind \
     an_interrupted_lab_leaves_nothing lockdown_is_said kernels_boot_and_an_old_one_is_said real_clock_has_two_cpus a_spinning_vm_leaves_the_rest \
-    levels_have_their_places a_vcpu_does_not_wait_for_its_vmm a_reused_thread_number_is_not_left_changed qdiscs_are_set_and_given_back tenants_are_found_placed_and_followed \
+    levels_have_their_places a_vcpu_does_not_wait_for_its_vmm a_device_process_is_capped a_reused_thread_number_is_not_left_changed qdiscs_are_set_and_given_back tenants_are_found_placed_and_followed \
     a_podman_container_has_its_place \
     path_holds_under_traffic_and_faults}; do
     check $test

@@ -34,7 +34,7 @@ pub struct Tenant {
 /// A thread of a tenant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Thread {
-    /// `vcpu0`, `vhost`, `iothread`, `emulator`, `kvm-pit` or `container`.
+    /// `vcpu0`, `vhost`, `iothread`, `emulator`, `kvm-pit`, `device` or `container`.
     pub role: String,
     /// Its name.
     pub comm: String,

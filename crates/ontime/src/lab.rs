@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::Subcommand;
 use ontime_lab::agent::Stream;
 use ontime_lab::images::Images;
-use ontime_lab::module::{GUEST, HOST};
+use ontime_lab::module::{self, GUEST, HOST};
 use ontime_lab::{Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate};
 
 use crate::exit::{Exit, UNSUPPORTED};
@@ -78,6 +78,9 @@ struct Run {
     /// Bring the host module for a kernel that takes it (6.12-rt), built if it is missing: /lab/ontime_napi.ko inside
     #[arg(long)]
     host_module: bool,
+    /// Bring the guest module, built if it is missing: `lab-vm start NAME ROLE sockets:rt ADDRESS` has it inside
+    #[arg(long)]
+    guest_module: bool,
     /// A shell command for the clients' side, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its directory
     /// is /lab; it ends with the command
     #[arg(long, value_name = "SHELL")]
@@ -108,6 +111,9 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
             let images = images()?;
             if run.host_module {
                 host_module(&images, run.host.kernel)?;
+            }
+            if run.guest_module {
+                guest_module(&images)?;
             }
             run_command(run, &images, &isolate::enter().map_err(unsupported)?)
         }
@@ -165,6 +171,10 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
             anyhow::bail!("kernel {} has no use for the host module; 6.12-rt has", machine.kernel);
         }
         HOST.bring(&images.kernel_version(machine.kernel)?, dir, &mut |line| eprintln!("{line}"))?;
+    }
+    if run.guest_module {
+        let module = GUEST.ready(&images.guest_version()?, &mut |line| eprintln!("{line}"))?;
+        module::write_archive(&module, &dir.join("files/module.cpio"))?;
     }
     let binary = std::env::current_exe().context("this program")?;
     let argv: Vec<&str> = run.command.iter().map(String::as_str).collect();

@@ -95,11 +95,13 @@ impl Conflict {
                  place; Ontime then places the vCPUs"
             }
             Conflict::AbovePath { by_libvirt: false, .. } => {
-                "give the thread a lower priority (chrt -f -p PRIO TID), or raise `priorities.base` in tenants.toml"
+                "give the thread a lower priority (chrt -f -p PRIO TID; a device process: `priority` in sockets.toml), or raise \
+                 `priorities.base` in tenants.toml"
             }
             Conflict::BelowKernel { .. } => "remove <vcpusched> from the domain, so that Ontime places its vCPUs",
             Conflict::BulkAtRealTime { .. } => {
-                "give the tenant class rt, or remove its real-time policy (<vcpusched>, chrt -o -p 0 TID)"
+                "give the tenant class rt, or remove its real-time policy (<vcpusched>, chrt -o -p 0 TID; a device process: \
+                 LimitRTPRIO=0 in its unit)"
             }
             Conflict::VhostApart { .. } => {
                 "let <emulatorpin>, whose CPUs vhost threads inherit, include a CPU of the vCPUs; Ontime's priorities keep \
@@ -139,7 +141,9 @@ fn of_thread(tenant: &Tenant, thread: &TenantThread, table: &PriorityTable) -> O
     }
     let class = if tenant.class == Class::Bulk { Class::Rt(crate::Level::HIGHEST) } else { tenant.class };
     let limit = table.policy(class, Role::Vnic);
-    if matches!(limit, Policy::Fifo(limit) if priority >= limit) {
+    // A device process's are what vhost threads are to other VMs.
+    let most = u8::from(thread.role == ThreadRole::Device);
+    if matches!(limit, Policy::Fifo(limit) if priority >= limit + most) {
         return Some(Conflict::AbovePath { thread: comm(), policy, limit, by_libvirt: thread.libvirt.sched.is_some() });
     }
     // Where Ontime itself puts it; nobody on an RT path waits behind it there.

@@ -74,7 +74,7 @@ impl Domain {
             ThreadRole::Vhost => {
                 return LibvirtTuning { sched: None, cpus: self.tuning.emulator.cpus.clone() };
             }
-            ThreadRole::KvmPit | ThreadRole::Container => None,
+            ThreadRole::KvmPit | ThreadRole::Container | ThreadRole::Device => None,
         };
         found.cloned().unwrap_or_default()
     }

@@ -58,6 +58,8 @@ pub enum ThreadRole {
     Emulator,
     /// KVM's in-kernel timer thread (`kvm-pit/PID`).
     KvmPit,
+    /// Of the process that serves the VM's outsourced sockets and deadlines (`ontime device`).
+    Device,
     /// A thread of a container's process.
     Container,
 }

@@ -62,7 +62,8 @@ fn role_of(tenant: &Tenant, thread: &TenantThread) -> Option<Role> {
         // so it must come before the vCPU; it is no NIC interrupt, so it stays after those.
         ThreadRole::Vhost | ThreadRole::KvmPit => Some(Role::Vnic),
         ThreadRole::Emulator if thread.id.tid == thread.id.pid => Some(Role::Vmm),
-        ThreadRole::Iothread | ThreadRole::Emulator => None,
+        // Device processes take the place that sockets.toml gives them.
+        ThreadRole::Iothread | ThreadRole::Emulator | ThreadRole::Device => None,
     }
 }
 
@@ -97,6 +98,7 @@ mod tests {
             (ThreadRole::Vhost, Some(Policy::Fifo(43))),
             (ThreadRole::KvmPit, Some(Policy::Fifo(43))),
             (ThreadRole::Iothread, None),
+            (ThreadRole::Device, None),
             (ThreadRole::Emulator, None),
             (ThreadRole::Container, Some(Policy::Fifo(42))),
         ] {

@@ -32,9 +32,7 @@ static OTHERS: [OtherVmm; 3] = [
 impl Vmm {
     /// The monitor that an executable is, from the target of `/proc/PID/exe`.
     pub fn of_executable(target: &str) -> Option<Vmm> {
-        // After an upgrade of the package the running program has no name any more.
-        let path = target.strip_suffix(" (deleted)").unwrap_or(target);
-        let name = path.rsplit('/').next()?;
+        let name = file_name(target)?;
         if name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm" {
             return Some(Vmm::Qemu);
         }
@@ -56,6 +54,30 @@ impl Vmm {
                 .map_or(ThreadRole::Emulator, ThreadRole::Vcpu),
         }
     }
+}
+
+/// Whether an executable, the target of `/proc/PID/exe`, may be a device process.
+pub fn may_serve(executable: &str) -> bool {
+    file_name(executable) == Some("ontime")
+}
+
+/// The VM that `ontime device --vm NAME` serves, by its arguments.
+pub fn served(arguments: &[String]) -> Option<&str> {
+    let mut rest = arguments.iter().map(String::as_str).skip(1).skip_while(|word| *word != "device");
+    rest.next()?;
+    while let Some(word) = rest.next() {
+        match word.strip_prefix("--vm") {
+            Some("") => return rest.next(),
+            Some(value) => return value.strip_prefix('='),
+            None => {}
+        }
+    }
+    None
+}
+
+/// Of the target of `/proc/PID/exe`: after an upgrade of the package the running program has no name any more.
+fn file_name(target: &str) -> Option<&str> {
+    target.strip_suffix(" (deleted)").unwrap_or(target).rsplit('/').next()
 }
 
 /// QEMU's thread names, which it gives with `-name debug-threads=on`.
@@ -169,6 +191,27 @@ mod tests {
             guest_time: 0,
             policy: Policy::BULK,
         }
+    }
+
+    #[test]
+    fn a_device_process_says_whom_it_serves() {
+        let served_by = |line: &str| {
+            let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            served(&arguments).map(str::to_owned)
+        };
+        assert_eq!(served_by("ontime device --vm a"), Some("a".to_owned()));
+        assert_eq!(served_by("/usr/bin/ontime --run-dir /r device --netns n --vm=b"), Some("b".to_owned()));
+        for other in [
+            "ontime",
+            "ontime device",
+            "ontime device --vm",
+            "ontime device --vms a",
+            "ontime trace --vm a",
+            "device --vm a",
+        ] {
+            assert_eq!(served_by(other), None, "{other}");
+        }
+        assert!(may_serve("/usr/bin/ontime (deleted)") && !may_serve("/usr/bin/ontime-old") && !may_serve(""));
     }
 
     #[test]

@@ -94,6 +94,32 @@ fn vhost_before_linux_6_4_is_a_kernel_thread_named_after_the_thread_that_made_it
 }
 
 #[test]
+fn a_device_process_belongs_to_the_one_vm_that_it_serves() {
+    let host = Host::new();
+    host.vm(100, "a", "/vm.slice/a.service");
+    let device = |pid, cgroup, uid, vm| {
+        host.process(pid, "/usr/bin/ontime", cgroup, uid, &["ontime", "device", "--vm", vm]);
+        host.thread_at(pid, pid + 1, "ontime-sock/1", 0, (1, 48), "0-3");
+    };
+    device(200, "/system.slice/ontime-device@a.service", 990, "a");
+    device(210, "/user.slice/user-1000.slice/session-1.scope", 1000, "a");
+    device(220, "/system.slice/ontime-device@b.service", 990, "b");
+    host.process(230, "/usr/bin/ontime", "/", 0, &["ontime", "trace", "--vm", "a"]);
+    let of_device = |found: &Discovery| -> Vec<(i32, i32, Policy)> {
+        let threads = found.tenants.iter().flat_map(|tenant| &tenant.threads);
+        let devices = threads.filter(|thread| thread.role == ThreadRole::Device);
+        devices.map(|thread| (thread.id.pid, thread.id.tid, thread.policy)).collect()
+    };
+    let rt = rules("[[tenant]]\nname = \"a\"\nclass = \"rt\"\n");
+    let found = discover(&host.sources(), &rt);
+    assert_eq!(of_device(&found), [(200, 200, Policy::BULK), (200, 201, Policy::Fifo(48))]);
+    assert!(found.problems.is_empty(), "level with vhost threads is its place: {:?}", found.problems);
+    assert_eq!(words(&discover(&host.sources(), &Rules::default())), [("a".into(), "bulk-at-real-time")]);
+    host.vm(300, "a", "/vm.slice/other.service");
+    assert!(of_device(&discover(&host.sources(), &rt)).is_empty(), "which of the two is not known");
+}
+
+#[test]
 fn a_kernel_thread_with_an_odd_name_does_no_harm() {
     let host = Host::new();
     for (n, name) in ["vhost-", "vhost-99999999999", "kvm-pit/-1", "kvm-pit/x", "a) (b"].iter().enumerate() {

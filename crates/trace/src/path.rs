@@ -340,7 +340,7 @@ fn path(inventory: &Inventory, tenant: &Tenant, nics: &[&Nic]) -> Path {
             ThreadRole::Vcpu(_) => PathRole::Vcpu,
             ThreadRole::Vhost => PathRole::Vhost,
             ThreadRole::Container => PathRole::App,
-            ThreadRole::Iothread | ThreadRole::Emulator | ThreadRole::KvmPit => continue,
+            ThreadRole::Iothread | ThreadRole::Emulator | ThreadRole::KvmPit | ThreadRole::Device => continue,
         };
         threads.insert(thread.id.tid, role);
     }

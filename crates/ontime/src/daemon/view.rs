@@ -56,6 +56,7 @@ fn role(role: ThreadRole) -> String {
         ThreadRole::Iothread => "iothread".to_owned(),
         ThreadRole::Emulator => "emulator".to_owned(),
         ThreadRole::KvmPit => "kvm-pit".to_owned(),
+        ThreadRole::Device => "device".to_owned(),
         ThreadRole::Container => "container".to_owned(),
     }
 }

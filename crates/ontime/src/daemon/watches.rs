@@ -46,7 +46,7 @@ impl Watches {
                     let owned = Owned { name: tenant.name.clone(), class: tenant.class.to_string() };
                     let rank = match thread.role {
                         _ if tenant.class == Class::Bulk && place == PriorityTable::SHARED_SENDER => Rank::Poller,
-                        ThreadRole::Vhost | ThreadRole::KvmPit => Rank::Backend,
+                        ThreadRole::Vhost | ThreadRole::KvmPit | ThreadRole::Device => Rank::Backend,
                         _ => Rank::Guest,
                     };
                     watches.add(Watch { id: thread.id, place, share, cpus, rank, ahead }, owned);
@@ -164,9 +164,11 @@ mod tests {
             thread(2, ThreadRole::Vcpu(0), Policy::BULK),
             thread(3, ThreadRole::Vhost, Policy::Idle),
             thread(4, ThreadRole::Emulator, Policy::BULK),
+            thread(5, ThreadRole::Device, Policy::Fifo(30)),
+            thread(6, ThreadRole::Device, Policy::BULK),
             thread(77, ThreadRole::Vcpu(1), Policy::Fifo(47)),
         ];
-        let places = [(1, Policy::Fifo(3)), (2, Policy::Fifo(47)), (3, Policy::Fifo(48))];
+        let places = [(1, Policy::Fifo(3)), (2, Policy::Fifo(47)), (3, Policy::Fifo(48)), (5, Policy::Fifo(30))];
         assert_eq!(watched(tenant(rt, threads)), places);
     }
 

@@ -21,6 +21,7 @@ use crate::problem::{Problem, ProblemKind};
 use crate::proc::Stat;
 use crate::rules::{Decision, Namer, Rules, Subject, Verdict};
 use crate::thread::ThreadId;
+use crate::vmm;
 use crate::vnic::Network;
 
 /// What runs on the host at one moment.
@@ -141,6 +142,7 @@ impl Finder<'_> {
         }
         self.stale(&domains);
         self.containers(&rest);
+        self.devices(&rest);
         self.kernel_threads(processes.kernel);
     }
 
@@ -295,6 +297,26 @@ impl Finder<'_> {
             self.problem(&found.name, kind);
         }
         decision
+    }
+
+    /// Gives the threads of device processes to the one VM that has the name they serve, where nobody else's user started them: what is done to
+    /// threads of a tenant is heard of.
+    fn devices(&mut self, processes: &[&Process]) {
+        for process in processes.iter().filter(|process| vmm::may_serve(&process.executable)) {
+            let arguments = self.sources.arguments(process.pid);
+            let Some(name) = vmm::served(&arguments) else { continue };
+            let user = process.cgroup.as_deref().map_or(0, container::owner_of_path);
+            let stats = self.sources.threads(process.pid);
+            let threads: Vec<TenantThread> =
+                stats.iter().map(|stat| self.thread(process.pid, stat, ThreadRole::Device, None)).collect();
+            let mut named =
+                self.tenants.iter_mut().filter(|tenant| tenant.kind != Kind::Container && tenant.name == name);
+            if let (Some(tenant), None) = (named.next(), named.next()) {
+                if user == 0 || user == tenant.owner {
+                    tenant.threads.extend(threads);
+                }
+            }
+        }
     }
 
     /// Gives kernel threads to the VM they work for: by its process number, else by one of its threads'.

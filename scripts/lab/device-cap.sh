@@ -1,0 +1,45 @@
+# In the emulated host: an RT VM with outsourced sockets whose server is asked for more than it may use. The thread of its device process that owns
+# the server's socket is held to the VM's runtime cap, as its vCPU is, and leaves the rest to housekeeping.
+set -eu
+. /lab/lib.sh
+mkdir -p /etc/ontime
+printf '[vm.rt]\nbind = ["udp/11111"]\nreach = ["10.1.0.0/24"]\nchannels = 1\nwake = "idle"\npriority = 48\n' > /etc/ontime/sockets.toml
+printf '[nic.rt0]\nclass = "rt"\n' > /etc/ontime/host.toml
+cap() { printf '[[tenant]]\nname = "rt"\nclass = "rt"\nruntime-cap = %s\n' "$1" > /etc/ontime/tenants.toml; }
+cap 0.9
+lab-vm start rt rt sockets:rt 10.1.0.2
+lab-vm wait rt
+daemon_starts
+touch /lab/flood
+sh -c 'while :; do :; done' &
+housekeeping=$!
+# It takes its place and its name when the first call comes, which the daemon hears of.
+shown() { ontime ps | grep -q ' device .*ontime-sock/1 .*FIFO 48 '; }
+within 60 shown
+sock=$(ontime ps | awk '/ontime-sock\/1/ {for (i = 1; i <= NF; i++) if ($i == "ontime-sock/1") print $(i + 1)}')
+placed "$sock" "SCHED_FIFO 48" || fail "the socket thread is not where sockets.toml puts it: $(place "$sock")"
+ran() { awk '{print int($1 / 1000000)}' "/proc/$1/schedstat"; } # ms on a CPU
+measured() { # NAME: shares in 5 s, percent
+    start=$(uptime_ms) sock_ran=$(ran "$sock") work_ran=$(ran $housekeeping)
+    sleep 5
+    took=$(($(uptime_ms) - start))
+    sock_share=$((($(ran "$sock") - sock_ran) * 100 / took)) work_share=$((($(ran $housekeeping) - work_ran) * 100 / took))
+    echo "figures: $1: the socket thread $sock_share % of the CPU, housekeeping $work_share %"
+}
+busy() { measured "looking"; [ $sock_share -ge 15 ]; }
+within 60 busy
+measured "cap 90"
+free_share=$sock_share free_work=$work_share
+cap 0.05
+kill -HUP "$daemon"
+paused() { ontime status --json | tr -d ' \n' | grep -q '"of":"rt"[^}]*"pauses":[1-9]'; }
+within 20 paused
+measured "cap 5"
+[ $sock_share -le 10 ] && [ $sock_share -lt $free_share ] || fail "the socket thread's share is not its cap"
+[ $work_share -gt $free_work ] || fail "nobody has what it leaves"
+rm /lab/flood
+kill $housekeeping
+ontime reset
+placed "$sock" "SCHED_FIFO 48" || fail "the socket thread has another place than its own after reset: $(place "$sock")"
+kill "$daemon"
+wait "$daemon" || fail "the daemon ended with $?"
