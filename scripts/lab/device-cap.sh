@@ -1,4 +1,4 @@
-# In the emulated host: an RT VM with outsourced sockets whose server is asked for more than it may use. The thread of its device process that owns
+# In the emulated host: an RT VM with outsourced sockets whose server is never without a question. The thread of its device process that owns
 # the server's socket is held to the VM's runtime cap, as its vCPU is, and leaves the rest to housekeeping.
 set -eu
 . /lab/lib.sh
@@ -10,7 +10,7 @@ cap 0.9
 lab-vm start rt rt sockets:rt 10.1.0.2
 lab-vm wait rt
 daemon_starts
-touch /lab/flood
+touch /lab/ask
 sh -c 'while :; do :; done' &
 housekeeping=$!
 # It takes its place and its name when the first call comes, which the daemon hears of.
@@ -37,7 +37,7 @@ within 20 paused
 measured "cap 5"
 [ $sock_share -le 10 ] && [ $sock_share -lt $free_share ] || fail "the socket thread's share is not its cap"
 [ $work_share -gt $free_work ] || fail "nobody has what it leaves"
-rm /lab/flood
+rm /lab/ask
 kill $housekeeping
 ontime reset
 placed "$sock" "SCHED_FIFO 48" || fail "the socket thread has another place than its own after reset: $(place "$sock")"

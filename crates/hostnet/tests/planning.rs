@@ -463,6 +463,25 @@ impl Host for Otherwise {
 }
 
 #[test]
+fn what_the_kernel_does_by_itself_is_told_with_its_remedy() {
+    let (mut inventory, intent) = two_vms();
+    let probe = kvm::KvmProbe::Unknown("not asked".to_owned());
+    let check = |inventory: &Inventory, id: &str| {
+        let found = examine(&Otherwise, inventory, &intent, &Refused::new(), &probe);
+        found.checks.into_iter().find(|check| check.id == id).unwrap()
+    };
+    assert_eq!(check(&inventory, "guest-memory").state, State::Ok);
+    assert_eq!(check(&inventory, "kvm-upkeep").state, State::Ok);
+    inventory.memory.balanced = true;
+    inventory.kvm.clock_sync = true;
+    let (memory, upkeep) = (check(&inventory, "guest-memory"), check(&inventory, "kvm-upkeep"));
+    assert_eq!((memory.state, upkeep.state), (State::Warning, State::Warning));
+    assert!(memory.remedy.contains("kernel.numa_balancing=0") && !memory.remedy.contains("ksm"), "{memory:?}");
+    assert!(upkeep.remedy.contains("options kvm kvmclock_periodic_sync=0'"), "{upkeep:?}");
+    assert!(!memory.ontime_can_apply && !upkeep.ontime_can_apply);
+}
+
+#[test]
 fn what_a_daemon_could_not_set_is_not_promised() {
     let (inventory, intent) = two_vms();
     let probe = kvm::KvmProbe::Unknown("not asked".to_owned());

@@ -142,6 +142,57 @@ pub(super) fn smt(inventory: &Inventory) -> Check {
     }
 }
 
+pub(super) fn guest_memory(inventory: &Inventory) -> Check {
+    let (id, title) = ("guest-memory", "what the kernel does to guests' memory by itself");
+    let memory = &inventory.memory;
+    let mut found = Vec::new();
+    let mut remedies = Vec::new();
+    if memory.merged {
+        found.push("equal pages are merged (KSM)".to_owned());
+        remedies.push("echo 2 > /sys/kernel/mm/ksm/run (and stop ksmtuned)");
+    }
+    if let Some(word) = &memory.collapsed {
+        found.push(format!("pages are moved together into huge ones (transparent_hugepage {word})"));
+        remedies.push("echo never > /sys/kernel/mm/transparent_hugepage/enabled");
+    }
+    if memory.balanced {
+        found.push("pages are unmapped to see which node uses them (NUMA balancing)".to_owned());
+        remedies.push("sysctl kernel.numa_balancing=0");
+    }
+    if found.is_empty() {
+        return Check::new(id, title, State::Ok, "it neither merges nor moves pages");
+    }
+    Check::new(id, title, State::Warning, found.join("; "))
+        .costs("a vCPU that touches such a page leaves its guest and waits for it", "")
+        .remedy(format!(
+            "give RT VMs memory that stays where it is (libvirt: <memoryBacking> with <hugepages/> and <locked/>); or {}",
+            remedies.join(", ")
+        ))
+}
+
+pub(super) fn kvm_upkeep(inventory: &Inventory) -> Check {
+    let (id, title) = ("kvm-upkeep", "what KVM does to running vCPUs by itself");
+    let mut found = Vec::new();
+    let mut options = Vec::new();
+    if inventory.kvm.clock_sync {
+        found.push("it sets all vCPUs' clocks anew every 300 s (kvmclock_periodic_sync)");
+        options.push("kvmclock_periodic_sync=0");
+    }
+    if inventory.kvm.page_recovery {
+        found.push("it takes split huge pages back every minute (nx_huge_pages)");
+        options.push("nx_huge_pages_recovery_ratio=0");
+    }
+    if found.is_empty() {
+        return Check::new(id, title, State::Ok, "nothing");
+    }
+    Check::new(id, title, State::Warning, found.join("; "))
+        .costs("every vCPU of every guest is stopped for it", "")
+        .remedy(format!(
+            "echo 'options kvm {}' > /etc/modprobe.d/kvm-rt.conf, and load kvm anew; tuned's realtime-virtual-host does so, too",
+            options.join(" ")
+        ))
+}
+
 pub(super) fn lockdown(inventory: &Inventory) -> Check {
     let (id, title) = ("lockdown", "kernel lockdown");
     match inventory.kernel.lockdown {

@@ -34,6 +34,8 @@ pub struct Inventory {
     pub sysctls: BTreeMap<String, String>,
     /// KVM.
     pub kvm: Kvm,
+    /// What the kernel does to processes' memory by itself.
+    pub memory: Memory,
     /// Kernel protections that run bulk work above FIFO.
     pub protections: Protections,
     /// Services that fight over the same knobs and run now.
@@ -235,6 +237,21 @@ pub struct Kvm {
     pub device: bool,
     /// `halt_poll_ns`, ns.
     pub halt_poll_ns: Option<u64>,
+    /// Whether it sets all vCPUs' clocks anew every 300 s (`kvmclock_periodic_sync`).
+    pub clock_sync: bool,
+    /// Whether it takes split huge pages back every minute (`nx_huge_pages`, and a recovery ratio).
+    pub page_recovery: bool,
+}
+
+/// What the kernel does to the memory of any process by itself, guests' among it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// Equal pages are merged (`ksm/run`).
+    pub merged: bool,
+    /// Pages are moved together into huge ones: what `transparent_hugepage/enabled` is set to, unless that is `never`.
+    pub collapsed: Option<String>,
+    /// Pages are unmapped to see who uses them (`kernel.numa_balancing`, on several nodes).
+    pub balanced: bool,
 }
 
 /// Protections that let bulk threads run before FIFO ones.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::{Conflict, Inventory, Kernel, Kvm, Lockdown, Note, Protections, cpu, irqs, nics, threads};
+use super::{Conflict, Inventory, Kernel, Kvm, Lockdown, Memory, Note, Protections, cpu, irqs, nics, threads};
 use crate::live::Roots;
 use crate::rules::{DEV_WEIGHT, RT_RUNTIME, SKB_DEFER_MAX};
 
@@ -42,10 +42,8 @@ impl Inventory {
             .iter()
             .filter_map(|name| Some(((*name).to_owned(), read(&roots.proc.join("sys").join(name))?)))
             .collect();
-        inventory.kvm = Kvm {
-            device: roots.dev.join("kvm").exists(),
-            halt_poll_ns: read_number(&roots.sys.join("module/kvm/parameters/halt_poll_ns")),
-        };
+        inventory.kvm = kvm(roots);
+        inventory.memory = memory(roots);
         inventory.protections = protections(roots, &inventory.sysctls);
         if !inventory.protections.readable {
             inventory.notes.push(Note {
@@ -55,6 +53,39 @@ impl Inventory {
         }
         inventory
     }
+}
+
+fn kvm(roots: &Roots) -> Kvm {
+    let parameters = roots.sys.join("module/kvm/parameters");
+    let is_set = |name: &str| read(&parameters.join(name)).is_some_and(|text| text == "Y");
+    Kvm {
+        device: roots.dev.join("kvm").exists(),
+        halt_poll_ns: read_number(&parameters.join("halt_poll_ns")),
+        clock_sync: is_set("kvmclock_periodic_sync"),
+        // arch/x86/kvm/mmu/mmu.c: the ratio is 0 on PREEMPT_RT.
+        page_recovery: is_set("nx_huge_pages")
+            && read_number::<u32>(&parameters.join("nx_huge_pages_recovery_ratio")).is_some_and(|ratio| ratio > 0),
+    }
+}
+
+fn memory(roots: &Roots) -> Memory {
+    let mm = roots.sys.join("kernel/mm");
+    let nodes = fs::read_dir(roots.sys.join("devices/system/node")).map_or(0, |entries| {
+        entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("node")).count()
+    });
+    let balancing = read(&roots.proc.join("sys/kernel/numa_balancing"));
+    Memory {
+        merged: read(&mm.join("ksm/run")).is_some_and(|text| text == "1"),
+        collapsed: read(&mm.join("transparent_hugepage/enabled"))
+            .and_then(|text| Some(chosen(&text)?.to_owned()))
+            .filter(|word| word != "never"),
+        balanced: nodes > 1 && balancing.is_some_and(|mode| mode != "0"),
+    }
+}
+
+/// The word in brackets.
+fn chosen(text: &str) -> Option<&str> {
+    text.split_once('[')?.1.split_once(']').map(|(word, _)| word)
 }
 
 fn kernel(roots: &Roots) -> Kernel {
@@ -86,7 +117,7 @@ fn parse_version(release: &str) -> Option<(u32, u32)> {
 
 /// The mode in brackets: `none [integrity] confidentiality`.
 fn lockdown(text: &str) -> Lockdown {
-    match text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(mode, _)| mode) {
+    match chosen(text) {
         Some("integrity") => Lockdown::Integrity,
         Some("confidentiality") => Lockdown::Confidentiality,
         _ => Lockdown::None,
@@ -128,6 +159,38 @@ pub(super) fn read_number<T: std::str::FromStr>(path: &Path) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_kernel_does_by_itself_is_read() {
+        let tree = tempfile::tempdir().unwrap();
+        let roots = Roots { proc: tree.path().join("proc"), sys: tree.path().join("sys"), ..Roots::default() };
+        assert_eq!(memory(&roots), Memory::default(), "a kernel that has none of it");
+        let write = |name: &str, text: &str| {
+            let file = tree.path().join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        let kvm_has = |name: &str, text: &str| write(&format!("sys/module/kvm/parameters/{name}"), text);
+        for (name, text) in [
+            ("sys/kernel/mm/ksm/run", "1\n"),
+            ("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"),
+            ("proc/sys/kernel/numa_balancing", "1\n"),
+            ("sys/devices/system/node/node0/cpulist", "0\n"),
+        ] {
+            write(name, text);
+        }
+        let one_node = Memory { merged: true, collapsed: Some("madvise".to_owned()), balanced: false };
+        assert_eq!(memory(&roots), one_node);
+        write("sys/devices/system/node/node1/cpulist", "1\n");
+        write("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n");
+        assert_eq!(memory(&roots), Memory { collapsed: None, balanced: true, ..one_node });
+        kvm_has("kvmclock_periodic_sync", "Y\n");
+        kvm_has("nx_huge_pages", "Y\n");
+        kvm_has("nx_huge_pages_recovery_ratio", "0\n");
+        assert!(kvm(&roots).clock_sync && !kvm(&roots).page_recovery);
+        kvm_has("nx_huge_pages_recovery_ratio", "60\n");
+        assert!(kvm(&roots).page_recovery);
+    }
 
     #[test]
     fn versions_and_lockdown_are_read() {

@@ -34,7 +34,7 @@ pub fn host(nics: u32, queues: u32, threaded: bool) -> Inventory {
             ..Kernel::default()
         },
         cpus: Cpus { online: online.clone(), ..Cpus::default() },
-        kvm: Kvm { device: true, halt_poll_ns: Some(200_000) },
+        kvm: Kvm { device: true, halt_poll_ns: Some(200_000), ..Kvm::default() },
         protections: Protections {
             readable: true,
             servers: ["fair_server", "ext_server"]
