@@ -1,11 +1,11 @@
-# The clients' side of device-cap.sh: 32 clients of the RT server while there is a file 'ask', each of which asks again as soon as it has its answer. So
-# the host has always something to do, however fast this machine is, and never more than 32 packets of it.
+# The clients' side of device-cap.sh: eight clients of the RT server while there is a file 'ask', each of which asks again as soon as it has its answer. So
+# the host has always something to do, however fast this machine is, and never more than eight packets of it.
 ask=
 while sleep 0.2; do
     if [ -e ask ] && ! kill -0 "$ask" 2> /dev/null; then
         python3 -c '
 import select, socket, struct
-clients = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(32)]
+clients = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(8)]
 def ask(client):
     try:
         # Number, flags (a client, wants an answer), length.

@@ -105,6 +105,9 @@ fn a_device_process_belongs_to_the_one_vm_that_it_serves() {
     device(210, "/user.slice/user-1000.slice/session-1.scope", 1000, "a");
     device(220, "/system.slice/ontime-device@b.service", 990, "b");
     host.process(230, "/usr/bin/ontime", "/", 0, &["ontime", "trace", "--vm", "a"]);
+    let id = "0123456789abcdef".repeat(4);
+    let inside = format!("/system.slice/docker-{id}.scope");
+    host.process(240, "/usr/bin/ontime", &inside, 0, &["ontime", "device", "--vm", "a"]);
     let of_device = |found: &Discovery| -> Vec<(i32, i32, Policy)> {
         let threads = found.tenants.iter().flat_map(|tenant| &tenant.threads);
         let devices = threads.filter(|thread| thread.role == ThreadRole::Device);

@@ -299,13 +299,17 @@ impl Finder<'_> {
         decision
     }
 
-    /// Gives the threads of device processes to the one VM that has the name they serve, where nobody else's user started them: what is done to
-    /// threads of a tenant is heard of.
+    /// Gives the threads of device processes to the one VM that has the name they serve. Not those that another user's session, or a container, started: every
+    /// event of a tenant's process causes a look at the host.
     fn devices(&mut self, processes: &[&Process]) {
         for process in processes.iter().filter(|process| vmm::may_serve(&process.executable)) {
+            let cgroup = process.cgroup.as_deref().unwrap_or("/");
+            if container::of_path(cgroup).is_some() {
+                continue;
+            }
+            let user = container::owner_of_path(cgroup);
             let arguments = self.sources.arguments(process.pid);
             let Some(name) = vmm::served(&arguments) else { continue };
-            let user = process.cgroup.as_deref().map_or(0, container::owner_of_path);
             let stats = self.sources.threads(process.pid);
             let threads: Vec<TenantThread> =
                 stats.iter().map(|stat| self.thread(process.pid, stat, ThreadRole::Device, None)).collect();
