@@ -467,17 +467,20 @@ struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main)
 }
 
 /*
- * The control queue interrupts nobody. Lets go of the call. With locks that are needed to end a device that does not answer: so
- * neither a place nor an answer is waited for without end, and a queue that is full (-ENOSPC) is one of calls that were given up.
+ * The control queue interrupts nobody: its answer, which takes some hundred microseconds, is looked for, ever more seldom. Lets go of
+ * the call. With locks that are needed to end a device that does not answer: so neither a place nor an answer is waited for without end,
+ * and a queue that is full (-ENOSPC) is one of calls that were given up.
  */
 static int ctl_run(struct ontime_chan *main, struct ontime_rpc *rpc)
 {
 	int err = rpc_try_submit(rpc), tries;
+	unsigned long nap = 50;
 
 	for (tries = 0; !err && !try_wait_for_completion(&rpc->completed); tries++) {
 		if (tries == 5000)
 			err = -ETIMEDOUT;
-		usleep_range(500, 1000);
+		usleep_range(nap / 2, nap);
+		nap = min(nap + nap / 2, 1000UL);
 		ontime_reap(main);
 	}
 	if (!err)
