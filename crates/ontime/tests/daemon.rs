@@ -188,13 +188,13 @@ fn a_spinning_guest_is_held_to_its_cap_and_given_its_place_back_when_the_daemon_
     let name = name("spins");
     site.configure("tenants.toml", &rt(&name));
     let guest = Guest::spinning(&name);
-    guest.vcpu();
+    let vcpu = guest.vcpu();
     let mut daemon = Daemon::start(&site);
     site.poke();
     let of_guest = || {
         let status = site.json(&["status", "--json"]);
         let threads = status["caps"]["threads"].as_array()?.clone();
-        threads.into_iter().find(|thread| thread["of"] == name.as_str())
+        threads.into_iter().find(|thread| thread["of"] == name.as_str() && thread["tid"] == vcpu)
     };
     until("it is over its cap", || of_guest().filter(|thread| thread["pauses"].as_u64() > Some(20)));
     let seconds = |thread: &serde_json::Value| thread["rt_seconds"].as_f64().unwrap();
