@@ -141,9 +141,9 @@ fn of_thread(tenant: &Tenant, thread: &TenantThread, table: &PriorityTable) -> O
     }
     let class = if tenant.class == Class::Bulk { Class::Rt(crate::Level::HIGHEST) } else { tenant.class };
     let limit = table.policy(class, Role::Vnic);
-    // A device process's are what vhost threads are to other VMs.
-    let most = u8::from(thread.role == ThreadRole::Device);
-    if matches!(limit, Policy::Fifo(limit) if priority >= limit + most) {
+    // A device process's threads are to their VM what vhost is to others: level with that is their place.
+    let is_vnic = u8::from(thread.role == ThreadRole::Device);
+    if matches!(limit, Policy::Fifo(limit) if priority >= limit + is_vnic) {
         return Some(Conflict::AbovePath { thread: comm(), policy, limit, by_libvirt: thread.libvirt.sched.is_some() });
     }
     // Where Ontime itself puts it; nobody on an RT path waits behind it there.
