@@ -13,7 +13,7 @@ daemon_starts
 touch /lab/ask
 sh -c 'while :; do :; done' &
 housekeeping=$!
-# It takes its place and its name when the first call comes, which the daemon hears of.
+# It has its place and its name since its server's first call.
 shown() { ontime ps | grep -q ' device .*ontime-sock/1 .*FIFO 48 '; }
 within 60 shown
 sock=$(ontime ps | awk '/ontime-sock\/1/ {for (i = 1; i <= NF; i++) if ($i == "ontime-sock/1") print $(i + 1)}')

@@ -123,9 +123,6 @@ impl Device {
 
 /// Gives the calling thread its place. Without the right to it (RLIMIT_RTPRIO), it says so and goes on.
 fn place(name: &str, channel: u32, priority: i32) {
-    let comm = std::ffi::CString::new(format!("ontime-sock/{channel}")).unwrap_or_default();
-    // SAFETY: a valid string, of which the kernel takes 16 bytes.
-    let _ = unsafe { libc::prctl(libc::PR_SET_NAME, comm.as_ptr()) };
     let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: one valid sched_param; 0 is the calling thread.
     if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const parameters) } != 0
@@ -138,6 +135,10 @@ fn place(name: &str, channel: u32, priority: i32) {
             "cannot run at SCHED_FIFO: {error}; raise RLIMIT_RTPRIO (LimitRTPRIO=)"
         );
     }
+    // After its place: the daemon, which holds it to the VM's cap, hears of the name.
+    let comm = std::ffi::CString::new(format!("ontime-sock/{channel}")).unwrap_or_default();
+    // SAFETY: a valid string, of which the kernel takes 16 bytes.
+    let _ = unsafe { libc::prctl(libc::PR_SET_NAME, comm.as_ptr()) };
 }
 
 impl VhostUserBackend for Device {

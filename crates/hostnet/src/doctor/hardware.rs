@@ -187,10 +187,7 @@ pub(super) fn kvm_upkeep(inventory: &Inventory) -> Check {
     }
     Check::new(id, title, State::Warning, found.join("; "))
         .costs("every vCPU of every guest is stopped for it", "")
-        .remedy(format!(
-            "echo 'options kvm {}' > /etc/modprobe.d/kvm-rt.conf, and load kvm anew; tuned's realtime-virtual-host does so, too",
-            options.join(" ")
-        ))
+        .remedy(format!("echo 'options kvm {}' > /etc/modprobe.d/kvm-rt.conf, and load kvm anew", options.join(" ")))
 }
 
 pub(super) fn lockdown(inventory: &Inventory) -> Check {
