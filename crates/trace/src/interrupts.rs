@@ -30,6 +30,8 @@ pub struct Interrupt {
     pub by: i32,
     /// For this vCPU of its VM.
     pub vcpu: u32,
+    /// When, ns of CLOCK_MONOTONIC.
+    pub at: u64,
 }
 
 /// The probe; gone when dropped, for which its [`Rings`] must be closed before.
@@ -134,7 +136,7 @@ impl Rings {
         for (time, record) in page.get(..length).and_then(Page::new).into_iter().flatten() {
             let event = decoder.decode(time, 0, record);
             if let Some((by, What::Interrupt { vcpu })) = event.map(|event| (event.pid, event.what)) {
-                each(Interrupt { by, vcpu });
+                each(Interrupt { by, vcpu, at: time });
             }
         }
         Ok(true)

@@ -118,6 +118,11 @@ impl Watch {
         let of = |watch: &Watch| (watch.place, watch.share, watch.rank, watch.ahead);
         of(self) == of(other)
     }
+
+    /// Whether both may want one CPU at one place.
+    fn is_rival(&self, other: &Watch) -> bool {
+        self.id != other.id && self.place == other.place && self.cpus.iter().any(|cpu| other.cpus.contains(cpu))
+    }
 }
 
 /// A VM whose interrupts are followed.
@@ -221,10 +226,13 @@ pub struct Caps {
     done: Arc<AtomicU32>,
     wake: Arc<OwnedFd>,
     returned: Consumer<Returned>,
-    epoll: Arc<OwnedFd>,
+    /// The set of rings that the watcher listens to.
+    rings: Arc<OwnedFd>,
     /// What tells of interrupts, on which CPUs.
     interrupts: Option<(Interrupts, Vec<u32>)>,
     who: Who,
+    /// Whether those that are put ahead may run into others of their level.
+    rivals: bool,
     thread: Option<std::thread::JoinHandle<()>>,
     /// The watcher's thread number.
     pub watcher_tid: i32,
@@ -250,8 +258,8 @@ impl Caps {
         let (orders, take_orders) = RingBuffer::new(2 * capacity + 8);
         // And for what is heard by: one order of it is under way at a time.
         let (give_back, returned) = RingBuffer::new(capacity + 2);
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| setup("epoll")(error.into()))?;
-        let epoll = Arc::new(epoll);
+        let rings = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| setup("epoll")(error.into()))?;
+        let rings = Arc::new(rings);
         let done = Arc::new(AtomicU32::new(0));
         let period = u64::try_from(settings.period.as_nanos()).unwrap_or(u64::MAX);
         let table = Table::new(capacity, cpu_count(), settings.cpu_share, period, watcher::now());
@@ -260,7 +268,7 @@ impl Caps {
             done: Arc::clone(&done),
             wake: Arc::clone(&wake),
             returned: give_back,
-            epoll: Arc::clone(&epoll),
+            rings: Arc::clone(&rings),
         };
         let watcher = Watcher::new(table, capacity, channels).map_err(setup("epoll"))?;
         let (tell, told) = sync_channel(1);
@@ -284,9 +292,10 @@ impl Caps {
             done,
             wake,
             returned,
-            epoll,
+            rings,
             interrupts: None,
             who: Who::default(),
+            rivals: false,
             thread: Some(thread),
             watcher_tid,
             entries: BTreeMap::new(),
@@ -361,15 +370,16 @@ impl Caps {
         if self.interrupts.is_none() {
             let (interrupts, new) = Interrupts::start(root, cpus)?;
             for (index, ring) in (0u64..).zip(new.fds()) {
-                epoll::add(&self.epoll, ring, epoll::EventData::new_u64(index), epoll::EventFlags::IN)
+                epoll::add(&self.rings, ring, epoll::EventData::new_u64(index), epoll::EventFlags::IN)
                     .map_err(io::Error::from)?;
             }
             self.interrupts = Some((interrupts, cpus.to_vec()));
             rings = Some(new);
         }
-        if rings.is_some() || who != self.who {
-            self.who = who.clone();
-            self.order(Order::Hear(Box::new(Hearing { rings, who, deaf: false })))?;
+        let rivals = self.has_rivals(&who);
+        if rings.is_some() || who != self.who || rivals != self.rivals {
+            (self.who, self.rivals) = (who.clone(), rivals);
+            self.order(Order::Hear(Box::new(Hearing { rings, who, rivals, deaf: false })))?;
             self.sync()?;
         }
         if let Some((interrupts, _)) = &mut self.interrupts {
@@ -378,10 +388,17 @@ impl Caps {
         Ok(())
     }
 
+    /// Whether one of these may wait for another thread of its place: then it is told of all its interrupts, else only while it is paused.
+    fn has_rivals(&self, who: &Who) -> bool {
+        let watches = || self.entries.values().map(|entry| &entry.watch);
+        let of = |thread| watches().filter(move |watch| watch.id.tid == thread);
+        who.vcpus().flat_map(of).any(|watch| watches().any(|other| watch.is_rival(other)))
+    }
+
     /// Ends telling of interrupts.
     fn deafen(&mut self) -> Result<(), CapError> {
         let Some((interrupts, _)) = self.interrupts.take() else { return Ok(()) };
-        self.who = Who::default();
+        (self.who, self.rivals) = (Who::default(), false);
         self.order(Order::Hear(Box::new(Hearing { deaf: true, ..Hearing::default() })))?;
         self.sync()?;
         // After its rings are closed.

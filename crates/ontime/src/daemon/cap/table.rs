@@ -306,6 +306,11 @@ impl Table {
         }
     }
 
+    /// Whether somebody is paused, or let out of a pause, whom an interrupt puts ahead.
+    pub fn pauses_boosted(&self) -> bool {
+        self.slots.iter().flatten().any(|slot| slot.until.is_some() && slot.boost.is_some())
+    }
+
     /// When the next pause ends, ns.
     pub fn next_expiry(&self) -> Option<u64> {
         self.slots.iter().flatten().filter_map(|slot| slot.until).min()

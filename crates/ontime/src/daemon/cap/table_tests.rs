@@ -212,7 +212,9 @@ fn a_pause_lets_an_interrupt_be_taken_and_gets_longer_by_it() {
     table.watch(0, Watched { boosted: true, ..watched(share, Rank::Guest) }, 0);
     let mut acts = Vec::new();
     let mut now = 2_850_000;
+    assert!(!table.pauses_boosted());
     table.charge(0, 0, now, now, |act| acts.push(act));
+    assert!(table.pauses_boosted());
     let until = table.next_expiry().unwrap();
     assert_eq!((acts.pop(), until), (Some(Action::Demote(0)), 3 * MS));
     now += 10_000;
@@ -238,6 +240,8 @@ fn a_pause_lets_an_interrupt_be_taken_and_gets_longer_by_it() {
     }
     table.interrupt(0, false, now, |act| acts.push(act));
     assert!(acts.is_empty() && table.paused(0));
+    table.expire(table.next_expiry().unwrap(), |act| acts.push(act));
+    assert!(acts == [Action::Promote(0)] && !table.pauses_boosted());
 }
 
 #[test]

@@ -91,6 +91,23 @@ fn watch(spinner: &Spinner, share: f64, cpu: u32) -> Watch {
     }
 }
 
+#[test]
+fn rivals_may_want_one_cpu_at_one_place() {
+    let watch = |tid: i32, place, cpus: &[u32]| Watch {
+        id: ThreadId { pid: 1, tid, start_time: 1 },
+        place,
+        share: Share::NINETY_FIVE,
+        cpus: cpus.to_vec(),
+        rank: Rank::Guest,
+        ahead: None,
+    };
+    let one = watch(2, PLACE, &[0, 1]);
+    assert!(one.is_rival(&watch(3, PLACE, &[1, 2])));
+    assert!(!one.is_rival(&watch(3, PLACE, &[2, 3])), "pinned elsewhere");
+    assert!(!one.is_rival(&watch(3, Policy::Fifo(11), &[1])), "of another level");
+    assert!(!one.is_rival(&one.clone()));
+}
+
 fn skipped() -> bool {
     let refused = std::thread::spawn(|| place_self(Policy::Fifo(1)).is_err()).join().unwrap();
     if refused {

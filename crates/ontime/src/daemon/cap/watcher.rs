@@ -11,7 +11,8 @@
 //! thread keeps from running, while the time-out of a real-time thread expires in the interrupt itself
 //! (`kernel/time/hrtimer.c`, `__hrtimer_setup_sleeper`).
 //!
-//! Interrupts come by trace rings (`ontime_trace::interrupts`), a page at a time. What they cost is charged to the CPU's share like a look, and
+//! Interrupts come by trace rings (`ontime_trace::interrupts`), a page at a time. They are listened to only while that can put somebody ahead:
+//! where vCPUs may run into another of their level, or while one is paused. What they cost is charged to the CPU's share like a look, and
 //! is at most [`HEARING`] of the time: beyond that the watcher is deaf for a while.
 
 use std::io;
@@ -26,6 +27,7 @@ use rustix::thread::futex;
 use rustix::time::Timespec;
 
 use super::account::{Account, Share, Verdict};
+use super::boost::GRANT;
 use super::place::Place;
 use super::reading::{ProcessClock, Reading};
 use super::table::{Action, Rank, SlotIndex, Table, Watched};
@@ -35,8 +37,10 @@ use super::who::Who;
 const HEARING: Share = Share::QUARTER;
 /// ns.
 const HEARING_PERIOD: u64 = 3_000_000;
-/// What the order bell is in epoll; rings are their number.
-const BELL: u64 = u64::MAX;
+/// What the order bell is in epoll.
+const BELL: u64 = 0;
+/// What the set of all rings is in epoll.
+const RINGS: u64 = 1;
 
 /// What happened to one watched thread; read by others while the watcher writes.
 #[derive(Debug, Default)]
@@ -94,6 +98,8 @@ pub struct Hearing {
     pub rings: Option<Rings>,
     /// Whom it means.
     pub who: Who,
+    /// Whether they are listened to all the time, not only while one of them is paused: some may run into another of their level.
+    pub rivals: bool,
     /// Whether the rings are to be given up.
     pub deaf: bool,
 }
@@ -115,8 +121,8 @@ pub struct Channels {
     pub done: Arc<AtomicU32>,
     pub wake: Arc<OwnedFd>,
     pub returned: Producer<Returned>,
-    /// Where the bell, and the rings, are waited for.
-    pub epoll: Arc<OwnedFd>,
+    /// The rings, in one set: they are listened to together, or not.
+    pub rings: Arc<OwnedFd>,
 }
 
 /// The watcher's state; [`Watcher::run`] is the thread.
@@ -126,7 +132,13 @@ pub struct Watcher {
     /// As long as the highest slot ever used.
     slots: Vec<Option<Box<Slot>>>,
     channels: Channels,
+    /// Where the bell and the set of rings are waited for.
+    epoll: OwnedFd,
     hearing: Box<Hearing>,
+    /// Whether the rings are waited for.
+    listening: bool,
+    /// Interrupts from before this, ns, are over.
+    since: u64,
     /// What hearing has taken.
     heard: Account,
     /// Deaf until then, ns.
@@ -134,6 +146,8 @@ pub struct Watcher {
     /// Actions of the charge under way; its capacity is the table's.
     acts: Vec<Action>,
 }
+
+const NO_EVENT: epoll::Event = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
 
 /// Now, ns of CLOCK_MONOTONIC.
 pub fn now() -> u64 {
@@ -151,21 +165,24 @@ impl Watcher {
     /// # Errors
     /// The kernel's, where descriptors run out.
     pub fn new(table: Table, capacity: usize, channels: Channels) -> io::Result<Self> {
-        epoll::add(&channels.epoll, &channels.wake, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &channels.wake, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &channels.rings, epoll::EventData::new_u64(RINGS), epoll::EventFlags::empty())?;
         let slots = Vec::with_capacity(capacity);
         let acts = Vec::with_capacity(3 * capacity + 64);
         let heard = Account::new(HEARING, HEARING_PERIOD, now());
-        Ok(Self { table, slots, channels, hearing: Box::default(), heard, deaf: None, acts })
+        let hearing = Box::default();
+        Ok(Self { table, slots, channels, epoll, hearing, listening: false, since: 0, heard, deaf: None, acts })
     }
 
     /// Runs until [`Order::Stop`] or the planner's end of the channel is gone.
     pub fn run(mut self) {
-        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 8];
+        let mut events = [NO_EVENT; 2];
         loop {
             let table = &self.table;
             let next =
                 [table.next_expiry(), table.next_look(), table.next_check(), self.deaf].into_iter().flatten().min();
-            let count = match wait(&self.channels.epoll, &mut events, next) {
+            let count = match wait(&self.epoll, &mut events, next) {
                 Ok(count) => count,
                 Err(rustix::io::Errno::INTR) => continue,
                 // Not possible with a valid descriptor; leave everybody at their place rather than spin at high priority.
@@ -178,31 +195,36 @@ impl Watcher {
                         drain(&self.channels.wake);
                         goes_on = self.obey();
                     }
-                    ring => self.hear(ring, event.flags),
+                    _ => self.hear(),
                 }
             }
             if !goes_on {
                 break;
             }
-            self.listen_again();
             self.check();
             if self.table.next_look().is_some_and(|at| at <= now()) {
                 self.look();
             }
             self.expire();
+            self.listen();
         }
         self.release_all();
     }
 
-    /// Reads a ring and does what its interrupts ask for. A ring that cannot be read (of a CPU that is gone) is not waited for any more:
-    /// it would be ready for ever.
-    fn hear(&mut self, ring: u64, flags: epoll::EventFlags) {
+    /// Reads the rings that have something, a page each, and does what their interrupts ask for. A ring that cannot be read (of a CPU that is
+    /// gone) is not waited for any more: it would be ready for ever.
+    fn hear(&mut self) {
         let start = now();
-        let index = usize::try_from(ring).unwrap_or(usize::MAX);
-        let gone = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
-        // More than a page makes it ready again.
-        if gone || self.hear_page(index).is_err() {
-            self.listen(Some(index), false);
+        let mut ready = [NO_EVENT; 8];
+        let count = epoll::wait(&self.channels.rings, &mut ready, Some(&timespec(0))).unwrap_or(0);
+        for event in ready.iter().take(count) {
+            let ring = usize::try_from(event.data.u64()).unwrap_or(usize::MAX);
+            let flags = event.flags;
+            let gone = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
+            // More than a page makes it ready again.
+            if gone || self.hear_page(ring).is_err() {
+                self.give_up(ring);
+            }
         }
         let end = now();
         let took = end.saturating_sub(start);
@@ -210,15 +232,14 @@ impl Watcher {
         if let Verdict::Over { until } = self.heard.charge(end, took) {
             self.heard.restart(until);
             self.deaf = Some(until);
-            self.listen(None, false);
         }
     }
 
     fn hear_page(&mut self, ring: usize) -> io::Result<()> {
-        let Self { table, slots, hearing, acts, .. } = self;
+        let Self { table, slots, hearing, since, acts, .. } = self;
         let Hearing { rings: Some(rings), who, .. } = &mut **hearing else { return Ok(()) };
         let read = rings.read(ring, |interrupt| {
-            let Some((index, own)) = who.find(interrupt) else { return };
+            let Some((index, own)) = who.find(interrupt).filter(|_| interrupt.at >= *since) else { return };
             let Some(Some(slot)) = slots.get_mut(index) else { return };
             let at = now();
             if !table.ahead(index) && !own {
@@ -236,24 +257,25 @@ impl Watcher {
         read.map(|_| ())
     }
 
-    /// Ends a time of deafness.
-    fn listen_again(&mut self) {
-        if self.deaf.is_some_and(|until| until <= now()) {
-            self.deaf = None;
-            self.listen(None, true);
+    /// Waits for the rings while that can put somebody ahead, and no longer. What came while nobody listened is over, but for what a vCPU may
+    /// still be at: one that answers when it is paused is let out to end that.
+    fn listen(&mut self) {
+        self.deaf = self.deaf.filter(|until| *until > now());
+        let wanted = self.deaf.is_none() && (self.hearing.rivals || self.table.pauses_boosted());
+        if wanted == self.listening {
+            return;
         }
+        self.listening = wanted;
+        self.since = if self.hearing.rivals { 0 } else { now().saturating_sub(GRANT) };
+        let flags = if wanted { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        // It cannot fail for a set that was added.
+        let _ = epoll::modify(&self.epoll, &self.channels.rings, epoll::EventData::new_u64(RINGS), flags);
     }
 
-    /// Waits for a ring, or all, or waits for them no more.
-    fn listen(&self, only: Option<usize>, on: bool) {
-        let flags = if on { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        let rings = self.hearing.rings.iter().flat_map(Rings::fds).enumerate();
-        for (index, ring) in rings.filter(|(index, _)| only.is_none_or(|only| only == *index)) {
-            let data = epoll::EventData::new_u64(index as u64);
-            let _ = match only {
-                Some(_) => epoll::delete(&self.channels.epoll, ring),
-                None => epoll::modify(&self.channels.epoll, ring, data, flags),
-            };
+    /// Waits for this ring no more.
+    fn give_up(&self, ring: usize) {
+        if let Some(ring) = self.hearing.rings.iter().flat_map(Rings::fds).nth(ring) {
+            let _ = epoll::delete(&self.channels.rings, ring);
         }
     }
 
@@ -488,7 +510,7 @@ mod tests {
     #[test]
     fn a_wait_ends_within_its_millisecond() {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
+        let mut events = [NO_EVENT; 1];
         // The machine may have other work: the shortest of many is what the call itself takes.
         let shortest = (0..200).map(|_| {
             let start = now();

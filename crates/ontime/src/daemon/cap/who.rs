@@ -38,6 +38,11 @@ impl Who {
         self.threads.iter().map(|(thread, _)| *thread).collect()
     }
 
+    /// The threads of the vCPUs that are put ahead.
+    pub fn vcpus(&self) -> impl Iterator<Item = i32> {
+        self.vcpus.iter().map(|(_, (thread, _))| *thread)
+    }
+
     /// The slot of the vCPU that this interrupt is for, and whether it takes it now because it made it pending itself.
     pub fn find(&self, interrupt: Interrupt) -> Option<(SlotIndex, bool)> {
         let vm = self.threads.binary_search_by_key(&interrupt.by, |(thread, _)| *thread).ok()?;
@@ -59,14 +64,14 @@ mod tests {
             vcpus: vec![(1, first + 3, slot + 1), (0, first + 2, slot)],
         };
         let who = Who::new(&[vm(100, 4), vm(50, 8)]);
-        let find = |by, vcpu| who.find(Interrupt { by, vcpu });
+        let find = |by, vcpu| who.find(Interrupt { by, vcpu, at: 0 });
         assert_eq!(find(100, 0), Some((4, false)));
         assert_eq!(find(103, 1), Some((5, true)));
         assert_eq!(find(103, 0), Some((4, false)), "from one vCPU to another");
         assert_eq!(find(52, 0), Some((8, true)));
         assert_eq!(find(99, 0), None);
         assert_eq!(find(50, 2), None);
-        assert_eq!(Who::default().find(Interrupt { by: 1, vcpu: 0 }), None);
+        assert_eq!(Who::default().find(Interrupt { by: 1, vcpu: 0, at: 0 }), None);
         assert_eq!(who.threads(), [50, 51, 52, 53, 100, 101, 102, 103]);
     }
 }
