@@ -184,8 +184,7 @@ path_holds_under_traffic_and_faults() {
 # polls_are_short_on_an_old_kernel, a_send_waits_for_short_polls_only  build the host module
 # rt_queues_are_polled_on_an_old_kernel  the same, on the real clock
 # guest_sockets_are_the_hosts   builds for six kernels
-# who_has_something_pending_goes_first  two hosts; pending.sh has passed up to its kill -9 only, where it stood still before the daemon's death was told
-#                               by a thread of its own (ontime-life)
+# who_has_something_pending_goes_first  two hosts
 # reserved_cpu_time_is_kept     five minutes
 # reserved_cpu_time_is_kept_by_sched_ext  the same, and a binary of its own: `make sched-ext`
 # a_cpu_may_go_and_come         on the real clock; with one emulated CPU left, whatever runs at normal priority is slow beside two VMs that spin. It has passed

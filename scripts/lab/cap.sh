@@ -45,6 +45,20 @@ echo "figures: a spinning RT VM $spin_share % of the CPU (cap 50), housekeeping 
 # Below it by what the watcher itself takes at the emulated CPU's pace.
 [ $spin_share -le 55 ] && [ $spin_share -ge 25 ] || fail "the spinning VM's share is not its cap"
 [ $work_share -ge 12 ] && [ $busy_share -ge 12 ] || fail "the others have no share"
+
+# Nobody caps it after the daemon's end. Beside a thread that spins at real-time priority this kernel's timers and grace periods would
+# stand, whatever its fair server does: it is slowed, until the next daemon.
+kill -9 $daemon
+wait $daemon || true
+within 10 placed "$spin" "SCHED_OTHER 0"
+daemon_starts
+within 10 paused
+kill $daemon
+wait $daemon || fail "the daemon ended with $?"
+placed "$spin" "SCHED_OTHER 0" || fail "the spinning VM keeps its place when the daemon has ended"
+daemon_starts
+within 10 paused
+
 ontime reset > /dev/null
 placed "$spin" "SCHED_OTHER 0" || fail "the spinning VM keeps its place after reset"
 grep -qx 0 /sys/kernel/debug/sched/fair_server/cpu0/runtime && fail "protections are off after reset"

@@ -40,17 +40,27 @@ kill $hog
 standing() { case $(place "$spin") in "SCHED_FIFO 46 " | "SCHED_IDLE 0 ") ;; *) return 1 ;; esac; }
 for _ in 1 2 3 4 5; do standing || fail "the spinning VM stands at $(place "$spin")"; done
 
-# Its death leaves nobody ahead, and no probe, while the other spins at real-time priority, uncapped, on the one CPU.
+# Its death leaves nobody ahead, no probe, and nobody who spins at real-time priority on the one CPU.
 kill -9 $daemon
 wait $daemon || true
 gone() { [ "$(instances)" = 0 ]; }
 within 40 gone
-kill -STOP "$spinner" # nobody caps it now: it leaves what the kernel's own protections leave
-for vcpu in $rt $spin; do expect "a vCPU after kill -9" "SCHED_FIFO 46 " "$(place "$vcpu")"; done
+kill -STOP "$spinner"
+expect "the vCPU that was asked, after kill -9" "SCHED_FIFO 46 " "$(place "$rt")"
+expect "the vCPU that spins, after kill -9" "SCHED_OTHER 0 " "$(place "$spin")"
 daemon_starts
 ontime apply --method interrupt-context > /lab/applied || fail "apply after kill -9: $?"
 ask 20
 [ "$(raised)" -ge 1 ] || fail "nothing is told after a restart"
+
+# With nobody of its level beside it, its interrupts are not listened to.
+lab-vm stop spin
+settled() { [ "$(ontime ps | grep -c 'CPU 0/KVM')" = 1 ]; }
+within 20 settled
+ontime apply --method interrupt-context > /lab/applied || fail "apply for one VM: $?"
+before=$(raised)
+ask 20
+expect "times put ahead while alone" "$before" "$(raised)"
 
 # Another method, and a reset.
 ontime apply --method partitioned > /lab/applied || fail "apply partitioned: $?"

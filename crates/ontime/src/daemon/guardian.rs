@@ -6,7 +6,12 @@
 //! thread goes to SCHED_OTHER: slower, but no machine is lost to a spinning guest. vCPUs with reserved CPU time have their original
 //! policy again, until the next daemon takes them over.
 //!
-//! In: one JSON line a change on standard input ([`Charge`]); the end of another pipe is the daemon's death (`life`). It runs above every thread it
+//! On PREEMPT_RT the protections are not enough: the kernel's fair server (`kernel/sched/deadline.c`) gives threads at normal priority
+//! their share, but `ktimers`, `rcuc` and `rcub` stand at low real-time priorities, and beside a thread that spins above them no sleep
+//! on its CPU ends and no grace period does. So for [`WATCH`] a capped thread that its cap would pause goes to SCHED_OTHER; the
+//! others keep their place.
+//!
+//! In: one JSON line a change on standard input ([`Charge`]); the end of another pipe is the daemon's end (`life`). It runs above every thread it
 //! may have to get past, in locked memory, and prepares everything on receipt. `ontime reset --protections` does the same
 //! from systemd's `ExecStopPost=`, should the guardian have been killed as well.
 
@@ -14,6 +19,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::time::Duration;
 
 use anyhow::Context;
 use ontime_tenants::{Policy, ThreadId};
@@ -21,9 +27,26 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize};
 
+use super::cap::account::{Account, Share, Verdict};
 use super::cap::place::place_self;
+use super::cap::reading::Reading;
+use super::cap::watcher::now;
 use super::life::Life;
 use crate::paths::Paths;
+
+/// How long capped threads are watched after the daemon's end, where the kernel's protections are not enough.
+const WATCH: Duration = Duration::from_secs(1);
+
+/// A thread under a runtime cap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capped {
+    /// Which.
+    pub id: ThreadId,
+    /// Where it stands while it is within its cap.
+    pub place: Policy,
+    /// The cap, of a period.
+    pub share: Share,
+}
 
 /// What the guardian answers for.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -32,8 +55,14 @@ pub struct Charge {
     pub protections: Vec<(PathBuf, String)>,
     /// Whether the kernel protects itself once those are written.
     pub then_protected: bool,
-    /// Capped threads, and their places.
-    pub threads: Vec<(ThreadId, Policy)>,
+    /// Whether threads of the kernel run at real-time priorities that the protections do not serve: PREEMPT_RT.
+    #[serde(default)]
+    pub realtime: bool,
+    /// Capped threads.
+    pub threads: Vec<Capped>,
+    /// The period of caps, ns.
+    #[serde(default)]
+    pub period: u64,
     /// vCPUs with reserved CPU time, whose pacers die with the daemon, and their originals: whatever place one stands at this
     /// moment, without a pacer it would keep others waiting, or wait for them for ever.
     #[serde(default)]
@@ -119,6 +148,11 @@ impl Guardian {
     /// Ends it: the daemon has cleaned up itself.
     pub fn relieve(mut self) {
         let _ = self.charge(Charge { relieved: true, ..Charge::default() });
+        self.end();
+    }
+
+    /// Ends it when it has done its last charge. The daemon ends as well.
+    pub fn end(self) {
         let Self { mut child, pipe, life, .. } = self;
         drop(pipe);
         let _ = child.wait();
@@ -211,7 +245,7 @@ fn act(charge: &Charge) {
             let _ = id.set_policy_alone(*place);
         }
     }
-    for (id, place) in &charge.threads {
+    for Capped { id, place, .. } in &charge.threads {
         // A thread that has ended needs nothing; one that cannot be placed has nobody left to try again.
         let _ = match id.policy() {
             Ok(Policy::Idle) if protected => id.set_policy(*place),
@@ -219,7 +253,40 @@ fn act(charge: &Charge) {
             _ => Ok(()),
         };
     }
+    if protected && charge.realtime {
+        watch(charge);
+    }
+    // Waits for grace periods: no thread may keep these from ending.
     if let Some(instance) = &charge.instance {
         ontime_trace::tracefs::remove(instance);
+    }
+}
+
+/// Sends a thread that is beyond its cap to SCHED_OTHER, for [`WATCH`].
+fn watch(charge: &Charge) {
+    let start = now();
+    let open = |of: &Capped| {
+        let reading = Reading::open(of.id.pid, of.id.tid).ok()?;
+        Some((*of, reading, Account::new(of.share, charge.period, start)))
+    };
+    let mut watched: Vec<_> = charge.threads.iter().filter_map(open).collect();
+    let end = start.saturating_add(u64::try_from(WATCH.as_nanos()).unwrap_or(u64::MAX));
+    // A tick brings the count of a thread that runs up to date.
+    let step = Duration::from_nanos(charge.period / 4).max(Duration::from_millis(1));
+    while !watched.is_empty() && now() < end {
+        std::thread::sleep(step);
+        watched.retain_mut(|(of, reading, account)| {
+            // One that has ended is no more watched.
+            let Ok(taken) = reading.take() else { return false };
+            match account.charge(now(), taken.ran) {
+                Verdict::Within => true,
+                Verdict::Over { .. } => {
+                    if of.id.policy().is_ok_and(|policy| policy == of.place) {
+                        let _ = of.id.set_policy(Policy::BULK);
+                    }
+                    false
+                }
+            }
+        });
     }
 }

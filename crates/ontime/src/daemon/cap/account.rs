@@ -2,11 +2,13 @@
 //!
 //! Pure: time comes in as nanoseconds of one monotonic clock, verdicts go out.
 
+use serde::{Deserialize, Serialize};
+
 /// Parts of a million: a share of one CPU without floating point.
 pub const MILLION: u64 = 1_000_000;
 
 /// A share of one CPU, over 0 and up to 1, held in parts per million.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Share(u32);
 
 impl Share {

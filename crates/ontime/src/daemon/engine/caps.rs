@@ -10,8 +10,8 @@ use ontime_trace::tracefs::TRACEFS;
 
 use super::Engine;
 use super::look::planned;
-use crate::daemon::cap::{Caps, FollowError, Pauses};
-use crate::daemon::guardian::{Charge, Guardian};
+use crate::daemon::cap::{Caps, FollowError, Pauses, Watch};
+use crate::daemon::guardian::{Capped, Charge, Guardian};
 use crate::daemon::keeper::Past;
 use crate::daemon::protections;
 use crate::daemon::view::Owned;
@@ -93,11 +93,23 @@ impl Engine {
         Charge {
             protections: files,
             then_protected: protections::kernel_protects(&self.host, &self.look.inventory, &self.journal),
-            threads: self.watches.list.iter().map(|watch| (watch.id, watch.place)).collect(),
             paced: self.paced_originals(),
             raised: self.watches.list.iter().filter(|of| of.ahead.is_some()).map(|of| (of.id, of.place)).collect(),
             instance: self.caps.as_ref().ok().and_then(Caps::instance),
-            relieved: false,
+            ..self.charge_for_caps()
+        }
+    }
+
+    /// What the guardian would have to do about the caps that are in force, if the daemon ended and the kernel protected itself.
+    pub(super) fn charge_for_caps(&self) -> Charge {
+        let capped = |of: &Watch| Capped { id: of.id, place: of.place, share: of.share };
+        let period = self.config.daemon.caps(self.table()).period;
+        Charge {
+            then_protected: true,
+            realtime: self.look.inventory.kernel.realtime,
+            threads: self.watches.list.iter().map(capped).collect(),
+            period: period.as_nanos().try_into().unwrap_or(u64::MAX),
+            ..Charge::default()
         }
     }
 

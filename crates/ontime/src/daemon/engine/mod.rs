@@ -437,8 +437,10 @@ impl Engine {
     }
 
     /// The daemon ends. Settings stay, for tenants are not to be disturbed; caps end with the daemon, so protections come
-    /// back. Where the host had none before Ontime either, nothing would hold a spinning guest: everything is reset then.
+    /// back, and the guardian looks for who spins. Where the host had none before Ontime either, nothing would hold a spinning guest:
+    /// everything is reset then.
     pub fn stop(mut self) {
+        let charge = self.charge_for_caps();
         let protects = protections::kernel_protects(&self.host, &self.look.inventory, &self.journal);
         if protects {
             for (knob, done) in protections::restore(&self.host, &self.journal) {
@@ -464,8 +466,12 @@ impl Engine {
         }
         let Self { caps, guardian, .. } = self;
         drop(caps);
-        if let Some(guardian) = guardian {
-            guardian.relieve();
+        if let Some(mut guardian) = guardian {
+            if !protects || guardian.charge(charge).is_err() {
+                guardian.relieve();
+            } else {
+                guardian.end();
+            }
         }
     }
 }
