@@ -6,8 +6,10 @@
 //! the flood ([`crate::flood`]); so do all times. `ablation` and `segments` are the same with other cases, `memcached` and `voip` with
 //! another [`Workload`].
 
+use std::fs;
+
 use crate::hardware::HardwareError;
-use crate::host::{AS_IS, Ground, Host, MeasureError, Vm};
+use crate::host::{AS_IS, Ground, Host, MeasureError, Site, Vm};
 use crate::schema::{Load, MethodResult};
 use crate::segments::Trace;
 use crate::server::{self, Place, Seat, Wake};
@@ -95,6 +97,8 @@ pub struct Plan {
     pub workload: Workload,
     /// Lines of the host's `host.toml`, above what names its NICs.
     pub settings: Vec<String>,
+    /// Words for the command line of the RT guest's kernel (emulated hosts).
+    pub appended: Vec<String>,
     /// In this order.
     pub cases: Vec<Case>,
     /// Whether `ontime trace` runs in the host meanwhile ([`crate::segments`]).
@@ -122,6 +126,9 @@ pub fn measure(
     let settings: String = plan.settings.iter().map(|line| format!("{line}\n")).collect();
     let config = server::CONFIG.map(|(name, text)| (name, format!("{settings}{text}")));
     let config: Vec<(&str, &str)> = config.iter().map(|(name, text)| (*name, text.as_str())).collect();
+    if let Ground::Emulated(site, _) = &ground {
+        append(site, &plan.appended)?;
+    }
     let host = ground.start(&bulk, &config, progress)?;
     trial::each(
         host,
@@ -132,10 +139,21 @@ pub fn measure(
             seat.put(host, case.place(), progress)?;
             let mut result = measure_case(host, plan, case, progress)?;
             result.notes.extend(plan.settings.iter().map(|line| format!("host.toml: {line}")));
+            result.notes.extend(plan.appended.iter().map(|word| format!("the RT guest's kernel: {word}")));
             results.push(result);
             Ok(())
         },
     )
+}
+
+/// Has these words on the command line of the RT guest's kernel (`lab-vm`).
+fn append(site: &Site, words: &[String]) -> Result<(), MeasureError> {
+    let path = site.dir.join("files").join(format!("append-{}", server::NAME));
+    let write = || {
+        path.parent().map_or(Ok(()), fs::create_dir_all)?;
+        fs::write(&path, words.join("\n"))
+    };
+    write().map_err(|source| MeasureError::File { path: path.clone(), source })
 }
 
 /// Measures one case.

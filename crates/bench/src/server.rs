@@ -15,7 +15,7 @@ pub const ADDRESS: [u8; 4] = [10, 1, 0, 2];
 /// A container's own address behind address translation (`lab-netns nat`).
 const NAT_ADDRESS: &str = "172.17.0.2";
 /// The VM's name: the rules make it RT.
-const NAME: &str = "rt";
+pub const NAME: &str = "rt";
 /// Files of `/etc/ontime`: the RT NIC is RT, also while it is in a namespace where no tenant of the host's own is seen to use it.
 pub const CONFIG: [(&str, &str); 1] = [("host.toml", "[nic.rt0]\nclass = \"rt\"\nlevel = 0\n")];
 

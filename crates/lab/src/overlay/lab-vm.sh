@@ -4,6 +4,7 @@
 # which has the table [vm.NAME] of sockets.toml and a network namespace on that network's NIC (lab-netns).
 # With NET none it has no NIC; `ontime device` serves its deadline tasks, and its console takes commands (`tell`).
 # ROLE: rt, bulk, spin, idle, or paused (its threads are there, its vCPU does not run); or one whose first process /lab/role-ROLE.cpio brings.
+# Words of /lab/append-NAME go to its kernel's command line.
 # lab-vm wait NAME: until its server is up; fails where the VM ends before, or is not up in LAB_VM_SECONDS (90) of this host. lab-vm stop NAME. lab-vm log NAME.
 # lab-vm tell NAME COMMAND: has the first process of a guest without a NIC do it; returns when that has begun.
 set -eu
@@ -15,6 +16,7 @@ name=${2:?lab-vm: a NAME}
 boot() { # ROLE ADDRESS INITRD WORD OPTIONS...: WORD is one more for the guest's kernel
     role=$1 address=$2 initrd=$3 word=$4
     shift 4
+    [ ! -e "/lab/append-$name" ] || word="$word $(tr '\n' ' ' < "/lab/append-$name")"
     rm -f "$dir/$name.log"
     qemu-system-x86_64 -name "guest=$name,debug-threads=on" -m "${LAB_VM_MB:-192}" -machine q35,accel=kvm,memory-backend=ram,hpet=off \
         -object "memory-backend-memfd,id=ram,size=${LAB_VM_MB:-192}M,hugetlb=on,share=on,prealloc=on" -smp "${LAB_VM_CPUS:-1}" \

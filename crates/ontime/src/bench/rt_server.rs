@@ -114,6 +114,9 @@ pub struct Args {
     /// A line for the host's host.toml (docs/hostnet.md; may be repeated): 'without = ["napi-weight"]', 'bulk_napi_weight = 8'
     #[arg(long = "host-toml", value_name = "LINE")]
     settings: Vec<String>,
+    /// A word for the command line of the RT guest's kernel (may be repeated): sysctl.net.core.busy_read=1
+    #[arg(long = "guest-append", value_name = "WORD")]
+    appended: Vec<String>,
     /// What the bulk VMs receive: tcp (at full speed, as in the paper), small-packets (UDP at full speed), none
     #[arg(long = "load", value_name = "LOAD", value_delimiter = ',', default_value = "tcp")]
     loads: Vec<Load>,
@@ -237,10 +240,14 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     if !args.settings.is_empty() {
         bail!("--host-toml writes the host.toml of an emulated host; a real one's is its owner's");
     }
+    if !args.appended.is_empty() {
+        bail!("--guest-append is for the VM of an emulated host; a real one's is its owner's");
+    }
     let of = |name: &String| args.loads.iter().map(|load| Case { name: name.clone(), load: *load }).collect::<Vec<_>>();
     let plan = Plan {
         workload: kind.workload,
         settings: Vec::new(),
+        appended: Vec::new(),
         cases: methods.iter().flat_map(of).collect(),
         traced: false,
         requests: args.requests,
@@ -281,6 +288,7 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Host) -> anyhow::R
         line.extend(["--out".to_owned(), out.to_string_lossy().into_owned()]);
     }
     line.extend(args.settings.iter().map(|setting| format!("--host-toml={setting}")));
+    line.extend(args.appended.iter().map(|word| format!("--guest-append={word}")));
     line.extend(kind.workload.options());
     line.push(format!("--load={}", args.loads.iter().map(|load| load.name()).collect::<Vec<_>>().join(",")));
     let mut command = Command::new(std::env::current_exe().context("this program")?);
@@ -306,9 +314,9 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let binary = std::env::current_exe().context("this program")?;
     let site = Site { machine, dir, binary };
     let Kind { workload, traced, .. } = *kind;
-    let settings = args.settings.clone();
+    let (settings, appended) = (args.settings.clone(), args.appended.clone());
     let ground = Ground::Emulated(&site, &images);
-    let plan = Plan { workload, settings, cases, traced, requests: args.requests, seed: args.seed };
+    let plan = Plan { workload, settings, appended, cases, traced, requests: args.requests, seed: args.seed };
     let mut missing = Vec::new();
     let measured = rt_server::measure(&plan, ground, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
         missing.push(format!("{case} on {kernel}: not measured: {error}"));
@@ -356,6 +364,7 @@ mod tests {
             requests: 1,
             seed: 1,
             settings: Vec::new(),
+            appended: Vec::new(),
             hardware: Hardware { hardware: None },
             loads: vec![Load::Tcp],
             silence: 180,
