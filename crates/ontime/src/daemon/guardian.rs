@@ -266,7 +266,7 @@ fn act(charge: &Charge) {
 fn watch(charge: &Charge) {
     let start = now();
     let open = |of: &Capped| {
-        let reading = Reading::open(of.id.pid, of.id.tid).ok()?;
+        let reading = Reading::open(of.id.pid, of.id.tid, None).ok()?;
         Some((*of, reading, Account::new(of.share, charge.period, start)))
     };
     let mut watched: Vec<_> = charge.threads.iter().filter_map(open).collect();

@@ -115,8 +115,16 @@ pub struct Watch {
 impl Watch {
     /// Whether a watch goes on as it is.
     fn is_like(&self, other: &Watch) -> bool {
-        let of = |watch: &Watch| (watch.place, watch.share, watch.rank, watch.ahead);
+        let of = |watch: &Watch| (watch.place, watch.share, watch.rank, watch.ahead, watch.only_cpu());
         of(self) == of(other)
+    }
+
+    /// The CPU it may run on, where that is one.
+    fn only_cpu(&self) -> Option<u32> {
+        match self.cpus[..] {
+            [cpu] => Some(cpu),
+            _ => None,
+        }
     }
 
     /// Whether both may want one CPU at one place.
@@ -443,7 +451,7 @@ impl Caps {
         let place = Place::open(watch.id, watch.place, watch.ahead)
             .map_err(refused)?
             .ok_or_else(|| Cover::Failed(format!("its place {} is no RT priority", watch.place)))?;
-        let reading = Reading::open(watch.id.pid, watch.id.tid).map_err(refused)?;
+        let reading = Reading::open(watch.id.pid, watch.id.tid, watch.only_cpu()).map_err(refused)?;
         let index = self
             .free
             .pop()
@@ -452,7 +460,8 @@ impl Caps {
         let clock = ProcessClock::new(watch.id.pid);
         let tally = Arc::default();
         let rank = watch.rank;
-        let slot = Slot { reading, clock, first: true, place, share: watch.share, cpu, rank, tally, since: 0 };
+        let share = watch.share;
+        let slot = Slot { reading, clock, leader: index, unread: 0, place, share, cpu, rank, tally, since: 0 };
         Ok((index, Box::new(slot)))
     }
 

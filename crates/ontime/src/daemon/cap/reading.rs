@@ -50,9 +50,9 @@ impl ProcessClock {
         ran
     }
 
-    /// Whether both are the same process's.
-    pub fn same(&self, other: &Self) -> bool {
-        self.id == other.id
+    /// What names the process.
+    pub fn id(&self) -> libc::clockid_t {
+        self.id
     }
 }
 
@@ -61,18 +61,20 @@ impl ProcessClock {
 pub struct Reading {
     schedstat: File,
     stat: File,
+    /// The one CPU it may run on.
+    only: Option<u32>,
     last: u64,
 }
 
 impl Reading {
-    /// Opens thread `tid`'s files; counts from now on.
+    /// Opens thread `tid`'s files; counts from now on. Where it may run on one CPU `only`, that is not looked up.
     ///
     /// # Errors
     /// ENOENT or ESRCH where the thread is gone.
-    pub fn open(pid: i32, tid: i32) -> io::Result<Self> {
+    pub fn open(pid: i32, tid: i32, only: Option<u32>) -> io::Result<Self> {
         let schedstat = File::open(format!("/proc/{pid}/task/{tid}/schedstat"))?;
         let stat = File::open(format!("/proc/{pid}/task/{tid}/stat"))?;
-        let mut reading = Self { schedstat, stat, last: 0 };
+        let mut reading = Self { schedstat, stat, only, last: 0 };
         reading.take()?;
         Ok(reading)
     }
@@ -94,8 +96,8 @@ impl Reading {
         let count = schedstat_ran(buffer.get(..length).unwrap_or_default()).ok_or(io::ErrorKind::InvalidData)?;
         let ran = count.saturating_sub(self.last);
         self.last = count;
-        if ran < WORTH_A_LOOK {
-            return Ok(Taken { ran, cpu: None });
+        if ran < WORTH_A_LOOK || self.only.is_some() {
+            return Ok(Taken { ran, cpu: self.only });
         }
         let length = self.stat.read_at(&mut buffer, 0)?;
         let cpu = stat_field(buffer.get(..length).unwrap_or_default(), STAT_PROCESSOR).map(|cpu| cpu as u32);
@@ -158,7 +160,7 @@ mod tests {
     #[test]
     fn a_threads_cpu_time_and_cpu_are_read() {
         std::thread::spawn(|| {
-            let mut reading = Reading::open(std::process::id() as i32, own_tid()).unwrap();
+            let mut reading = Reading::open(std::process::id() as i32, own_tid(), None).unwrap();
             spin(50);
             let first = reading.take().unwrap();
             assert!(first.ran > 1_000_000, "{first:?}");
@@ -205,7 +207,7 @@ mod tests {
             wait.recv().unwrap();
         });
         let tid = rx.recv().unwrap();
-        let mut reading = Reading::open(std::process::id() as i32, tid).unwrap();
+        let mut reading = Reading::open(std::process::id() as i32, tid, None).unwrap();
         end.send(()).unwrap();
         thread.join().unwrap();
         // The kernel may take a moment to unhash it.
@@ -214,6 +216,6 @@ mod tests {
             reading.take().is_err()
         });
         assert!(gone);
-        assert!(Reading::open(std::process::id() as i32, tid).is_err());
+        assert!(Reading::open(std::process::id() as i32, tid, None).is_err());
     }
 }

@@ -220,9 +220,15 @@ impl Table {
         let own = slot.account.charge(now, ran);
         let change = slot.boost.as_mut().and_then(|boost| boost.charge(ran, now));
         let was_out = slot.out;
-        if let Verdict::Over { until } = own {
-            slot.overdrawn = true;
-            pause(slot, until, || act(Action::Demote(index)));
+        match own {
+            Verdict::Over { until } if slot.until.is_none() && until.saturating_sub(now) < LEAST_PAUSE => {
+                slot.account.restart(until);
+            }
+            Verdict::Over { until } => {
+                slot.overdrawn = true;
+                pause(slot, until, || act(Action::Demote(index)));
+            }
+            Verdict::Within => {}
         }
         if was_out {
             slot.out_left = slot.out_left.saturating_sub(ran);
@@ -271,6 +277,9 @@ impl Table {
                 continue;
             };
             cpu.account.restart(until);
+            if until.saturating_sub(now) < LEAST_PAUSE {
+                continue;
+            }
             // One that this very reading paused for its own sake is who took the CPU's share, too.
             let polling = |slot: &Slot| slot.cpu == number && slot.rank == Rank::Poller && (!slot.is_off() || slot.ran);
             let highest = if self.slots.iter().flatten().any(polling) {
@@ -359,6 +368,8 @@ impl Table {
     }
 }
 
+/// A pause, ns, that is not worth what it costs: what it should have paid back counts for the next interval, whose pause is the longer.
+pub const LEAST_PAUSE: u64 = 75_000;
 /// The most budgets between two looks, after a calm time.
 pub const CALM: u64 = 16;
 /// The longest time without reading every thread, ns: how old reported CPU times may be.

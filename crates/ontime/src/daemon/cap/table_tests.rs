@@ -350,3 +350,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_pause_that_is_not_worth_its_cost_is_put_off_not_dropped() {
+    let mut table = Table::new(4, 1, Share::new(1.0).unwrap(), 3 * MS, 0);
+    let share = Share::NINETY_FIVE;
+    table.watch(0, watched(share, Rank::Guest), 0);
+    let mut acts = Vec::new();
+    // Read late: of the pause of 150 us, 50 are left.
+    table.charge(0, 0, 2_850_000, 2_950_000, |act| acts.push(act));
+    assert!(acts.is_empty() && table.next_expiry().is_none());
+    // It goes on, and is read in time: the interval began at 3 ms, with 50 us used before that.
+    table.charge(0, 0, 2_850_000, 5_800_000, |act| acts.push(act));
+    assert_eq!((acts.pop(), table.next_expiry()), (Some(Action::Demote(0)), Some(6 * MS)));
+}

@@ -42,6 +42,9 @@ const BELL: u64 = 0;
 /// What the set of all rings is in epoll.
 const RINGS: u64 = 1;
 
+/// What a process may have taken, ns, without its threads being read: it is charged with what comes after.
+const QUIET: u64 = 50_000;
+
 /// What happened to one watched thread; read by others while the watcher writes.
 #[derive(Debug, Default)]
 pub struct Tally {
@@ -67,8 +70,10 @@ pub struct Slot {
     pub reading: Reading,
     /// Of its process.
     pub clock: ProcessClock,
-    /// Whether no slot before it is of the same process.
-    pub first: bool,
+    /// The first slot of that process, which stands for it.
+    pub leader: SlotIndex,
+    /// If it stands for its process: what that took since its threads were read, ns.
+    pub unread: u64,
     pub place: Place,
     pub share: Share,
     pub cpu: u32,
@@ -334,28 +339,27 @@ impl Watcher {
         while self.slots.len() <= index && self.slots.len() < self.slots.capacity() {
             self.slots.push(None);
         }
+        let process = slot.clock.id();
         if let Some(entry) = self.slots.get_mut(index) {
             *entry = Some(slot);
         }
-        self.mark_first(index);
+        self.lead(process);
     }
 
-    /// Which slot of the process of the one at `index` stands for it.
-    fn mark_first(&mut self, index: SlotIndex) {
-        let Some((before, [Some(slot), after @ ..])) = self.slots.split_at_mut_checked(index) else { return };
-        slot.first = !before.iter().flatten().any(|other| other.clock.same(&slot.clock));
-        for other in after.iter_mut().flatten().filter(|other| other.clock.same(&slot.clock)) {
-            other.first = false;
+    /// Has the first slot of a process stand for it.
+    fn lead(&mut self, clock: libc::clockid_t) {
+        let of = |slot: &Option<Box<Slot>>| slot.as_ref().is_some_and(|slot| slot.clock.id() == clock);
+        let Some(leader) = self.slots.iter().position(of) else { return };
+        for slot in self.slots.iter_mut().flatten().filter(|slot| slot.clock.id() == clock) {
+            slot.leader = leader;
         }
     }
 
     fn forget(&mut self, index: SlotIndex) {
         let elsewhere = self.table.forget(index);
         let Some(slot) = self.slots.get_mut(index).and_then(Option::take) else { return };
-        let heir =
-            self.slots.iter().position(|other| other.as_ref().is_some_and(|other| other.clock.same(&slot.clock)));
-        if let Some(heir) = heir.filter(|_| slot.first) {
-            self.mark_first(heir);
+        if slot.leader == index {
+            self.lead(slot.clock.id());
         }
         if elsewhere {
             let _ = slot.place.take();
@@ -381,19 +385,36 @@ impl Watcher {
         self.table.cost(this_cpu(), now().saturating_sub(start));
     }
 
-    /// What all watched processes took since the last look, ns.
-    fn processes_ran(&mut self) -> u64 {
-        let first = self.slots.iter_mut().flatten().filter(|slot| slot.first);
-        first.fold(0, |ran, slot| ran.saturating_add(slot.clock.take()))
+    /// Those that stand for their processes.
+    fn leaders(&mut self) -> impl Iterator<Item = &mut Slot> {
+        let leaders = self.slots.iter_mut().enumerate();
+        leaders.filter_map(|(index, slot)| slot.as_deref_mut().filter(|slot| slot.leader == index))
     }
 
-    /// Reads and charges every thread that is at its place.
+    /// What all watched processes took since the last look, ns.
+    fn processes_ran(&mut self) -> u64 {
+        self.leaders().fold(0, |all, slot| {
+            let ran = slot.clock.take();
+            slot.unread = slot.unread.saturating_add(ran);
+            all.saturating_add(ran)
+        })
+    }
+
+    /// Whether the slot's process took so little that none of its threads is worth a reading, which costs some us each.
+    fn is_quiet(&self, slot: &Slot) -> bool {
+        let leader = self.slots.get(slot.leader).and_then(Option::as_ref);
+        leader.is_some_and(|leader| leader.unread < QUIET)
+    }
+
+    /// Reads and charges every thread that is at its place, but those of quiet processes.
     fn look_at_threads(&mut self) {
         for index in 0..self.slots.len() {
-            if self.slots.get(index).is_some_and(Option::is_some) && !self.table.paused(index) {
+            let slot = self.slots.get(index).and_then(Option::as_ref);
+            if slot.is_some_and(|slot| !self.is_quiet(slot)) && !self.table.paused(index) {
                 self.charge(index);
             }
         }
+        self.leaders().filter(|slot| slot.unread >= QUIET).for_each(|slot| slot.unread = 0);
         let acts = &mut self.acts;
         self.table.looked(now(), |act| push(acts, act));
         self.act();
