@@ -14,6 +14,8 @@
  *     slices there. Without the host's clock (KVM_HC_CLOCK_PAIRING) none are, and the host reserves more instead.
  *   - The host is told whole needs of vCPUs, so that what was lost on the way is mended by telling them again (dl_settle()):
  *     after a task's end, a failed change, a device process that was restarted.
+ *   - With the parameter deadline_spare each vCPU has the host hold that much beyond its need. What fits into it is admitted without
+ *     asking, and the host is told afterwards.
  */
 #include <linux/capability.h>
 #include <linux/cpumask.h>
@@ -39,6 +41,8 @@
 #define DL_TASKS_MAX 256
 /* How often a host is asked again that does not take what it should hold. */
 #define DL_AGAIN HZ
+/* And one that has no room for what is only spare. */
+#define DL_SPARE_AGAIN (10 * HZ)
 
 struct dl_task {
 	struct list_head link;
@@ -69,8 +73,10 @@ static struct place_need dl_told[ONTIME_VCPUS_MAX];
 static u64 dl_generation;
 /* A device was set up since: it holds nothing, also where its process is the one from before. */
 static bool dl_anew;
-/* dl_mutex's holder's: a set to work on, and whose each of it is. */
-static struct place_task dl_set[DL_TASKS_MAX + 1];
+/* What each vCPU has the host hold beyond its need; runtime 0: nothing. With dl_mutex. */
+static struct place_task dl_spare;
+/* dl_mutex's holder's: a set to work on, and whose each of it is. Last, spares. */
+static struct place_task dl_set[DL_TASKS_MAX + 1 + ONTIME_VCPUS_MAX];
 static struct dl_task *dl_whose[DL_TASKS_MAX + 1];
 
 static bool dl_hooked, dl_ended;
@@ -301,6 +307,29 @@ static bool dl_more(const struct place_need *need, const struct place_need *than
 	return need->budget * (than->period ?: 1) > than->budget * (need->period ?: 1);
 }
 
+/* Whether the host holds what the first @count of dl_set need, as something spare: it does not have to be asked. */
+static bool dl_covers(unsigned int count)
+{
+	struct ontime_dev *dev;
+	unsigned int vcpu;
+	bool covers;
+
+	if (!dl_spare.runtime || READ_ONCE(dl_anew))
+		return false;
+	dev = ontime_dev_get();
+	if (!dev)
+		return false;
+	covers = dl_generation == dev->generation;
+	ontime_dev_put(dev);
+	for (vcpu = 0; covers && vcpu < ONTIME_VCPUS_MAX; vcpu++) {
+		struct place_need need = place_need(dl_set, count, vcpu), *told = &dl_told[vcpu];
+
+		/* A share of a longer period may come too late for a shorter one. */
+		covers = !need.budget || (told->budget <= told->period && told->period <= need.period && !dl_more(&need, told));
+	}
+	return covers;
+}
+
 /* Has the host hold what the first @count of dl_set need. -EBUSY: it refuses, and holds what it held. */
 static int dl_tell(unsigned int count)
 {
@@ -362,15 +391,46 @@ out:
 static void dl_work(struct work_struct *work);
 static DECLARE_DELAYED_WORK(dl_delayed, dl_work);
 
+/* Adds to the first @count of dl_set what is to be spare. */
+static unsigned int dl_add_spare(unsigned int count)
+{
+	unsigned int cpu;
+
+	if (!dl_spare.runtime)
+		return count;
+	for_each_online_cpu(cpu)
+		if (cpu < ONTIME_VCPUS_MAX) {
+			dl_set[count] = dl_spare;
+			dl_set[count++].vcpu = cpu;
+		}
+	return count;
+}
+
 /* Tells the host what is so, and again later where it does not take it. */
 static void dl_settle(void)
 {
-	int err = dl_tell(dl_gather(NULL));
+	unsigned int count = dl_gather(NULL), with = dl_add_spare(count);
+	int err = dl_tell(with);
 
+	/* Without anything spare: what tasks were promised goes before. */
+	if (err == -EBUSY && with != count) {
+		err = dl_tell(count);
+		if (!err)
+			mod_delayed_work(dl_wq, &dl_delayed, DL_SPARE_AGAIN);
+	}
 	if (err == -EBUSY)
 		pr_warn_ratelimited("the host does not hold what deadline tasks were promised\n");
 	if (err && err != -ENODEV)
 		mod_delayed_work(dl_wq, &dl_delayed, DL_AGAIN);
+}
+
+/* The same, by and by: the caller does not wait for the host where that holds something spare. */
+static void dl_settle_soon(void)
+{
+	if (dl_spare.runtime)
+		mod_delayed_work(dl_wq, &dl_delayed, 0);
+	else
+		dl_settle();
 }
 
 /* ---- A change ---- */
@@ -405,7 +465,7 @@ static int dl_place(struct dl_task *t, struct place_task want)
 			own->vcpu = place_best(dl_set, count, usable, &want);
 		if (own->vcpu == PLACE_NONE)
 			break;
-		err = dl_tell(count + 1);
+		err = dl_covers(count + 1) ? 0 : dl_tell(count + 1);
 		if (err != -EBUSY)
 			break;
 		usable &= ~(1ULL << own->vcpu);
@@ -477,7 +537,7 @@ static int dl_change(struct task_struct *p, const struct sched_attr *attr)
 		if (err) {
 			if (before.vcpu == PLACE_NONE)
 				dl_drop(t);
-			dl_settle();
+			dl_settle_soon();
 			return err;
 		}
 	}
@@ -497,7 +557,7 @@ static int dl_change(struct task_struct *p, const struct sched_attr *attr)
 		}
 		dl_pin(t);
 	}
-	dl_settle();
+	dl_settle_soon();
 	return err;
 }
 
@@ -696,6 +756,40 @@ static void dl_work(struct work_struct *work)
 	dl_settle();
 	mutex_unlock(&dl_mutex);
 }
+
+/* "RUNTIME/PERIOD", us; "0": nothing. */
+static int spare_set(const char *value, const struct kernel_param *param)
+{
+	unsigned long long runtime = 0, period = 0;
+	char rest;
+
+	if (sscanf(value, "%llu/%llu %c", &runtime, &period, &rest) != 2 && (sscanf(value, "%llu %c", &runtime, &rest) != 1 || runtime))
+		return -EINVAL;
+	if (runtime && (runtime > period || period < ONTIME_BW_PERIOD_MIN / NSEC_PER_USEC || period > ONTIME_BW_PERIOD_MAX / NSEC_PER_USEC))
+		return -EINVAL;
+	mutex_lock(&dl_mutex);
+	dl_spare = (struct place_task){ runtime * NSEC_PER_USEC, period * NSEC_PER_USEC, PLACE_NONE };
+	/* Else with the first device. */
+	if (dl_hooked && !dl_ended)
+		mod_delayed_work(dl_wq, &dl_delayed, 0);
+	mutex_unlock(&dl_mutex);
+	return 0;
+}
+
+static int spare_get(char *buffer, const struct kernel_param *param)
+{
+	int length;
+
+	mutex_lock(&dl_mutex);
+	length = dl_spare.runtime ? sysfs_emit(buffer, "%llu/%llu\n", dl_spare.runtime / NSEC_PER_USEC, dl_spare.period / NSEC_PER_USEC) :
+				    sysfs_emit(buffer, "0\n");
+	mutex_unlock(&dl_mutex);
+	return length;
+}
+
+static const struct kernel_param_ops spare_ops = { .set = spare_set, .get = spare_get };
+module_param_cb(deadline_spare, &spare_ops, NULL, 0644);
+MODULE_PARM_DESC(deadline_spare, "RUNTIME/PERIOD (us) that each vCPU has the host hold for deadline tasks to come; 0: nothing (default)");
 
 /* A device that serves deadlines is there. */
 void ontime_dl_device(void)

@@ -78,6 +78,27 @@ within 40 reserves '"guest":null'
 again=$(guest /lab/rta deadline 6000 20000 1000 10)
 [ "$(missed "$again")" = 0 ] || fail "after its holder was killed: $again"
 
+# Something spare is held before anybody asks; who fits into it is admitted and keeps its deadlines; what is promised goes before it.
+spare=/sys/module/ontime/parameters/deadline_spare
+guest "echo 3000/20000 > $spare" > /dev/null
+within 40 reserves '"guest":{"budget_us":3000.0,"period_us":20000.0}'
+fits=$(guest /lab/rta deadline 2000 20000 1000 100)
+[ "$(missed "$fits")" = 0 ] || fail "deadlines missed by one that fits into what is spare: $fits"
+guest "/lab/rta deadline 2000 20000 0 0 > /tmp/held & echo \$! > /tmp/pid" > /dev/null
+within 40 reserves '"guest":{"budget_us":5000.0,"period_us":20000.0}'
+guest 'kill -9 $(cat /tmp/pid)' > /dev/null
+guest "/lab/rta deadline 9000 20000 0 0 > /tmp/held & echo \$! > /tmp/pid; sleep 1; cat /tmp/held" > /lab/said
+grep -q holds /lab/said || { cat /lab/said; fail "9 ms of 20 are not given for the sake of what is spare"; }
+within 40 reserves '"guest":{"budget_us":9000.0,"period_us":20000.0}'
+guest 'kill -9 $(cat /tmp/pid)' > /dev/null
+within 40 reserves '"guest":{"budget_us":3000.0,"period_us":20000.0}'
+for bad in 5/4 1/2/3 x 1/99 -1/20000; do
+    guest "echo $bad > $spare && echo taken" | grep -q taken && fail "deadline_spare takes $bad"
+done
+[ "$(guest "cat $spare")" = 3000/20000 ] || fail "deadline_spare is $(guest "cat $spare")"
+guest "echo 0 > $spare" > /dev/null
+within 40 reserves '"guest":null'
+
 # A VM that dies gives all back.
 guest "/lab/rta deadline 6000 20000 0 0 & sleep 1" > /dev/null
 within 40 reserves '"guest":{"budget_us":6000.0'

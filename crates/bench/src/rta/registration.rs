@@ -1,7 +1,8 @@
 //! `registration`: what it costs that a guest's application asks for its bandwidth (RTVirt, sections 4.3 and 4.5: a hypercall of 10 us).
 //!
 //! In: how often. Out: a program in a VM changes its own SCHED_DEADLINE runtime, up and down in turn, so that each change is an INC_BW or a DEC_BW: how
-//! long the system call takes in the guest, with the time in which the daemon waits for its slice's end; the same call with nothing changed, which asks nobody;
+//! long the system call takes in the guest, with the time in which the daemon waits for its slice's end; the same where the VM has the host hold something
+//! spare (docs/guest.md), so that the host is told afterwards; the same call with nothing changed, which asks nobody;
 //! and the CPU time of each process of the host a change, which on the virtual clock is a count of instructions.
 
 use std::fmt::Write as _;
@@ -15,10 +16,13 @@ use crate::number;
 use crate::schema::Clock;
 use crate::stats::Summary;
 
-/// The paper's hypercall, and the goal beyond a bare notification, us.
+/// The paper's hypercall, and the goal: of the host a change, and of the guest's call beyond one that asks nobody, us.
 pub const GOAL_US: f64 = 10.0;
 /// Between two changes, us: each finds the host at rest.
 const PAUSE_US: u64 = 20_000;
+
+/// What the VM has spare, us of us: twice what a change asks for.
+const SPARE: &str = "2000/20000";
 
 /// Ends when the daemon has used next to nothing for two seconds.
 const SETTLED: &str = "ran() { read -r ran rest < /proc/$(pgrep -x -f 'ontime daemon')/schedstat; echo $ran; }; \
@@ -35,10 +39,14 @@ pub struct Registration {
     pub changes: u64,
     /// The system call where the host is asked, ns.
     pub asked: Summary,
+    /// The same with something spare, ns.
+    pub spare: Summary,
     /// Where nothing changes, ns.
     pub unasked: Summary,
     /// CPU time a change, us: the VM's device process, the daemon without its pacers, the pacers.
     pub host_us: [f64; 3],
+    /// The same with something spare.
+    pub spare_us: [f64; 3],
 }
 
 /// Boots a host and a VM and measures `count` changes.
@@ -63,19 +71,25 @@ pub fn measure(
     let (unasked, quiet) = calls(&mut host, &guests, "same", count, 0)?;
     progress("measuring changes");
     let (asked, busy) = calls(&mut host, &guests, "change", count, 1_000)?;
+    guests.tell(&mut host, &[format!("echo {SPARE} > /sys/module/ontime/parameters/deadline_spare")])?;
+    host.shell(SETTLED)?;
+    progress("measuring changes with something spare");
+    let (spare, spared) = calls(&mut host, &guests, "spare", count, 1_000)?;
     let changes = u64::from(count);
     // What they do in that time anyway is not the changes'.
     let rate = |place: usize| quiet.ran(place) / quiet.seconds().max(1e-9);
-    let host_us =
-        [0, 1, 2].map(|place| (busy.ran(place) - rate(place) * busy.seconds()).max(0.0) * 1e6 / changes.max(1) as f64);
+    let beyond = |used: Used, place| (used.ran(place) - rate(place) * used.seconds()).max(0.0);
+    let each = |used| [0, 1, 2].map(|place| beyond(used, place) * 1e6 / changes.max(1) as f64);
     let none = || MeasureError::Accounting("no call was timed".to_owned());
     Ok(Registration {
         kernel: host.kernel.clone(),
         clock: host.clock,
         changes,
         asked: Summary::of(&asked).ok_or_else(none)?,
+        spare: Summary::of(&spare).ok_or_else(none)?,
         unasked: Summary::of(&unasked).ok_or_else(none)?,
-        host_us,
+        host_us: each(busy),
+        spare_us: each(spared),
     })
 }
 
@@ -144,6 +158,11 @@ impl Registration {
         self.host_us.iter().sum()
     }
 
+    /// What a call of the guest takes beyond one that asks nobody, medians, us.
+    pub fn beyond_us(&self, of: &Summary) -> f64 {
+        of.p50.saturating_sub(self.unasked.p50) as f64 / 1e3
+    }
+
     /// As text.
     pub fn text(&self) -> String {
         let us = |ns: u64| number::us(ns as f64 / 1e3);
@@ -153,7 +172,12 @@ impl Registration {
             self.kernel,
             self.clock.name()
         );
-        for (name, of) in [("asks the host", &self.asked), ("changes nothing, asks nobody", &self.unasked)] {
+        let rows = [
+            ("asks the host", &self.asked),
+            ("has something spare", &self.spare),
+            ("changes nothing, asks nobody", &self.unasked),
+        ];
+        for (name, of) in rows {
             let _ = writeln!(
                 text,
                 "the system call in the guest, {name:<30} p50 {:>9}  p99 {:>9}  max {:>9}",
@@ -162,20 +186,25 @@ impl Registration {
                 us(of.max)
             );
         }
-        let [device, daemon, pacers] = self.host_us;
-        let _ = writeln!(
-            text,
-            "CPU time of the host a change: device process {}, daemon {}, pacers {}, together {}",
-            number::us(device),
-            number::us(daemon),
-            number::us(pacers),
-            number::us(self.host_sum_us())
-        );
-        let verdict = if self.host_sum_us() <= GOAL_US { "met" } else { "NOT MET" };
-        let _ = writeln!(
-            text,
-            "[{verdict}] at most {GOAL_US} us of instructions a registration (the paper's hypercall: 10 us); the notification itself is in it"
-        );
+        for (when, [device, daemon, pacers]) in [("", self.host_us), (" with something spare", self.spare_us)] {
+            let _ = writeln!(
+                text,
+                "CPU time of the host a change{when}: device process {}, daemon {}, pacers {}, together {}",
+                number::us(device),
+                number::us(daemon),
+                number::us(pacers),
+                number::us(device + daemon + pacers)
+            );
+        }
+        let verdict = |reached: f64| if reached <= GOAL_US { "met" } else { "NOT MET" };
+        for (what, reached) in [
+            ("of the host's instructions a registration", self.host_sum_us()),
+            ("in the guest beyond a call that asks nobody", self.beyond_us(&self.asked)),
+            ("in the guest beyond a call that asks nobody, with something spare", self.beyond_us(&self.spare)),
+        ] {
+            let (verdict, reached) = (verdict(reached), number::us(reached));
+            let _ = writeln!(text, "[{verdict}] at most {GOAL_US} us {what} (the paper's hypercall: 10 us): {reached}");
+        }
         let _ = writeln!(text, "{} clock: {}", self.clock.name(), self.clock.meaning());
         text
     }
