@@ -12,7 +12,7 @@ use ontime_lab::images::Images;
 
 use crate::bulk::{self, BulkAnalysis, BulkFlows};
 use crate::flood::{Flood, Kind};
-use crate::host::{CpuTime, Host, MeasureError, Site, Vm, boot_vm, size, slice};
+use crate::host::{CpuTime, Host, MeasureError, Site, Vm, boot_vm, size};
 use crate::schema::{Cost, Load, MethodResult, Run};
 use crate::server::{self, Sockets, Wake};
 use crate::trial;
@@ -113,7 +113,7 @@ fn measure_case(
     host.shell(&format!("sleep {}", plan.seconds))?;
     let after = host.cpu_time()?;
     let cut = plan.site.dir.join(format!("{case}.pcap"));
-    slice(&capture, from, &cut)?;
+    host.cut(&capture, from, &cut)?;
     flood.stop()?;
     let bulk = toward(&cut, IpAddr::from(if send { CLIENT } else { [10, 2, 0, 2] }))?;
     // Its sums are in the result.

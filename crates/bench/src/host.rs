@@ -299,6 +299,16 @@ impl Host {
         self.target().map_or(0, Target::missed)
     }
 
+    /// What was captured since `from`, all that has passed until now, as a file of its own: [`slice`].
+    ///
+    /// # Errors
+    /// [`MeasureError::File`]; a real host's monitor is no more, or does not catch up.
+    pub fn cut(&self, capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
+        // The emulator's has all at once.
+        self.target().map_or(Ok(()), Target::settle)?;
+        slice(capture, from, cut)
+    }
+
     /// What a reader must know of a stretch that was measured here, before which the monitor had missed so many frames.
     pub fn notes(&self, missed: u64) -> Vec<String> {
         let Some(target) = self.target() else { return Vec::new() };
@@ -542,7 +552,7 @@ pub fn size(path: &Path) -> u64 {
 ///
 /// # Errors
 /// [`MeasureError::File`].
-pub fn slice(capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
+fn slice(capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
     let copy = || -> std::io::Result<()> {
         let mut capture = File::open(capture)?;
         let mut header = [0; 24];

@@ -9,7 +9,7 @@
 use serde::Deserialize;
 
 use crate::hardware::HardwareError;
-use crate::host::{Ground, Host, MeasureError, Vm, size, slice};
+use crate::host::{Ground, Host, MeasureError, Vm, size};
 use crate::number;
 use crate::paced::Paced;
 use crate::schema::{Load, MethodResult, Polling, ZeroLoss};
@@ -253,7 +253,7 @@ fn trial(host: &mut Host, load: Paced) -> Result<(f64, u64), MeasureError> {
     sent?;
     settled?;
     let cut = host.dir.join("trial.pcap");
-    slice(&capture, from, &cut)?;
+    host.cut(&capture, from, &cut)?;
     let wire = wire::analyse(&cut, RtFlow::new(port))?;
     let requests = wire.counts.requests;
     let span = wire.span_ns.map_or(0, |(first, last)| last - first);

@@ -10,7 +10,7 @@ use ontime_lab::isolate;
 
 use crate::bulk::{self, BulkFlows};
 use crate::flood::{self, Flood, Kind};
-use crate::host::{Host, MeasureError, size, slice};
+use crate::host::{Host, MeasureError, size};
 use crate::paced::Paced;
 use crate::schema::{Load, MethodResult, Run};
 use crate::workload::{self, Workload};
@@ -137,7 +137,7 @@ impl Trial<'_> {
         asked?;
         let cut = |capture: &Path, from, nic: &str| {
             let cut = dir.join(format!("{}-{}-{nic}.pcap", self.method, self.load.name()));
-            slice(capture, from, &cut).map(|()| cut)
+            host.cut(capture, from, &cut).map(|()| cut)
         };
         let ([rt_all, bulk_all], [rt_from, bulk_from]) = (&captures, offsets);
         let rt_capture = cut(rt_all, rt_from, "rt")?;

@@ -12,7 +12,7 @@ use crate::client::ClientConfig;
 use crate::flood::{self, Flood, Kind};
 use crate::frame::{Frame, parse};
 use crate::hardware::HardwareError;
-use crate::host::{AS_IS, Ground, Host, MeasureError, Vm, size, slice};
+use crate::host::{AS_IS, Ground, Host, MeasureError, Vm, size};
 use crate::number;
 use crate::pcap::{PcapError, Tail};
 use crate::schema::{Load, MethodResult, Run};
@@ -181,7 +181,7 @@ fn measure_case(
     }
     asked?;
     let cut = host.dir.join(format!("{case}.pcap"));
-    slice(&capture, from, &cut)?;
+    host.cut(&capture, from, &cut)?;
     let mut flow = RtFlow::new(server.port());
     flow.warmup = WARM_UP;
     let wire = wire::analyse(&cut, flow)?;

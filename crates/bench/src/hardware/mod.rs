@@ -52,6 +52,14 @@ pub enum HardwareError {
         /// Which.
         nic: String,
     },
+    /// Its monitor does not get on.
+    #[error("the capture of '{nic}' lacks what passed {seconds} s ago: give the client's machine less other work")]
+    Behind {
+        /// Which.
+        nic: String,
+        /// For so long it was waited for.
+        seconds: u64,
+    },
     /// No right to capture.
     #[error("capturing on '{nic}' is not permitted: run it as root, or with CAP_NET_RAW and CAP_NET_ADMIN")]
     Permission {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketType, socket};
@@ -21,6 +22,10 @@ use super::site::Stamps;
 const MAGIC: u32 = 0xa1b2_3c4d;
 /// How long the thread waits for a frame before it looks whether it is to end, ms.
 const LOOK_MS: i32 = 50;
+/// More frames than its socket's buffer holds.
+const QUEUED: usize = 1 << 18;
+/// How long a machine with other work may take to write what it captured.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What is captured.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +57,9 @@ pub struct Monitor {
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
+    /// Times that somebody asked for a whole file, and which of them it is.
+    asked: AtomicU64,
+    written: AtomicU64,
     /// Frames that found no room, or had no stamp.
     missed: AtomicU64,
     /// The capture ended early.
@@ -129,6 +137,23 @@ impl Monitor {
         self.shared.missed.load(Ordering::Relaxed)
     }
 
+    /// Waits until all that has passed is in the capture: its thread has no more of the machine than others have.
+    ///
+    /// # Errors
+    /// [`HardwareError::Behind`], [`HardwareError::Down`].
+    pub fn settle(&self) -> Result<(), HardwareError> {
+        let asked = self.shared.asked.fetch_add(1, Ordering::AcqRel) + 1;
+        let end = Instant::now() + PATIENCE;
+        while self.shared.written.load(Ordering::Acquire) < asked {
+            self.alive()?;
+            if Instant::now() >= end {
+                return Err(HardwareError::Behind { nic: self.nic.clone(), seconds: PATIENCE.as_secs() });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
     /// Whether it still captures.
     ///
     /// # Errors
@@ -197,7 +222,9 @@ impl Capture {
         let mut buffer = vec![0; self.captured];
         let mut record = Vec::new();
         while !self.shared.stop.load(Ordering::Relaxed) {
-            while let Some(frame) = self.socket.receive(&mut buffer)? {
+            let asked = self.shared.asked.load(Ordering::Acquire);
+            for _ in 0..QUEUED {
+                let Some(frame) = self.socket.receive(&mut buffer)? else { break };
                 let Some(at_ns) = frame.at_ns else {
                     self.shared.missed.fetch_add(1, Ordering::Relaxed);
                     continue;
@@ -211,6 +238,7 @@ impl Capture {
             }
             self.out.flush()?;
             self.shared.missed.fetch_add(self.socket.dropped()?, Ordering::Relaxed);
+            self.shared.written.store(asked, Ordering::Release);
             self.socket.wait(LOOK_MS)?;
         }
         Ok(())

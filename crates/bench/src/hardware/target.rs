@@ -126,6 +126,15 @@ impl Target {
         self.rt.missed()
     }
 
+    /// Waits until captures have all that has passed.
+    ///
+    /// # Errors
+    /// As [`Monitor::settle`].
+    pub fn settle(&self) -> Result<(), HardwareError> {
+        self.rt.settle()?;
+        self.bulk.as_ref().map_or(Ok(()), Monitor::settle)
+    }
+
     /// Whether captures still grow.
     ///
     /// # Errors
