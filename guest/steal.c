@@ -6,12 +6,17 @@
  * there, and a deadline task is throttled before it has had its runtime. dl_scaled_delta_exec() is asked for every charge; its
  * third argument is exchanged for the same without the time that KVM says it took since this task was switched in or
  * last charged. The fair server (dl_server) is charged as ever.
+ *
+ * The kernel reads its clock some microseconds before we are asked, and where the host gives the vCPU slices, it takes the CPU away just there
+ * often: at the slice's start the guest wakes its task. So what was stolen in between is not lost: beyond what is charged it is kept for the
+ * next charge, and a task that is switched in has it from the reading that its execution starts with.
  */
 #include <linux/cpu.h>
 #include <linux/ftrace.h>
 #include <linux/module.h>
 #include <linux/percpu.h>
 #include <linux/sched.h>
+#include <linux/sched/clock.h>
 #include <linux/tracepoint.h>
 #include <trace/events/sched.h>
 #include <asm/msr.h>
@@ -56,9 +61,11 @@ static void notrace steal_hook(unsigned long ip, unsigned long parent_ip, struct
 		return;
 	now = steal_now();
 	stolen = now - this_cpu_read(steal_seen);
-	this_cpu_write(steal_seen, now);
-	if (stolen > 0)
-		regs->dx = max_t(s64, (s64)regs->dx - stolen, 0);
+	if (stolen > 0) {
+		stolen = min_t(s64, stolen, max_t(s64, regs->dx, 0));
+		regs->dx -= stolen;
+		this_cpu_add(steal_seen, stolen);
+	}
 }
 
 static struct ftrace_ops steal_ops = {
@@ -69,8 +76,15 @@ static struct ftrace_ops steal_ops = {
 static void on_switch(void *unused, bool preempt, struct task_struct *prev, struct task_struct *next,
 		      unsigned int prev_state)
 {
-	if (next->policy == SCHED_DEADLINE)
-		this_cpu_write(steal_seen, steal_now());
+	u64 now, late = 0;
+
+	if (next->policy != SCHED_DEADLINE)
+		return;
+	now = steal_now();
+	/* Its first charge counts from exec_start: the run queue's clock, read up to a wake-up ago. With interrupts' time taken off it tells no time. */
+	if (!IS_ENABLED(CONFIG_IRQ_TIME_ACCOUNTING))
+		late = max_t(s64, local_clock() - next->se.exec_start, 0);
+	this_cpu_write(steal_seen, now - min(now - this_cpu_read(steal_seen), late));
 }
 
 static struct tracepoint *switch_point;
@@ -101,6 +115,9 @@ int ontime_steal_start(void)
 	int err;
 
 	on_each_cpu(steal_find, NULL, 1);
+	/* Such a kernel takes it off its own clock. */
+	if (IS_ENABLED(CONFIG_PARAVIRT_TIME_ACCOUNTING))
+		return 0;
 	if (!get_cpu_var(steal_page))
 		told = false;
 	put_cpu_var(steal_page);
