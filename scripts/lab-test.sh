@@ -152,8 +152,8 @@ reserved_cpu_time_is_kept() { inside reservations; }
 reserved_cpu_time_is_kept_by_sched_ext() { BACKEND=sched_ext inside reservations; }
 a_cpu_may_go_and_come() { inside hotplug --clock real --cpus 2; }
 # The module and the application are built for the lab's guests.
-deadlines_of_a_guest_are_kept() {
-    files=$work/deadlines/files tree=$work/deadlines/tree
+with_deadlines() { # NAME OPTIONS...: as `inside`
+    files=$work/$1/files tree=$work/$1/tree
     mkdir -p "$files" "$tree/lab"
     version=$(cat "$(ls -td "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/version-guest | head -n 1)") || return 3
     "$here/guest-module.sh" "$work/modules" "$version" || return 3
@@ -161,8 +161,10 @@ deadlines_of_a_guest_are_kept() {
     install -m 755 "$here/lab/deadlines-init.sh" "$tree/init"
     ${CC:-cc} -O2 -static -o "$tree/lab/rta" "$here/../guest/tests/rta.c" || return 3
     (cd "$tree" && find . | cpio -o -H newc --quiet) > "$files/extra.cpio"
-    inside deadlines
+    inside "$@"
 }
+deadlines_of_a_guest_are_kept() { with_deadlines deadlines; }
+deadline_tasks_have_their_vcpus() { with_deadlines deadlines-vcpus --clock real --cpus 2; }
 # The guest's first process is brought as `ontime_lab::role` does.
 a_vcpu_does_not_wait_for_its_vmm() {
     files=$work/vmm/files tree=$work/vmm/tree
@@ -190,13 +192,15 @@ path_holds_under_traffic_and_faults() {
 # a_cpu_may_go_and_come         on the real clock; with one emulated CPU left, whatever runs at normal priority is slow beside two VMs that spin. It has passed
 #                               up to the ten fast changes: refused, served, both back
 # deadlines_of_a_guest_are_kept five minutes, and a build of the module
+# deadline_tasks_have_their_vcpus  on the real clock, and a build of the module
 # trace_names_the_inversions    passed as a whole once; in one run of three its rings of 64 KiB lost nothing. The loss is forced since, which has
 #                               not run yet
 # trace_follows_a_vm            passed once since the fault that it found was mended
 # busypoll_takes_no_interrupts  on the real clock: where the machine is so busy that the emulated CPUs stand for seconds, the RCU
 #                               readers of the polled one do, and the host with them
 if [ "$wanted" = by-name ]; then
-    wanted="reserved_cpu_time_is_kept reserved_cpu_time_is_kept_by_sched_ext deadlines_of_a_guest_are_kept trace_names_the_inversions trace_follows_a_vm who_has_something_pending_goes_first
+    wanted="reserved_cpu_time_is_kept reserved_cpu_time_is_kept_by_sched_ext deadlines_of_a_guest_are_kept deadline_tasks_have_their_vcpus
+        trace_names_the_inversions trace_follows_a_vm who_has_something_pending_goes_first
         polls_are_short_on_an_old_kernel a_send_waits_for_short_polls_only guest_sockets_are_the_hosts
         a_cpu_may_go_and_come busypoll_takes_no_interrupts rt_queues_are_polled_on_an_old_kernel"
 fi

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * A periodic real-time application that knows nothing of Ontime: rta POLICY RUNTIME PERIOD WORK JOBS (us; POLICY deadline or other).
- * Each job computes for WORK us of an idle CPU and is to be done within its period. JOBS 0: only holds its reservation. Says
- * "refused: EBUSY" (status 16) or "jobs N missed M worst US".
+ * A periodic real-time application that knows nothing of Ontime: rta POLICY RUNTIME PERIOD WORK JOBS (us; POLICY deadline, forks or other).
+ * Each job computes for WORK us of an idle CPU and is to be done within its period. JOBS 0: only holds its reservation; forks
+ * is deadline with SCHED_FLAG_RESET_ON_FORK, and a child that stays. Says "refused: EBUSY" (status 16), "holds" or "holds, child PID", or "jobs N missed M worst US".
+ * rta leave PID: has another one leave SCHED_DEADLINE.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -60,7 +61,12 @@ int main(int argc, char **argv)
 	struct attr attr = { .size = sizeof(attr), .policy = 6 };
 	uint64_t period, release, loops, worst = 0;
 	unsigned long jobs, missed = 0, i;
+	int forks;
 
+	if (argc == 3 && !strcmp(argv[1], "leave")) {
+		attr.policy = 0;
+		return !!syscall(SYS_sched_setattr, atoi(argv[2]), &attr, 0);
+	}
 	if (argc != 6)
 		return 2;
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -69,12 +75,19 @@ int main(int argc, char **argv)
 	attr.deadline = attr.period = period = strtoull(argv[3], NULL, 10) * 1000;
 	jobs = strtoul(argv[5], NULL, 10);
 	loops = jobs ? calibrate() * strtoull(argv[4], NULL, 10) / 1000 : 0;
-	if (!strcmp(argv[1], "deadline") && syscall(SYS_sched_setattr, 0, &attr, 0)) {
+	forks = !strcmp(argv[1], "forks");
+	attr.flags = forks ? 1 : 0; /* SCHED_FLAG_RESET_ON_FORK */
+	if (strcmp(argv[1], "other") && syscall(SYS_sched_setattr, 0, &attr, 0)) {
 		printf("refused: %s\n", errno == EBUSY ? "EBUSY" : strerror(errno));
 		return errno == EBUSY ? 16 : 1;
 	}
 	if (!jobs) {
-		printf("holds\n");
+		pid_t child = forks ? fork() : 0;
+
+		if (child)
+			printf("holds, child %d\n", child);
+		else if (!forks)
+			printf("holds\n");
 		for (;;)
 			pause();
 	}

@@ -1,45 +1,15 @@
 # In the emulated host: an unmodified application in a VM asks its kernel for SCHED_DEADLINE and has its CPU time from the host, beside bulk
 # work that takes what it can get; without that it misses. What does not fit is refused: EBUSY in the guest. A
 # killed application, a killed VM give back what they held, and after kill -9 of the daemon the next one keeps it.
-# /lab/extra.cpio brings deadlines-init.sh, the module and the application (guest/tests/rta.c) into the lab's guest.
 set -eu
 . /lab/lib.sh
-mkdir -p /etc/ontime /run/vm
-printf '[[tenant]]\nname = "plc"\nclass = "rt"\n' > /etc/ontime/tenants.toml
+. /lab/deadlines-guest.sh
 # For the guest's kernel 1 ms, and half of the CPU for its deadline tasks.
 printf '[[reservation]]\nname = "plc"\nbudget = "1ms"\nperiod = "20ms"\ndeadlines = 0.5\n' > /etc/ontime/sched.toml
-printf '[vm.plc]\ndeadlines = true\n' > /etc/ontime/sockets.toml
-cat /boot/initrd-guest /lab/extra.cpio > /run/vm/initrd
-
-boot() {
-    rm -rf /run/ontime/device/plc /run/vm/console.*
-    mkfifo /run/vm/console.in /run/vm/console.out
-    ontime device --vm plc >> /lab/device.log 2>&1 &
-    device=$!
-    within 40 test -S /run/ontime/device/plc/deadlines.sock
-    : > /lab/console
-    cat /run/vm/console.out >> /lab/console &
-    qemu-system-x86_64 -name guest=plc,debug-threads=on -m 128 -machine q35,accel=kvm,memory-backend=ram,hpet=off \
-        -object memory-backend-memfd,id=ram,size=128M,hugetlb=on,share=on,prealloc=on -smp 1 \
-        -cpu qemu64,+x2apic,-cx16 -no-reboot -no-user-config -nodefaults -display none \
-        -kernel /boot/vmlinux-guest -initrd /run/vm/initrd -append "console=ttyS0 quiet panic=-1 no_timer_check" \
-        -serial pipe:/run/vm/console $(ontime attach plc | grep -E '^-(chardev|device)' | tr -d '\\\n') >> /lab/qemu.log 2>&1 &
-    vm=$!
-    exec 3> /run/vm/console.in
-    for _ in $(seq 120); do ! grep -q GUEST-UP /lab/console || break; sleep 1; done
-    grep -q GUEST-UP /lab/console || { tail -n 30 /lab/console /lab/qemu.log /lab/device.log; fail "the guest does not boot"; }
-}
-guest() { # COMMAND...: runs it in the guest; what it said
-    asked=$(uptime_ms)
-    echo "echo ASK-$asked; $*; echo; echo ASKED-$asked" >&3
-    for _ in $(seq 600); do ! tr -d '\r' < /lab/console | grep -qx "ASKED-$asked" || break; sleep 0.2; done
-    tr -d '\r' < /lab/console | sed -n "/^ASK-$asked\$/,/^ASKED-$asked\$/p" | grep -v -e '^ASK' -e '^$' -e '^\[' || true
-}
-reserves() { ontime top --once --json --interval 0.1 | grep -q "$1"; } # TEXT
 missed() { echo "$1" | sed -n 's/.*missed \([0-9]*\).*/\1/p'; }
 
 # The application's needs: 6 ms in 20 ms, of which it uses 5. Four bulk threads want the CPU as well.
-boot
+boot 1
 grep -q HOOKED /lab/console || fail "the module does not take deadline tasks"
 hogs=
 for _ in 1 2 3 4; do sh -c 'while :; do :; done' & hogs="$hogs $!"; done
