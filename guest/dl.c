@@ -166,8 +166,18 @@ static u64 dl_soon(u64 due, u64 period, u64 now)
 	return now - past + period;
 }
 
-/* With dl_lock, on the vCPU's CPU. */
-static void dl_publish(struct ontime_next_vcpu *page, unsigned int cpu)
+/*
+ * Has @t's kernel hold it due when it is, too: a server's period that begins late ends late, and the next job, should that come in time, finds what the last one left of its
+ * runtime, and is throttled. @t is next on its CPU, whose run queue's lock is held: its deadline is the earliest there, and an earlier one keeps their order.
+ */
+static void dl_advance(struct dl_task *t, u64 due, u64 now)
+{
+	if (due < t->task->dl.deadline && due > now)
+		t->task->dl.deadline = t->seen = due;
+}
+
+/* With dl_lock, on the vCPU's CPU, which switches to @to. */
+static void dl_publish(struct ontime_next_vcpu *page, unsigned int cpu, const struct task_struct *to)
 {
 	u64 stolen = ontime_steal_now(), since = stolen - this_cpu_read(dl_stolen), now = local_clock();
 	u64 soon[ONTIME_NEXT_TASKS];
@@ -182,6 +192,8 @@ static void dl_publish(struct ontime_next_vcpu *page, unsigned int cpu)
 		if (READ_ONCE(t->place.vcpu) != cpu || READ_ONCE(t->gone) || t->task->policy != SCHED_DEADLINE)
 			continue;
 		due = dl_due(t, since);
+		if (t->task == to)
+			dl_advance(t, due, now);
 		period = t->task->dl.dl_period;
 		next.deadline = cpu_to_le64(due + READ_ONCE(dl_ahead));
 		next.period = cpu_to_le64(period);
@@ -207,10 +219,10 @@ static void on_switch(void *unused, bool preempt, struct task_struct *prev, stru
 {
 	unsigned int cpu = smp_processor_id();
 
-	if ((prev->policy != SCHED_DEADLINE && next->policy != SCHED_DEADLINE) || cpu >= ONTIME_VCPUS_MAX || !READ_ONCE(dl_paired) ||
+	if ((prev->policy != SCHED_DEADLINE && next->policy != SCHED_DEADLINE) || cpu >= ONTIME_VCPUS_MAX ||
 	    !raw_spin_trylock(&dl_lock))
 		return;
-	dl_publish(&dl_next[cpu], cpu);
+	dl_publish(&dl_next[cpu], cpu, next);
 	raw_spin_unlock(&dl_lock);
 }
 

@@ -24,15 +24,16 @@ JSON
 
 # run TAG POLICY RUNTIME PERIOD WORK JOBS DELAY [GAP...] (us; POLICY SCHED_DEADLINE or SCHED_OTHER): a job computes for WORK. Jobs come each PERIOD,
 # or, where there are GAPs, so long after the one before. At its end it says, in one line, what was left of each job's period, below 0 where it
-# ended later: `RTA TAG STATUS SLACK... end`. rt-app counts to the next release; what that is later than the period is taken off.
+# ended later: `RTA TAG STATUS SLACK... end`. rt-app counts to the next release; what that is later than the period is taken off. Nobody speaks while one still
+# runs: each character is an interrupt on top of a job.
 run() {
     tag=$1 period=$4
     attributes="\"policy\": \"$2\", \"dl-runtime\": $3, \"dl-period\": $4, \"dl-deadline\": $4,"
     set -- "$6" "$5" "$4" "$7" "$attributes" "$(shift 7; echo "$*")"
     config "$loop_ns" "$@" > "$tag.json"
-    rt-app "$tag.json" > "$tag.said" 2>&1
+    flock -s /tmp/running rt-app "$tag.json" > "$tag.said" 2>&1
     status=$?
-    flock /tmp/console awk -v name="$tag" -v head="RTA $tag $status" -v period="$period" -v gaps="$6" '
+    flock /tmp/running awk -v name="$tag" -v head="RTA $tag $status" -v period="$period" -v gaps="$6" '
         BEGIN { n = split(gaps, gap) }
         !/^#/ {
             i++; slack = i <= n ? $8 - gap[i] + period : $8; line = line " " slack
@@ -64,7 +65,7 @@ register() {
             }
             print "@took"' "$2" "$3" "$4" > "$1.said"
         status=$?
-        flock /tmp/console echo "RTA $1 $status $(cat "$1.said") end"
+        flock /tmp/running echo "RTA $1 $status $(cat "$1.said") end"
         rm -f "$1.said"
     } &
 }
