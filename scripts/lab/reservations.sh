@@ -54,7 +54,8 @@ periods() { # MS COUNT TID...
         }' "$@"
 }
 look() { ontime top --once --json --interval "${1:-0.5}"; }
-misses() { look 0.1 | tr '{' '\n' | sed -n "s/.*\"vm\":\"$1\".*\"tid\".*\"misses\":\([0-9]*\).*/\1/p"; } # VM: so far
+so_far() { look 0.1 | tr '{' '\n' | sed -n "s/.*\"vm\":\"$1\".*\"tid\".*\"$2\":\([0-9.]*\).*/\1/p"; } # VM WHAT
+misses() { so_far "$1" misses; } # VM
 standing() { look 0.1 | tr '{' '\n' | grep "\"vm\":\"$1\"" | grep -q "$2"; }
 near() { # WHAT WANTED ACTUAL PERCENT
     [ $((($3 - $2) * 100)) -le $(($2 * $4)) ] && [ $((($2 - $3) * 100)) -le $(($2 * $4)) ] || fail "$1: $3 is not within $4 % of $2"
@@ -77,6 +78,7 @@ bulk=$!
 kill -CONT "$pid_a" "$pid_b"
 sleep 2 # one may have had to wait for the look that found the other spinning
 misses_a=$(misses a) misses_b=$(misses b)
+beyond_a=$(so_far a beyond_seconds) beyond_b=$(so_far b beyond_seconds) beyond_since=$(uptime_ms)
 pacer=$(thread $daemon 'ontime-pace/*')
 pacer_before=$(cut -d' ' -f1 "/proc/$pacer/schedstat")
 bulk_before=$(cut -d' ' -f1 /proc/$bulk/schedstat) start=$(uptime_ms)
@@ -85,12 +87,16 @@ took=$(($(uptime_ms) - start))
 pacer_share=$((($(cut -d' ' -f1 "/proc/$pacer/schedstat") - pacer_before) / took / 1000)) # tenths of a percent
 bulk_share=$((($(cut -d' ' -f1 /proc/$bulk/schedstat) - bulk_before) / took / 10000))
 misses_after="$(misses a) $(misses b)"
+# Of each period, us: SCHED_IDLE's part of what nobody has reserved. It is in what they had, and so is what the first looks came late for: what they
+# did not want while they were stopped pays for that (docs/sched.md).
+beyond() { echo "$1 $(so_far "$2" beyond_seconds) $(($(uptime_ms) - beyond_since))" | awk '{ printf "%d", ($2 - $1) * 20e6 / $3 }'; } # BEFORE VM
+beyond_a=$(beyond "$beyond_a" a) beyond_b=$(beyond "$beyond_b" b)
 ontime top --once
 { read -r least_a most_a mean_a; read -r least_b most_b mean_b; read -r rest; } < /lab/periods
-echo "figures: 6 ms of 20: least $least_a us, most $most_a, mean $mean_a; 4 ms of 20: least $least_b, most $most_b, mean $mean_b; idle: $rest; bulk $bulk_share %, pacer $((pacer_share / 10)).$((pacer_share % 10)) %; calm: $looks looks/s"
+echo "figures: 6 ms of 20: least $least_a us, most $most_a, mean $mean_a; 4 ms of 20: least $least_b, most $most_b, mean $mean_b; beyond, mean: $beyond_a, $beyond_b; idle: $rest; bulk $bulk_share %, pacer $((pacer_share / 10)).$((pacer_share % 10)) %; calm: $looks looks/s"
 expect "misses of a and b" "$misses_a $misses_b" "$misses_after"
-near "mean of a" 6000 "$mean_a" 2
-near "mean of b" 4000 "$mean_b" 2
+near "mean of a" 6000 "$mean_a" 3
+near "mean of b" 4000 "$mean_b" 3
 # The borders of these periods are not the slices': what the idle one takes in a slice moves the others' shares, and a border may lie in one.
 moved=$(echo "$rest" | cut -d' ' -f2)
 [ $((least_a + moved)) -ge 5880 ] && [ $((least_b + moved)) -ge 3920 ] || fail "a period with less than was reserved"
