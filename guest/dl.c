@@ -168,12 +168,15 @@ static u64 dl_soon(u64 due, u64 period, u64 now)
 
 /*
  * Has @t's kernel hold it due when it is, too: a server's period that begins late ends late, and the next job, should that come in time, finds what the last one left of its
- * runtime, and is throttled. @t is next on its CPU, whose run queue's lock is held: its deadline is the earliest there, and an earlier one keeps their order.
+ * runtime, and is throttled. @t is next on its CPU, whose run queue's lock is held: its deadline is the earliest there, and an earlier one keeps their order. Who pushes
+ * and pulls tasks sees the later one: those here are pinned.
  */
 static void dl_advance(struct dl_task *t, u64 due, u64 now)
 {
-	if (due < t->task->dl.deadline && due > now)
-		t->task->dl.deadline = t->seen = due;
+	if (due >= t->task->dl.deadline || due <= now)
+		return;
+	WRITE_ONCE(t->task->dl.deadline, due);
+	t->seen = due;
 }
 
 /* With dl_lock, on the vCPU's CPU, which switches to @to. */
