@@ -19,7 +19,7 @@ boot() { # VCPUS
     cat /run/vm/console.out >> /lab/console &
     qemu-system-x86_64 -name guest=plc,debug-threads=on -m 128 -machine q35,accel=kvm,memory-backend=ram,hpet=off \
         -object memory-backend-memfd,id=ram,size=128M,hugetlb=on,share=on,prealloc=on -smp $1 \
-        -cpu qemu64,+x2apic,-cx16 -no-reboot -no-user-config -nodefaults -display none \
+        -cpu qemu64,+x2apic,+rdrand,-cx16 -no-reboot -no-user-config -nodefaults -display none \
         -kernel /boot/vmlinux-guest -initrd /run/vm/initrd -append "console=ttyS0 quiet panic=-1 no_timer_check" \
         -qmp unix:/run/vm/qmp,server=on,wait=off -serial pipe:/run/vm/console $(ontime attach plc | grep -E '^-(chardev|device)' | tr -d '\\\n') >> /lab/qemu.log 2>&1 &
     vm=$!

@@ -15,7 +15,7 @@ wake = "${2:-idle}"
 END
 accel=${ACCEL:-kvm}
 memory="memory-backend-memfd,id=ram,size=${GUEST_MB:-256}M,share=on"
-cpu=qemu64,+x2apic,-cx16
+cpu=qemu64,+x2apic,+rdrand,-cx16
 # The lab's hosts keep guests' memory in huge pages.
 [ "$accel" = tcg ] && cpu=max || memory=$memory,hugetlb=on,prealloc=on
 

@@ -43,6 +43,7 @@ domain() { # NAME ROLE NET ADDRESS ATTRIBUTES
   <cpu mode="custom" match="exact" check="none">
     <model fallback="forbid">qemu64</model>
     <feature policy="require" name="x2apic"/>
+    <feature policy="require" name="rdrand"/>
     <feature policy="disable" name="cx16"/>
   </cpu>
   <on_reboot>destroy</on_reboot>

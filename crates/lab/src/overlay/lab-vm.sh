@@ -20,7 +20,7 @@ boot() { # ROLE ADDRESS INITRD WORD OPTIONS...: WORD is one more for the guest's
     rm -f "$dir/$name.log"
     qemu-system-x86_64 -name "guest=$name,debug-threads=on" -m "${LAB_VM_MB:-192}" -machine q35,accel=kvm,memory-backend=ram,hpet=off \
         -object "memory-backend-memfd,id=ram,size=${LAB_VM_MB:-192}M,hugetlb=on,share=on,prealloc=on" -smp "${LAB_VM_CPUS:-1}" \
-        -cpu qemu64,+x2apic,-cx16 -no-reboot -no-user-config -nodefaults -display none \
+        -cpu qemu64,+x2apic,+rdrand,-cx16 -no-reboot -no-user-config -nodefaults -display none \
         -kernel /boot/vmlinux-guest -initrd "$initrd" \
         -append "console=ttyS0 quiet panic=-1 ontime.root=/dev/vda ontime.ro init=/sbin/lab-guest-init ontime.ip=$address ontime.role=$role $word" \
         -drive file=/dev/vdb,if=virtio,format=raw,readonly=on,file.locking=off \

@@ -19,6 +19,14 @@
  * held back, every later one is sent a second time, in the middle of the request whose packet it was for. The test of
  * eitr_intr_pending becomes one that clears it. Where the code is not found, the NIC stays as it is.
  *
+ * And one thing that it lacks and every AMD CPU has had for over fifteen years: the address of the next instruction in the VMCB of
+ * an exit (NRIPS; AMD64 Architecture Programmer's Manual, volume 2, 15.7.1). Without it KVM has its software decoder find the
+ * length of each HLT, RDMSR and WRMSR that left the guest, thousands of instructions an exit that no machine in use executes, and
+ * none of its fast paths for exits is taken. cpu_vmexit is where an intercepted instruction ends: its last lines also write that
+ * address now, for the intercepts whose instruction has one length; the feature is offered where that code is found. An INT n or
+ * INT3 that KVM injects again, because its delivery met a nested page fault, is not covered (its return address is KVM's nRIP,
+ * which helper_vmrun does not read).
+ *
  * Another fault, of CMPXCHG16B's flags, is avoided by not offering the instruction (lab/src/qemu.rs).
  */
 #define _GNU_SOURCE
@@ -36,6 +44,9 @@
 static void (*do_interrupt_all)(void *cpu, int vector, int is_int, int error_code, uint64_t next_eip, int is_hw);
 static bool (*big_lock_held)(void);
 static void (*end_block)(void *cpu);
+static void (*store)(void *cpu, uint64_t address, uint64_t value);
+static uint64_t (*load)(void *cpu, uint64_t address);
+static void (*end_with_exception)(void *cpu);
 static void *executable;
 
 static void deliver(void *env, int vector, int is_hw)
@@ -132,6 +143,91 @@ static void forget_sent_interrupts(void)
 		fprintf(stderr, "emulator-fix: e1000e is not as expected; its interrupts may come twice\n");
 }
 
+/* The emulated CPU behind `cpu`, in QEMU 7.2's layout: the patterns of offer_next_rip() hold these numbers, too. */
+enum {
+	ENV = 0x13b0, /* ArchCPU.env */
+	ENV_EIP = 0x80,
+	ENV_OLD_EXCEPTION = 0x33f0,
+	ENV_VM_VMCB = 0x33f8,
+};
+
+/* AMD64 APM, volume 2, appendix B. */
+enum {
+	VMCB_EXIT_CODE = 0x70,
+	VMCB_NEXT_RIP = 0xc8,
+};
+
+/* Bytes of the instruction that an exit code stands for, or 0 where it stands for none or for several (appendix C). */
+static unsigned int instruction_length(uint64_t exit_code)
+{
+	switch (exit_code) {
+	case 0x78: /* HLT */
+		return 1;
+	case 0x6e: /* RDTSC */
+	case 0x6f: /* RDPMC */
+	case 0x72: /* CPUID */
+	case 0x77: /* PAUSE */
+	case 0x7c: /* RDMSR, WRMSR */
+	case 0x89: /* WBINVD */
+		return 2;
+	case 0x81: /* VMMCALL */
+	case 0x8d: /* XSETBV */
+		return 3;
+	default:
+		return 0;
+	}
+}
+
+/* Instead of the last lines of cpu_vmexit: no pending exception, and out of the block. */
+static void end_exit(void *cpu)
+{
+	char *env = (char *)cpu + ENV;
+	uint64_t vmcb = *(uint64_t *)(env + ENV_VM_VMCB);
+	unsigned int length = instruction_length(load(cpu, vmcb + VMCB_EXIT_CODE));
+
+	store(cpu, vmcb + VMCB_NEXT_RIP, length ? *(uint64_t *)(env + ENV_EIP) + length : 0);
+	*(int *)(env + ENV_OLD_EXCEPTION) = -1;
+	end_with_exception(cpu);
+}
+
+/* QEMU 7.2's FeatureWordInfo (target/i386/cpu.h), as far as it is read here. */
+struct feature_word {
+	int type;
+	const char *names[64];
+	uint32_t where[4];
+	uint64_t tcg;
+	uint64_t other[3];
+};
+
+static void offer_next_rip(void)
+{
+	/* mov %r12, %rdi; movl $-1, old_exception(%rbx); call cpu_loop_exit */
+	static const unsigned char end[] = { 0x4c, 0x89, 0xe7, 0xc7, 0x83, 0xf0, 0x33, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xe8 };
+	/* lea -ENV(%rdi), %r12; mov vm_vmcb(%rbx), %rax */
+	static const unsigned char cpu[] = { 0x4c, 0x8d, 0xa7, 0x50, 0xec, 0xff, 0xff };
+	static const unsigned char vmcb[] = { 0x48, 0x8b, 0x83, 0xf8, 0x33, 0, 0, 0x89, 0xea };
+	/* movabs $end_exit, %r11; call *%r11 */
+	unsigned char call[] = { 0x49, 0xbb, 0, 0, 0, 0, 0, 0, 0, 0, 0x41, 0xff, 0xd3 };
+	struct feature_word *word = need("feature_word_info");
+	void *vmexit = need("cpu_vmexit");
+	uintptr_t to = (uintptr_t)end_exit;
+
+	store = need("x86_stq_phys");
+	load = need("x86_ldq_phys");
+	end_with_exception = need("cpu_loop_exit");
+	only(vmexit, "CPU in cpu_vmexit", cpu, sizeof(cpu));
+	only(vmexit, "VMCB in cpu_vmexit", vmcb, sizeof(vmcb));
+	memcpy(call + 2, &to, sizeof(to));
+	patch(only(vmexit, "end of cpu_vmexit", end, sizeof(end)) + 3, call, sizeof(call));
+	for (int i = 0; i < 36; i++, word++) {
+		if (word->names[3] && !strcmp(word->names[3], "nrip-save")) {
+			word->tcg |= 1 << 3;
+			return;
+		}
+	}
+	not_ours("feature nrip-save");
+}
+
 __attribute__((constructor)) static void mend(void)
 {
 	/* movabs $deliver, %r11; jmp *%r11 */
@@ -151,4 +247,5 @@ __attribute__((constructor)) static void mend(void)
 	patch(need("do_interrupt_x86_hardirq"), jump, sizeof(jump));
 	patch(only(do_interrupt_all, "mask of EVENTINJ in do_interrupt_all", keep, sizeof(keep)), none, sizeof(none));
 	forget_sent_interrupts();
+	offer_next_rip();
 }
