@@ -1,0 +1,130 @@
+//! From what was captured to a [`MethodResult`].
+
+use super::{Clock, Distribution, HistogramBin, Late, Load, MethodResult};
+use crate::bulk::BulkAnalysis;
+use crate::histogram::LogLinear;
+use crate::stats::Summary;
+use crate::wire::WireAnalysis;
+
+/// A measured method, as [`MethodResult::new`] takes it.
+#[derive(Debug, Clone)]
+pub struct Run<'a> {
+    /// The method's name on the command line.
+    pub method: &'a str,
+    /// The method in words.
+    pub label: &'a str,
+    /// The host kernel's release.
+    pub kernel: &'a str,
+    /// The clock of the captures.
+    pub clock: Clock,
+    /// CPUs of the host.
+    pub cpus: u32,
+    /// What the bulk tenants did.
+    pub load: Load,
+    /// The RT NIC's monitor.
+    pub wire: &'a WireAnalysis,
+    /// The bulk NIC's monitor.
+    pub bulk: Option<&'a BulkAnalysis>,
+    /// Busy share of the host's CPUs, 0 to 1.
+    pub cpu_share: Option<f64>,
+    /// Later than this is late, ns.
+    pub late_ns: Option<u64>,
+}
+
+impl MethodResult {
+    /// Summarises a run; what is odd about its captures goes into the notes.
+    pub fn new(run: &Run<'_>) -> Self {
+        let wire = run.wire;
+        let latencies = wire.latencies_ns();
+        let summary = Summary::of(&latencies);
+        let max_at_s = summary.as_ref().and_then(|summary| {
+            let first = wire.exchanges.first()?.at_ns;
+            Some((wire.exchanges.get(summary.max_index)?.at_ns - first) as f64 / 1e9)
+        });
+        let bins = LogLinear::of(&latencies);
+        Self {
+            method: run.method.to_string(),
+            label: run.label.to_string(),
+            kernel: run.kernel.to_string(),
+            clock: run.clock,
+            cpus: run.cpus,
+            load: run.load,
+            count: wire.counts.counted,
+            lost: wire.counts.lost,
+            wire: wire.counts,
+            duration_s: wire.span_ns.map_or(0.0, |(first, last)| (last - first) as f64 / 1e9),
+            latency_us: summary.map(|summary| Distribution { max_at_s, ..Distribution::from(&summary) }),
+            interval_us: Summary::of(&wire.intervals_ns).map(|summary| Distribution::from(&summary)),
+            arrival_quantum_us: wire.arrival_quantum_ns.map(|ns| us(ns as f64)),
+            bulk_gbps: run.bulk.and_then(BulkAnalysis::gbps),
+            bulk: run.bulk.map_or_else(Vec::new, |bulk| bulk.receivers.clone()),
+            cpu_share: run.cpu_share.filter(|share| share.is_finite()),
+            cost: None,
+            doctor: None,
+            frame_bytes: None,
+            zero_loss: None,
+            polling: None,
+            late: run.late_ns.map(|over| Late {
+                over_us: us(over as f64),
+                frames: latencies.iter().filter(|latency| **latency > over).count() as u64,
+            }),
+            rtas: None,
+            segments: Vec::new(),
+            histogram: bins.bins().iter().map(HistogramBin::from).collect(),
+            notes: capture_notes(run),
+        }
+    }
+}
+
+fn capture_notes(run: &Run<'_>) -> Vec<String> {
+    let counts = &run.wire.counts;
+    let mut notes = Vec::new();
+    if let Some(damage) = &run.wire.damage {
+        notes.push(format!("RT NIC: {damage}; packets after that are not in the figures"));
+    }
+    if let Some(damage) = run.bulk.and_then(|bulk| bulk.damage.as_ref()) {
+        notes.push(format!("bulk NIC: {damage}; packets after that are not in the figures"));
+    }
+    if counts.lost > 0 {
+        notes.push(format!("{} requests were never answered; no response time stands for them", counts.lost));
+    }
+    if let Some(quantum) = run.wire.arrival_quantum_ns {
+        notes.push(format!(
+            "requests arrived on a grid of {} us (the emulator releases packets at fixed times)",
+            quantum / 1_000
+        ));
+    }
+    notes
+}
+
+fn us(ns: f64) -> f64 {
+    ns / 1e3
+}
+
+impl From<&crate::histogram::Bin> for HistogramBin {
+    fn from(bin: &crate::histogram::Bin) -> Self {
+        Self { low_us: us(bin.low_ns as f64), high_us: us(bin.high_ns as f64), count: bin.count }
+    }
+}
+
+impl From<&Summary> for Distribution {
+    fn from(summary: &Summary) -> Self {
+        let whole = |ns: u64| us(ns as f64);
+        Self {
+            min: whole(summary.min),
+            mean: us(summary.mean),
+            sd: us(summary.sd),
+            p50: whole(summary.p50),
+            p90: whole(summary.p90),
+            p95: whole(summary.p95),
+            p99: whole(summary.p99),
+            p99_low: whole(summary.p99_interval.low_ns),
+            p99_high: summary.p99_interval.high_ns.map(whole),
+            p99_9: whole(summary.p99_9),
+            p99_99: whole(summary.p99_99),
+            max: whole(summary.max),
+            max_at_s: None,
+            beyond_p99_9: summary.beyond_p99_9,
+        }
+    }
+}
