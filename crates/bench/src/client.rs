@@ -9,7 +9,7 @@
 //! The server is a stock `sockperf server` (see [`crate::sockperf`]), or whatever a [`Peer`] asks.
 
 use std::fmt;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, RealClock, VirtualClock};
 use crate::number;
@@ -28,13 +27,10 @@ use crate::sockperf;
 pub const MESSAGE_BYTES: usize = 16;
 
 /// What the client is to do. Times are on the clock of the host under test.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ClientConfig {
     /// The server.
     pub server: SocketAddr,
-    /// The local address; any where `None`.
-    pub bind: Option<SocketAddr>,
     /// Size of a message, bytes, [`sockperf::HEADER`] to [`sockperf::LONGEST`].
     pub message_bytes: usize,
     /// The shortest time from a reply to the next request, us.
@@ -48,8 +44,6 @@ pub struct ClientConfig {
     pub timeout_us: u64,
     /// Ends after so many answered requests.
     pub requests: Option<u64>,
-    /// Ends after so much time, us.
-    pub deadline_us: Option<u64>,
     /// Fails after so many requests in a row without a reply.
     pub give_up_after: u64,
     /// Seed of the gaps.
@@ -65,14 +59,12 @@ impl ClientConfig {
     pub fn new(server: SocketAddr, requests: u64, seed: u64) -> Self {
         Self {
             server,
-            bind: None,
             message_bytes: MESSAGE_BYTES,
             min_gap_us: 1_000,
             max_gap_us: 10_000,
             normal_gaps: false,
             timeout_us: 1_000_000,
             requests: Some(requests),
-            deadline_us: None,
             give_up_after: 100,
             seed,
             captures: Vec::new(),
@@ -144,19 +136,10 @@ pub enum ClientError {
     /// The clock's capture cannot be read.
     #[error(transparent)]
     Clock(#[from] PcapError),
-    /// The client process told that it failed.
-    #[error("{0}")]
-    Told(String),
-    /// The client process ended without a word.
-    #[error("the RT client's process ended before it was done; see what it wrote to standard error")]
-    Silent,
-    /// The order or the events could not be passed.
-    #[error("the RT client's pipe to its parent failed: {0}")]
-    Pipe(#[from] std::io::Error),
 }
 
 /// How far it is.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
     /// Requests sent.
     pub sent: u64,
@@ -185,7 +168,7 @@ impl fmt::Display for Progress {
 }
 
 /// What the client saw. Latency is not in it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ClientReport {
     /// Requests sent.
     pub sent: u64,
@@ -309,9 +292,8 @@ impl Sockperf {
             SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
             SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
         };
-        let bind = config.bind.unwrap_or(any);
         let error = |what, address| move |source| ClientError::Socket { what, address, source };
-        let socket = UdpSocket::bind(bind).map_err(error("bind to", bind))?;
+        let socket = UdpSocket::bind(any).map_err(error("bind to", any))?;
         socket.connect(config.server).map_err(error("connect to", config.server))?;
         Ok(Self { socket, server: config.server, message: vec![0; config.message_bytes] })
     }
@@ -380,7 +362,7 @@ impl<'a> Client<'a> {
         loop {
             let gap = self.gap();
             let due = self.clock.now_ns()?.saturating_add(gap * 1_000);
-            if self.sleep_until(due)? == Wait::Stopped || self.is_done()? {
+            if self.sleep_until(due)? == Wait::Stopped {
                 return Ok(());
             }
             match self.exchange()? {
@@ -471,11 +453,6 @@ impl<'a> Client<'a> {
         Ok(Some(real.clamp(Duration::from_micros(10), self.clock.patience())))
     }
 
-    fn is_done(&mut self) -> Result<bool, ClientError> {
-        let elapsed = self.clock.now_ns()?.saturating_sub(self.started_ns);
-        Ok(self.config.deadline_us.is_some_and(|deadline| elapsed / 1_000 >= deadline))
-    }
-
     fn stamp(&mut self) -> Result<(), ClientError> {
         self.report.elapsed_us = self.clock.now_ns()?.saturating_sub(self.started_ns) / 1_000;
         self.report.real_us = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -507,70 +484,4 @@ impl<'a> Client<'a> {
 
 pub(crate) fn is_timeout(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
-}
-
-/// What a client process tells its parent, a line of JSON each.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ClientEvent {
-    /// It goes on.
-    Progress(Progress),
-    /// It is done. The last line.
-    Done(ClientReport),
-    /// It failed, with the message for the user. The last line.
-    Failed(String),
-}
-
-/// The body of a client process, so that the client can live in another network namespace than its parent: reads the
-/// configuration as one JSON document on one line, writes a [`ClientEvent`] a line. It ends early when the parent is
-/// gone (the pipe is closed).
-///
-/// # Errors
-/// See [`ClientError`]; what can be told has been written as [`ClientEvent::Failed`] by then.
-pub fn serve(order: impl Read, mut events: impl Write) -> Result<(), ClientError> {
-    let outcome = read_order(order).and_then(|config| {
-        run(&config, |progress| match write_event(&mut events, &ClientEvent::Progress(*progress)) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
-        })
-    });
-    match outcome {
-        Ok(report) => Ok(write_event(&mut events, &ClientEvent::Done(report))?),
-        Err(error) => {
-            write_event(&mut events, &ClientEvent::Failed(error.to_string()))?;
-            Err(error)
-        }
-    }
-}
-
-/// The parent's side of [`serve`]: reads a client process's events until its last, calls `progress` for each progress.
-///
-/// # Errors
-/// [`ClientError::Told`] with the process's own message, [`ClientError::Silent`] where it ended without one,
-/// [`ClientError::Pipe`] where its output cannot be read.
-pub fn follow(events: impl Read, mut progress: impl FnMut(&Progress)) -> Result<ClientReport, ClientError> {
-    for line in BufReader::new(events).lines() {
-        match serde_json::from_str(&line?) {
-            Ok(ClientEvent::Progress(now)) => progress(&now),
-            Ok(ClientEvent::Done(report)) => return Ok(report),
-            Ok(ClientEvent::Failed(message)) => return Err(ClientError::Told(message)),
-            Err(error) => {
-                return Err(ClientError::Told(format!("the RT client wrote a line that is no event: {error}")));
-            }
-        }
-    }
-    Err(ClientError::Silent)
-}
-
-fn read_order(order: impl Read) -> Result<ClientConfig, ClientError> {
-    let mut line = String::new();
-    BufReader::new(order).take(1 << 20).read_line(&mut line)?;
-    serde_json::from_str(&line).map_err(|error| ClientError::Config(error.to_string()))
-}
-
-fn write_event(events: &mut impl Write, event: &ClientEvent) -> std::io::Result<()> {
-    let mut line = serde_json::to_vec(event)?;
-    line.push(b'\n');
-    events.write_all(&line)?;
-    events.flush()
 }

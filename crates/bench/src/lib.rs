@@ -17,8 +17,8 @@
 //!      Report::to_json, report::{terminal, csv, html, goals}
 //! ```
 //!
-//! - [`client::run`] sends the paper's load from outside the host; [`client::serve`] is the same as a process of its
-//!   own, for another network namespace. [`clock::VirtualClock`] follows an emulated host's clock in its captures.
+//! - [`client::run`] sends the paper's load from outside the host. [`clock::VirtualClock`] follows an emulated host's clock in its
+//!   captures.
 //! - [`wire::analyse`] gives the response times and books every request; [`bulk::analyse`] gives goodput.
 //! - [`schema::MethodResult::new`] summarises a run; [`schema::Report`] is the one schema of every experiment.
 //! - [`goals::evaluate`] judges, [`paper::Figures`] compares, [`report`] shows. [`histogram::rtla`] and

@@ -28,11 +28,6 @@ impl Percentile {
     /// 99.99 %.
     pub const P99_99: Self = Self(999_900);
 
-    /// A percentile from millionths; above 1,000,000 it is 1,000,000.
-    pub fn from_millionths(millionths: u32) -> Self {
-        Self(millionths.min(1_000_000))
-    }
-
     /// The nearest rank among `n` samples, 1 to `n`; 0 where there are none.
     pub fn rank(self, n: usize) -> usize {
         let rank = (n as u128 * u128::from(self.0)).div_ceil(1_000_000) as usize;
@@ -175,7 +170,7 @@ mod tests {
     fn percentiles_are_nearest_rank() {
         // The worked example of the nearest-rank method: 15, 20, 35, 40, 50.
         let sorted = Sorted::new(vec![40, 15, 50, 20, 35]);
-        let at = |percent: u32| sorted.percentile(Percentile::from_millionths(percent * 10_000)).unwrap();
+        let at = |percent: u32| sorted.percentile(Percentile(percent * 10_000)).unwrap();
         assert_eq!([at(5), at(30), at(40), at(50), at(100)], [15, 20, 20, 35, 50]);
         assert_eq!(at(0), 15);
     }

@@ -11,9 +11,9 @@ pub const RT_TAP: &str = "rt";
 /// The bulk network's tap.
 pub const BULK_TAP: &str = "bulk";
 /// The client's address on the RT network, /24.
-pub const RT_CLIENT: &str = "10.1.0.1";
+const RT_CLIENT: &str = "10.1.0.1";
 /// The clients' address on the bulk network, /24.
-pub const BULK_CLIENT: &str = "10.2.0.1";
+const BULK_CLIENT: &str = "10.2.0.1";
 
 /// The clients' TCP congestion control: it fills queues until something is lost, and every kernel lets a namespace choose it (cubic not).
 const CONGESTION_CONTROL: &str = "reno";

@@ -20,8 +20,6 @@ const SV_ID: &[u8; 10] = b"ONTIME0001";
 /// Where the data begins.
 const DATA_AT: usize = 58;
 const DATA_BYTES: usize = 64;
-/// Bytes of a frame, without check sequence.
-pub const FRAME_BYTES: usize = DATA_AT + DATA_BYTES;
 
 /// Which way a frame went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +70,7 @@ mod tests {
     #[test]
     fn a_frame_is_laid_out_as_9_2_le_says() {
         let frame = write(4_001);
-        assert_eq!(frame.len(), FRAME_BYTES);
+        assert_eq!(frame.len(), DATA_AT + DATA_BYTES);
         assert_eq!(frame[12..22], [0x88, 0xba, 0x40, 0x00, 0, 108, 0, 0, 0, 0]);
         // savPdu of 98 bytes, one ASDU.
         assert_eq!(frame[22..31], [0x60, 98, 0x80, 1, 1, 0xa2, 93, 0x30, 91]);

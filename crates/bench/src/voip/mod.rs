@@ -5,7 +5,7 @@ pub mod sipp;
 pub mod wire;
 
 /// Messages of a call that the proxy forwards: INVITE, 180, 200, ACK, BYE, 200.
-pub const MESSAGES: u64 = 6;
+const MESSAGES: u64 = 6;
 
 /// So many calls have at least so many forwarded messages.
 pub fn calls(messages: u64) -> u64 {
