@@ -2,7 +2,10 @@
 //!
 //! In: a [`Ground`] and the VMs. Out: a [`Host`] that switches methods, sends requests from outside and reads its CPU use. On an emulated
 //! host VMs are started as a user would (QEMU, vhost-net, bridges); a real one ([`crate::hardware`]) has its owner's. An experiment does
-//! not know which it has, but where it changes the host's inside: that asks for [`Host::lab`].
+//! not know which it has, but where it changes the host's inside: that asks for [`Host::lab`]. `site`: what there is before; `cpu`: CPU time.
+
+mod cpu;
+mod site;
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -14,9 +17,11 @@ use std::time::{Duration, Instant};
 use ontime_lab::images::Images;
 use ontime_lab::module::HOST;
 use ontime_lab::network::RT_TAP;
-use ontime_lab::{Kernel, Lab, LabError, Machine};
+use ontime_lab::{Lab, LabError};
 use thiserror::Error;
 
+pub use self::cpu::CpuTime;
+pub use self::site::{Ground, Site, Vm, boot_vm, machine};
 use crate::client::{self, ClientConfig, ClientError, Peer};
 use crate::hardware::{HardwareError, Target};
 use crate::paced::Paced;
@@ -29,84 +34,9 @@ use crate::workload::Workload;
 const LIMIT: Duration = Duration::from_secs(900);
 /// Not a method: whatever is in force on a real host stays.
 pub const AS_IS: &str = "as-is";
-/// Boots of a VM before it is given up: emulated SVM hangs a few guests (docs/lab.md).
-const BOOTS: u32 = 6;
 
 /// Rules that make the VMs named `rt` and `rt2`, and what runs in the cgroup `rt.scope`, known to the daemon as RT.
 const TENANTS: &str = "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n[[tenant]]\nname = \"rt2\"\nclass = \"rt\"\nlevel = 0\nruntime-cap = 0.5\n[[tenant]]\ncgroup = \"/rt.scope\"\nclass = \"rt\"\nlevel = 0\n";
-
-/// A VM to start: its name, its role, the network it is on and its address there (`lab-vm`, docs/lab.md).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Vm<'a> {
-    /// Its name; `rt` is the RT one.
-    pub name: &'a str,
-    /// What it runs: `rt` or `bulk`.
-    pub role: &'a str,
-    /// `rt` or `bulk`; `sockets:rt` or `sockets:bulk` for a VM without a NIC whose sockets are on that network.
-    pub net: &'a str,
-    /// Its address.
-    pub address: &'a str,
-}
-
-/// Nanoseconds of virtual time an instruction takes in experiments, as a power of two: 1 ns, some thousand million instructions a second as a
-/// CPU of today has. At 4 ns, which the lab's own tests run at, ticks take a tenth of the CPU, and time slices, which are fixed, are short beside paths.
-const ICOUNT_SHIFT: u8 = 0;
-
-/// The machine of an experiment.
-pub fn machine(clock: ontime_lab::Clock, kernel: Kernel) -> Machine {
-    Machine { icount_shift: ICOUNT_SHIFT, ..Machine::new(clock, kernel) }
-}
-
-/// Where an experiment runs.
-#[derive(Debug, Clone)]
-pub struct Site {
-    /// The host.
-    pub machine: Machine,
-    /// Where the captures and logs go.
-    pub dir: PathBuf,
-    /// The `ontime` binary.
-    pub binary: PathBuf,
-}
-
-/// Huge pages of an experiment's VM.
-const VM_PAGES: u32 = 96;
-/// The emulated host's own memory, and its VMs' emulators', MiB.
-const OWN_MIB: u32 = 3_072;
-
-impl Site {
-    /// Gives the host memory for so many VMs.
-    pub fn with_room_for(mut self, vms: u32) -> Self {
-        self.machine.huge_pages = vms * VM_PAGES;
-        self.machine.memory_mib = self.machine.memory_mib.max(self.machine.huge_pages * 2 + OWN_MIB);
-        self
-    }
-}
-
-/// What an experiment runs on.
-pub enum Ground<'a> {
-    /// An emulated host, which it boots.
-    Emulated(&'a Site, &'a Images),
-    /// A real one.
-    Real(Box<Target>),
-}
-
-impl Ground<'_> {
-    /// The host: booted with these VMs and files of `/etc/ontime`; of a real one both are its owner's.
-    ///
-    /// # Errors
-    /// Those of [`Host::start`]; a real host does not say what it is.
-    pub fn start(
-        self,
-        vms: &[Vm<'_>],
-        config: &[(&str, &str)],
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<Host, MeasureError> {
-        match self {
-            Ground::Emulated(site, images) => Host::start(site, images, vms, config, progress),
-            Ground::Real(target) => Host::real(target),
-        }
-    }
-}
 
 /// Why a measurement failed.
 #[derive(Debug, Error)]
@@ -474,72 +404,8 @@ impl Host {
     /// # Errors
     /// The host is no more, or says nonsense.
     pub fn cpu_time(&mut self) -> Result<CpuTime, MeasureError> {
-        let script = "read -r up idle < /proc/uptime; spin=0; pid=$(pgrep -x lab-spin) && read -r spin rest < /proc/$pid/schedstat; \
-                      guest=$(awk '$1 == \"cpu\" {print $10 + $11}' /proc/stat); pace=0; \
-                      for task in /proc/$(pgrep -x -f 'ontime daemon')/task/*; do \
-                      read -r name < $task/comm; case $name in ontime-pace/*) read -r ran rest < $task/schedstat; pace=$((pace + ran)) ;; esac; done; \
-                      echo $up $idle $spin $guest $pace";
-        let text = self.shell(script)?;
+        let text = self.shell(cpu::READ)?;
         CpuTime::parse(&text).ok_or(MeasureError::Accounting(text))
-    }
-}
-
-/// Starts a VM and waits for its server; a guest that fails under the emulated SVM is started again, and that is said.
-///
-/// # Errors
-/// It fails [`BOOTS`] times, or the host does.
-pub fn boot_vm(lab: &mut Lab, vm: &Vm<'_>, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
-    let Vm { name, role, net, address } = *vm;
-    for boot in 1.. {
-        progress(&format!("booting the VM {name} in it (boot {boot})"));
-        lab.check(&["lab-vm", "start", name, role, net, address], LIMIT)?;
-        match lab.check(&["lab-vm", "wait", name], LIMIT) {
-            Ok(_) => break,
-            Err(LabError::Timeout { .. } | LabError::Command { .. }) if boot < BOOTS => {
-                lab.check(&["lab-vm", "stop", name], LIMIT)?;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
-}
-
-/// `/proc/uptime`, the run time of the process that stands for idleness on the virtual clock, what the tick accounts to guests
-/// (`/proc/stat`, `Documentation/filesystems/proc.rst`; in 1/100 s), and the run time of the daemon's pacers. Seconds.
-#[derive(Debug)]
-pub struct CpuTime {
-    uptime: f64,
-    idle: f64,
-    guest: f64,
-    pacers: f64,
-}
-
-impl CpuTime {
-    /// Of five numbers: seconds up, seconds idle, the spinner's nanoseconds, guests' ticks, the pacers' nanoseconds.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        let mut words = text.split_whitespace().map(|word| word.parse::<f64>().ok());
-        let (uptime, idle, spin_ns) = (words.next()??, words.next()??, words.next()??);
-        let guest = words.next()?? / 100.0;
-        let pacers = words.next()?? / 1e9;
-        Some(Self { uptime, idle: idle + spin_ns / 1e9, guest, pacers })
-    }
-
-    /// Share of the CPUs that guests had since an earlier reading, 0 to 1; `None` where no time went by.
-    pub fn guest_share_since(&self, before: &Self, cpus: u16) -> Option<f64> {
-        let elapsed = (self.uptime - before.uptime) * f64::from(cpus);
-        (elapsed > 0.0).then(|| ((self.guest - before.guest) / elapsed).clamp(0.0, 1.0))
-    }
-
-    /// Share of one CPU that the pacers had since an earlier reading; `None` where there are none, or no time went by.
-    pub fn pacers_share_since(&self, before: &Self) -> Option<f64> {
-        let (ran, elapsed) = (self.pacers - before.pacers, self.uptime - before.uptime);
-        (elapsed > 0.0 && ran > 0.0).then_some(ran / elapsed)
-    }
-
-    /// Busy share of the CPUs since an earlier reading, 0 to 1; `None` where no time went by.
-    pub fn share_since(&self, before: &Self, cpus: u16) -> Option<f64> {
-        let elapsed = (self.uptime - before.uptime) * f64::from(cpus);
-        (elapsed > 0.0).then(|| (1.0 - (self.idle - before.idle) / elapsed).clamp(0.0, 1.0))
     }
 }
 
@@ -568,19 +434,6 @@ fn slice(capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_spinner_counts_as_idle() {
-        let before = CpuTime::parse("100.0 1.0 5000000000 100 0").unwrap();
-        let after = CpuTime::parse("110.0 1.0 7000000000 300 500000000").unwrap();
-        assert!((after.guest_share_since(&before, 1).unwrap() - 0.2).abs() < 1e-9);
-        assert!((after.share_since(&before, 1).unwrap() - 0.8).abs() < 1e-9);
-        assert!((after.pacers_share_since(&before).unwrap() - 0.05).abs() < 1e-9);
-        assert!(before.pacers_share_since(&before).is_none());
-        assert!(before.share_since(&before, 1).is_none());
-        assert!(CpuTime::parse("1 2 3").is_none());
-        assert!(CpuTime::parse("a b c d").is_none());
-    }
 
     #[test]
     fn a_slice_keeps_the_header_and_what_follows() {

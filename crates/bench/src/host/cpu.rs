@@ -1,0 +1,65 @@
+//! The host's CPU time, and who had it.
+
+/// Prints what [`CpuTime::parse`] takes.
+pub(super) const READ: &str = "read -r up idle < /proc/uptime; spin=0; pid=$(pgrep -x lab-spin) && read -r spin rest < /proc/$pid/schedstat; \
+                    guest=$(awk '$1 == \"cpu\" {print $10 + $11}' /proc/stat); pace=0; \
+                    for task in /proc/$(pgrep -x -f 'ontime daemon')/task/*; do \
+                    read -r name < $task/comm; case $name in ontime-pace/*) read -r ran rest < $task/schedstat; pace=$((pace + ran)) ;; esac; done; \
+                    echo $up $idle $spin $guest $pace";
+
+/// `/proc/uptime`, the run time of the process that stands for idleness on the virtual clock, what the tick accounts to guests
+/// (`/proc/stat`, `Documentation/filesystems/proc.rst`; in 1/100 s), and the run time of the daemon's pacers. Seconds.
+#[derive(Debug)]
+pub struct CpuTime {
+    uptime: f64,
+    idle: f64,
+    guest: f64,
+    pacers: f64,
+}
+
+impl CpuTime {
+    /// Of five numbers: seconds up, seconds idle, the spinner's nanoseconds, guests' ticks, the pacers' nanoseconds.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace().map(|word| word.parse::<f64>().ok());
+        let (uptime, idle, spin_ns) = (words.next()??, words.next()??, words.next()??);
+        let guest = words.next()?? / 100.0;
+        let pacers = words.next()?? / 1e9;
+        Some(Self { uptime, idle: idle + spin_ns / 1e9, guest, pacers })
+    }
+
+    /// Share of the CPUs that guests had since an earlier reading, 0 to 1; `None` where no time went by.
+    pub fn guest_share_since(&self, before: &Self, cpus: u16) -> Option<f64> {
+        let elapsed = (self.uptime - before.uptime) * f64::from(cpus);
+        (elapsed > 0.0).then(|| ((self.guest - before.guest) / elapsed).clamp(0.0, 1.0))
+    }
+
+    /// Share of one CPU that the pacers had since an earlier reading; `None` where there are none, or no time went by.
+    pub fn pacers_share_since(&self, before: &Self) -> Option<f64> {
+        let (ran, elapsed) = (self.pacers - before.pacers, self.uptime - before.uptime);
+        (elapsed > 0.0 && ran > 0.0).then_some(ran / elapsed)
+    }
+
+    /// Busy share of the CPUs since an earlier reading, 0 to 1; `None` where no time went by.
+    pub fn share_since(&self, before: &Self, cpus: u16) -> Option<f64> {
+        let elapsed = (self.uptime - before.uptime) * f64::from(cpus);
+        (elapsed > 0.0).then(|| (1.0 - (self.idle - before.idle) / elapsed).clamp(0.0, 1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spinner_counts_as_idle() {
+        let before = CpuTime::parse("100.0 1.0 5000000000 100 0").unwrap();
+        let after = CpuTime::parse("110.0 1.0 7000000000 300 500000000").unwrap();
+        assert!((after.guest_share_since(&before, 1).unwrap() - 0.2).abs() < 1e-9);
+        assert!((after.share_since(&before, 1).unwrap() - 0.8).abs() < 1e-9);
+        assert!((after.pacers_share_since(&before).unwrap() - 0.05).abs() < 1e-9);
+        assert!(before.pacers_share_since(&before).is_none());
+        assert!(before.share_since(&before, 1).is_none());
+        assert!(CpuTime::parse("1 2 3").is_none());
+        assert!(CpuTime::parse("a b c d").is_none());
+    }
+}
