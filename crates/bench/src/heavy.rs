@@ -12,7 +12,7 @@ use ontime_lab::images::Images;
 
 use crate::bulk::{self, BulkAnalysis, BulkFlows};
 use crate::flood::{Flood, Kind};
-use crate::host::{CpuTime, Host, MeasureError, Site, Vm, boot_vm, size};
+use crate::host::{BULK_VMS, CpuTime, Host, MeasureError, Site, Vm, boot_vm, size};
 use crate::schema::{Cost, Load, MethodResult, Run};
 use crate::server::{self, Sockets, Wake};
 use crate::trial;
@@ -22,12 +22,12 @@ use crate::wire::WireAnalysis;
 pub const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
 /// TCP connections, as in `rt-server`.
 const STREAMS: u8 = 4;
-const NAME: &str = "bulk1";
-const VM: &str = "10.2.0.2";
+/// The one that is measured.
+const VM: Vm<'static> = BULK_VMS[0];
 /// The client, outside.
 const CLIENT: [u8; 4] = [10, 2, 0, 1];
 /// Its policy.
-const SOCKETS: Sockets = Sockets { vm: NAME, bind: "tcp/5201", reach: "10.2.0.0/24", channels: 0, wake: Wake::Idle };
+const SOCKETS: Sockets = Sockets { vm: VM.name, bind: "tcp/5201", reach: "10.2.0.0/24", channels: 0, wake: Wake::Idle };
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
@@ -86,10 +86,10 @@ fn put(
         return Ok(());
     }
     *seat = None;
-    server::vacate(host, NAME)?;
+    server::vacate(host, VM.name)?;
     SOCKETS.write(host)?;
     let net = if outsourced { "sockets:bulk" } else { "bulk" };
-    boot_vm(host.lab()?, &Vm { name: NAME, role: "bulk", net, address: VM }, progress)?;
+    boot_vm(host.lab()?, &Vm { net, ..VM }, progress)?;
     *seat = Some(outsourced);
     Ok(())
 }
@@ -106,7 +106,7 @@ fn measure_case(
     host.apply(if method == "outsourcing" { "partitioned" } else { method })?;
     let capture = host.capture("bulk");
     let kind = if send { Kind::Send { streams: STREAMS } } else { Kind::Receive { streams: STREAMS } };
-    let flood = Flood::start(host, "bulk", &[(NAME, VM)], kind)?;
+    let flood = Flood::start(host, "bulk", &[(VM.name, VM.address)], kind)?;
     progress(&format!("{case}: measuring"));
     let from = size(&capture);
     let before = host.cpu_time()?;

@@ -11,11 +11,11 @@ use ontime_lab::Kernel;
 use ontime_lab::images::Images;
 use serde::Deserialize;
 
-use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
+use crate::host::{BULK_VMS, Host, MeasureError, RT_VM, Site, boot_vm};
 use crate::number;
 use crate::schema::{DoctorRow, Load, MethodResult};
 use crate::server;
-use crate::trial::{self, BULK_VMS, Requests, Trial};
+use crate::trial::{self, Requests, Trial};
 use crate::workload::SOCKPERF;
 
 /// Every rule in force.
@@ -84,11 +84,8 @@ pub fn measure(
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
-    let mut host = Host::start(&plan.site, images, &bulk, &server::CONFIG, progress)?;
-    let address = server::dotted(server::ADDRESS);
-    let rt = Vm { name: "rt", role: server::SOCKPERF.role, net: "rt", address: &address };
-    boot_vm(host.lab()?, &rt, progress)?;
+    let mut host = Host::start(&plan.site, images, &BULK_VMS, &server::CONFIG, progress)?;
+    boot_vm(host.lab()?, &RT_VM, progress)?;
     // Direct, so that every block is an interrupt of the disk; ended with the host.
     host.shell(
         "{ while dd if=/dev/vdb of=/dev/null bs=4k count=20000 iflag=direct 2> /dev/null; do :; done; } > /dev/null 2>&1 < /dev/null &",

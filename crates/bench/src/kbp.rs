@@ -9,12 +9,12 @@
 use serde::Deserialize;
 
 use crate::hardware::HardwareError;
-use crate::host::{Ground, Host, MeasureError, Vm, size};
+use crate::host::{BULK_VMS, Ground, Host, MeasureError, size};
 use crate::number;
 use crate::paced::Paced;
 use crate::schema::{Load, MethodResult, Polling, ZeroLoss};
 use crate::server::{self, Net, Place, Seat};
-use crate::trial::{self, BULK_VMS, Requests, Trial};
+use crate::trial::{self, Requests, Trial};
 use crate::wire::{self, RtFlow};
 use crate::workload::Workload;
 
@@ -71,8 +71,7 @@ pub fn measure(
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let mut seat = Seat::new(server::SOCKPERF, &ground, false, progress)?;
-    let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
-    let host = ground.start(&bulk, &server::CONFIG, progress)?;
+    let host = ground.start(&BULK_VMS, &server::CONFIG, progress)?;
     let cases = plan.places.iter().flat_map(|place| plan.methods.iter().map(move |method| (method, place)));
     let name = |(method, place): &(&String, &String)| format!("{method}-{place}, one frame or more");
     trial::each(host, cases, name, missing, |host, &(method, place), results| {

@@ -9,11 +9,11 @@
 use std::fs;
 
 use crate::hardware::HardwareError;
-use crate::host::{AS_IS, Ground, Host, MeasureError, Site, Vm};
+use crate::host::{AS_IS, BULK_VMS, Ground, Host, MeasureError, RT_VM, Site};
 use crate::schema::{Load, MethodResult};
 use crate::segments::Trace;
 use crate::server::{self, Place, Seat, Wake};
-use crate::trial::{self, BULK_VMS, Requests, Trial};
+use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
 
 /// Requests at the start of each case that do not count: caches, ARP, the client learning the clock.
@@ -122,14 +122,13 @@ pub fn measure(
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let outsourced = plan.cases.iter().any(Case::is_outsourced);
     let mut seat = Seat::new(plan.workload.server(), &ground, outsourced, progress)?;
-    let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
     let settings: String = plan.settings.iter().map(|line| format!("{line}\n")).collect();
     let config = server::CONFIG.map(|(name, text)| (name, format!("{settings}{text}")));
     let config: Vec<(&str, &str)> = config.iter().map(|(name, text)| (*name, text.as_str())).collect();
     if let Ground::Emulated(site, _) = &ground {
         append(site, &plan.appended)?;
     }
-    let host = ground.start(&bulk, &config, progress)?;
+    let host = ground.start(&BULK_VMS, &config, progress)?;
     trial::each(
         host,
         &plan.cases,
@@ -148,7 +147,7 @@ pub fn measure(
 
 /// Has these words on the command line of the RT guest's kernel (`lab-vm`).
 fn append(site: &Site, words: &[String]) -> Result<(), MeasureError> {
-    let path = site.dir.join("files").join(format!("append-{}", server::NAME));
+    let path = site.dir.join("files").join(format!("append-{}", RT_VM.name));
     let write = || {
         path.parent().map_or(Ok(()), fs::create_dir_all)?;
         fs::write(&path, words.join("\n"))

@@ -4,18 +4,20 @@
 //! NIC and a host process are in a network namespace with a macvlan on the RT NIC, which leaves its bridge meanwhile
 //! (`lab-netns`): the shortest path that a namespace of its own allows, and the same for both.
 
+use std::net::Ipv4Addr;
+
 use ontime_lab::images::Images;
 use ontime_lab::module::{self, GUEST};
 use ontime_lab::role::{LOADED, SAMPLED_VALUES};
 
-use crate::host::{Ground, Host, MeasureError, Site, Vm, boot_vm};
+use crate::host::{Ground, Host, MeasureError, RT_VM, Site, Vm, boot_vm};
 
-/// The server's address on the RT network.
-pub const ADDRESS: [u8; 4] = [10, 1, 0, 2];
+/// The server's address on the RT network: that of [`RT_VM`].
+pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
 /// A container's own address behind address translation (`lab-netns nat`).
 const NAT_ADDRESS: &str = "172.17.0.2";
-/// The VM's name: the rules make it RT.
-pub const NAME: &str = "rt";
+/// The name of the VM, and of what stands in its place.
+const NAME: &str = RT_VM.name;
 /// Files of `/etc/ontime`: the RT NIC is RT, also while it is in a namespace where no tenant of the host's own is seen to use it.
 pub const CONFIG: [(&str, &str); 1] = [("host.toml", "[nic.rt0]\nclass = \"rt\"\nlevel = 0\n")];
 
@@ -124,9 +126,9 @@ impl Seat {
         host.lab()?;
         self.place = None;
         vacate(host, NAME)?;
-        let address = dotted(ADDRESS);
+        let Vm { address, .. } = RT_VM;
         let Server { role, bind, .. } = self.server;
-        let vm = |net| Vm { name: NAME, role, net, address: &address };
+        let vm = |net| Vm { role, net, ..RT_VM };
         match place {
             Place::Vm => boot_vm(host.lab()?, &vm("rt"), progress)?,
             Place::Outsourced(wake) => {
@@ -136,13 +138,13 @@ impl Seat {
             Place::Process => {
                 progress("starting the server on the host itself");
                 host.shell(&format!("lab-netns up {NAME} rt {address}"))?;
-                self.run_in_namespace(host, &address, "exec chrt --fifo 47")?;
+                self.run_in_namespace(host, address, "exec chrt --fifo 47")?;
             }
             Place::Container(net) => {
                 progress("starting the server in a container");
                 let (verb, own) = match net {
                     Net::Nat => ("nat", NAT_ADDRESS),
-                    Net::Macvlan => ("up", address.as_str()),
+                    Net::Macvlan => ("up", address),
                 };
                 host.shell(&format!("lab-netns {verb} {NAME} rt {address}"))?;
                 let join = "mkdir -p /sys/fs/cgroup/rt.scope && echo $$ > /sys/fs/cgroup/rt.scope/cgroup.procs && exec";
@@ -156,7 +158,7 @@ impl Seat {
     /// The server in the namespace that stands by now, at `address` there; `place` is what the shell does for it first. As in a guest
     /// (`recipe/guest-init.sh`), the disk is read-only with /tmp and /run in memory: Kamailio does not start without its directory in /run.
     fn run_in_namespace(&self, host: &mut Host, address: &str, place: &str) -> Result<(), MeasureError> {
-        let command = self.server.command.replace(&dotted(ADDRESS), address);
+        let command = self.server.command.replace(RT_VM.address, address);
         host.shell(&format!(
             "mkdir -p /run/guest && {{ mountpoint -q /run/guest || mount -o ro /dev/vdb /run/guest; }} && \
              for dir in tmp run; do mountpoint -q /run/guest/$dir || mount -t tmpfs tmpfs /run/guest/$dir || exit; done && \
@@ -165,11 +167,6 @@ impl Seat {
         ))?;
         Ok(())
     }
-}
-
-/// As people write it.
-pub fn dotted(address: [u8; 4]) -> String {
-    address.map(|byte| byte.to_string()).join(".")
 }
 
 /// Gives the host the guest module; before it boots. Built first where it is missing.
@@ -224,5 +221,19 @@ impl Sockets {
         format!(
             "[vm.{vm}]\nbind = [\"{bind}\"]\nreach = [\"{reach}\"]\nchannels = {channels}\nwake = \"{wake}\"\npriority = 48\n"
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_is_where_the_vm_is() {
+        assert_eq!(RT_VM.address, ADDRESS.to_string());
+        for server in [SOCKPERF, MEMCACHED, KAMAILIO] {
+            assert!(server.command.contains(RT_VM.address), "{}", server.command);
+        }
+        assert_eq!(RT_VM.role, SOCKPERF.role);
     }
 }

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use ontime_lab::images::Images;
 
-use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
+use crate::host::{Host, MeasureError, RT_VM, Site, Vm, boot_vm};
 use crate::memcached;
 use crate::number;
 use crate::paper::{Figures, Rtvirt};
 use crate::rta::guests::{DECLARED_US, Guests, Order, Releases, Reservations};
 use crate::rta::{self, Rta, WORK_PERCENT, group};
 use crate::schema::{Load, MethodResult};
-use crate::server::{self, dotted};
+use crate::server;
 use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
 
@@ -145,9 +145,7 @@ pub fn measure(
         guests: Guests::boot(&mut host, if has(Beside::Video) { video.len() } else { 0 }, DECLARED_US, progress)?,
         method: None,
     };
-    let address = dotted(server::ADDRESS);
-    let role = server::MEMCACHED.role;
-    boot_vm(host.lab()?, &Vm { name: "rt", role, net: "rt", address: &address }, progress)?;
+    boot_vm(host.lab()?, &Vm { role: server::MEMCACHED.role, ..RT_VM }, progress)?;
     for (number, hog) in (10..).zip(&setting.hogs) {
         let address = format!("10.2.0.{number}");
         boot_vm(host.lab()?, &Vm { name: hog, role: "spin", net: "bulk", address: &address }, progress)?;

@@ -49,8 +49,6 @@ pub fn each<C>(
     Ok(results)
 }
 
-/// The bulk VMs' names and addresses on the bulk network.
-pub const BULK_VMS: [(&str, &str); 2] = [("bulk1", "10.2.0.2"), ("bulk2", "10.2.0.3")];
 /// TCP connections to each bulk VM.
 const STREAMS: u8 = 4;
 

@@ -12,11 +12,10 @@ use crate::client::ClientConfig;
 use crate::flood::{self, Flood, Kind};
 use crate::frame::{Frame, parse};
 use crate::hardware::HardwareError;
-use crate::host::{AS_IS, Ground, Host, MeasureError, Vm, size};
+use crate::host::{AS_IS, Ground, Host, MeasureError, RT_VM, Vm, size};
 use crate::number;
 use crate::pcap::{PcapError, Tail};
 use crate::schema::{Load, MethodResult, Run};
-use crate::server;
 use crate::trial;
 use crate::wire::{self, RtFlow};
 use crate::workload::SOCKPERF;
@@ -114,8 +113,7 @@ pub fn measure(
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let bulk = bulk_vms(plan.beside.iter().map(|beside| beside.vms()).max().unwrap_or(0));
-    let rt = server::dotted(server::ADDRESS);
-    let mut vms = vec![Vm { name: "rt", role: "rt", net: "rt", address: &rt }];
+    let mut vms = vec![RT_VM];
     vms.extend(bulk.iter().map(|(name, address)| Vm { name, role: "bulk", net: "rt", address }));
     let host = ground.start(&vms, &[], progress)?;
     let cases = plan.beside.iter().flat_map(|beside| plan.methods.iter().map(move |method| (method, *beside)));

@@ -15,11 +15,11 @@ use ontime_lab::images::Images;
 use ontime_lab::role::LOADED;
 
 use crate::client::ClientError;
-use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
+use crate::host::{Host, MeasureError, RT_VM, Site, Vm, boot_vm};
 use crate::number;
 use crate::schema::{Load, MethodResult};
 use crate::segments::Trace;
-use crate::server::{self, dotted};
+use crate::server;
 use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
 
@@ -117,8 +117,7 @@ pub fn measure(
 ) -> Result<Vec<MethodResult>, MeasureError> {
     LOADED.bring(&plan.site.dir.join("files"))?;
     let mut host = Host::start(&plan.site, images, &[], &server::CONFIG, progress)?;
-    let address = dotted(server::ADDRESS);
-    boot_vm(host.lab()?, &Vm { name: "rt", role: LOADED.name, net: "rt", address: &address }, progress)?;
+    boot_vm(host.lab()?, &Vm { role: LOADED.name, ..RT_VM }, progress)?;
     for neighbour in &plan.neighbours {
         boot_vm(host.lab()?, &neighbour.vm(), progress)?;
         run(&mut host, *neighbour, false)?;

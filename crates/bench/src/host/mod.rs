@@ -21,13 +21,12 @@ use ontime_lab::{Lab, LabError};
 use thiserror::Error;
 
 pub use self::cpu::CpuTime;
-pub use self::site::{Ground, Site, Vm, boot_vm, machine};
+pub use self::site::{BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm, machine};
 use crate::client::{self, ClientConfig, ClientError, Peer};
 use crate::hardware::{HardwareError, Target};
 use crate::paced::Paced;
 use crate::pcap::PcapError;
 use crate::schema::Clock;
-use crate::trial::BULK_VMS;
 use crate::workload::Workload;
 
 /// Real time that a command in the emulated host may take.
@@ -258,7 +257,7 @@ impl Host {
     /// Names and addresses of the bulk VMs.
     pub fn bulk(&self) -> Vec<(String, String)> {
         match &self.under {
-            Under::Lab(_) => BULK_VMS.map(|(name, address)| (name.to_owned(), address.to_owned())).into(),
+            Under::Lab(_) => BULK_VMS.map(|vm| (vm.name.to_owned(), vm.address.to_owned())).into(),
             Under::Real(target) => {
                 let tenants = target.site().bulk.iter().flat_map(|of| &of.tenants);
                 tenants.map(|(name, address)| (name.clone(), address.to_string())).collect()

@@ -24,6 +24,14 @@ pub struct Vm<'a> {
     pub address: &'a str,
 }
 
+/// The RT VM with sockperf's server and a NIC; others differ in role or network. The rules make it RT.
+pub const RT_VM: Vm<'static> = Vm { name: "rt", role: "rt", net: "rt", address: "10.1.0.2" };
+/// The bulk VMs on the bulk network.
+pub const BULK_VMS: [Vm<'static>; 2] = [
+    Vm { name: "bulk1", role: "bulk", net: "bulk", address: "10.2.0.2" },
+    Vm { name: "bulk2", role: "bulk", net: "bulk", address: "10.2.0.3" },
+];
+
 /// Nanoseconds of virtual time an instruction takes in experiments, as a power of two: 1 ns, some thousand million instructions a second as a
 /// CPU of today has. At 4 ns, which the lab's own tests run at, ticks take a tenth of the CPU, and time slices, which are fixed, are short beside paths.
 const ICOUNT_SHIFT: u8 = 0;

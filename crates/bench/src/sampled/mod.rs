@@ -10,11 +10,11 @@ pub mod wire;
 
 use ontime_lab::role::SAMPLED_VALUES;
 
-use crate::host::{AS_IS, Ground, MeasureError, Site, Vm, boot_vm};
+use crate::host::{AS_IS, BULK_VMS, Ground, MeasureError, RT_VM, Site, Vm, boot_vm};
 use crate::number;
 use crate::schema::{Load, MethodResult};
 use crate::server;
-use crate::trial::{self, BULK_VMS, Requests, Trial};
+use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
 
 /// `rt-default` is `vanilla` on this RT kernel, as in `rt-server`.
@@ -57,12 +57,9 @@ pub fn measure(
     if let Ground::Emulated(site, _) = &ground {
         SAMPLED_VALUES.bring(&site.dir.join("files"))?;
     }
-    let bulk = BULK_VMS.map(|(name, address)| Vm { name, role: "bulk", net: "bulk", address });
-    let mut host = ground.start(&bulk, &server::CONFIG, progress)?;
-    let address = server::dotted(server::ADDRESS);
-    let rt = Vm { name: "rt", role: SAMPLED_VALUES.name, net: "rt", address: &address };
+    let mut host = ground.start(&BULK_VMS, &server::CONFIG, progress)?;
     if host.target().is_none() {
-        boot_vm(host.lab()?, &rt, progress)?;
+        boot_vm(host.lab()?, &Vm { role: SAMPLED_VALUES.name, ..RT_VM }, progress)?;
     }
     let cases = plan.methods.iter().flat_map(|method| plan.loads.iter().map(move |load| (method, *load)));
     let name = |(method, load): &(&String, Load)| format!("{method} ({})", load.words());
