@@ -174,20 +174,12 @@ pub fn table(results: &[MethodResult]) -> String {
         String::from("rule off           requests  lost       p50       p99       max  us   p99 by all's  doctor\n");
     let all = results.iter().find(|result| result.method == ALL).and_then(|result| result.latency_us);
     for result in results {
-        let figures = result.latency_us.map_or_else(
-            || "  nothing was counted".to_owned(),
-            |of| {
-                let times =
-                    all.filter(|all| all.p99 > 0.0).map_or_else(String::new, |all| format!("{:.2}", of.p99 / all.p99));
-                format!(
-                    "{}  {times:>15}",
-                    [of.p50, of.p99, of.max].map(|value| format!("{:>10}", number::us(value))).concat()
-                )
-            },
-        );
+        let figures = number::columns(result.latency_us, |of| [of.p50, of.p99, of.max]);
+        let times = result.latency_us.zip(all.filter(|all| all.p99 > 0.0));
+        let times = times.map_or_else(String::new, |(of, all)| format!("{:.2}", of.p99 / all.p99));
         let doctor = result.doctor.as_ref().map_or("", |row| row.state.as_str());
         let name = result.method.strip_prefix("without-").unwrap_or(&result.method);
-        text.push_str(&format!("{name:<18} {:>8} {:>5}{figures}  {doctor}\n", result.count, result.lost));
+        text.push_str(&format!("{name:<18} {:>8} {:>5}{figures}  {times:>15}  {doctor}\n", result.count, result.lost));
     }
     text
 }

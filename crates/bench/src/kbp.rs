@@ -269,10 +269,7 @@ pub fn table(results: &[MethodResult]) -> String {
         "case                          requests  lost      mean       p99       max  us   frames/s without loss\n",
     );
     for result in results {
-        let figures = result.latency_us.map_or_else(
-            || "  nothing was counted         ".to_owned(),
-            |of| [of.mean, of.p99, of.max].map(|value| format!("{:>10}", number::us(value))).concat(),
-        );
+        let figures = number::columns(result.latency_us, |of| [of.mean, of.p99, of.max]);
         let rate = result.zero_loss.as_ref().map_or_else(String::new, |of| number::significant(of.frames_per_s));
         text.push_str(&format!("{:<29} {:>8} {:>5}{figures}  {rate:>22}\n", result.method, result.count, result.lost));
     }

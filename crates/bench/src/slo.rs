@@ -283,10 +283,7 @@ pub fn table(results: &[MethodResult]) -> String {
     );
     let figures = Figures::load().ok();
     for result in results {
-        let figures_of = result.latency_us.map_or_else(
-            || "  nothing was counted".to_owned(),
-            |of| [of.p50, of.p90, of.p99, of.p99_9, of.max].map(|value| format!("{:>10}", number::us(value))).concat(),
-        );
+        let figures_of = number::columns(result.latency_us, |of| [of.p50, of.p90, of.p99, of.p99_9, of.max]);
         let paper = METHODS.iter().flat_map(|method| BESIDE.map(|beside| (*method, beside)));
         let paper = paper.into_iter().find(|(method, beside)| name(method, *beside) == result.method);
         let paper =

@@ -224,10 +224,7 @@ fn words(method: &str) -> &str {
 pub fn table(results: &[MethodResult]) -> String {
     let mut text = String::from("case            requests  lost       p50       p95       max  us\n");
     for result in results {
-        let figures = result.latency_us.map_or_else(
-            || "  nothing was counted".to_owned(),
-            |of| [of.p50, of.p95, of.max].map(|value| format!("{:>10}", number::us(value))).concat(),
-        );
+        let figures = number::columns(result.latency_us, |of| [of.p50, of.p95, of.max]);
         text.push_str(&format!("{:<15} {:>8} {:>5}{figures}\n", result.method, result.count, result.lost));
     }
     text

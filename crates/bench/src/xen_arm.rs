@@ -232,10 +232,7 @@ pub fn table(results: &[MethodResult]) -> String {
         "case                       requests  lost       p50       p99     p99.9       max  us   over 1 ms\n",
     );
     for result in results {
-        let figures = result.latency_us.map_or_else(
-            || "  nothing was counted".to_owned(),
-            |of| [of.p50, of.p99, of.p99_9, of.max].map(|value| format!("{:>10}", number::us(value))).concat(),
-        );
+        let figures = number::columns(result.latency_us, |of| [of.p50, of.p99, of.p99_9, of.max]);
         let late = result.late.map_or(0, |late| late.frames);
         let share = late as f64 * 100.0 / result.count.max(1) as f64;
         text.push_str(&format!(

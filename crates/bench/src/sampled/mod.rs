@@ -94,10 +94,7 @@ pub fn table(results: &[MethodResult]) -> String {
         "method       load                 frames   late   lost       p50       p99    p99.99       max  us\n",
     );
     for result in results {
-        let figures = result.latency_us.map_or_else(
-            || "  nothing was counted".to_owned(),
-            |of| [of.p50, of.p99, of.p99_99, of.max].map(|value| format!("{:>10}", number::us(value))).concat(),
-        );
+        let figures = number::columns(result.latency_us, |of| [of.p50, of.p99, of.p99_99, of.max]);
         let late = result.late.map_or(0, |late| late.frames);
         text.push_str(&format!(
             "{:<12} {:<18} {:>8} {late:>6} {:>6}{figures}\n",
