@@ -151,8 +151,8 @@ pub fn measure(
         boot_vm(host.lab()?, &Vm { name: hog, role: "spin", net: "bulk", address: &address }, progress)?;
         signal(&mut host, std::slice::from_ref(hog), "STOP")?;
     }
-    let ordered = METHODS.iter().filter(|method| plan.methods.iter().any(|wanted| wanted == *method));
-    let cases = ordered.flat_map(|method| plan.beside.iter().map(move |beside| (*method, *beside)));
+    let ordered = rta::in_order(&METHODS, &plan.methods);
+    let cases = ordered.flat_map(|method| plan.beside.iter().map(move |beside| (method, *beside)));
     trial::each(
         host,
         cases,

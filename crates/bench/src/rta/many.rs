@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use ontime_lab::images::Images;
 
 use super::guests::{self, Guests, Log, Order, Releases, Reservations};
-use super::{Rta, each_method, group, pacers, summarise, without_requests, words};
+use super::{Rta, Setup, each_case, group, pacers, summarise, without_requests, words};
 use crate::host::{Host, MeasureError, Site};
 use crate::number;
 use crate::paper::Figures;
@@ -54,14 +54,13 @@ pub fn measure(
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    each_method(
-        &plan.site,
-        images,
-        (groups.len(), DECLARED_US),
-        &plan.methods,
+    each_case(
+        Setup { site: &plan.site, images, vms: groups.len(), declared_us: DECLARED_US },
+        (&plan.methods, &[()]),
+        |method, ()| method.to_owned(),
         progress,
         missing,
-        |host, guests, method| measure_method(host, guests, method, groups, plan.seconds),
+        |host, guests, method, ()| measure_method(host, guests, method, groups, plan.seconds),
     )
 }
 

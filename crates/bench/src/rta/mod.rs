@@ -99,58 +99,63 @@ pub fn measure(
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    Guests::bring(&plan.site, images, progress)?;
-    let mut host = Host::start(&plan.site, images, &[], &[], progress)?;
-    let mut guests = Guests::boot(&mut host, VMS, DECLARED_US, progress)?;
+    each_case(
+        Setup { site: &plan.site, images, vms: VMS, declared_us: DECLARED_US },
+        (&plan.methods, &plan.groups),
+        |method, (group, _)| name(method, group),
+        progress,
+        missing,
+        |host, guests, method, (group, rtas)| measure_case(host, guests, plan.arrivals, method, group, rtas),
+    )
+}
+
+/// What is booted.
+struct Setup<'a> {
+    site: &'a Site,
+    images: &'a Images,
+    vms: usize,
+    /// What each VM declares for itself, us in 20 ms.
+    declared_us: u64,
+}
+
+/// Boots the host and its VMs and measures each of `cases` by each of `methods`, in the order of [`METHODS`].
+fn each_case<C>(
+    setup: Setup<'_>,
+    (methods, cases): (&[String], &[C]),
+    name: impl Fn(&str, &C) -> String,
+    progress: &mut dyn FnMut(&str),
+    missing: &mut dyn FnMut(&str, MeasureError),
+    measure: impl Fn(&mut Host, &Guests, &'static str, &C) -> Result<MethodResult, MeasureError>,
+) -> Result<Vec<MethodResult>, MeasureError> {
+    let Setup { site, images, vms, declared_us } = setup;
+    Guests::bring(site, images, progress)?;
+    let mut host = Host::start(site, images, &[], &[], progress)?;
+    let mut guests = Guests::boot(&mut host, vms, declared_us, progress)?;
     let mut applied = None;
-    let ordered = METHODS.iter().filter(|method| plan.methods.iter().any(|wanted| wanted == *method));
-    let cases = ordered.flat_map(|method| plan.groups.iter().map(move |(group, rtas)| (*method, group, rtas)));
+    let all = in_order(&METHODS, methods).flat_map(|method| cases.iter().map(move |case| (method, case)));
     trial::each(
         host,
-        cases,
-        |(method, group, _)| name(method, group),
+        all,
+        |(method, case)| name(method, case),
         missing,
-        |host, &(method, group, rtas), results| {
+        |host, &(method, case), results| {
+            let name = name(method, case);
             if applied != Some(method) {
-                progress(&format!("{}: applying", name(method, group)));
+                progress(&format!("{name}: applying"));
                 applied = None;
                 apply(host, &mut guests, method, "")?;
                 applied = Some(method);
             }
-            progress(&format!("{}: measuring", name(method, group)));
-            results.push(measure_case(host, &guests, plan.arrivals, method, group, rtas)?);
+            progress(&format!("{name}: measuring"));
+            results.push(measure(host, &guests, method, case)?);
             Ok(())
         },
     )
 }
 
-/// Boots a host and so many VMs that declare so much (us in 20 ms), and measures each of `methods`, in the order of [`METHODS`].
-fn each_method(
-    site: &Site,
-    images: &Images,
-    (vms, declared_us): (usize, u64),
-    methods: &[String],
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-    measure: impl Fn(&mut Host, &Guests, &'static str) -> Result<MethodResult, MeasureError>,
-) -> Result<Vec<MethodResult>, MeasureError> {
-    Guests::bring(site, images, progress)?;
-    let mut host = Host::start(site, images, &[], &[], progress)?;
-    let mut guests = Guests::boot(&mut host, vms, declared_us, progress)?;
-    let ordered = METHODS.into_iter().filter(|method| methods.iter().any(|wanted| wanted == method));
-    trial::each(
-        host,
-        ordered,
-        |method| (*method).to_owned(),
-        missing,
-        |host, &method, results| {
-            progress(&format!("{method}: applying"));
-            apply(host, &mut guests, method, "")?;
-            progress(&format!("{method}: measuring"));
-            results.push(measure(host, &guests, method)?);
-            Ok(())
-        },
-    )
+/// Those of `all` that are wanted.
+pub(crate) fn in_order(all: &[&'static str], wanted: &[String]) -> impl Iterator<Item = &'static str> {
+    all.iter().copied().filter(|method| wanted.iter().any(|wanted| wanted == method))
 }
 
 /// Puts a method in force, with `more` in `sched.toml` besides what the guests' VMs have. `vanilla` is what is in force where nothing is done.

@@ -13,7 +13,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::guests::{self, DECLARED_US, Guests, Log, Order, Releases};
-use super::{Rta, WHOLE, WORK_PERCENT, each_method, group, pacers, summarise, without_requests, words};
+use super::{Rta, Setup, WHOLE, WORK_PERCENT, each_case, group, pacers, summarise, without_requests, words};
 use crate::host::{Host, MeasureError, Site};
 use crate::number;
 use crate::paper::Figures;
@@ -242,9 +242,14 @@ pub fn measure(
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let rates = group::video(figures, SCALE);
     let spells = draw(VMS, u64::from(plan.seconds) * 1_000, plan.seed);
-    each_method(&plan.site, images, (VMS, DECLARED_US), &plan.methods, progress, missing, |host, guests, method| {
-        measure_method(host, guests, method, &spells, &rates)
-    })
+    each_case(
+        Setup { site: &plan.site, images, vms: VMS, declared_us: DECLARED_US },
+        (&plan.methods, &[()]),
+        |method, ()| method.to_owned(),
+        progress,
+        missing,
+        |host, guests, method, ()| measure_method(host, guests, method, &spells, &rates),
+    )
 }
 
 /// A VM's applications, with their names, and the line that has its guest run them one after the other.
