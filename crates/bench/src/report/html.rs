@@ -178,6 +178,23 @@ fn key(result: &MethodResult) -> Markup {
     }
 }
 
+/// A result's row begins so.
+fn row_head(result: &MethodResult) -> Markup {
+    html! { th scope="row" { (key(result)) (result.label) small { (condition(result)) } } }
+}
+
+/// A table whose first `left` columns are text; of text alone, it is broken into lines.
+fn table(label: &str, left: usize, heads: &[&str], body: Markup) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="region" aria-label=(label) { table class=[(left == heads.len()).then_some("wrap")] {
+            thead { tr { @for (place, name) in heads.iter().enumerate() {
+                th class=[(place < left).then_some("left")] scope="col" { (name) }
+            } } }
+            (body)
+        } }
+    }
+}
+
 /// Where the requests' time went, where the host was traced.
 fn segments(report: &Report) -> Markup {
     if report.results.iter().all(|result| result.segments.is_empty()) {
@@ -186,15 +203,10 @@ fn segments(report: &Report) -> Markup {
     html! {
         h2 { "Segments of the way" }
         p { "By the trace in the host, µs on its clock; the probes' own cost is in them." }
-        div.scroll tabindex="0" role="region" aria-label="Segments" { table {
-            thead { tr {
-                th.left scope="col" { "method" }
-                th.left scope="col" { "segment" }
-                @for name in ["requests", "min", "mean", "p50", "p95", "p99", "p99.9", "max"] { th scope="col" { (name) } }
-            } }
+        (table("Segments", 2, &["method", "segment", "requests", "min", "mean", "p50", "p95", "p99", "p99.9", "max"], html! {
             @for result in &report.results {
                 tbody { @for of in &result.segments { tr {
-                    th scope="row" { (key(result)) (result.label) small { (condition(result)) } }
+                    (row_head(result))
                     td.left { (of.segment) }
                     td { (number::count(of.count)) }
                     @for figure in [of.min_us, of.mean_us, of.p50_us, of.p95_us, of.p99_us, of.p99_9_us, of.max_us] {
@@ -202,7 +214,7 @@ fn segments(report: &Report) -> Markup {
                     }
                 } } }
             }
-        } }
+        }))
     }
 }
 
@@ -214,15 +226,9 @@ fn throughput(report: &Report) -> Markup {
     html! {
         h2 { "Throughput without loss" }
         p { "The highest rate at which every frame was answered, by a binary search (RFC 2544). On the virtual clock it is a count of instructions." }
-        div.scroll tabindex="0" role="region" aria-label="Throughput" { table {
-            thead { tr {
-                th.left scope="col" { "method" }
-                @for name in ["frame, bytes", "frames/s without loss", "frames/s with loss", "trials", "frames each", "polled, s", "rested, s"] {
-                    th scope="col" { (name) }
-                }
-            } }
+        (table("Throughput", 1, &["method", "frame, bytes", "frames/s without loss", "frames/s with loss", "trials", "frames each", "polled, s", "rested, s"], html! {
             tbody { @for result in report.results.iter().filter(|of| of.zero_loss.is_some() || of.polling.is_some()) { tr {
-                th scope="row" { (key(result)) (result.label) small { (condition(result)) } }
+                (row_head(result))
                 td { (cell(result.frame_bytes.map(u64::from), number::count)) }
                 td { (cell(result.zero_loss.map(|of| of.frames_per_s), number::significant)) }
                 td { (cell(result.zero_loss.and_then(|of| of.lossy_frames_per_s), number::significant)) }
@@ -231,7 +237,7 @@ fn throughput(report: &Report) -> Markup {
                 td { (cell(result.polling.map(|of| of.polled_s), number::significant)) }
                 td { (cell(result.polling.map(|of| of.saved_s), number::significant)) }
             } } }
-        } }
+        }))
     }
 }
 
@@ -243,13 +249,9 @@ fn late(report: &Report) -> Markup {
     html! {
         h2 { "Late answers" }
         p { "Answered later than the limit; a lost one was never answered. Times in µs." }
-        div.scroll tabindex="0" role="region" aria-label="Late answers" { table {
-            thead { tr {
-                th.left scope="col" { "method" }
-                @for name in ["asked", "late over", "late", "lost", "p99.99", "max"] { th scope="col" { (name) } }
-            } }
+        (table("Late answers", 1, &["method", "asked", "late over", "late", "lost", "p99.99", "max"], html! {
             tbody { @for (result, late) in report.results.iter().filter_map(|of| Some((of, of.late?))) { tr {
-                th scope="row" { (key(result)) (result.label) small { (condition(result)) } }
+                (row_head(result))
                 td { (number::count(result.count)) }
                 td { (number::us(late.over_us)) }
                 td { (number::count(late.frames)) }
@@ -257,7 +259,7 @@ fn late(report: &Report) -> Markup {
                 td { (cell(result.latency_us.map(|of| of.p99_99), number::us)) }
                 td { (cell(result.latency_us.map(|of| of.max), number::us)) }
             } } }
-        } }
+        }))
     }
 }
 
@@ -269,20 +271,16 @@ fn deadlines(report: &Report) -> Markup {
     html! {
         h2 { "Deadlines" }
         p { "By what the applications log on their guests' clock. Needed: slices over periods; reserved: what the host set aside for that. CPUs." }
-        div.scroll tabindex="0" role="region" aria-label="Deadlines" { table {
-            thead { tr {
-                th.left scope="col" { "method" }
-                @for name in ["needed", "slack", "reserved", "jobs", "missed"] { th scope="col" { (name) } }
-            } }
+        (table("Deadlines", 1, &["method", "needed", "slack", "reserved", "jobs", "missed"], html! {
             tbody { @for (result, rtas) in report.results.iter().filter_map(|of| Some((of, of.rtas.as_ref()?))) { tr {
-                th scope="row" { (key(result)) (result.label) small { (condition(result)) } }
+                (row_head(result))
                 td { (number::significant(rtas.needed_cpus)) }
                 td { (number::significant(rtas.slack_cpus)) }
                 td { (cell(rtas.reserved_cpus, number::significant)) }
                 td { (number::count(result.count)) }
                 td { (number::count(rtas.missed)) }
             } } }
-        } }
+        }))
     }
 }
 
@@ -293,15 +291,14 @@ fn rules(report: &Report) -> Markup {
     }
     html! {
         h2 { "What ontime doctor says of each rule that is switched off" }
-        div.scroll tabindex="0" role="region" aria-label="Doctor" { table.wrap {
-            thead { tr { @for name in ["rule", "state", "found", "remedy"] { th.left scope="col" { (name) } } } }
+        (table("Doctor", 4, &["rule", "state", "found", "remedy"], html! {
             tbody { @for row in report.results.iter().filter_map(|result| result.doctor.as_ref()) { tr {
                 th scope="row" { (row.rule) }
                 td.left { (row.state) }
                 td.left { (row.found) }
                 td.left { (row.remedy) }
             } } }
-        } }
+        }))
     }
 }
 
@@ -434,7 +431,7 @@ fn condition_row(result: &MethodResult) -> Markup {
     };
     html! {
         tr {
-            th scope="row" { (key(result)) (result.label) small { (condition(result)) } }
+            (row_head(result))
             td { (number::significant(result.duration_s)) }
             @for count in counts { td { (number::count(count)) } }
             td { (gap(|d| d.min)) } td { (gap(|d| d.mean)) } td { (gap(|d| d.max)) }
