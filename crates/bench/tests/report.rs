@@ -16,7 +16,8 @@ use ontime_bench::goals;
 use ontime_bench::paper::Figures;
 use ontime_bench::report;
 use ontime_bench::schema::{
-    Clock, DoctorRow, Late, Load, MethodResult, Report, Run, SCHEMA_VERSION, SchemaError, SegmentTime, json_schema,
+    Clock, DoctorRow, HostTime, Late, Load, MethodResult, Report, Run, SCHEMA_VERSION, SchemaError, SegmentTime,
+    json_schema,
 };
 use ontime_bench::wire::{self, RtFlow, WireAnalysis};
 use rand::{RngExt, SeedableRng};
@@ -298,6 +299,35 @@ fn segments_doctors_rows_and_late_frames_are_in_every_form() {
     assert!(line.starts_with("rt-default") && line.contains("1,234"), "{line}");
     report.experiment = "inversion".to_owned();
     assert!(report::terminal(&report).lines().any(|line| line.starts_with("threaded") && line.ends_with("warning")));
+}
+
+#[test]
+fn what_asking_costs_is_in_every_form_and_judged_by_what_asks_nobody() {
+    let mut report = a_report(200);
+    report.experiment = "registration".to_owned();
+    report.results.truncate(2);
+    for (result, (method, us)) in report.results.iter_mut().zip([("same", 16), ("change", 314)]) {
+        (result.method, result.label, result.load) = (method.to_owned(), format!("call {method}"), Load::None);
+        result.kernel = "7.2.12-rt-amd64".to_owned();
+        result.timed(&[us * US; 100]);
+    }
+    report.results[1].host_time = Some(HostTime { device_us: 31.0, daemon_us: 129.0, pacers_us: 29.0 });
+    let specs = goals::of_experiment("registration");
+    report.goals = goals::evaluate(specs, &report.results, Clock::Virtual, "7.2.12-rt-amd64");
+    let reached = |id: &str| report.goals.iter().find(|goal| goal.id == id).unwrap();
+    assert_eq!((reached("host").actual, reached("host").met), (Some(189.0), Some(false)));
+    assert_eq!((reached("guest").actual, reached("guest").met), (Some(298.0), Some(false)));
+    assert_eq!(reached("guest-spare").met, None);
+    assert!(Report::from_json(&report.to_json().unwrap()).unwrap() == report);
+    let text = report::csv(&report);
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let daemon = reader.headers().unwrap().iter().position(|head| head == "host_daemon_us").unwrap();
+    let lines: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+    assert_eq!((&lines[0][daemon], &lines[1][daemon]), ("", "129"));
+    let terminal = report::terminal(&report);
+    assert!(terminal.lines().any(|line| line.starts_with("call change") && line.ends_with(" 189")), "{terminal}");
+    let page = report::html(&report);
+    assert!(page.contains("<h1>System call in the guest, method by method</h1>") && page.contains("What asking costs"));
 }
 
 #[test]

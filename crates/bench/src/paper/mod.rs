@@ -21,7 +21,7 @@ pub enum PaperError {
     Figures(#[from] toml::de::Error),
     /// No paper has such an experiment.
     #[error(
-        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, vatc, vatc-network, inversion, kbp, memcached, voip, sampled-values, rta-periodic, rta-sporadic, rta-scale, memcached-slo, video, xen-arm"
+        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, vatc, vatc-network, inversion, kbp, memcached, voip, sampled-values, rta-periodic, rta-sporadic, rta-scale, memcached-slo, video, registration, xen-arm"
     )]
     Experiment(String),
 }
@@ -66,7 +66,7 @@ impl Figures {
             // No paper has it.
             "sampled-values" => Vec::new(),
             // No response times, or of percentiles only.
-            "rta-periodic" | "rta-sporadic" | "rta-scale" | "memcached-slo" | "video" => Vec::new(),
+            "rta-periodic" | "rta-sporadic" | "rta-scale" | "memcached-slo" | "video" | "registration" => Vec::new(),
             _ => return Err(PaperError::Experiment(experiment.to_string())),
         };
         Ok(rows.into_iter().map(|(method, line)| line.row(method, &conditions)).collect())

@@ -151,7 +151,8 @@ pub struct Rtvirt {
     min_global_slice_us: u64,
     /// Added to every vCPU's budget.
     pub slack_us: u64,
-    hypercall_us: f64,
+    /// By which a guest asks for bandwidth.
+    pub hypercall_us: f64,
     shared_bytes_per_vcpu: u64,
     /// Periodic applications.
     pub table1_ms: Table1,

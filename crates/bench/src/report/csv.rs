@@ -5,7 +5,7 @@ use crate::schema::{Clock, Distribution, MethodResult, PaperRow, Report};
 use crate::segments::SEGMENTS;
 
 /// The columns, in order. Units are in the names; an empty cell was not measured.
-const COLUMNS: [&str; 59] = [
+const COLUMNS: [&str; 62] = [
     "experiment",
     "method",
     "label",
@@ -60,6 +60,9 @@ const COLUMNS: [&str; 59] = [
     "slack_cpus",
     "reserved_cpus",
     "deadlines_missed",
+    "host_device_us",
+    "host_daemon_us",
+    "host_pacers_us",
     "p99_times_below_vanilla",
     "paper_mean_us",
     "paper_p99_us",
@@ -127,6 +130,9 @@ fn ours(result: &MethodResult, seed: u64) -> Vec<String> {
     cells.extend([cell(rtas.map(|of| of.needed_cpus)), cell(rtas.map(|of| of.slack_cpus))]);
     cells.push(cell(rtas.and_then(|of| of.reserved_cpus)));
     cells.push(rtas.map_or_else(String::new, |of| of.missed.to_string()));
+    let host = result.host_time;
+    let figures = [host.map(|of| of.device_us), host.map(|of| of.daemon_us), host.map(|of| of.pacers_us)];
+    cells.extend(figures.map(cell));
     cells
 }
 

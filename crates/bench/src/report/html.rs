@@ -6,7 +6,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::charts::{TimeAxis, cdf, colour, histogram, stroke, tail};
-use super::{Row, condition, groups, rows, unfavourable};
+use super::{Row, condition, groups, rows, timed, unfavourable};
 use crate::number;
 use crate::rt_server::HOST_PROCESS;
 use crate::schema::{Bound, Clock, Distribution, Goal, Load, MethodResult, Report};
@@ -28,6 +28,7 @@ pub fn html(report: &Report) -> String {
             (throughput(report))
             (late(report))
             (deadlines(report))
+            (host_time(report))
             (goal_table(report))
             (against(report))
             (distributions(report))
@@ -60,10 +61,16 @@ pub fn page(title: &str, style: &str, body: &Markup) -> String {
 
 fn head(report: &Report) -> Markup {
     html! {
-        h1 { "Response time at the NIC, method by method" }
+        h1 { (capital(timed(report))) ", method by method" }
         p.soft { "Ontime benchmark " code { (report.experiment) } ", " (report.created) ", seed " (report.seed) }
         @if let Some(sentence) = headline(report) { p.lead { (sentence) } }
     }
+}
+
+/// With a capital letter.
+fn capital(words: &str) -> String {
+    let mut letters = words.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// For each flood, the steadiest method with a VM beside vanilla, on the report's own clock and kernel.
@@ -279,6 +286,24 @@ fn deadlines(report: &Report) -> Markup {
                 td { (cell(rtas.reserved_cpus, number::significant)) }
                 td { (number::count(result.count)) }
                 td { (number::count(rtas.missed)) }
+            } } }
+        }))
+    }
+}
+
+/// CPU time of the host for a guest that asks for bandwidth.
+fn host_time(report: &Report) -> Markup {
+    if report.results.iter().all(|result| result.host_time.is_none()) {
+        return html! {};
+    }
+    html! {
+        h2 { "What asking costs the host" }
+        p { "CPU time of its processes a change of a guest's bandwidth, beyond what they use anyway, µs." }
+        (table("Host time", 1, &["method", "changes", "device process", "daemon", "pacers", "together"], html! {
+            tbody { @for (result, of) in report.results.iter().filter_map(|of| Some((of, of.host_time?))) { tr {
+                (row_head(result))
+                td { (number::count(result.count)) }
+                @for figure in [of.device_us, of.daemon_us, of.pacers_us, of.sum_us()] { td { (number::us(figure)) } }
             } } }
         }))
     }

@@ -82,6 +82,16 @@ fn condition(result: &MethodResult) -> String {
     format!("{}, {} clock, {cpus}, {}", result.kernel, result.clock.name(), result.load.words())
 }
 
+/// What the times are.
+fn timed(report: &Report) -> &'static str {
+    let jobs = report.results.iter().any(|result| result.rtas.is_some() && result.wire.counted == 0);
+    match report.experiment.as_str() {
+        "registration" => "system call in the guest",
+        _ if jobs => "from a job's release to its end, by the guest's clock",
+        _ => "response time at the NIC",
+    }
+}
+
 /// Whatever speaks against a method, in sentences: goals that were missed, figures worse than `vanilla`'s, losses.
 pub fn unfavourable(report: &Report) -> Vec<String> {
     let missed = report.goals.iter().filter(|goal| goal.binding && goal.met == Some(false));

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 
-use super::{Row, condition, rows, unfavourable};
+use super::{Row, condition, rows, timed, unfavourable};
 use crate::schema::{Bound, Distribution, Report};
 use crate::{heavy, inversion, kbp, number, rta, sampled, segments, slo, vatc, xen_arm};
 
@@ -41,9 +41,7 @@ pub fn terminal(report: &Report) -> String {
         }));
     }
     let mut text = own(report).map_or_else(String::new, |own| own + "\n");
-    let jobs = report.results.iter().any(|result| result.rtas.is_some() && result.wire.counted == 0);
-    let what = if jobs { "from a job's release to its end, by the guest's clock" } else { "response time at the NIC" };
-    let _ = writeln!(text, "{}: {what}, µs\n{table}", report.experiment);
+    let _ = writeln!(text, "{}: {}, µs\n{table}", report.experiment, timed(report));
     let mut clocks: Vec<_> = report.results.iter().map(|result| result.clock).collect();
     clocks.sort_unstable();
     clocks.dedup();
@@ -86,6 +84,7 @@ fn own(report: &Report) -> Option<String> {
         "memcached-slo" => slo::table,
         "video" => rta::video::table,
         "rta-scale" => rta::many::table,
+        "registration" => rta::registration::table,
         "xen-arm" => xen_arm::table,
         _ => return None,
     };

@@ -111,7 +111,7 @@ fn measure_method(
     let ran = run();
     guests::bulk_threads(host, false)?;
     let (before, after, rtas, logs) = ran?;
-    let mut result = without_requests(host, method, words(method), &before, &after);
+    let mut result = without_requests(host, method, words(method), after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, "while all applications had jobs"));
     summarise(&mut result, &rtas, &logs, held, guests.declared_cpus() * groups.len() as f64);
     Ok(result)

@@ -25,9 +25,9 @@ pub use self::group::Rta;
 pub use self::guests::WORK_PERCENT;
 use self::guests::{DECLARED_US, Guests, Log, Order, Releases, Reservations};
 use crate::host::{CpuTime, Host, MeasureError, Site};
-use crate::schema::{Distribution, HistogramBin, Load, MethodResult, RtaRow, Rtas, Run};
+use crate::schema::{Load, MethodResult, RtaRow, Rtas, Run};
 use crate::wire::WireAnalysis;
-use crate::{histogram::LogLinear, number, stats::Summary, trial};
+use crate::{number, trial};
 
 /// The methods, in the order in which they are measured: the guests' module cannot be there for the first.
 pub const METHODS: [&str; 5] = ["vanilla", "deadline", "dp-wrap", "sched_ext", "paced"];
@@ -191,14 +191,14 @@ fn measure_case(
     guests::bulk_threads(host, false)?;
     let (held, logs) = ran?;
     let label = format!("{}; {}", words(method), group.to_uppercase());
-    let mut result = without_requests(host, &case, &label, &before, &after);
+    let mut result = without_requests(host, &case, &label, after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, WHOLE));
     summarise(&mut result, rtas, &logs, held, guests.declared_cpus() * VMS as f64);
     Ok(result)
 }
 
 /// What is known of a case in which nobody asks over the wire.
-fn without_requests(host: &Host, case: &str, label: &str, before: &CpuTime, after: &CpuTime) -> MethodResult {
+fn without_requests(host: &Host, case: &str, label: &str, cpu_share: Option<f64>) -> MethodResult {
     MethodResult::new(&Run {
         method: case,
         label,
@@ -208,7 +208,7 @@ fn without_requests(host: &Host, case: &str, label: &str, before: &CpuTime, afte
         load: Load::None,
         wire: &WireAnalysis::default(),
         bulk: None,
-        cpu_share: after.share_since(before, host.cpus),
+        cpu_share,
         late_ns: None,
     })
 }
@@ -312,9 +312,7 @@ pub(crate) fn summarise(
 ) {
     let (rtas, notes) = deadlines(rtas, logs, reserved_cpus, slack_cpus);
     let all: Vec<u64> = logs.iter().flat_map(|log| &log.response_us).map(|us| us * 1_000).collect();
-    result.count = rtas.rows.iter().map(|row| row.jobs).sum();
-    result.latency_us = Summary::of(&all).map(|summary| Distribution::from(&summary));
-    result.histogram = LogLinear::of(&all).bins().iter().map(HistogramBin::from).collect();
+    result.timed(&all);
     result.rtas = Some(rtas);
     result.notes.extend(notes);
 }

@@ -1,25 +1,27 @@
 //! `registration`: what it costs that a guest's application asks for its bandwidth (RTVirt, sections 4.3 and 4.5: a hypercall of 10 us).
 //!
-//! In: how often. Out: a program in a VM changes its own SCHED_DEADLINE runtime, up and down in turn, so that each change is an INC_BW or a DEC_BW: how
-//! long the system call takes in the guest, with the time in which the daemon waits for its slice's end; the same where the VM has the host hold something
-//! spare (docs/guest.md), so that the host is told afterwards; the same call with nothing changed, which asks nobody;
+//! In: how often. Out: a [`MethodResult`] of each of [`METHODS`]. A program in a VM changes its own SCHED_DEADLINE runtime, up and down in turn, so that each
+//! change is an INC_BW or a DEC_BW: how long the system call takes in the guest, with the time in which the daemon waits for its slice's end; the same where the
+//! VM has the host hold something spare (docs/guest.md), so that the host is told afterwards; the same call with nothing changed, which asks nobody;
 //! and the CPU time of each process of the host a change, which on the virtual clock is a count of instructions.
 
 use std::fmt::Write as _;
 
 use ontime_lab::images::Images;
 
-use super::apply;
 use super::guests::{DECLARED_US, Guests};
+use super::{apply, without_requests};
 use crate::host::{Host, MeasureError, Site};
-use crate::number;
-use crate::schema::Clock;
-use crate::stats::Summary;
+use crate::schema::{HostTime, MethodResult};
+use crate::{number, trial};
 
-/// The paper's hypercall, and the goal: of the host a change, and of the guest's call beyond one that asks nobody, us.
-pub const GOAL_US: f64 = 10.0;
+/// The calls, in the order in which they are made: what the host's processes use anyway is what they use while nothing changes; and there is no way back from
+/// something spare.
+pub const METHODS: [&str; 3] = ["same", "change", "spare"];
 /// Between two changes, us: each finds the host at rest.
 const PAUSE_US: u64 = 20_000;
+/// A change of the runtime, us.
+const STEP_US: u64 = 1_000;
 
 /// What the VM has spare, us of us: twice what a change asks for.
 const SPARE: &str = "2000/20000";
@@ -28,69 +30,78 @@ const SPARE: &str = "2000/20000";
 const SETTLED: &str = "ran() { read -r ran rest < /proc/$(pgrep -x -f 'ontime daemon')/schedstat; echo $ran; }; \
                        for look in $(seq 30); do before=$(ran); sleep 2; [ $(($(ran) - before)) -ge 1000000 ] || break; done";
 
-/// What was found.
+/// What to measure on one emulated host.
 #[derive(Debug, Clone)]
-pub struct Registration {
-    /// The host's kernel and clock.
-    pub kernel: String,
-    /// See there.
-    pub clock: Clock,
-    /// Changes that the host was asked for.
-    pub changes: u64,
-    /// The system call where the host is asked, ns.
-    pub asked: Summary,
-    /// The same with something spare, ns.
-    pub spare: Summary,
-    /// Where nothing changes, ns.
-    pub unasked: Summary,
-    /// CPU time a change, us: the VM's device process, the daemon without its pacers, the pacers.
-    pub host_us: [f64; 3],
-    /// The same with something spare.
-    pub spare_us: [f64; 3],
+pub struct Plan {
+    /// The host.
+    pub site: Site,
+    /// Calls of each method.
+    pub count: u32,
 }
 
-/// Boots a host and a VM and measures `count` changes.
+/// Boots a host and a VM and measures every method. One that fails is passed to `missing`, and the rest is measured, as long as the host lives.
 ///
 /// # Errors
-/// The host or the VM does not come up; the program fails.
+/// The host or the VM does not come up; the program does not start.
 pub fn measure(
-    site: &Site,
-    count: u32,
+    plan: &Plan,
     images: &Images,
     progress: &mut dyn FnMut(&str),
-) -> Result<Registration, MeasureError> {
-    Guests::bring(site, images, progress)?;
-    let mut host = Host::start(site, images, &[], &[], progress)?;
+    missing: &mut dyn FnMut(&str, MeasureError),
+) -> Result<Vec<MethodResult>, MeasureError> {
+    Guests::bring(&plan.site, images, progress)?;
+    let mut host = Host::start(&plan.site, images, &[], &[], progress)?;
     let mut guests = Guests::boot(&mut host, 1, DECLARED_US, progress)?;
     apply(&mut host, &mut guests, "paced", "")?;
     // The daemon looks at the host again after an apply, and where QEMU starts threads to read the program from the disk: hundreds of times what
     // a change costs.
     calls(&mut host, &guests, "first", 1, 0)?;
+    let mut anyway = None;
+    trial::each(
+        host,
+        METHODS,
+        |method| (*method).to_owned(),
+        missing,
+        |host, &method, results| {
+            results.push(measure_method(host, &guests, plan.count, method, &mut anyway, progress)?);
+            Ok(())
+        },
+    )
+}
+
+/// `anyway` is what the host's processes used while nothing changed, once that is known.
+fn measure_method(
+    host: &mut Host,
+    guests: &Guests,
+    count: u32,
+    method: &str,
+    anyway: &mut Option<Used>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<MethodResult, MeasureError> {
+    if method == "spare" {
+        guests.tell(host, &[format!("echo {SPARE} > /sys/module/ontime/parameters/deadline_spare")])?;
+    }
     host.shell(SETTLED)?;
-    progress("measuring calls that ask nobody");
-    let (unasked, quiet) = calls(&mut host, &guests, "same", count, 0)?;
-    progress("measuring changes");
-    let (asked, busy) = calls(&mut host, &guests, "change", count, 1_000)?;
-    guests.tell(&mut host, &[format!("echo {SPARE} > /sys/module/ontime/parameters/deadline_spare")])?;
-    host.shell(SETTLED)?;
-    progress("measuring changes with something spare");
-    let (spare, spared) = calls(&mut host, &guests, "spare", count, 1_000)?;
-    let changes = u64::from(count);
-    // What they do in that time anyway is not the changes'.
-    let rate = |place: usize| quiet.ran(place) / quiet.seconds().max(1e-9);
-    let beyond = |used: Used, place| (used.ran(place) - rate(place) * used.seconds()).max(0.0);
-    let each = |used| [0, 1, 2].map(|place| beyond(used, place) * 1e6 / changes.max(1) as f64);
-    let none = || MeasureError::Accounting("no call was timed".to_owned());
-    Ok(Registration {
-        kernel: host.kernel.clone(),
-        clock: host.clock,
-        changes,
-        asked: Summary::of(&asked).ok_or_else(none)?,
-        spare: Summary::of(&spare).ok_or_else(none)?,
-        unasked: Summary::of(&unasked).ok_or_else(none)?,
-        host_us: each(busy),
-        spare_us: each(spared),
-    })
+    progress(&format!("{method}: measuring"));
+    let (took, used) = calls(host, guests, method, count, if method == "same" { 0 } else { STEP_US })?;
+    let mut result = without_requests(host, method, words(method), None);
+    result.timed(&took);
+    if method == "same" {
+        *anyway = Some(used);
+    } else {
+        let none = || MeasureError::Accounting("no call that changes nothing".to_owned());
+        result.host_time = Some(used.a_change(anyway.as_ref().ok_or_else(none)?, count));
+    }
+    Ok(result)
+}
+
+fn words(method: &str) -> &str {
+    match method {
+        "same" => "changes nothing, asks nobody",
+        "change" => "asks the host",
+        "spare" => "has something spare, tells the host afterwards",
+        other => other,
+    }
 }
 
 /// Has the guest call `count` times, its runtime `step` us more or less each time: what each call took, ns, and what the host's processes used.
@@ -150,64 +161,31 @@ impl Used {
     fn seconds(&self) -> f64 {
         self.ran(3)
     }
+
+    /// Of each of `changes`, without what is used anyway in as long a time.
+    fn a_change(&self, anyway: &Used, changes: u32) -> HostTime {
+        let beyond = |place| {
+            let rate = anyway.ran(place) / anyway.seconds().max(1e-9);
+            (self.ran(place) - rate * self.seconds()).max(0.0) * 1e6 / f64::from(changes.max(1))
+        };
+        HostTime { device_us: beyond(0), daemon_us: beyond(1), pacers_us: beyond(2) }
+    }
 }
 
-impl Registration {
-    /// Of the host's processes together, us.
-    pub fn host_sum_us(&self) -> f64 {
-        self.host_us.iter().sum()
+/// What the guest waits for, and what the host does for it.
+pub fn table(results: &[MethodResult]) -> String {
+    let mut text = String::from(
+        "call                                              calls       p50       p99       max  us   CPU of the host a change, us: device  daemon  pacers   all\n",
+    );
+    for result in results {
+        let figures = number::columns(result.latency_us, |of| [of.p50, of.p99, of.max]);
+        let host = result.host_time.map_or_else(String::new, |of| {
+            let [device, daemon, pacers, all] = [of.device_us, of.daemon_us, of.pacers_us, of.sum_us()].map(number::us);
+            format!("{device:>40} {daemon:>7} {pacers:>7} {all:>5}")
+        });
+        let _ = writeln!(text, "{:<48} {:>6}{figures}{host}", result.label, number::count(result.count));
     }
-
-    /// What a call of the guest takes beyond one that asks nobody, medians, us.
-    pub fn beyond_us(&self, of: &Summary) -> f64 {
-        of.p50.saturating_sub(self.unasked.p50) as f64 / 1e3
-    }
-
-    /// As text.
-    pub fn text(&self) -> String {
-        let us = |ns: u64| number::us(ns as f64 / 1e3);
-        let mut text = format!(
-            "registration: {} changes of an application's bandwidth in a VM, {}, {} clock; us\n",
-            number::count(self.changes),
-            self.kernel,
-            self.clock.name()
-        );
-        let rows = [
-            ("asks the host", &self.asked),
-            ("has something spare", &self.spare),
-            ("changes nothing, asks nobody", &self.unasked),
-        ];
-        for (name, of) in rows {
-            let _ = writeln!(
-                text,
-                "the system call in the guest, {name:<30} p50 {:>9}  p99 {:>9}  max {:>9}",
-                us(of.p50),
-                us(of.p99),
-                us(of.max)
-            );
-        }
-        for (when, [device, daemon, pacers]) in [("", self.host_us), (" with something spare", self.spare_us)] {
-            let _ = writeln!(
-                text,
-                "CPU time of the host a change{when}: device process {}, daemon {}, pacers {}, together {}",
-                number::us(device),
-                number::us(daemon),
-                number::us(pacers),
-                number::us(device + daemon + pacers)
-            );
-        }
-        let verdict = |reached: f64| if reached <= GOAL_US { "met" } else { "NOT MET" };
-        for (what, reached) in [
-            ("of the host's instructions a registration", self.host_sum_us()),
-            ("in the guest beyond a call that asks nobody", self.beyond_us(&self.asked)),
-            ("in the guest beyond a call that asks nobody, with something spare", self.beyond_us(&self.spare)),
-        ] {
-            let (verdict, reached) = (verdict(reached), number::us(reached));
-            let _ = writeln!(text, "[{verdict}] at most {GOAL_US} us {what} (the paper's hypercall: 10 us): {reached}");
-        }
-        let _ = writeln!(text, "{} clock: {}", self.clock.name(), self.clock.meaning());
-        text
-    }
+    text
 }
 
 #[cfg(test)]
@@ -220,6 +198,9 @@ mod tests {
         let used = Used { before: cpu("1000000000 0 0 5.0"), after: cpu("1500000000 2000000000 7 15.0\n") };
         assert!((used.ran(0) - 0.5).abs() < 1e-9 && (used.ran(1) - 2.0).abs() < 1e-9);
         assert!((used.seconds() - 10.0).abs() < 1e-9);
+        let anyway = Used { before: cpu("0 0 0 0"), after: cpu("0 1000000000 0 10") };
+        let each = used.a_change(&anyway, 1_000);
+        assert!((each.device_us - 500.0).abs() < 1e-6 && (each.daemon_us - 1_000.0).abs() < 1e-6, "{each:?}");
         assert_eq!(Cpu::parse("1 2 3"), None);
         assert_eq!(Cpu::parse("a b c d"), None);
     }

@@ -306,7 +306,7 @@ fn measure_method(
     let after = host.cpu_time()?;
     guests::bulk_threads(host, false)?;
     let (rtas, logs) = ran?;
-    let mut result = without_requests(host, method, words(method), &before, &after);
+    let mut result = without_requests(host, method, words(method), after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, WHOLE));
     summarise(&mut result, &rtas, &logs, None, guests.declared_cpus() * VMS as f64);
     Ok(result)

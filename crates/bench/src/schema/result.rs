@@ -57,6 +57,8 @@ pub struct MethodResult {
     pub late: Option<Late>,
     /// Deadlines of real-time applications, in `rta-periodic`, `rta-sporadic`, `video` (`latency_us` is then from a job's release to its end) and `memcached-slo`; `null` elsewhere.
     pub rtas: Option<Rtas>,
+    /// CPU time of the host's processes a change of a guest's bandwidth, in `registration`, where the host is asked; `null` elsewhere.
+    pub host_time: Option<HostTime>,
     /// Where the requests' time went, by the trace in the host, in `segments`; empty elsewhere.
     pub segments: Vec<SegmentTime>,
     /// The response times' occupied bins, ascending.
@@ -214,6 +216,25 @@ impl Rtas {
     pub fn excess(&self) -> Option<f64> {
         let due = self.needed_cpus + self.slack_cpus;
         self.reserved_cpus.filter(|_| due > 0.0).map(|cpus| (cpus + self.slack_cpus) / due - 1.0)
+    }
+}
+
+/// CPU time of the host's processes, us, beyond what they use anyway.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostTime {
+    /// The VM's device process.
+    pub device_us: f64,
+    /// The daemon without its pacers.
+    pub daemon_us: f64,
+    /// The pacers.
+    pub pacers_us: f64,
+}
+
+impl HostTime {
+    /// Together, us.
+    pub fn sum_us(&self) -> f64 {
+        self.device_us + self.daemon_us + self.pacers_us
     }
 }
 

@@ -69,10 +69,20 @@ impl MethodResult {
                 frames: latencies.iter().filter(|latency| **latency > over).count() as u64,
             }),
             rtas: None,
+            host_time: None,
             segments: Vec::new(),
             histogram: bins.bins().iter().map(HistogramBin::from).collect(),
             notes: capture_notes(run),
         }
+    }
+}
+
+impl MethodResult {
+    /// What was timed elsewhere than at the wire, ns, takes the place of response times.
+    pub fn timed(&mut self, samples_ns: &[u64]) {
+        self.count = samples_ns.len() as u64;
+        self.latency_us = Summary::of(samples_ns).map(|summary| Distribution::from(&summary));
+        self.histogram = LogLinear::of(samples_ns).bins().iter().map(HistogramBin::from).collect();
     }
 }
 
