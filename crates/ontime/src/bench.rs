@@ -113,6 +113,15 @@ impl Emulated {
             lab::guest_module(&images)?;
         }
         lab::host_module(&images, self.kernel)?;
+        self.measure_inside(&images, measure)
+    }
+
+    /// Measures on it, in namespaces of its own, where all that it takes has been built.
+    fn measure_inside<T>(
+        &self,
+        images: &Images,
+        measure: impl FnOnce(Site, &Images) -> Result<T, MeasureError>,
+    ) -> anyhow::Result<T> {
         let scratch = isolate::enter()?;
         let mut machine = host::machine(self.clock, self.kernel);
         if self.clock == Clock::Real {
@@ -122,7 +131,7 @@ impl Emulated {
         let dir = self.out.clone().unwrap_or(scratch);
         fs::create_dir_all(&dir).with_context(|| format!("directory {}", dir.display()))?;
         let binary = std::env::current_exe().context("this program")?;
-        measure(Site { machine, dir: dir.clone(), binary }, &images).map_err(|error| {
+        measure(Site { machine, dir: dir.clone(), binary }, images).map_err(|error| {
             // The console log that the message names must outlive this process.
             isolate::keep(&dir);
             error.into()

@@ -1,12 +1,11 @@
 //! `ontime bench rt-server`, `ablation`, `segments`, `memcached` and `voip`: Access'18, IV-A to IV-D and IV-G. An RT server beside two bulk
 //! VMs: lists of cases, and what the server is.
 
-use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail};
-use ontime_bench::host::{self, Ground, Site};
+use ontime_bench::host::Ground;
 use ontime_bench::memcached::ACCESS;
 use ontime_bench::rt_server::{self, Case, Plan};
 use ontime_bench::schema::{Load, MethodResult};
@@ -15,7 +14,7 @@ use ontime_lab::{Clock, Kernel, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::{Hardware, Measured, Output, noted, say};
+use super::{Emulated, Hardware, Measured, Output, noted, say};
 use crate::lab;
 
 /// An experiment of an RT server.
@@ -143,11 +142,17 @@ struct Host {
     methods: Vec<String>,
 }
 
-impl Host {
-    /// Every method under every load.
-    fn cases(&self, loads: &[Load]) -> Vec<Case> {
-        let of = |name: &String| loads.iter().map(|load| Case { name: name.clone(), load: *load }).collect::<Vec<_>>();
-        self.methods.iter().flat_map(of).collect()
+/// What to measure on one host: these methods, each under every load.
+fn plan(args: &Args, kind: &Kind, methods: &[String]) -> Plan {
+    let of = |name: &String| args.loads.iter().map(|load| Case { name: name.clone(), load: *load }).collect::<Vec<_>>();
+    Plan {
+        workload: kind.workload,
+        settings: args.settings.clone(),
+        appended: args.appended.clone(),
+        cases: methods.iter().flat_map(of).collect(),
+        traced: kind.traced,
+        requests: args.requests,
+        seed: args.seed,
     }
 }
 
@@ -188,7 +193,7 @@ pub fn run(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let hosts = hosts(args, kind)?;
     // Here, where there is a network: a part is in a namespace without one.
     let images = lab::images()?;
-    let cases = |host: &Host| host.cases(&args.loads);
+    let cases = |host: &Host| plan(args, kind, &host.methods).cases;
     if hosts.iter().flat_map(cases).any(|case| case.is_outsourced()) {
         lab::guest_module(&images)?;
     }
@@ -243,16 +248,7 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     if !args.appended.is_empty() {
         bail!("--guest-append is for the VM of an emulated host; a real one's is its owner's");
     }
-    let of = |name: &String| args.loads.iter().map(|load| Case { name: name.clone(), load: *load }).collect::<Vec<_>>();
-    let plan = Plan {
-        workload: kind.workload,
-        settings: Vec::new(),
-        appended: Vec::new(),
-        cases: methods.iter().flat_map(of).collect(),
-        traced: false,
-        requests: args.requests,
-        seed: args.seed,
-    };
+    let plan = plan(args, kind, &methods);
     let mut missing = Vec::new();
     let found = args.hardware.measure(args.out.as_deref(), kind.workload.captured(), |ground| {
         rt_server::measure(&plan, ground, &mut say, &mut noted(&mut missing))
@@ -298,37 +294,19 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Host) -> anyhow::R
 
 /// Measures one host in namespaces of its own.
 fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
-    let scratch = isolate::enter()?;
-    let images = lab::images()?;
     let kernel = *args.kernels.first().context("a part has a kernel")?;
     let kernel = if args.methods.iter().any(|method| method == "vanilla") { Kernel::Plain72 } else { kernel };
-    let mut machine = host::machine(args.clock, kernel);
-    if args.clock == Clock::Real {
-        machine.cpus = args.cpus;
-    }
-    machine.silence_seconds = args.silence;
-    machine.captured_bytes = kind.workload.captured();
-    let cases = Host { kernel, clock: args.clock, methods: args.methods.clone() }.cases(&args.loads);
-    let dir = args.out.clone().unwrap_or(scratch);
-    fs::create_dir_all(&dir).with_context(|| format!("directory {}", dir.display()))?;
-    let binary = std::env::current_exe().context("this program")?;
-    let site = Site { machine, dir, binary };
-    let Kind { workload, traced, .. } = *kind;
-    let (settings, appended) = (args.settings.clone(), args.appended.clone());
-    let ground = Ground::Emulated(&site, &images);
-    let plan = Plan { workload, settings, appended, cases, traced, requests: args.requests, seed: args.seed };
+    let Args { clock, cpus, silence, .. } = *args;
+    let emulated = Emulated { clock, cpus, kernel, silence, out: args.out.clone() };
+    let plan = plan(args, kind, &args.methods);
     let mut missing = Vec::new();
-    let measured = rt_server::measure(&plan, ground, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
-        missing.push(format!("{case} on {kernel}: not measured: {error}"));
-    });
-    let results = match measured {
-        Ok(results) => results,
-        Err(error) => {
-            // The console log that the message names must outlive this process.
-            isolate::keep(&site.dir);
-            return Err(error.into());
-        }
-    };
+    let results = emulated.measure_inside(&lab::images()?, |mut site, images| {
+        site.machine.captured_bytes = kind.workload.captured();
+        let ground = Ground::Emulated(&site, images);
+        rt_server::measure(&plan, ground, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
+            missing.push(format!("{case} on {kernel}: not measured: {error}"));
+        })
+    })?;
     serde_json::to_writer(std::io::stdout(), &Found { results, missing }).context("telling what was measured")?;
     Ok(ExitCode::SUCCESS)
 }
