@@ -4,15 +4,9 @@
 set -eu
 packages=busybox-static,ca-certificates,caddy,curl,hey,iperf3,iproute2,kamailio,kmod,libmemcached-tools,libpython3.13-testsuite,memcached,nginx-light,procps,python3,sip-tester,sockperf,wrk
 cache=${ONTIME_GUEST_CACHE:-/var/cache/ontime/guest}
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 fail() { echo "guest image: $*" >&2; exit 3; }
 [ "$(id -u)" = 0 ] || fail "run it as root: it makes a Debian 13 user land"
-mirror=$(apt-get indextargets --format '$(REPO_URI) $(LABEL) $(ORIGIN) $(CODENAME)' 2> /dev/null |
-    awk '/ Debian / && $1 !~ /security/ {print $1; exit}')
-[ -n "$mirror" ] || fail "no Debian mirror in the system's apt configuration; run 'apt-get update' first"
-# A proxy of the system's apt: mmdebstrap reads the environment alone.
-eval "$(apt-config shell http_proxy Acquire::http::Proxy https_proxy Acquire::https::Proxy)"
-export http_proxy https_proxy
+. "$(dirname "$0")/debian.sh"
 image=$cache/image-$(echo "$packages" | sha256sum | cut -c1-16)
 mkdir -p "$cache"
 exec 9> "$image.lock"
@@ -24,7 +18,7 @@ if [ ! -e "$image.img" ]; then
     mmdebstrap --mode=root --variant=minbase --include="$packages" --aptopt='APT::Install-Recommends "0"' \
         --dpkgopt=force-unsafe-io --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' trixie "$image.work/root.tar" \
-        "deb [signed-by=$keyring] $mirror trixie main" > "$image.work/log" 2>&1 || {
+        "$(src trixie)" > "$image.work/log" 2>&1 || {
         tail -n 20 "$image.work/log" >&2
         fail "mmdebstrap failed; its log is $image.work/log"
     }

@@ -7,32 +7,20 @@ flavour=${1:?guest-kernel.sh FLAVOUR SERIES} series=${2:?guest-kernel.sh FLAVOUR
 here=$(cd "$(dirname "$0")/.." && pwd)
 recipe=$here/crates/lab/src/recipe
 cache=${ONTIME_GUEST_CACHE:-/var/cache/ontime/guest}
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 fail() { echo "guest kernel: $*" >&2; exit 3; }
 case $flavour in
 cloud | rt) suffix=$flavour-amd64 ;;
 plain) suffix=amd64 ;;
 *) fail "'$flavour' is not one of cloud, rt, plain" ;;
 esac
-mirror=$(apt-get indextargets --format '$(REPO_URI) $(LABEL) $(ORIGIN) $(CODENAME)' 2> /dev/null |
-    awk '/ Debian / && $1 !~ /security/ {print $1; exit}')
-[ -n "$mirror" ] || fail "no Debian mirror in the system's apt configuration; run 'apt-get update' first"
+. "$(dirname "$0")/debian.sh"
 
-# An apt of its own, so that the system's is left alone.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
-mkdir -p "$work/lists/partial" "$work/archives/partial" "$cache"
-for suite in trixie trixie-backports; do echo "deb [signed-by=$keyring] $mirror $suite main"; done > "$work/sources.list"
-own_apt() {
-    tool=$1
-    shift
-    "$tool" -o Dir::State::lists="$work/lists" -o Dir::State::status=/dev/null -o Dir::Cache="$work" \
-        -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=- -o APT::Sandbox::User=root "$@"
-}
-own_apt apt-get update > "$work/log" 2>&1 || { cat "$work/log" >&2; fail "cannot ask the mirror"; }
-image=$(own_apt apt-cache pkgnames "linux-image-$series." | grep -E "^linux-image-$series\.[^-]*-$suffix\$" | sort -V | tail -n 1)
-[ -n "$image" ] || fail "the mirror has no linux-image-$series.*-$suffix in trixie or trixie-backports"
+mkdir -p "$cache"
+ask_mirror
+image=$(newest image "$series" "$suffix")
 version=${image#linux-image-}
 out=$cache/kernel-$version
 exec 9> "$out.lock"

@@ -6,46 +6,21 @@
 set -eu
 [ $# -gt 0 ] || { echo "kernel-headers.sh KERNEL..." >&2; exit 2; }
 cache=${ONTIME_GUEST_CACHE:-/var/cache/ontime/guest}
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 fail() { echo "kernel headers: $*" >&2; exit 3; }
 [ "$(id -u)" = 0 ] || fail "run it as root: it makes a Debian 13 user land"
 mkdir -p "$cache"
 
-# The first Debian mirror of the system's apt configuration, asked by an apt of its own: the system's is left alone.
-mirror=$(apt-get indextargets --format '$(REPO_URI) $(LABEL) $(ORIGIN) $(CODENAME)' 2> /dev/null |
-    awk '/ Debian / && $1 !~ /security/ {print $1; exit}')
-[ -n "$mirror" ] || fail "no Debian mirror in the system's apt configuration; run 'apt-get update' first"
-# A proxy of the system's apt: mmdebstrap reads the environment alone.
-eval "$(apt-config shell http_proxy Acquire::http::Proxy https_proxy Acquire::https::Proxy)"
-export http_proxy https_proxy
-src() { echo "deb [signed-by=$keyring] $mirror $1 main"; }
+. "$(dirname "$0")/debian.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
-mkdir -p "$work/lists/partial" "$work/archives/partial"
-{ src trixie; src trixie-backports; } > "$work/sources.list"
-own_apt() {
-    tool=$1
-    shift
-    "$tool" -o Dir::State::lists="$work/lists" -o Dir::State::status=/dev/null -o Dir::Cache="$work" \
-        -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=- -o APT::Sandbox::User=root "$@"
-}
-ask_mirror() {
-    [ ! -e "$work/asked" ] || return 0
-    own_apt apt-get update > "$work/log" 2>&1 || { cat "$work/log" >&2; fail "cannot ask the mirror"; }
-    touch "$work/asked"
-}
 headers=
 for kernel in "$@"; do
     case $kernel in
     *[0-9].*[0-9].*[0-9]*-*) headers="$headers linux-headers-$kernel" ;;
     *-*)
         ask_mirror
-        # By name, not by metapackage: backports' metapackage leaves a series while its kernels stay.
-        series=${kernel%%-*} flavour=${kernel#*-}
-        package=$(own_apt apt-cache pkgnames "linux-headers-$series." | grep -E "^linux-headers-$series\.[^-]*-$flavour\$" |
-            sort -V | tail -n 1)
-        [ -n "$package" ] || fail "the mirror has no linux-headers-$series.*-$flavour in trixie or trixie-backports"
+        package=$(newest headers "${kernel%%-*}" "${kernel#*-}")
         headers="$headers $package"
         ;;
     *) fail "'$kernel' is neither a version nor a series and flavour" ;;

@@ -22,8 +22,9 @@ pub struct Module {
 }
 
 /// What both scripts use.
-const SCRIPTS: [(&str, &str); 2] = [
+const SCRIPTS: [(&str, &str); 3] = [
     ("scripts/build-module.sh", include_str!("../../../scripts/build-module.sh")),
+    ("scripts/debian.sh", include_str!("../../../scripts/debian.sh")),
     ("scripts/kernel-headers.sh", include_str!("../../../scripts/kernel-headers.sh")),
 ];
 
@@ -135,6 +136,16 @@ mod tests {
                     let path = format!("{}/{name}", module.folder);
                     assert!(module.sources.iter().any(|(known, _)| *known == path), "{path} is not among the sources");
                 }
+            }
+        }
+    }
+    #[test]
+    fn every_script_that_a_script_runs_is_brought_along() {
+        for (name, text) in SCRIPTS.into_iter().chain([GUEST.script, HOST.script]) {
+            let words = text.split(['"', ' ', '\n']).filter(|word| word.ends_with(".sh"));
+            for (_, script) in words.filter_map(|word| word.rsplit_once('/')) {
+                let path = format!("scripts/{script}");
+                assert!(SCRIPTS.iter().any(|(known, _)| *known == path), "{name} runs {path}");
             }
         }
     }
