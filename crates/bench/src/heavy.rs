@@ -32,8 +32,6 @@ const SOCKETS: Sockets = Sockets { vm: VM.name, bind: "tcp/5201", reach: "10.2.0
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The host.
-    pub site: Site,
     /// Of [`METHODS`].
     pub methods: Vec<String>,
     /// Seconds of the host's time a case.
@@ -52,14 +50,15 @@ pub fn name(method: &str, send: bool) -> String {
 /// The host does not come up, the guest module cannot be built.
 pub fn measure(
     plan: &Plan,
+    site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     if plan.methods.iter().any(|method| method == "outsourcing") {
-        server::bring_module(&plan.site, images, progress)?;
+        server::bring_module(site, images, progress)?;
     }
-    let host = Host::start(&plan.site, images, &[], &[], progress)?;
+    let host = Host::start(site, images, &[], &[], progress)?;
     let mut seat = None;
     let cases = plan.methods.iter().flat_map(|method| [false, true].map(|send| (method, send)));
     trial::each(
@@ -112,7 +111,7 @@ fn measure_case(
     let before = host.cpu_time()?;
     host.shell(&format!("sleep {}", plan.seconds))?;
     let after = host.cpu_time()?;
-    let cut = plan.site.dir.join(format!("{case}.pcap"));
+    let cut = host.dir.join(format!("{case}.pcap"));
     host.cut(&capture, from, &cut)?;
     flood.stop()?;
     let bulk = toward(&cut, IpAddr::from(if send { CLIENT } else { [10, 2, 0, 2] }))?;

@@ -28,8 +28,6 @@ const WARM_UP: u64 = 10;
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The host.
-    pub site: Site,
     /// Names of hostnet's rules.
     pub rules: Vec<String>,
     /// Counted requests a case, at least.
@@ -80,11 +78,12 @@ pub fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
 /// The host or a VM does not come up.
 pub fn measure(
     plan: &Plan,
+    site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    let mut host = Host::start(&plan.site, images, &BULK_VMS, &server::CONFIG, progress)?;
+    let mut host = Host::start(site, images, &BULK_VMS, &server::CONFIG, progress)?;
     boot_vm(host.lab()?, &RT_VM, progress)?;
     // Direct, so that every block is an interrupt of the disk; ended with the host.
     host.shell(
@@ -98,7 +97,11 @@ pub fn measure(
         |(case, _)| case.clone(),
         missing,
         |host, (case, rule), results| {
-            results.push(measure_case(host, plan, case, *rule, progress)?);
+            let mut result = measure_case(host, plan, case, *rule, progress)?;
+            if let Some(lacks) = rule.and_then(|rule| lacks(rule, site.machine.kernel)) {
+                result.notes.push(format!("no difference is to be expected here; it takes {lacks}"));
+            }
+            results.push(result);
             Ok(())
         },
     )
@@ -113,7 +116,7 @@ fn measure_case(
 ) -> Result<MethodResult, MeasureError> {
     progress(&format!("{case}: applying"));
     switch_off(host, rule)?;
-    let finding = rule.map(|rule| doctor(host, plan, rule)).transpose()?;
+    let finding = rule.map(|rule| doctor(host, rule)).transpose()?;
     let label = rule.map_or_else(|| "every rule of partitioned".to_owned(), |rule| format!("without {rule}"));
     let trial = Trial {
         method: case,
@@ -124,9 +127,6 @@ fn measure_case(
     };
     let mut result = trial.run(host, progress)?;
     result.doctor = finding;
-    if let Some(lacks) = rule.and_then(|rule| lacks(rule, plan.site.machine.kernel)) {
-        result.notes.push(format!("no difference is to be expected here; it takes {lacks}"));
-    }
     Ok(result)
 }
 
@@ -157,9 +157,9 @@ struct Check {
     remedy: String,
 }
 
-fn doctor(host: &mut Host, plan: &Plan, rule: &str) -> Result<DoctorRow, MeasureError> {
+fn doctor(host: &mut Host, rule: &str) -> Result<DoctorRow, MeasureError> {
     host.shell("ontime doctor --json > /lab/doctor.json 2> /lab/doctor.err; [ -s /lab/doctor.json ] || { cat /lab/doctor.err; exit 1; }")?;
-    let path = plan.site.dir.join("files/doctor.json");
+    let path = host.dir.join("files/doctor.json");
     let text = fs::read_to_string(&path).map_err(|source| MeasureError::File { path: path.clone(), source })?;
     let diagnosis: Diagnosis =
         serde_json::from_str(&text).map_err(|error| MeasureError::Doctor(format!("no report: {error}")))?;

@@ -96,8 +96,6 @@ impl std::str::FromStr for Beside {
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The host, by [`prepare`].
-    pub site: Site,
     /// Of [`METHODS`].
     pub methods: Vec<String>,
     /// Who is beside it.
@@ -110,14 +108,16 @@ pub struct Plan {
     pub seed: u64,
 }
 
+impl Plan {
+    /// Gives the host room for the VMs that never idle, besides the others.
+    pub fn prepare(&self, site: Site) -> Site {
+        site.with_room_for(u32::from(self.neighbours) + 5)
+    }
+}
+
 /// A case's name in results.
 pub fn name(method: &str, beside: Beside) -> String {
     format!("{method}-{}", beside.name())
-}
-
-/// Gives the host room for so many VMs that never idle, besides the others.
-pub fn prepare(site: Site, neighbours: u8) -> Site {
-    site.with_room_for(u32::from(neighbours) + 5)
 }
 
 /// Boots the host and its VMs and measures every method beside everybody. A case that fails is passed to `missing`, and the rest is measured, as
@@ -128,14 +128,15 @@ pub fn prepare(site: Site, neighbours: u8) -> Site {
 pub fn measure(
     plan: &Plan,
     figures: &Figures,
+    site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let has = |beside| plan.beside.contains(&beside);
     let video = group::video(figures, VIDEO_SCALE);
-    Guests::bring(&plan.site, images, progress)?;
-    let mut host = Host::start(&plan.site, images, &[], &server::CONFIG, progress)?;
+    Guests::bring(site, images, progress)?;
+    let mut host = Host::start(site, images, &[], &server::CONFIG, progress)?;
     let mut setting = Setting {
         hogs: if has(Beside::Cpu) {
             (1..=plan.neighbours).map(|number| format!("hog{number}")).collect()

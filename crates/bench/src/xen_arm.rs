@@ -80,8 +80,6 @@ impl std::str::FromStr for Neighbour {
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The host.
-    pub site: Site,
     /// Of [`METHODS`].
     pub methods: Vec<String>,
     /// CPU loads of the RT guest, percent, 0 to 100.
@@ -111,12 +109,13 @@ pub fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
 /// The host or a VM does not come up.
 pub fn measure(
     plan: &Plan,
+    site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    LOADED.bring(&plan.site.dir.join("files"))?;
-    let mut host = Host::start(&plan.site, images, &[], &server::CONFIG, progress)?;
+    LOADED.bring(&site.dir.join("files"))?;
+    let mut host = Host::start(site, images, &[], &server::CONFIG, progress)?;
     boot_vm(host.lab()?, &Vm { role: LOADED.name, ..RT_VM }, progress)?;
     for neighbour in &plan.neighbours {
         boot_vm(host.lab()?, &neighbour.vm(), progress)?;

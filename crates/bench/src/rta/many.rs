@@ -34,33 +34,40 @@ const LOOKS: u32 = 60;
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The host, with room for the VMs ([`Site::with_room_for`]).
-    pub site: Site,
     /// Of [`METHODS`].
     pub methods: Vec<String>,
+    /// Applications, by [`groups`]: a VM each, with [`COPIES`] of it.
+    pub groups: Vec<Rta>,
     /// How long each application has jobs, seconds of its guest's time.
     pub seconds: u32,
 }
 
-/// Boots the host and a VM for each of `groups`, and measures every method. One that fails is passed to `missing`, and the rest is measured, as long as the
+impl Plan {
+    /// Gives the host room for the VMs.
+    pub fn prepare(&self, site: Site) -> Site {
+        site.with_room_for(self.groups.len() as u32)
+    }
+}
+
+/// Boots the host and a VM for each group, and measures every method. One that fails is passed to `missing`, and the rest is measured, as long as the
 /// host lives.
 ///
 /// # Errors
 /// The host or a VM does not come up.
 pub fn measure(
     plan: &Plan,
-    groups: &[Rta],
+    site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     each_case(
-        Setup { site: &plan.site, images, vms: groups.len(), declared_us: DECLARED_US },
+        Setup { site, images, vms: plan.groups.len(), declared_us: DECLARED_US },
         (&plan.methods, &[()]),
         |method, ()| method.to_owned(),
         progress,
         missing,
-        |host, guests, method, ()| measure_method(host, guests, method, groups, plan.seconds),
+        |host, guests, method, ()| measure_method(host, guests, method, &plan.groups, plan.seconds),
     )
 }
 

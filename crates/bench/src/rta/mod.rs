@@ -73,8 +73,6 @@ impl Arrivals {
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The host.
-    pub site: Site,
     /// Of [`METHODS`].
     pub methods: Vec<String>,
     /// Of [`group::NAMES`], with their applications.
@@ -95,12 +93,13 @@ pub fn name(method: &str, group: &str) -> String {
 /// The host or a VM does not come up.
 pub fn measure(
     plan: &Plan,
+    site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     each_case(
-        Setup { site: &plan.site, images, vms: VMS, declared_us: DECLARED_US },
+        Setup { site, images, vms: VMS, declared_us: DECLARED_US },
         (&plan.methods, &plan.groups),
         |method, (group, _)| name(method, group),
         progress,

@@ -33,8 +33,6 @@ const SETTLED: &str = "ran() { read -r ran rest < /proc/$(pgrep -x -f 'ontime da
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The host.
-    pub site: Site,
     /// Calls of each method.
     pub count: u32,
 }
@@ -45,12 +43,13 @@ pub struct Plan {
 /// The host or the VM does not come up; the program does not start.
 pub fn measure(
     plan: &Plan,
+    site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    Guests::bring(&plan.site, images, progress)?;
-    let mut host = Host::start(&plan.site, images, &[], &[], progress)?;
+    Guests::bring(site, images, progress)?;
+    let mut host = Host::start(site, images, &[], &[], progress)?;
     let mut guests = Guests::boot(&mut host, 1, DECLARED_US, progress)?;
     apply(&mut host, &mut guests, "paced", "")?;
     // The daemon looks at the host again after an apply, and where QEMU starts threads to read the program from the disk: hundreds of times what

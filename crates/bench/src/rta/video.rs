@@ -219,8 +219,6 @@ impl Simulated {
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The host.
-    pub site: Site,
     /// Of [`METHODS`].
     pub methods: Vec<String>,
     /// How long, seconds of the guests' time.
@@ -236,6 +234,7 @@ pub struct Plan {
 pub fn measure(
     plan: &Plan,
     figures: &Figures,
+    site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
@@ -243,7 +242,7 @@ pub fn measure(
     let rates = group::video(figures, SCALE);
     let spells = draw(VMS, u64::from(plan.seconds) * 1_000, plan.seed);
     each_case(
-        Setup { site: &plan.site, images, vms: VMS, declared_us: DECLARED_US },
+        Setup { site, images, vms: VMS, declared_us: DECLARED_US },
         (&plan.methods, &[()]),
         |method, ()| method.to_owned(),
         progress,

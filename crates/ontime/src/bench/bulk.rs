@@ -25,9 +25,9 @@ pub fn run(args: &Bulk) -> anyhow::Result<ExitCode> {
     let methods = chosen("method", &args.methods, &heavy::METHODS)?;
     let mut missing = Vec::new();
     let with_module = methods.iter().any(|method| method == "outsourcing");
+    let plan = heavy::Plan { methods, seconds: args.seconds };
     let results = args.emulated.measure(with_module, |site, images| {
-        let plan = heavy::Plan { site, methods, seconds: args.seconds };
-        heavy::measure(&plan, images, &mut say, &mut noted(&mut missing))
+        heavy::measure(&plan, &site, images, &mut say, &mut noted(&mut missing))
     })?;
     let notes = vec![
         "paper (Access'18, IV-B and IV-F, its hardware): outsourcing has 5.6 % more bulk throughput than threaded at 32 % less CPU, \

@@ -29,10 +29,10 @@ pub fn run(args: &Inversion) -> anyhow::Result<ExitCode> {
     let all = rules();
     let rules = chosen("rule", &args.rules, &all.iter().map(String::as_str).collect::<Vec<_>>())?;
     let mut missing = Vec::new();
-    let results = args.emulated.measure(false, |site, images| {
-        let plan = inversion::Plan { site, rules, requests: args.requests, seed: args.seed };
-        inversion::measure(&plan, images, &mut say, &mut noted(&mut missing))
-    })?;
+    let plan = inversion::Plan { rules, requests: args.requests, seed: args.seed };
+    let results = args
+        .emulated
+        .measure(false, |site, images| inversion::measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![
         "a row's cost here is that of this set-up: two NICs, each of one class, one CPU; a note says which rows it cannot show".to_owned(),
     ];

@@ -72,10 +72,10 @@ fn run(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u64) -
         groups.push((name, rtas));
     }
     let mut missing = Vec::new();
-    let results = args.emulated.measure(true, |site, images| {
-        let plan = rta::Plan { site, methods, groups, arrivals };
-        rta::measure(&plan, images, &mut say, &mut noted(&mut missing))
-    })?;
+    let plan = rta::Plan { methods, groups, arrivals };
+    let results = args
+        .emulated
+        .measure(true, |site, images| rta::measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
     let mut notes = vec![format!(
         "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job computes for {} % of its slice; four \
          threads of the host want the CPU all the time",

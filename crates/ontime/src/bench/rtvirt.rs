@@ -50,9 +50,9 @@ pub fn run(args: &Video) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { THRESHOLD }));
     }
     let mut missing = Vec::new();
+    let plan = video::Plan { methods, seconds: args.seconds, seed: args.seed };
     let results = args.emulated.measure(true, |site, images| {
-        let plan = video::Plan { site, methods, seconds: args.seconds, seed: args.seed };
-        video::measure(&plan, &figures, images, &mut say, &mut noted(&mut missing))
+        video::measure(&plan, &figures, &site, images, &mut say, &mut noted(&mut missing))
     })?;
     let notes = vec![
         format!(
@@ -94,17 +94,16 @@ pub fn scale(args: &Scale) -> anyhow::Result<ExitCode> {
         print!("{simulated}");
         return Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { THRESHOLD }));
     }
-    let groups = many::groups(&figures);
     let mut missing = Vec::new();
+    let plan = many::Plan { methods, groups: many::groups(&figures), seconds: args.seconds };
     let results = args.emulated.measure(true, |site, images| {
-        let plan = many::Plan { site: site.with_room_for(groups.len() as u32), methods, seconds: args.seconds };
-        many::measure(&plan, &groups, images, &mut say, &mut noted(&mut missing))
+        many::measure(&plan, &plan.prepare(site), images, &mut say, &mut noted(&mut missing))
     })?;
     println!("{simulated}");
     let notes = vec![format!(
         "the emulated host: {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, as the virtual clock has one CPU; a job computes for {} % of \
          its slice; four threads of the host want the CPU all the time",
-        groups.len(),
+        plan.groups.len(),
         many::COPIES,
         many::SCALE,
         many::WORK_PERCENT
@@ -132,9 +131,9 @@ pub struct Registration {
 /// Measures what a guest's asking for bandwidth costs.
 pub fn registration(args: &Registration) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
+    let plan = registration::Plan { count: args.count };
     let results = args.emulated.measure(true, |site, images| {
-        let plan = registration::Plan { site, count: args.count };
-        registration::measure(&plan, images, &mut say, &mut noted(&mut missing))
+        registration::measure(&plan, &site, images, &mut say, &mut noted(&mut missing))
     })?;
     let notes = vec!["one VM whose budget is in periods of 20 ms, method paced, nothing else on the host".to_owned()];
     Measured { experiment: "registration", seed: 0, results, missing, notes }.report(&args.output)

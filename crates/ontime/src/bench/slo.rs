@@ -36,16 +36,10 @@ pub fn run(args: &Slo) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
     let methods = chosen("method", &args.methods, &slo::METHODS)?;
     let mut missing = Vec::new();
+    let (beside, neighbours) = (args.beside.clone(), args.neighbours);
+    let plan = slo::Plan { methods, beside, neighbours, requests: args.requests, seed: args.seed };
     let results = args.emulated.measure(true, |site, images| {
-        let plan = slo::Plan {
-            site: slo::prepare(site, args.neighbours),
-            methods,
-            beside: args.beside.clone(),
-            neighbours: args.neighbours,
-            requests: args.requests,
-            seed: args.seed,
-        };
-        slo::measure(&plan, &figures, images, &mut say, &mut noted(&mut missing))
+        slo::measure(&plan, &figures, &plan.prepare(site), images, &mut say, &mut noted(&mut missing))
     })?;
     let notes = vec![format!(
         "one CPU: {} VMs that never idle for the paper's 19 on two; four video VMs, one of each frame rate, with the paper's slices divided by {} (half a \

@@ -40,18 +40,17 @@ pub struct XenArm {
 pub fn run(args: &XenArm) -> anyhow::Result<ExitCode> {
     let methods = chosen("method", &args.methods, &xen_arm::METHODS)?;
     let mut missing = Vec::new();
-    let results = args.emulated.measure(false, |site, images| {
-        let plan = xen_arm::Plan {
-            site,
-            methods,
-            loads: args.loads.clone(),
-            neighbours: args.beside.clone(),
-            traced: args.segments,
-            requests: if args.long { xen_arm::LONG } else { args.requests },
-            seed: args.seed,
-        };
-        xen_arm::measure(&plan, images, &mut say, &mut noted(&mut missing))
-    })?;
+    let plan = xen_arm::Plan {
+        methods,
+        loads: args.loads.clone(),
+        neighbours: args.beside.clone(),
+        traced: args.segments,
+        requests: if args.long { xen_arm::LONG } else { args.requests },
+        seed: args.seed,
+    };
+    let results = args
+        .emulated
+        .measure(false, |site, images| xen_arm::measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![
         "a delay is the request's whole way at the wire: from its passage of the NIC to that of the guest's answer; the paper's figures are of \
          its parts"
