@@ -10,10 +10,10 @@
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+use common::process::{Background, start, tcpdump, wait_for_header};
 use ontime_bench::client::{self, ClientConfig, ClientError, Heard, Peer};
 use ontime_bench::clock::{Clock, VirtualClock};
 use ontime_bench::stats::Summary;
@@ -46,28 +46,6 @@ fn an_answer_that_came_while_the_client_waited_for_a_cpu_is_not_lost() {
     assert_eq!((report.answered, report.lost), (3, 0));
 }
 
-/// A process that ends with the test.
-struct Background(Child);
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// `None`, and a line that says so, where the program is not installed.
-fn start(program: &str, arguments: &[&str]) -> Option<Background> {
-    let child = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    match child {
-        Ok(child) => Some(Background(child)),
-        Err(error) => {
-            println!("SKIPPED: {program} cannot be started ({error}); install it to run this test");
-            None
-        }
-    }
-}
-
 /// A free UDP port below the range of ephemeral ones, so that no client's own port can take it before the server does.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
@@ -82,25 +60,6 @@ fn sockperf(port: u16) -> Option<Background> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     client::run(&ClientConfig::probe(address, 100), |_| ControlFlow::Continue(())).expect("sockperf answers in 10 s");
     Some(server)
-}
-
-fn tcpdump(port: u16, file: &Path) -> Option<Background> {
-    // SAFETY: geteuid has no preconditions.
-    if unsafe { libc::geteuid() } != 0 {
-        println!("SKIPPED: capturing needs root");
-        return None;
-    }
-    let filter = format!("udp port {port}");
-    let path = file.to_str().unwrap();
-    // Whole frames leave room for eight in tcpdump's ring, and one that waits for a CPU would lose the ninth.
-    let dump =
-        start("tcpdump", &["-i", "lo", "-U", "--immediate-mode", "-s", "256", "-Z", "root", "-w", path, &filter])?;
-    let begun = Instant::now();
-    while std::fs::metadata(file).map_or(0, |meta| meta.len()) < 24 {
-        assert!(begun.elapsed() < Duration::from_secs(10), "tcpdump wrote no file header");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Some(dump)
 }
 
 /// What a capture holds, once it holds so many exchanges: who writes it may be late.
@@ -125,7 +84,8 @@ fn the_client_and_a_stock_sockperf_server_as_tcpdump_sees_them() {
     let Some(_server) = sockperf(port) else { return };
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("lo.pcap");
-    let Some(_dump) = tcpdump(port, &file) else { return };
+    // Whole frames leave room for eight in tcpdump's ring, and one that waits for a CPU would lose the ninth.
+    let Some(_dump) = tcpdump(&format!("udp port {port}"), 256, &file) else { return };
 
     let report = client::run(&config(port, 200), |_| ControlFlow::Continue(())).unwrap();
     assert_eq!((report.answered, report.lost, report.sent), (200, 0, 200));
@@ -251,11 +211,7 @@ fn a_capture_by_qemu_itself_is_read_while_it_grows() {
         ["-netdev", "hubport,id=h0,hubid=0,netdev=n0", "-netdev", &other, "-netdev", "hubport,id=h1,hubid=0,netdev=n1"];
     let rest = [&hub[..], &["-object", &dump]].concat();
     let Some(_qemu) = start("qemu-system-x86_64", &[&arguments[..], &rest[..]].concat()) else { return };
-    let begun = Instant::now();
-    while std::fs::metadata(&file).map_or(0, |meta| meta.len()) < 24 {
-        assert!(begun.elapsed() < Duration::from_secs(20), "QEMU wrote no file header");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for_header(&file);
     let mut clock = VirtualClock::open(&[&file], 1.0).unwrap();
     let mut seen = Vec::new();
     for n in 0..20 {

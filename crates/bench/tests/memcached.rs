@@ -11,9 +11,9 @@ mod common;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::ControlFlow;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use common::process::{Background, start, tcpdump};
 use common::{Capture, Format, Tcp};
 use ontime_bench::client::{self, ClientConfig, ClientError};
 use ontime_bench::memcached::client::Client;
@@ -228,26 +228,6 @@ proptest! {
     }
 }
 
-/// A process that ends with the test.
-struct Background(Child);
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn start(program: &str, arguments: &[&str]) -> Option<Background> {
-    match Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
-        Ok(child) => Some(Background(child)),
-        Err(error) => {
-            println!("SKIPPED: {program} cannot be started ({error}); install it to run this test");
-            None
-        }
-    }
-}
-
 /// A port that was free a moment ago.
 fn free_port() -> u16 {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
@@ -272,25 +252,13 @@ fn open(server: SocketAddr, traffic: Traffic, connections: u8) -> Client {
 
 #[test]
 fn the_real_server_answers_and_the_wire_agrees() {
-    // SAFETY: geteuid has no preconditions.
-    if unsafe { libc::geteuid() } != 0 {
-        println!("SKIPPED: capturing needs root");
-        return;
-    }
     for (traffic, connections) in [(ACCESS, 1), (ACCESS, 5), (RTVIRT, 1)] {
         let port = free_port();
         let Some((_server, address)) = memcached(port) else { return };
         let mut client = open(address, traffic, connections);
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("rt.pcap");
-        let (path, filter) = (file.to_str().unwrap(), format!("tcp port {port}"));
-        let arguments = ["-i", "lo", "-U", "--immediate-mode", "-s", "96", "-Z", "root", "-w", path, &filter];
-        let Some(_tcpdump) = start("tcpdump", &arguments) else { return };
-        let begun = Instant::now();
-        while std::fs::metadata(&file).map_or(0, |meta| meta.len()) < 24 {
-            assert!(begun.elapsed() < Duration::from_secs(30), "tcpdump wrote no file header");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let Some(_tcpdump) = tcpdump(&format!("tcp port {port}"), 96, &file) else { return };
         let (requests, sets) = (traffic.requests(90), traffic.requests(90) - 90);
         let config = ClientConfig {
             min_gap_us: 0,

@@ -1,6 +1,8 @@
 //! Crafts captures byte by byte, as QEMU's filter-dump writes them.
 #![allow(dead_code, missing_docs)]
 
+pub mod process;
+
 use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{PacketBuilder, PacketBuilderStep, VlanId};
