@@ -14,16 +14,13 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use common::process::{Background, start, tcpdump};
-use common::{Capture, Format, Tcp};
+use common::{Capture, Format, MS, T0, Tcp, US};
 use ontime_bench::client::{self, ClientConfig, ClientError};
 use ontime_bench::memcached::client::Client;
 use ontime_bench::memcached::wire::{Analysis, analyse};
 use ontime_bench::memcached::{ACCESS, RTVIRT, Traffic};
 use proptest::prelude::*;
 
-const US: u64 = 1_000;
-const MS: u64 = 1_000_000;
-const T0: u64 = 1_700_000_000_000_000_000;
 const PORT: u16 = 11_211;
 const SERVER: &str = "10.1.0.2:11211";
 /// As the lab's RT NIC is captured.

@@ -10,7 +10,7 @@
 
 mod common;
 
-use common::{Capture, Format, Tcp};
+use common::{Capture, Format, T0, Tcp, US};
 use ontime_bench::bulk::{self, BulkAnalysis, BulkFlows};
 use ontime_bench::goals;
 use ontime_bench::paper::Figures;
@@ -22,9 +22,6 @@ use ontime_bench::schema::{
 use ontime_bench::wire::{self, RtFlow, WireAnalysis};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-
-const US: u64 = 1_000;
-const T0: u64 = 1_700_000_000_000_000_000;
 
 /// What a made-up server does: most replies within `usual` us, one in `rare` within `slow` us more.
 #[derive(Clone, Copy)]

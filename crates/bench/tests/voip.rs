@@ -9,13 +9,10 @@
 
 mod common;
 
-use common::{Capture, Format};
+use common::{Capture, Format, MS, T0, US};
 use ontime_bench::voip::wire::{Analysis, analyse};
 use proptest::prelude::*;
 
-const US: u64 = 1_000;
-const MS: u64 = 1_000_000;
-const T0: u64 = 1_700_000_000_000_000_000;
 const PORT: u16 = 5_060;
 const PROXY: &str = "10.1.0.2:5060";
 const CALLER: &str = "10.1.0.1:5080";

@@ -9,16 +9,11 @@
 
 mod common;
 
-use common::{CLIENT, Capture, Format, SERVER, Tcp};
+use common::{CLIENT, Capture, Format, MS, SERVER, T0, Tcp, US};
 use ontime_bench::bulk::{self, BulkBasis, BulkFlows};
 use ontime_bench::pcap::{Decoder, PcapError};
 use ontime_bench::wire::{self, Monitor, RtFlow, WireAnalysis, WireCounts};
 use proptest::prelude::*;
-
-const MS: u64 = 1_000_000;
-const US: u64 = 1_000;
-/// The captures' clock begins at a wall-clock date, as QEMU's does.
-const T0: u64 = 1_700_000_000_000_000_000;
 
 fn analyse(capture: &Capture) -> WireAnalysis {
     wire::analyse(capture.file().path(), RtFlow::new(11_111)).unwrap()

@@ -7,6 +7,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{PacketBuilder, PacketBuilderStep, VlanId};
 
+/// In ns.
+pub const US: u64 = 1_000;
+pub const MS: u64 = 1_000_000;
+/// The captures' clock begins at a wall-clock date, as QEMU's does.
+pub const T0: u64 = 1_700_000_000_000_000_000;
 pub const SERVER: &str = "10.1.0.2:11111";
 pub const CLIENT: &str = "10.1.0.1:40000";
 
