@@ -15,8 +15,8 @@ use crate::exit::{OK, THRESHOLD};
 
 #[derive(Debug, clap::Args)]
 pub struct Video {
-    /// Only the simulation of the paper's size, no emulated host
-    #[arg(long)]
+    /// Only the simulation of the paper's size, no emulated host: as text
+    #[arg(long, conflicts_with_all = ["json", "csv", "html"])]
     simulate: bool,
     /// What each VM has reserved over time in the simulation (Figure 4), as CSV
     #[arg(long, value_name = "FILE")]
@@ -68,8 +68,8 @@ pub fn run(args: &Video) -> anyhow::Result<ExitCode> {
 
 #[derive(Debug, clap::Args)]
 pub struct Scale {
-    /// Only the simulation of the paper's size, no emulated host
-    #[arg(long)]
+    /// Only the simulation of the paper's size, no emulated host: as text
+    #[arg(long, conflicts_with_all = ["json", "csv", "html"])]
     simulate: bool,
     /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built in), paced; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
@@ -141,9 +141,29 @@ pub fn registration(args: &Registration) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
     use ontime_bench::goals;
 
     use super::*;
+
+    #[derive(Debug, Parser)]
+    enum Command {
+        Video(Video),
+        Scale(Scale),
+    }
+
+    #[test]
+    fn a_simulation_alone_is_asked_for_no_file() {
+        for experiment in ["video", "scale"] {
+            assert!(Command::try_parse_from(["", experiment, "--json", "x"]).is_ok());
+            assert!(Command::try_parse_from(["", experiment, "--simulate"]).is_ok());
+            for option in ["--json", "--csv", "--html"] {
+                let error =
+                    Command::try_parse_from(["", experiment, "--simulate", option, "x"]).unwrap_err().to_string();
+                assert!(error.contains("--simulate") && error.contains(option), "{error}");
+            }
+        }
+    }
 
     #[test]
     fn the_goals_name_cases_that_the_experiments_make() {
