@@ -27,7 +27,8 @@ struct Common {
 #[derive(Debug, clap::Args)]
 pub struct Vatc {
     /// Numbers of bulk VMs that send
-    #[arg(long, default_value = "0,1,2,3,4", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=4))]
+    #[arg(long, default_value = "0,1,2,3,4", value_delimiter = ',',
+          value_parser = clap::value_parser!(u8).range(0..=i64::from(vatc::STREAMS_MAX)))]
     streams: Vec<u8>,
     /// Packets a second of all bulk VMs together (Fig. 11); default: as many as they can
     #[arg(long, value_name = "PACKETS", value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
