@@ -279,6 +279,21 @@ enum Wait {
     Stopped,
 }
 
+/// A socket for datagrams to `server` and from it alone.
+///
+/// # Errors
+/// [`ClientError::Socket`].
+pub(crate) fn connected(server: SocketAddr) -> Result<UdpSocket, ClientError> {
+    let any = match server {
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+    };
+    let error = |what, address| move |source| ClientError::Socket { what, address, source };
+    let socket = UdpSocket::bind(any).map_err(error("bind to", any))?;
+    socket.connect(server).map_err(error("connect to", server))?;
+    Ok(socket)
+}
+
 /// sockperf's protocol: a datagram a message.
 struct Sockperf {
     socket: UdpSocket,
@@ -288,13 +303,7 @@ struct Sockperf {
 
 impl Sockperf {
     fn open(config: &ClientConfig) -> Result<Self, ClientError> {
-        let any = match config.server {
-            SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-            SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
-        };
-        let error = |what, address| move |source| ClientError::Socket { what, address, source };
-        let socket = UdpSocket::bind(any).map_err(error("bind to", any))?;
-        socket.connect(config.server).map_err(error("connect to", config.server))?;
+        let socket = connected(config.server)?;
         Ok(Self { socket, server: config.server, message: vec![0; config.message_bytes] })
     }
 }

@@ -5,12 +5,12 @@
 //! that gets no CPU meanwhile would find all that was sent in one instant of its own: no more than [`BURST`] are out that the
 //! capture of its NIC has not shown.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::client::ClientError;
+use crate::client::{self, ClientError};
 use crate::clock::{Clock, RealClock, VirtualClock};
 use crate::frame::{Frame, parse};
 use crate::pcap::{PcapError, Tail};
@@ -68,13 +68,7 @@ impl Paced {
             let Self { message_bytes, rate, .. } = self;
             return Err(ClientError::Config(format!("no load: messages of {message_bytes} bytes, {rate} a second")));
         }
-        let any = match self.server {
-            SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-            SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
-        };
-        let failed = |what, address| move |source| ClientError::Socket { what, address, source };
-        let socket = UdpSocket::bind(any).map_err(failed("bind to", any))?;
-        socket.connect(self.server).map_err(failed("connect to", self.server))?;
+        let socket = client::connected(self.server)?;
         let mut message = vec![0; self.message_bytes];
         let (start, mut sent) = (clock.now_ns()?, 0_u64);
         let mut started = (start, 0_u64);
@@ -135,6 +129,8 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+
     use super::*;
 
     /// A clock that goes on by a step each time it is looked at.

@@ -8,13 +8,13 @@
 //!
 //! An instruction takes 1 ns here: at 4 the VM's own path alone is longer than what is to be shown (docs/bench.md).
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use ontime_lab::images::Images;
 use ontime_lab::role::LOADED;
 
-use crate::client::ClientError;
+use crate::client::{self, ClientError};
 use crate::host::{Host, MeasureError, RT_VM, Site, Vm, boot_vm};
 use crate::number;
 use crate::schema::{Load, MethodResult};
@@ -196,10 +196,9 @@ fn vcpu_time(host: &mut Host) -> Result<Option<(f64, f64)>, MeasureError> {
 /// The guest does not answer, or the host is no more.
 pub fn set_load(host: &mut Host, percent: u8) -> Result<(), MeasureError> {
     let address = SocketAddr::from((server::ADDRESS, LOAD_PORT));
-    let failed = |what| move |source| ClientError::Socket { what, address, source };
-    let socket = UdpSocket::bind(("0.0.0.0", 0)).map_err(failed("bind a socket for"))?;
-    socket.connect(address).map_err(failed("connect to"))?;
-    socket.set_read_timeout(Some(Duration::from_secs(2))).map_err(failed("set a receive timeout for"))?;
+    let failed = |source| ClientError::Socket { what: "set a receive timeout for", address, source };
+    let socket = client::connected(address)?;
+    socket.set_read_timeout(Some(Duration::from_secs(2))).map_err(failed)?;
     let wanted = format!("load {percent}");
     let mut heard = [0; 32];
     for _ in 0..TRIES {

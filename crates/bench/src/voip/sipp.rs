@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::client::connected;
 use crate::clock::{Clock, RealClock, VirtualClock};
 use crate::host::{Host, MeasureError, size};
 use crate::schema;
@@ -57,8 +58,7 @@ pub struct Calls {
 /// It does not in `LIMIT`; the host is no more.
 pub fn wait_for(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureError> {
     let failed = |said: String| MeasureError::Program { program: "the SIP proxy".into(), said };
-    let socket = UdpSocket::bind(("0.0.0.0", 0)).map_err(|error| failed(error.to_string()))?;
-    socket.connect(proxy).map_err(|error| failed(error.to_string()))?;
+    let socket = connected(proxy)?;
     socket.set_read_timeout(Some(Duration::from_secs(1))).map_err(|error| failed(error.to_string()))?;
     let own = socket.local_addr().map_err(|error| failed(error.to_string()))?;
     let start = Instant::now();
@@ -90,11 +90,7 @@ pub fn call(host: &mut Host, calls: &Calls, name: &str, progress: &mut dyn FnMut
         schema::Clock::Virtual => Box::new(VirtualClock::open(&calls.captures, SCALE)?),
         _ => Box::new(RealClock::default()),
     };
-    let own = UdpSocket::bind(("0.0.0.0", 0)).and_then(|socket| {
-        socket.connect(calls.proxy)?;
-        Ok(socket.local_addr()?.ip().to_string())
-    });
-    let own = own.map_err(|error| failed(error.to_string()))?;
+    let own = connected(calls.proxy)?.local_addr().map_err(|error| failed(error.to_string()))?.ip().to_string();
     let start = Instant::now();
     while start.elapsed() < LEARN {
         clock.now_ns()?;
