@@ -95,7 +95,7 @@ impl Ground<'_> {
 /// Starts a VM and waits for its server; a guest that fails under the emulated SVM is started again, and that is said.
 ///
 /// # Errors
-/// It fails [`BOOTS`] times, or the host does.
+/// It fails `BOOTS` times, or the host does.
 pub fn boot_vm(lab: &mut Lab, vm: &Vm<'_>, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
     let Vm { name, role, net, address } = *vm;
     for boot in 1.. {

@@ -121,7 +121,7 @@ impl Guests {
         self.names.iter().map(one).collect()
     }
 
-    /// Boots `count` of them, each to have `declared_us` in each [`DECLARED_PERIOD_US`] for itself; the daemon's protection of others is off meanwhile (`ontime reset`), until a method is applied. Their rules are added to
+    /// Boots `count` of them, each to have `declared_us` in each `DECLARED_PERIOD_US` for itself; the daemon's protection of others is off meanwhile (`ontime reset`), until a method is applied. Their rules are added to
     /// `tenants.toml`.
     ///
     /// # Errors
