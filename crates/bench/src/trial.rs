@@ -4,7 +4,7 @@
 //! a network each; how the host is set up, and where the server runs, is the experiment's matter.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ontime_lab::isolate;
 
@@ -80,6 +80,39 @@ impl Requests {
     }
 }
 
+/// What is known of the host while requests were sent.
+pub(crate) struct Stretch<const N: usize> {
+    /// How long each capture was before.
+    pub from: [u64; N],
+    /// Busy share of the CPUs, 0 to 1.
+    pub cpu_share: Option<f64>,
+    /// Frames that the monitor had missed before.
+    pub missed: u64,
+}
+
+/// Has requests sent while the flood flows, which is ended then.
+///
+/// # Errors
+/// Those of `ask`; the host is no more, or the flood had ended.
+pub(crate) fn stretch<const N: usize>(
+    host: &mut Host,
+    captures: [PathBuf; N],
+    flood: Option<Flood>,
+    ask: impl FnOnce(&mut Host) -> Result<(), MeasureError>,
+) -> Result<Stretch<N>, MeasureError> {
+    host.stamp_arrivals(true)?;
+    let from = captures.map(|path| size(&path));
+    let (before, missed) = (host.cpu_time()?, host.missed());
+    let asked = ask(host);
+    let after = host.cpu_time()?;
+    host.stamp_arrivals(false)?;
+    if let Some(flood) = flood {
+        flood.stop()?;
+    }
+    asked?;
+    Ok(Stretch { from, cpu_share: after.share_since(&before, host.cpus), missed })
+}
+
 /// What is measured.
 #[derive(Debug)]
 pub struct Trial<'a> {
@@ -115,29 +148,20 @@ impl Trial<'_> {
             Some(kind) => Some(Flood::start(host, "bulk", &host.bulk(), kind)?),
             None => None,
         };
-        host.stamp_arrivals(true)?;
-        let offsets = captures.clone().map(|path| size(&path));
-        let (before, missed) = (host.cpu_time()?, host.missed());
         let name = format!("{}, {}", self.method, self.load.words());
-        let asked = match self.requests.clone() {
+        let stretch = stretch(host, captures.clone(), flood, |host| match self.requests.clone() {
             Requests::Client { .. } => {
                 let load = workload::Load { requests, seed, captures: &captures, dir, name: &name };
                 workload.send(client, host, &load, progress)
             }
             // What is still under way at the last one is answered meanwhile.
             Requests::Paced(paced) => host.paced(paced, &captures).and_then(|()| host.shell("sleep 0.3").map(|_| ())),
-        };
-        let after = host.cpu_time()?;
-        host.stamp_arrivals(false)?;
-        if let Some(flood) = flood {
-            flood.stop()?;
-        }
-        asked?;
+        })?;
         let cut = |capture: &Path, from, nic: &str| {
             let cut = dir.join(format!("{}-{}-{nic}.pcap", self.method, self.load.name()));
             host.cut(capture, from, &cut).map(|()| cut)
         };
-        let ([rt_all, bulk_all], [rt_from, bulk_from]) = (&captures, offsets);
+        let ([rt_all, bulk_all], [rt_from, bulk_from]) = (&captures, stretch.from);
         let rt_capture = cut(rt_all, rt_from, "rt")?;
         let bulk_capture = cut(bulk_all, bulk_from, "bulk")?;
         let (wire, notes) =
@@ -155,11 +179,11 @@ impl Trial<'_> {
             load: self.load,
             wire: &wire,
             bulk: bulk.as_ref(),
-            cpu_share: after.share_since(&before, host.cpus),
+            cpu_share: stretch.cpu_share,
             late_ns: workload.late_ns(),
         });
         result.notes.extend(notes);
-        result.notes.extend(host.notes(missed));
+        result.notes.extend(host.notes(stretch.missed));
         Ok(result)
     }
 }

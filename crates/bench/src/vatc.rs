@@ -12,7 +12,7 @@ use crate::client::ClientConfig;
 use crate::flood::{self, Flood, Kind};
 use crate::frame::{Frame, parse};
 use crate::hardware::HardwareError;
-use crate::host::{AS_IS, Ground, Host, MeasureError, RT_VM, Vm, size};
+use crate::host::{AS_IS, Ground, Host, MeasureError, RT_VM, Vm};
 use crate::number;
 use crate::pcap::{PcapError, Tail};
 use crate::schema::{Load, MethodResult, Run};
@@ -165,20 +165,14 @@ fn measure_case(
     } else {
         None
     };
-    host.stamp_arrivals(true)?;
-    let from = size(&capture);
-    let (before, missed) = (host.cpu_time()?, host.missed());
     let server = host.server(SOCKPERF);
     let mut config = ClientConfig::new(server, plan.requests + WARM_UP, 1);
     (config.min_gap_us, config.max_gap_us) = (PERIOD_US, PERIOD_US);
-    let asked = host.requests(config, std::slice::from_ref(&capture), &case, progress);
-    let after = host.cpu_time()?;
-    host.stamp_arrivals(false)?;
-    if let Some(flows) = flows {
-        flows.stop()?;
-    }
-    asked?;
+    let stretch = trial::stretch(host, [capture.clone()], flows, |host| {
+        host.requests(config, std::slice::from_ref(&capture), &case, progress)
+    })?;
     let cut = host.dir.join(format!("{case}.pcap"));
+    let [from] = stretch.from;
     host.cut(&capture, from, &cut)?;
     let mut flow = RtFlow::new(server.port());
     flow.warmup = WARM_UP;
@@ -198,10 +192,10 @@ fn measure_case(
         load,
         wire: &wire,
         bulk: bulk.as_ref(),
-        cpu_share: after.share_since(&before, host.cpus),
+        cpu_share: stretch.cpu_share,
         late_ns: None,
     });
-    result.notes.extend(host.notes(missed));
+    result.notes.extend(host.notes(stretch.missed));
     if matches!(load, Load::SmallPackets | Load::LargePackets) {
         result.notes.push(format!("bulk VMs sent {sent:.0} packets a second in all"));
     }
