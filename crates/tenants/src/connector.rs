@@ -60,11 +60,15 @@ pub enum Event {
     Comm {
         /// In which process.
         pid: i32,
+        /// Its own number.
+        tid: i32,
     },
     /// A thread ended.
     Exit {
         /// In which process.
         pid: i32,
+        /// Its own number.
+        tid: i32,
     },
 }
 
@@ -75,8 +79,8 @@ pub fn parse(message: &[u8]) -> Option<Event> {
     Some(match word(EVENT_AT)? {
         PROC_EVENT_EXEC => Event::Exec { pid: number(1)? },
         PROC_EVENT_FORK => Event::Fork { parent: number(1)?, tid: number(2)?, child: number(3)? },
-        PROC_EVENT_COMM => Event::Comm { pid: number(1)? },
-        PROC_EVENT_EXIT => Event::Exit { pid: number(1)? },
+        PROC_EVENT_COMM => Event::Comm { tid: number(0)?, pid: number(1)? },
+        PROC_EVENT_EXIT => Event::Exit { tid: number(0)?, pid: number(1)? },
         _ => return None,
     })
 }
@@ -330,7 +334,7 @@ mod tests {
         assert_eq!(parse(&message(PROC_EVENT_EXEC, [8, 7, 0, 0])), Some(Event::Exec { pid: 7 }));
         let fork = parse(&message(PROC_EVENT_FORK, [1, 2, 3, 4]));
         assert_eq!(fork, Some(Event::Fork { parent: 2, child: 4, tid: 3 }));
-        assert_eq!(parse(&message(PROC_EVENT_EXIT, [8, 7, 0, 0])), Some(Event::Exit { pid: 7 }));
+        assert_eq!(parse(&message(PROC_EVENT_EXIT, [8, 7, 0, 0])), Some(Event::Exit { pid: 7, tid: 8 }));
         assert_eq!(parse(&message(4, [8, 7, 0, 0])), None);
         assert_eq!(parse(&message(PROC_EVENT_FORK, [1, 2, 3, 4])[..60]), None);
     }

@@ -45,10 +45,14 @@ impl Vmm {
             // A vhost worker since Linux 6.4; io_uring's are workers too and belong to the emulator.
             return if stat.comm.starts_with("vhost-") { ThreadRole::Vhost } else { ThreadRole::Emulator };
         }
+        self.role_of_name(&stat.comm)
+    }
+
+    /// What a thread of this name does, if it is not the kernel's.
+    pub fn role_of_name(self, comm: &str) -> ThreadRole {
         match self {
-            Vmm::Qemu => qemu_role(&stat.comm),
-            Vmm::Other(other) => stat
-                .comm
+            Vmm::Qemu => qemu_role(comm),
+            Vmm::Other(other) => comm
                 .strip_prefix(other.vcpu_prefix)
                 .and_then(|number| number.parse().ok())
                 .map_or(ThreadRole::Emulator, ThreadRole::Vcpu),

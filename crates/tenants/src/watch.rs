@@ -17,7 +17,7 @@
 //! # }
 //! ```
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,13 +30,13 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-use crate::class::Class;
+use crate::class::{Class, Policy};
 use crate::connector::{Connector, Event};
 use crate::container;
 use crate::discover::{Discovery, ancestors};
 use crate::files;
 use crate::host::Sources;
-use crate::model::{Kind, ThreadRole};
+use crate::model::{Kind, Tenant, TenantThread, ThreadRole};
 use crate::problem::{Problem, ProblemKind};
 use crate::proc;
 use crate::rules::Rules;
@@ -65,6 +65,15 @@ pub enum Change {
     Lost,
 }
 
+/// A VM whose vCPUs are told by their threads' names. QEMU starts and ends threads for disk reads all the time, which have no place:
+/// only those that have one matter, or may.
+#[derive(Debug)]
+struct Named {
+    vmm: Vmm,
+    /// Its threads that were found and are not such.
+    placed: BTreeSet<i32>,
+}
+
 /// Tells when to discover again. Its descriptor is readable when [`Watcher::take`] has something to look at.
 #[derive(Debug)]
 pub struct Watcher {
@@ -79,6 +88,7 @@ pub struct Watcher {
     /// Whether `libvirt` itself is watched, rather than a directory above it.
     libvirt_there: bool,
     followed: BTreeSet<i32>,
+    named: BTreeMap<i32, Named>,
     bulk_cgroups: BTreeSet<String>,
     rules: Rules,
     /// Whether something has come and is given time to settle.
@@ -114,6 +124,7 @@ impl Watcher {
             libvirt: sources.libvirt.clone(),
             libvirt_there: false,
             followed: BTreeSet::new(),
+            named: BTreeMap::new(),
             bulk_cgroups: BTreeSet::new(),
             rules: Rules::default(),
             gathering: true,
@@ -146,6 +157,7 @@ impl Watcher {
         let threads = followed.iter().flat_map(|tenant| &tenant.threads);
         let processes: BTreeSet<i32> =
             threads.map(|thread| thread.id.pid).chain(followed.iter().map(|tenant| tenant.process.pid)).collect();
+        self.named = followed.iter().filter_map(|tenant| Some((tenant.process.pid, self.named(tenant)?))).collect();
         self.bulk_cgroups = ignored.iter().filter_map(|tenant| tenant.cgroup.clone()).collect();
         let mut unheard = false;
         if processes != self.followed {
@@ -170,6 +182,23 @@ impl Watcher {
             self.look_again = (self.look_again * 2).min(RESCAN);
         }
         Ok(())
+    }
+
+    fn named(&self, tenant: &Tenant) -> Option<Named> {
+        let vmm = match tenant.kind {
+            Kind::Libvirt | Kind::Qemu => Vmm::Qemu,
+            Kind::Vmm => self.vmm(tenant.process.pid)?,
+            Kind::Container => return None,
+        };
+        let mut vcpus = tenant.threads.iter().filter(|thread| matches!(thread.role, ThreadRole::Vcpu(_))).peekable();
+        let tells = |thread: &TenantThread| matches!(vmm.role_of_name(&thread.comm), ThreadRole::Vcpu(_));
+        // Where it is asked otherwise which are vCPUs, any thread may be one.
+        if vcpus.peek().is_none() || !vcpus.all(tells) {
+            return None;
+        }
+        let own = tenant.threads.iter().filter(|thread| thread.id.pid == tenant.process.pid);
+        let placed = own.filter(|thread| !is_bystander(thread.role, thread.policy)).map(|thread| thread.id.tid);
+        Some(Named { vmm, placed: placed.collect() })
     }
 
     /// Whether a process that is followed only now has other threads than were found: no event told, for none was asked for.
@@ -340,10 +369,36 @@ impl Watcher {
     fn concerns(&self, event: Event) -> bool {
         match event {
             Event::Fork { parent: KTHREADD, tid, .. } => self.is_vms_kernel_thread(tid),
+            Event::Fork { child, tid, .. } if child != tid && self.named.contains_key(&child) => {
+                self.matters(child, tid)
+            }
             Event::Fork { parent, child, .. } => self.followed.contains(&parent) || self.followed.contains(&child),
-            Event::Comm { pid } | Event::Exit { pid } => self.followed.contains(&pid),
+            Event::Comm { pid, tid } => {
+                self.followed.contains(&pid) && (self.has_place(pid, tid) || self.matters(pid, tid))
+            }
+            Event::Exit { pid, tid } => self.followed.contains(&pid) && self.has_place(pid, tid),
             Event::Exec { pid } => self.followed.contains(&pid) || self.is_new_tenant(pid),
         }
+    }
+
+    /// Whether a thread was found to be more than a bystander in its process.
+    fn has_place(&self, pid: i32, tid: i32) -> bool {
+        tid == pid || self.named.get(&pid).is_none_or(|named| named.placed.contains(&tid))
+    }
+
+    /// Whether a thread is more than a bystander now. Until it takes its name it has its maker's; that is heard of too.
+    fn matters(&self, pid: i32, tid: i32) -> bool {
+        let Some(named) = self.named.get(&pid) else { return true };
+        match std::fs::read(self.proc.join(format!("{pid}/task/{tid}/stat"))) {
+            Ok(text) => proc::parse_stat(&text).is_none_or(|stat| !is_bystander(named.vmm.role(&stat), stat.policy)),
+            // It has ended already.
+            Err(error) => !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)),
+        }
+    }
+
+    fn vmm(&self, pid: i32) -> Option<Vmm> {
+        let executable = std::fs::read_link(self.proc.join(pid.to_string()).join("exe")).ok()?;
+        Vmm::of_executable(&executable.to_string_lossy())
     }
 
     fn is_vms_kernel_thread(&self, tid: i32) -> bool {
@@ -354,8 +409,7 @@ impl Watcher {
 
     fn is_new_tenant(&self, pid: i32) -> bool {
         let dir = self.proc.join(pid.to_string());
-        let Ok(executable) = std::fs::read_link(dir.join("exe")) else { return false };
-        if Vmm::of_executable(&executable.to_string_lossy()).is_some() {
+        if self.vmm(pid).is_some() {
             return true;
         }
         let cgroup = std::fs::read(dir.join("cgroup")).ok().and_then(|text| proc::parse_cgroup(&text));
@@ -368,6 +422,12 @@ impl Watcher {
 
 const KTHREADD: i32 = 2;
 
+/// Whether nothing is done about a monitor's thread, apart from its main thread: it has no place, and the policy that every thread starts with. (One
+/// made in a pause of its maker is at SCHED_IDLE, and at real-time priority it is capped.)
+fn is_bystander(role: ThreadRole, policy: Policy) -> bool {
+    role == ThreadRole::Emulator && matches!(policy, Policy::Other { .. } | Policy::Ext { .. } | Policy::Batch { .. })
+}
+
 impl AsFd for Watcher {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
@@ -377,3 +437,7 @@ impl AsFd for Watcher {
 fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: duration.subsec_nanos().into() }
 }
+
+#[cfg(test)]
+#[path = "watch_tests.rs"]
+mod tests;

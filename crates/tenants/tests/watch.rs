@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -66,6 +67,51 @@ fn a_vm_that_starts_and_ends_is_told_without_looking() {
     vm.kill().unwrap();
     vm.wait().unwrap();
     assert!(until(&mut watcher, &sources, &name, |vcpus| vcpus.is_none()), "end");
+}
+
+/// Threads of QEMU's worker pool: as many as read at once, and each ends 10 s after its last read.
+#[test]
+fn threads_that_read_a_vms_disk_tell_nothing() {
+    let host = common::Host::new();
+    let sources = sources(&host);
+    let Some(mut watcher) = watcher(&sources) else { return };
+    let name = format!("reading-{}", std::process::id());
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(1 << 20).unwrap();
+    let drive = format!("if=none,id=d,format=raw,file={}", image.path().display());
+    if !common::has("qemu-system-x86_64") {
+        return println!("SKIPPED: qemu-system-x86_64 is not installed");
+    }
+    let named = format!("guest={name},debug-threads=on");
+    let fixed =
+        ["-S", "-nodefaults", "-display", "none", "-accel", "tcg", "-m", "32", "-monitor", "stdio", "-name", &named];
+    let mut command = Command::new("qemu-system-x86_64");
+    let mut vm =
+        command.args(fixed).args(["-drive", &drive]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    assert!(until(&mut watcher, &sources, &name, |vcpus| vcpus == Some(1)), "start");
+    let pid = vm.id();
+    let workers = || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        let comm = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        tasks.map(comm).filter(|comm| comm.trim() == "worker").count()
+    };
+    let mut monitor = vm.stdin.take().unwrap();
+    // Something else on this machine may be seen in between; then more are made to read.
+    let undisturbed = (1..=8).any(|turn| {
+        let rules = Rules::default();
+        while watcher.wait(Some(SPACING * 3)).unwrap().is_some() {}
+        watcher.follow(&discover(&sources, &rules), &rules).unwrap();
+        let before = workers();
+        for read in 0..turn * 4 {
+            writeln!(monitor, "qemu-io d \"aio_read {}k 4k\"", read * 4).unwrap();
+        }
+        let seen = watcher.wait(Some(SPACING * 3)).unwrap();
+        println!("{before} workers, then {}: {seen:?}", workers());
+        workers() > before && seen.is_none()
+    });
+    vm.kill().unwrap();
+    vm.wait().unwrap();
+    assert!(undisturbed);
 }
 
 #[test]

@@ -1,0 +1,56 @@
+use super::*;
+use crate::discover;
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+fn event(pid: i32, tid: i32) -> [Event; 3] {
+    [Event::Fork { parent: pid, child: pid, tid }, Event::Comm { pid, tid }, Event::Exit { pid, tid }]
+}
+
+fn concerns(watcher: &Watcher, pid: i32, tid: i32) -> [bool; 3] {
+    event(pid, tid).map(|event| watcher.concerns(event))
+}
+
+#[test]
+fn of_a_vm_with_names_only_threads_with_a_place_are_told() {
+    let (host, rules) = (common::Host::new(), Rules::default());
+    host.vm(100, "a", "/a");
+    let mut watcher = Watcher::new(&host.sources()).unwrap();
+    watcher.follow(&discover(&host.sources(), &rules), &rules).unwrap();
+    // What QEMU does for disk reads: a thread that has its maker's name first, its own, and ends.
+    for name in ["qemu-system-x86", "IO mon_iothread", "worker"] {
+        host.thread(100, 150, name, 0);
+        assert_eq!(concerns(&watcher, 100, 150), [false; 3], "{name}");
+    }
+    assert_eq!(concerns(&watcher, 100, 106), [false; 3], "a worker that was found");
+    assert_eq!(concerns(&watcher, 100, 151), [false; 3], "it has ended before it was looked at");
+    // Those that are to have a place, and what may have to be put right.
+    for (name, flags, policy) in [
+        ("CPU 2/KVM", 0, (0, 0)),
+        ("IO iothread2", 0, (0, 0)),
+        ("vhost-100", common::PF_USER_WORKER, (0, 0)),
+        ("worker", 0, (1, 3)),
+        ("worker", 0, (5, 0)),
+    ] {
+        host.thread_at(100, 150, name, flags, policy, "0-3");
+        assert_eq!(concerns(&watcher, 100, 150), [true, true, false], "{name} {policy:?}");
+    }
+    assert_eq!(concerns(&watcher, 100, 101), [true; 3], "a vCPU");
+    host.thread(100, 101, "worker", 0);
+    assert_eq!(concerns(&watcher, 100, 101), [false, true, true], "a vCPU that calls itself otherwise");
+    assert!(watcher.concerns(Event::Exit { pid: 100, tid: 100 }), "the VM ends");
+    assert!(watcher.concerns(Event::Fork { parent: 100, child: 150, tid: 150 }), "a process of its own");
+}
+
+#[test]
+fn of_a_vm_without_names_any_thread_may_be_a_vcpu() {
+    let (host, rules) = (common::Host::new(), Rules::default());
+    host.process(100, "/usr/bin/qemu-system-x86_64", "/", 0, &["qemu", "-name", "plain"]);
+    for tid in 101..104 {
+        host.thread(100, tid, "qemu-system-x86", 0);
+    }
+    let mut watcher = Watcher::new(&host.sources()).unwrap();
+    watcher.follow(&discover(&host.sources(), &rules), &rules).unwrap();
+    assert_eq!(concerns(&watcher, 100, 103), [true; 3]);
+}
