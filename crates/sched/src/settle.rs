@@ -88,6 +88,21 @@ impl Settled {
         self.refused.extend(refused.into_iter().map(|tenant| Refused { tenant, why: why.to_owned() }));
     }
 
+    /// Whether a guest has what it asks for.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn has(&self, tenant: &str, needs: &[GuestNeed]) -> Result<(), String> {
+        let has = |need: &GuestNeed| {
+            self.vcpus.iter().any(|vcpu| vcpu.tenant == tenant && vcpu.vcpu == need.vcpu && vcpu.guest == Some(*need))
+        };
+        if needs.iter().all(has) {
+            return Ok(());
+        }
+        let refused = self.refused.iter().find(|refused| refused.tenant == tenant);
+        Err(refused.map_or_else(|| "its VM is not there any more".to_owned(), |refused| refused.why.clone()))
+    }
+
     /// The threads.
     pub fn ids(&self) -> BTreeSet<ThreadId> {
         self.vcpus.iter().map(|vcpu| vcpu.id).collect()

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ontime_hostnet::{Knob, Value, apply};
 use ontime_sched::account::Place;
-use ontime_sched::{Ask, Refused, Settled, Task};
+use ontime_sched::{Ask, GuestNeed, Refused, Settled, Task};
 use ontime_tenants::{Policy, ThreadId};
 
 use super::Engine;
@@ -17,12 +17,14 @@ use crate::daemon::keeper::Keeper;
 impl Engine {
     /// Of the threads that a back end moves, or is about to: their originals, as far as they are kept.
     pub(super) fn paced_originals(&self) -> Vec<(ThreadId, Policy)> {
-        if !self.keeper.moves() {
-            return Vec::new();
-        }
-        let paced = self.look.settled.ids();
+        if self.keeper.moves() { self.kept_originals() } else { Vec::new() }
+    }
+
+    /// Of the threads with reservations.
+    fn kept_originals(&self) -> Vec<(ThreadId, Policy)> {
+        let reserved = self.look.settled.ids();
         let of = |entry: &ontime_hostnet::Original| match (&entry.knob, &entry.value) {
-            (Knob::ThreadPolicy { thread, .. }, Value::Policy(original)) if paced.contains(thread) => {
+            (Knob::ThreadPolicy { thread, .. }, Value::Policy(original)) if reserved.contains(thread) => {
                 Some((*thread, *original))
             }
             _ => None,
@@ -30,14 +32,12 @@ impl Engine {
         self.journal.entries().iter().filter_map(of).collect()
     }
 
-    /// Pacers are about to have threads: only such whose originals are kept, and the guardian has these.
+    /// A back end is about to have threads: only such whose originals are kept, and the guardian has those that are moved.
     pub(super) fn before_pacing(&mut self) {
+        let kept: BTreeSet<ThreadId> = self.kept_originals().iter().map(|(id, _)| *id).collect();
+        let why = "its vCPUs' original policies could not be kept, see `journal`; the next pass tries again";
+        self.look.settled.keep_only(|id| kept.contains(&id), why);
         let paced = self.paced_originals();
-        if self.keeper.moves() {
-            let kept: BTreeSet<ThreadId> = paced.iter().map(|(id, _)| *id).collect();
-            let why = "its vCPUs' original policies could not be kept, see `journal`; the next pass tries again";
-            self.look.settled.keep_only(|id| kept.contains(&id), why);
-        }
         let last = self.guardian.as_ref().map(|guardian| guardian.charged().clone()).unwrap_or_default();
         if paced != last.paced {
             // Where it cannot be told, `cap` says so, which charges it with everything.
@@ -92,23 +92,32 @@ impl Engine {
         if self.state != api::State::Applied {
             return Err("`ontime reset` was called; nothing is reserved until `ontime apply`".to_owned());
         }
+        let needs = ask.needs.clone();
         let before = self.keeper.asks().insert(vm.to_owned(), ask);
-        let settled = self.settled_again();
-        // Nobody who holds something loses it for this.
-        let was = |name: &str| self.look.settled.refused.iter().any(|refused| refused.tenant == name);
-        let loses = settled.refused.iter().find(|refused| refused.tenant == vm || !was(&refused.tenant));
+        let admitted = self.admit(vm, &needs);
         let class = self.look.found.tenants.iter().find(|tenant| tenant.name == vm).map(|tenant| tenant.class);
-        self.metrics.deadlines(vm, class.map_or_else(String::new, |class| class.to_string()), loses.is_none());
-        if let Some(Refused { tenant, why }) = loses {
-            let why = if tenant == vm { why.clone() } else { format!("{tenant} would lose its reservation: {why}") };
+        self.metrics.deadlines(vm, class.map_or_else(String::new, |class| class.to_string()), admitted.is_ok());
+        if let Err(why) = &admitted {
             match before {
                 Some(before) => self.keeper.asks().insert(vm.to_owned(), before),
                 None => self.keeper.asks().remove(vm),
             };
-            self.repeats.warn(&format!("{vm}: its guest asks for more than there is: {why}"));
-            return Err(why);
+            self.repeats.warn(&format!("{vm}: its guest does not have what it asks for: {why}"));
         }
-        self.hold(settled)
+        admitted
+    }
+
+    fn admit(&mut self, vm: &str, needs: &[GuestNeed]) -> Result<(), String> {
+        let settled = self.settled_again();
+        // Nobody who holds something loses it for this.
+        let was = |name: &str| self.look.settled.refused.iter().any(|refused| refused.tenant == name);
+        let loses = settled.refused.iter().find(|refused| refused.tenant == vm || !was(&refused.tenant));
+        if let Some(Refused { tenant, why }) = loses {
+            return Err(if tenant == vm { why.clone() } else { format!("{tenant} would lose its reservation: {why}") });
+        }
+        self.hold(settled)?;
+        // That may have taken a pass, which found that it cannot be kept: no room for the originals, a VM that ended.
+        self.look.settled.has(vm, needs)
     }
 
     /// A guest does not hold anything any more.

@@ -1,0 +1,171 @@
+//! What a guest's deadline tasks ask for, at the daemon: the real program, a real QEMU guest, and the test in the device process's place.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test ends by panicking"
+)]
+
+mod support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+use serde_json::Value;
+use support::{Daemon, Guest, Site, possible, until};
+
+/// The device process's end of `deadlines.sock`.
+struct Device {
+    listener: UnixListener,
+    daemon: Option<BufReader<UnixStream>>,
+    seq: u64,
+}
+
+impl Device {
+    fn of(site: &Site, vm: &str) -> Self {
+        let path = ontime_sockets::Paths::new(&site.path("run"), vm).deadlines();
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        Self { listener, daemon: None, seq: 0 }
+    }
+
+    /// Waits for the daemon's connection.
+    fn connected(&mut self, site: &Site) {
+        let stream = until("the daemon connects", || {
+            site.poke();
+            self.listener.accept().ok()
+        });
+        stream.0.set_nonblocking(false).unwrap();
+        stream.0.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        self.daemon = Some(BufReader::new(stream.0));
+    }
+
+    /// vCPU 0 needs so much, us. Why the daemon refuses it.
+    fn asks(&mut self, budget_us: u64, period_us: u64) -> Option<String> {
+        self.seq += 1;
+        let need = format!("{{\"vcpu\":0,\"budget\":{},\"period\":{}}}", budget_us * 1_000, period_us * 1_000);
+        let vcpus = if budget_us == 0 { String::new() } else { need };
+        let daemon = self.daemon.as_mut().unwrap();
+        daemon.get_mut().write_all(format!("{{\"seq\":{},\"vcpus\":[{vcpus}]}}\n", self.seq).as_bytes()).unwrap();
+        let mut line = String::new();
+        daemon.read_line(&mut line).unwrap();
+        let answer: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(answer["seq"], self.seq, "{line}");
+        answer["refused"].as_str().map(str::to_owned)
+    }
+}
+
+fn name(test: &str) -> String {
+    format!("{test}-{}", std::process::id())
+}
+
+/// A VM that may ask for half of a CPU beside its declared 2 ms in 20 ms.
+fn configure(site: &Site, vm: &str) {
+    site.configure("tenants.toml", &format!("[[tenant]]\nname = \"{vm}\"\nclass = \"rt\"\n"));
+    let reservation =
+        format!("[[reservation]]\nname = \"{vm}\"\nbudget = \"2ms\"\nperiod = \"20ms\"\ndeadlines = 0.5\n");
+    site.configure("sched.toml", &reservation);
+}
+
+fn vcpu(site: &Site, vm: &str) -> Option<Value> {
+    let top = site.json(&["top", "--once", "--json", "--interval", "0.1"]);
+    top["reservations"]["vcpus"].as_array().unwrap().iter().find(|vcpu| vcpu["vm"] == *vm).cloned()
+}
+
+/// The other back end gives a thread its place once, and does not move it.
+#[test]
+fn so_it_is_where_nobody_is_moved() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let vm = name("unplaced");
+    configure(&site, &vm);
+    let sched = std::fs::read_to_string(site.path("etc/sched.toml")).unwrap();
+    site.configure("sched.toml", &format!("backend = \"deadline\"\n{sched}"));
+    let _daemon = Daemon::start(&site);
+    std::fs::create_dir(site.path("state/originals.new")).unwrap();
+    let guest = Guest::stopped(&vm);
+    guest.vcpu();
+    let mut device = Device::of(&site, &vm);
+    device.connected(&site);
+    let why = device.asks(2_000, 20_000).expect("its vCPU is not placed");
+    assert!(why.contains("could not be kept"), "{why}");
+    std::fs::remove_dir(site.path("state/originals.new")).unwrap();
+}
+
+#[test]
+fn a_guest_is_refused_while_its_vms_originals_cannot_be_kept() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let vm = name("unkept");
+    configure(&site, &vm);
+    let daemon = Daemon::start(&site);
+    // As good as a full disk: the file that is to replace the journal cannot be written.
+    let obstacle = site.path("state/originals.new");
+    std::fs::create_dir(&obstacle).unwrap();
+    let guest = Guest::stopped(&vm);
+    guest.vcpu();
+    let mut device = Device::of(&site, &vm);
+    device.connected(&site);
+    let why = device.asks(2_000, 20_000).expect("nothing of this VM is reserved");
+    assert!(why.contains("could not be kept"), "{why}");
+    assert!(vcpu(&site, &vm).is_none());
+    let metrics = site.curl(&["http://o/metrics"]).1;
+    assert!(!metrics.contains(&format!("ontime_deadlines_admitted_total{{domain=\"{vm}\"")), "{metrics}");
+    assert!(
+        metrics.contains(&format!("ontime_deadlines_refused_total{{domain=\"{vm}\",class=\"rt0\"}} 1")),
+        "{metrics}"
+    );
+    // What was refused does not come to count later by itself.
+    std::fs::remove_dir(&obstacle).unwrap();
+    let seen = until("it has what is declared", || {
+        site.poke();
+        vcpu(&site, &vm)
+    });
+    assert!(seen["guest"].is_null(), "{seen}");
+    assert_eq!(device.asks(2_000, 20_000), None);
+    let seen = vcpu(&site, &vm).unwrap();
+    assert_eq!(seen["guest"]["budget_us"].as_f64().unwrap().round(), 2_000.0, "{seen}");
+    // Beyond its half.
+    assert!(device.asks(15_000, 20_000).is_some());
+    assert_eq!(device.asks(0, 0), None);
+    assert!(vcpu(&site, &vm).unwrap()["guest"].is_null());
+    drop(daemon);
+}
+
+/// What a change of need costs: `cargo test --release -p ontime --test guests -- --ignored --nocapture cost`.
+#[test]
+#[ignore = "tells, checks nothing"]
+fn what_a_change_costs() {
+    if !possible() {
+        return;
+    }
+    let (site, vm, changes) = (Site::new(), name("cost"), 1_000);
+    configure(&site, &vm);
+    let guest = Guest::stopped(&vm);
+    guest.vcpu();
+    let daemon = Daemon::start(&site);
+    let mut device = Device::of(&site, &vm);
+    device.connected(&site);
+    until("reserved", || vcpu(&site, &vm));
+    let ran = || {
+        let text = std::fs::read_to_string(format!("/proc/{0}/task/{0}/schedstat", daemon.pid())).unwrap();
+        text.split(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    std::thread::sleep(Duration::from_secs(2));
+    for (what, budgets) in [("nothing changes", [3_000, 3_000]), ("another need each time", [3_000, 4_000])] {
+        let before = ran();
+        for turn in 0..changes {
+            assert_eq!(device.asks(budgets[turn % 2], 20_000), None);
+        }
+        println!("{what}: {} us of the daemon's main thread", (ran() - before) / changes as u64 / 1_000);
+    }
+}
