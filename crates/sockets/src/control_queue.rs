@@ -71,7 +71,14 @@ impl ControlQueue {
     /// What the driver before said by this queue counts no more. Before the first call of the new one, which comes by it too.
     fn forget(&self) {
         for channel in 1..self.shared.channels() {
-            self.shared.name_vcpu(channel, 0);
+            if self.shared.name_vcpu(channel, 0).is_err() {
+                let vm = self.shared.name.as_str();
+                tracing::warn!(
+                    vm,
+                    channel,
+                    "the guest's driver is set up anew though a thread may still use its memory"
+                );
+            }
         }
         self.shared.deadlines.forget();
     }
@@ -177,7 +184,6 @@ impl ControlQueue {
             return Err(Errno(libc::EFAULT));
         }
         self.shared.attention.get_or_init(|| vring.clone());
-        self.shared.name_vcpu(channel, address);
-        Ok(())
+        self.shared.name_vcpu(channel, address)
     }
 }

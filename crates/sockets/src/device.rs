@@ -7,9 +7,8 @@
 //! | channel | 0 | call, event | the engine, SCHED_FIFO |
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost_user_backend::VhostUserBackend;
@@ -22,6 +21,7 @@ use crate::control_queue::ControlQueue;
 use crate::engine::Engine;
 use crate::memory::Memory;
 use crate::shared::{QUEUE_MAX, Shared};
+use crate::turns::Turns;
 use crate::vring::Vring;
 use crate::worker::Worker;
 
@@ -30,9 +30,8 @@ const INDIRECT_DESC: u64 = 1 << 28;
 const EVENT_IDX: u64 = 1 << 29;
 const VERSION_1: u64 = 1 << 32;
 
-/// How long a ring that is to stop waits for the threads, and how often it looks. Calls that are under way take milliseconds.
+/// How long a ring that is to stop waits for the threads.
 const PATIENCE: Duration = Duration::from_secs(5);
-const LOOK: Duration = Duration::from_micros(100);
 
 /// What the threads of a device run. The locks are each thread's own, but for the moment before it starts.
 #[allow(clippy::large_enum_variant, reason = "there is one a device")]
@@ -46,29 +45,8 @@ pub struct Device {
     shared: Arc<Shared>,
     channel: u32,
     threads: Threads,
-    turns: [Turns; 2],
-}
-
-/// Counts what a thread begins and what it ends: odd while it works.
-#[derive(Default)]
-struct Turns(AtomicU64);
-
-impl Turns {
-    fn turn(&self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Waits until what was under way has ended. False where it takes too long.
-    fn wait(&self) -> bool {
-        let (seen, start) = (self.0.load(Ordering::SeqCst), Instant::now());
-        while seen % 2 == 1 && self.0.load(Ordering::SeqCst) == seen {
-            if start.elapsed() > PATIENCE {
-                return false;
-            }
-            std::thread::sleep(LOOK);
-        }
-        true
-    }
+    /// The control queue's thread's; those of the first threads are shared.
+    control: Turns,
 }
 
 impl Device {
@@ -83,7 +61,7 @@ impl Device {
         } else {
             Threads::Channel { engine: Mutex::new(Engine::new(shared.clone(), channel, memory)?), placed: Once::new() }
         };
-        Ok(Self { shared, channel, threads, turns: Default::default() })
+        Ok(Self { shared, channel, threads, control: Turns::default() })
     }
 
     /// Lets the first thread wait for sockets by its epoll.
@@ -96,6 +74,10 @@ impl Device {
             Threads::Channel { engine, .. } => engine.lock().map(|mut engine| engine.attach(epoll)).ok(),
         };
         attached.unwrap_or(Err(Errno(libc::EINVAL))).map_err(|error| std::io::Error::from_raw_os_error(error.0))
+    }
+
+    fn turns(&self, thread: usize) -> Option<&Turns> {
+        if thread == 0 { self.shared.turns(self.channel) } else { Some(&self.control) }
     }
 
     fn handle(&self, event: u16, events: EventSet, vrings: &[Vring], thread: usize) {
@@ -192,7 +174,7 @@ impl VhostUserBackend for Device {
     fn stop_vring(&self, index: u32) -> std::io::Result<()> {
         let serves = |queues: &u64| queues >> index & 1 == 1;
         let thread = self.queues_per_thread().iter().position(serves);
-        if !thread.and_then(|thread| self.turns.get(thread)).is_none_or(Turns::wait) {
+        if !thread.and_then(|thread| self.turns(thread)).is_none_or(|turns| turns.wait(PATIENCE)) {
             let channel = self.channel;
             tracing::warn!(vm = self.shared.name, channel, index, "a ring is stopped though a thread may still use it");
         }
@@ -200,7 +182,7 @@ impl VhostUserBackend for Device {
     }
 
     fn handle_event(&self, event: u16, events: EventSet, vrings: &[Vring], thread: usize) -> std::io::Result<()> {
-        let turns = self.turns.get(thread);
+        let turns = self.turns(thread);
         turns.inspect(|turns| turns.turn());
         self.handle(event, events, vrings, thread);
         turns.inspect(|turns| turns.turn());

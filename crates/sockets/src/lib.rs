@@ -12,7 +12,7 @@
 //! | `host` | system calls |
 //! | `engine`, `calls`, `data`, `readiness`, `notify` | a thread that owns sockets; its queue; its calls on sockets; their readiness; waking and interrupting the vCPU |
 //! | `guard` | has wake-ups without effect sent again |
-//! | `vring` | a queue whose doorbell is not read |
+//! | `vring`, `turns` | a queue whose doorbell is not read; whether a thread is at work |
 //! | `worker`, `control_queue` | calls that may block; calls about the VM |
 //! | `deadlines` | bandwidth that the guest asks for, and the daemon that admits it |
 //! | `device`, `process`, `sandbox`, `status` | vhost-user; the process; what it gives up; what it tells |
@@ -42,6 +42,7 @@ pub mod sandbox;
 mod shared;
 pub mod status;
 mod table;
+mod turns;
 mod vring;
 mod worker;
 

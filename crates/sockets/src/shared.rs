@@ -2,16 +2,18 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::abi::{
-    ONTIME_MAGIC, ONTIME_ROLE_CHANNEL, ONTIME_ROLE_MAIN, ONTIME_VERSION, ONTIME_WAKE_IDLE, ONTIME_WAKE_INTERRUPT,
-    ontime_config, ontime_vcpu,
+    Errno, ONTIME_MAGIC, ONTIME_ROLE_CHANNEL, ONTIME_ROLE_MAIN, ONTIME_VERSION, ONTIME_WAKE_IDLE,
+    ONTIME_WAKE_INTERRUPT, ontime_config, ontime_vcpu,
 };
 use crate::config::{Vm, Wake};
 use crate::deadlines::Deadlines;
 use crate::guard::Guard;
 use crate::mail::Mail;
 use crate::table::Table;
+use crate::turns::Turns;
 use crate::vring::Vring;
 
 /// The largest virtqueue, entries.
@@ -22,6 +24,9 @@ pub const DATA_MAX: u32 = 1 << 20;
 pub const SEGMENTS_MAIN: u32 = 1024 + 4;
 /// Descriptors of one call on a channel's queue.
 pub const SEGMENTS_CHANNEL: u32 = 64;
+
+/// How long a channel's thread may be at it with a vCPU word that is taken back. Shorter than the driver's patience.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Bits of a vCPU word's address that are 0.
 const VCPU_COUNT: u64 = size_of::<ontime_vcpu>() as u64 - 1;
@@ -76,6 +81,8 @@ pub struct Shared {
     pub guard: Guard,
     /// By channel, see [`Shared::vcpu_named`].
     vcpus: Vec<AtomicU64>,
+    /// By channel, 0 is the worker: of the threads that use what is named there.
+    turns: Vec<Turns>,
     /// Main's control queue, whose notification is main's vector: set when the guest names a vCPU word.
     pub attention: OnceLock<Vring>,
     generation: u64,
@@ -92,6 +99,7 @@ impl Shared {
             name: name.to_owned(),
             table: Table::new(vm.policy.limits.sockets),
             vcpus: (0..=vm.channels).map(|_| AtomicU64::new(0)).collect(),
+            turns: (0..=vm.channels).map(|_| Turns::default()).collect(),
             guard: Guard::new(vm.channels),
             vm,
             counters: Counters::default(),
@@ -110,15 +118,30 @@ impl Shared {
     /// The same, and in the low bits, which are 0 in such an address, how often one was named: a new driver's word may lie where the old
     /// one's did.
     pub fn vcpu_named(&self, channel: u32) -> u64 {
-        self.vcpus.get(channel as usize).map_or(0, |word| word.load(Ordering::Acquire))
+        self.vcpus.get(channel as usize).map_or(0, |word| word.load(Ordering::SeqCst))
     }
 
-    /// Names a channel's `ontime_vcpu`, or takes it back (0). The channel's thread takes note of it. For the control queue's thread only.
-    pub fn name_vcpu(&self, channel: u32, address: u64) {
-        let Some(word) = self.vcpus.get(channel as usize) else { return };
+    /// Names a channel's `ontime_vcpu`, or takes it back (0). When this returns the channel's thread, which takes note of it, uses the word before
+    /// no more: it may be freed. For the control queue's thread only.
+    ///
+    /// # Errors
+    /// EBUSY where the thread is at it for longer than [`PATIENCE`], kept from running by others: it has no word from then on, and may still write to the
+    /// one before.
+    pub fn name_vcpu(&self, channel: u32, address: u64) -> Result<(), Errno> {
+        let (Some(word), Some(turns)) = (self.vcpus.get(channel as usize), self.turns(channel)) else { return Ok(()) };
         let count = word.load(Ordering::Relaxed).wrapping_add(1) & VCPU_COUNT;
-        word.store(address | count, Ordering::Release);
+        word.store(count, Ordering::SeqCst);
+        if !turns.wait(PATIENCE) {
+            return Err(Errno(libc::EBUSY));
+        }
+        word.store(address | count, Ordering::SeqCst);
         self.mail.ring(channel);
+        Ok(())
+    }
+
+    /// Of the first thread of a channel's device.
+    pub fn turns(&self, channel: u32) -> Option<&Turns> {
+        self.turns.get(channel as usize)
     }
 
     /// Takes a word back, unless another one was named since it was `seen`: for the channel's thread, whose driver is gone.
@@ -159,5 +182,38 @@ impl Shared {
             data_max: DATA_MAX,
             reserved: [0; 4],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// The guest frees a word when it is told that the device has given it back.
+    #[test]
+    fn a_word_is_given_back_when_nobody_writes_to_it_any_more() {
+        let vm = Vm { channels: 1, ..Vm::default() };
+        let shared = Arc::new(Shared::new("a", vm, 1).unwrap());
+        let word = 0x1000;
+        shared.name_vcpu(1, word).unwrap();
+        let turns = shared.turns(1).unwrap();
+        // The channel's thread is about to notify.
+        turns.turn();
+        assert_eq!(shared.vcpu(1), word);
+        let (tell, told) = channel();
+        let other = shared.clone();
+        let control = std::thread::spawn(move || tell.send(other.name_vcpu(1, 0)));
+        assert!(told.recv_timeout(Duration::from_millis(100)).is_err(), "it may still be written to");
+        turns.turn();
+        assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(Ok(())));
+        control.join().unwrap().unwrap();
+        assert_eq!(shared.vcpu(1), 0);
+        // One that does not come to its end: the guest is told, and nothing is named.
+        turns.turn();
+        assert_eq!(shared.name_vcpu(1, word), Err(Errno(libc::EBUSY)));
+        assert_eq!(shared.vcpu(1), 0);
     }
 }
