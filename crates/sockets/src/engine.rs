@@ -232,8 +232,10 @@ impl Engine {
 
     /// Carries out what the worker ordered. (For the worker's own engine, nothing.)
     pub(crate) fn orders(&mut self, memory: &Memory, calls: &Vring) {
+        let mut took = false;
         for _ in 0..ROOM {
             let Some(Ok(order)) = self.mail.as_mut().map(|mail| mail.orders.pop()) else { break };
+            took = true;
             match order {
                 Order::Adopt { index } => {
                     if self.adopt(index).is_err() {
@@ -251,10 +253,13 @@ impl Engine {
                 }
             }
         }
+        if took {
+            self.shared.mail.made_room(self.channel);
+        }
     }
 
     fn answer(&mut self, released: Released) {
-        // There is room: the worker has no more tickets than the ring has places.
+        // There is room: the worker sends no more orders that are answered than the ring has places.
         let _ = self.mail.as_mut().map(|mail| mail.released.push(released));
         self.shared.mail.ring(0);
     }

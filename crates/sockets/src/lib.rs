@@ -13,7 +13,7 @@
 //! | `engine`, `calls`, `data`, `readiness`, `notify` | a thread that owns sockets; its queue; its calls on sockets; their readiness; waking and interrupting the vCPU |
 //! | `guard` | has wake-ups without effect sent again |
 //! | `vring`, `turns` | a queue whose doorbell is not read; whether a thread is at work |
-//! | `worker`, `control_queue` | calls that may block; calls about the VM |
+//! | `worker`, `orders`, `control_queue` | calls that may block; what channels are told of that; calls about the VM |
 //! | `deadlines` | bandwidth that the guest asks for, and the daemon that admits it |
 //! | `device`, `process`, `sandbox`, `status` | vhost-user; the process; what it gives up; what it tells |
 
@@ -34,6 +34,7 @@ mod memory;
 pub mod name;
 mod notify;
 mod options;
+mod orders;
 pub mod policy;
 pub mod process;
 mod readiness;

@@ -6,6 +6,7 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use rtrb::{Consumer, Producer, RingBuffer};
@@ -73,6 +74,8 @@ pub struct WorkerEnds {
 /// See above. The ends lie here until their threads take them.
 pub struct Mail {
     bells: Vec<EventFd>,
+    /// By channel: the worker waits for room in its ring.
+    awaited: Vec<AtomicBool>,
     ask: SyncSender<Ask>,
     worker: Mutex<Option<WorkerEnds>>,
     channels: Vec<Mutex<Option<ChannelEnd>>>,
@@ -86,6 +89,7 @@ impl Mail {
     pub fn new(channels: u32) -> std::io::Result<Self> {
         let bell = |_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let bells = (0..=channels).map(bell).collect::<Result<_, _>>()?;
+        let awaited = (0..=channels).map(|_| AtomicBool::new(false)).collect();
         let (ask, asked) = sync_channel(ROOM);
         let ends = (0..channels).map(|_| {
             let (to_channel, orders) = RingBuffer::new(ROOM);
@@ -94,7 +98,7 @@ impl Mail {
             (worker, Mutex::new(Some(ChannelEnd { orders, released })))
         });
         let (worker, channels) = ends.unzip();
-        Ok(Self { bells, ask, worker: Mutex::new(Some(WorkerEnds { channels: worker, asked })), channels })
+        Ok(Self { bells, awaited, ask, worker: Mutex::new(Some(WorkerEnds { channels: worker, asked })), channels })
     }
 
     /// How many threads have a bell: the worker, and one a channel.
@@ -106,6 +110,23 @@ impl Mail {
     pub fn ring(&self, channel: u32) {
         // Full (2^64 - 2 rings) means it is being woken anyway.
         let _ = self.bells.get(channel as usize).map(|bell| bell.write(1));
+    }
+
+    /// The worker wants to know of room in a channel's ring, and tries once more after this.
+    pub fn await_room(&self, channel: u32) {
+        if let Some(awaited) = self.awaited.get(channel as usize) {
+            awaited.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// The channel's thread took orders: wakes the worker if that waits for room.
+    pub fn made_room(&self, channel: u32) {
+        fence(Ordering::SeqCst);
+        let awaited = self.awaited.get(channel as usize);
+        if awaited.is_some_and(|awaited| awaited.load(Ordering::Relaxed) && awaited.swap(false, Ordering::Relaxed)) {
+            self.ring(0);
+        }
     }
 
     /// What the thread waits on.

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use vm_memory::GuestMemoryAtomic;
@@ -11,10 +12,11 @@ use crate::abi::*;
 use crate::call::{Call, Reply};
 use crate::engine::Engine;
 use crate::host;
-use crate::mail::{Order, Released, WorkerEnds};
+use crate::mail::{Ask, Order, Released};
 use crate::memory::Memory;
 use crate::name::Name;
 use crate::options::{self, Access, Group};
+use crate::orders::Orders;
 use crate::request::{Protocol, Request};
 use crate::shared::{QUEUE_MAX, Shared, count};
 use crate::status::{self, SocketStatus};
@@ -45,7 +47,8 @@ struct Ticket {
 /// See above.
 pub struct Worker {
     engine: Engine,
-    mail: Option<WorkerEnds>,
+    orders: Orders,
+    asked: Option<Receiver<Ask>>,
     tickets: Vec<Option<Ticket>>,
     value: Vec<u8>,
     refused: u64,
@@ -61,8 +64,10 @@ impl Worker {
     /// # Errors
     /// As [`Engine::new`].
     pub fn new(shared: Arc<Shared>, memory: GuestMemoryAtomic<Memory>) -> std::io::Result<Self> {
+        let (channels, asked) = shared.mail.take_worker().map(|ends| (ends.channels, ends.asked)).unzip();
         Ok(Self {
-            mail: shared.mail.take_worker(),
+            orders: Orders::new(channels.unwrap_or_default()),
+            asked,
             engine: Engine::new(shared, 0, memory)?,
             tickets: Vec::new(),
             value: vec![0; ONTIME_OPTION_MAX as usize],
@@ -123,10 +128,24 @@ impl Worker {
             }
         }
         for channel in 1..self.shared().channels() {
+            self.withdraw(channel);
             let _ = self.ticket(After::Forget { channel }, 0, None, channel, |ticket| Order::Forget { ticket });
         }
         self.close_ownerless();
         tracing::info!(vm = self.shared().name, "the guest's driver was set up anew: its sockets are closed");
+    }
+
+    /// What a channel was not told yet is of no use after a reset: it is to forget everything.
+    fn withdraw(&mut self, channel: u32) {
+        for order in self.orders.withdraw(channel) {
+            match order {
+                Order::Adopt { index } => self.shared().table.set_owner(index, NOBODY),
+                Order::Release { ticket, .. } | Order::Forget { ticket } => {
+                    self.tickets.get_mut(ticket as usize).map(Option::take);
+                }
+                Order::Look { .. } => {}
+            }
+        }
     }
 
     /// Closes what belongs to nobody and is not being handed over.
@@ -152,11 +171,7 @@ impl Worker {
         channel: u32,
         order: impl FnOnce(u32) -> Order,
     ) -> Result<(), Option<Box<Call>>> {
-        let free = self.tickets.iter().position(Option::is_none);
-        if free.is_none() && self.tickets.len() >= QUEUE_MAX {
-            return Err(call);
-        }
-        let number = free.unwrap_or(self.tickets.len());
+        let number = self.tickets.iter().position(Option::is_none).unwrap_or(self.tickets.len());
         if self.order(channel, order(number as u32)).is_err() {
             return Err(call);
         }
@@ -170,34 +185,26 @@ impl Worker {
 
     /// What the other threads told.
     fn mail(&mut self, memory: &Memory, calls: &Vring) {
-        while let Some(Released { ticket, result }) = self.next_released() {
+        while let Some(Released { ticket, result }) = self.orders.released() {
             let Some(ticket) = self.tickets.get_mut(ticket as usize).and_then(Option::take) else { continue };
             let result = result.and_then(|()| self.released(&ticket));
             if let Some(call) = ticket.call {
                 self.engine.complete(memory, calls, call, &Reply::number(result.map(|()| 0)), None);
             }
         }
-        while let Some(Ok(answer)) = self.mail.as_ref().map(|mail| mail.asked.try_recv()) {
+        self.orders.flush(&self.engine.shared.mail);
+        while let Some(Ok(answer)) = self.asked.as_ref().map(Receiver::try_recv) {
             // The one who asked may be gone.
             drop(answer.try_send(self.sockets()));
         }
     }
 
-    fn next_released(&mut self) -> Option<Released> {
-        self.mail.as_mut()?.channels.iter_mut().find_map(|channel| channel.released.pop().ok())
-    }
-
     /// Tells a channel.
     ///
     /// # Errors
-    /// EAGAIN where its ring is full; EINVAL where there is none such.
+    /// EINVAL where there is none such.
     fn order(&mut self, channel: u32, order: Order) -> Result<(), Errno> {
-        let place = channel.checked_sub(1).ok_or(Errno(libc::EINVAL))?;
-        let end =
-            self.mail.as_mut().and_then(|mail| mail.channels.get_mut(place as usize)).ok_or(Errno(libc::EINVAL))?;
-        end.orders.push(order).map_err(|_| Errno(libc::EAGAIN))?;
-        self.shared().mail.ring(channel);
-        Ok(())
+        self.orders.send(&self.engine.shared.mail, channel, order)
     }
 
     fn released(&mut self, ticket: &Ticket) -> Result<(), Errno> {
@@ -273,7 +280,7 @@ impl Worker {
         if ours {
             self.engine.look(&socket);
         } else if matches!(request, Request::Listen { .. } | Request::Connect(_) | Request::Bind(_)) {
-            // A full ring: the channel has plenty to look at, and its next call on the socket looks too.
+            // A socket that nobody owns is looked at by its next owner.
             let _ = self.order(socket.owner, Order::Look { index: socket.index });
         }
         let reply = reply.unwrap_or_else(Reply::from);
@@ -429,5 +436,46 @@ fn group_address(group: Group, value: &[u8]) -> Option<IpAddr> {
                 _ => None,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Vm;
+    use crate::mail::ROOM;
+    use crate::request::Family;
+
+    /// A channel's thread that does not run for a while gets all its sockets when it does.
+    #[test]
+    fn no_socket_is_lost_to_a_channel_that_is_kept_from_running() {
+        let shared = Arc::new(Shared::new("a", Vm { channels: 1, ..Vm::default() }, 1).unwrap());
+        let mut worker = Worker::new(shared.clone(), GuestMemoryAtomic::new(Memory::new())).unwrap();
+        let mut end = shared.mail.take_channel(1).unwrap();
+        let all = ROOM as u32 + 20;
+        for id in 0..all {
+            let index = shared.table.claim(id).unwrap();
+            let made = host::socket(Family::V4, Protocol::Udp).unwrap();
+            shared.table.set(index, made, Family::V4, Protocol::Udp, NOBODY);
+            assert_eq!(worker.give(index, 1), Ok(()), "socket {id}");
+        }
+        let mut adopted = Vec::new();
+        while let Ok(Order::Adopt { index }) = end.orders.pop() {
+            adopted.push(index);
+            worker.orders.flush(&shared.mail);
+        }
+        assert_eq!(adopted, (0..all).collect::<Vec<_>>());
+        // The guest boots anew while the thread does not run: what it does not know of is closed at once, and the rest when it has let go.
+        for index in 0..all {
+            worker.order(1, Order::Adopt { index }).unwrap();
+        }
+        worker.reset();
+        assert_eq!(shared.table.open(), ROOM as u32);
+        let forgets = std::iter::from_fn(|| {
+            let order = end.orders.pop().ok();
+            worker.orders.flush(&shared.mail);
+            order
+        });
+        assert_eq!(forgets.filter(|order| matches!(order, Order::Forget { .. })).count(), 1);
     }
 }
