@@ -161,8 +161,9 @@ static int ahead_take(struct ontime_sock *os, struct msghdr *msg, int flags)
 		return result ? result : -ONTIME_AGAIN;
 	}
 	length = min_t(size_t, result - os->ahead_at, msg_data_left(msg));
-	if (!(flags & MSG_TRUNC) &&
-	    copy_to_iter(ontime_rpc_in(rpc) + os->ahead_at, length, &msg->msg_iter) != length)
+	if (flags & MSG_TRUNC)
+		iov_iter_advance(&msg->msg_iter, length);
+	else if (copy_to_iter(ontime_rpc_in(rpc) + os->ahead_at, length, &msg->msg_iter) != length)
 		return -EFAULT;
 	if (msg->msg_name)
 		msg->msg_namelen = 0;

@@ -156,7 +156,8 @@ out:
 
 /* ---- Receiving ---- */
 
-static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg, size_t *chunk)
+/* A stream's bytes that are only to be dropped (MSG_TRUNC) leave the application's pages alone: there need not even be any. */
+static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg, size_t *chunk, bool discard)
 {
 	struct iov_iter *iter = &msg->msg_iter;
 	int got;
@@ -166,7 +167,7 @@ static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 		rpc->in_small = *chunk;
 		return 0;
 	}
-	if (io_gathered(sk, rpc, iter)) {
+	if (discard || io_gathered(sk, rpc, iter)) {
 		*chunk = min(*chunk, io_gather_max(sk, rpc));
 		rpc->dirty = true;
 		return io_gather(rpc, *chunk);
@@ -183,12 +184,14 @@ static int recv_data(struct ontime_rpc *rpc, struct msghdr *msg, size_t chunk, s
 {
 	const void *from = rpc->gathered ? rpc->gathered : ontime_rpc_in(rpc);
 
+	if (discard) {
+		iov_iter_advance(&msg->msg_iter, length);
+		return 0;
+	}
 	if (!rpc->gathered && rpc->pages.nents) {
 		iov_iter_revert(&msg->msg_iter, chunk - length);
 		return 0;
 	}
-	if (discard)
-		return 0;
 	return copy_to_iter(from, length, &msg->msg_iter) == length ? 0 : -EFAULT;
 }
 
@@ -228,6 +231,7 @@ static void recv_blind(struct sock *sk, struct ontime_rpc *rpc)
 static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *timeout)
 {
 	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_RECV);
+	bool discard = sk->sk_type == SOCK_STREAM && (flags & (MSG_TRUNC | MSG_ERRQUEUE)) == MSG_TRUNC;
 	size_t chunk = 0;
 	int result, err;
 
@@ -238,11 +242,10 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 		rpc->out.call.control_room = cpu_to_le16(ONTIME_CONTROL_MAX);
 	if (*timeout)
 		recv_blind(sk, rpc);
-	result = recv_room(sk, rpc, msg, &chunk);
+	result = recv_room(sk, rpc, msg, &chunk, discard);
 	if (!result)
 		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN | ONTIME_READY_RDHUP);
-	err = recv_data(rpc, msg, chunk, clamp_t(int, result, 0, chunk),
-			sk->sk_type == SOCK_STREAM && flags & MSG_TRUNC);
+	err = recv_data(rpc, msg, chunk, clamp_t(int, result, 0, chunk), discard);
 	if (result >= 0) {
 		msg->msg_flags |= le32_to_cpu(rpc->in.done.msg_flags) & ~(MSG_CMSG_CLOEXEC | MSG_CMSG_COMPAT);
 		if (msg->msg_name)

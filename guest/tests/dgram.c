@@ -33,6 +33,8 @@ static void dgram_basic(int family)
 	say("recv nothing", recv(right, in, sizeof(in), MSG_DONTWAIT));
 	sendto(left, "hello", 5, 0, (struct sockaddr *)&b, blen);
 	say("recv trunc", recv(right, in, 2, MSG_TRUNC));
+	sendto(left, "hello", 5, 0, (struct sockaddr *)&b, blen);
+	say("recv trunc waitall", recv(right, in, 8, MSG_TRUNC | MSG_WAITALL));
 	say("send empty", sendto(left, "", 0, 0, (struct sockaddr *)&b, blen));
 	say("recv empty", recv(right, in, sizeof(in), 0));
 	say("listen", listen(left, 1));

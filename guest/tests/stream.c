@@ -98,6 +98,8 @@ static void stream_data(int family)
 	char in[64] = "", *parts[] = { "one", "two", "three" };
 	struct iovec iov[3];
 	int pair[2], i, queued;
+	/* Bytes that are dropped need no place. */
+	void *volatile nowhere = NULL;
 
 	tcp_pair(family, pair);
 	show_poll("connected", pair[0], POLLIN | POLLOUT, 0);
@@ -121,6 +123,16 @@ static void stream_data(int family)
 	say("recv trunc", recv(pair[1], in, 7, MSG_TRUNC));
 	show("untouched", in[0] == 'z');
 	say("recv rest", recv(pair[1], in, sizeof(in), 0));
+	say("send trunc all", send(pair[0], "discard me, too", 15, 0));
+	memset(in, 'z', sizeof(in));
+	say("peek trunc", recv(pair[1], in, 11, MSG_PEEK | MSG_TRUNC));
+	say("recv trunc waitall", recv(pair[1], in, 12, MSG_TRUNC | MSG_WAITALL));
+	show("untouched", in[0] == 'z');
+	say("recv rest", recv(pair[1], in, sizeof(in), 0));
+	say("send nowhere", send(pair[0], "nowhere", 7, 0));
+	show_poll("data", pair[1], POLLIN, 2000);
+	say("recv nowhere", recv(pair[1], nowhere, 100000, MSG_TRUNC));
+	say("recv nothing", recv(pair[1], in, sizeof(in), MSG_DONTWAIT));
 	say("send 0", send(pair[0], "", 0, 0));
 	say("send oob", send(pair[0], "!", 1, MSG_OOB));
 	show_poll("oob", pair[1], POLLPRI, 2000);

@@ -195,6 +195,10 @@ static void waitalls(int family)
 	say("waitall", recv(pair[0], in, 4, MSG_WAITALL));
 	later_join();
 	send(pair[1], "abc", 3, 0);
+	later(100, send_x, pair[1]);
+	say("waitall trunc", recv(pair[0], in, 4, MSG_WAITALL | MSG_TRUNC));
+	later_join();
+	send(pair[1], "abc", 3, 0);
 	later(100, end, pair[1]);
 	say("waitall ended", recv(pair[0], in, 8, MSG_WAITALL));
 	later_join();

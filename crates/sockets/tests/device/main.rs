@@ -110,6 +110,14 @@ fn tcp_connections_are_taken_and_served() {
         assert!(driver.poll(all).is_none());
         client.write_all(b"half").unwrap();
         assert_eq!(driver.wait(all).data, b"halfhalf");
+        // The same, dropped: it is waited for as well.
+        let flags = libc::MSG_WAITALL | libc::MSG_TRUNC;
+        let all = driver.post(Call::new(ONTIME_OP_RECV, new).arg([flags]).wait().room(8));
+        client.write_all(b"half").unwrap();
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(driver.poll(all).is_none());
+        client.write_all(b"half").unwrap();
+        assert_eq!(driver.wait(all).result(), Ok(8));
         // Half close in both directions.
         assert_eq!(driver.result(Call::new(ONTIME_OP_SHUTDOWN, new).arg([1])), Ok(0));
         assert_eq!(client.read(&mut answer).unwrap(), 0);
