@@ -11,9 +11,11 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::class::Policy;
+use crate::devices::Devices;
 use crate::files;
 use crate::proc::{self, Stat};
 use crate::qmp::Monitors;
+use crate::thread::ThreadId;
 use crate::{sched, vmm};
 
 /// The longest command line that is read, in bytes; libvirt's for large VMs are about 20 KiB.
@@ -34,6 +36,8 @@ pub struct Sources {
     pub live: bool,
     /// Monitors of QEMU processes that do not name their threads.
     pub monitors: Monitors,
+    /// Device processes that were found.
+    pub devices: Devices,
 }
 
 impl Sources {
@@ -51,6 +55,7 @@ impl Sources {
             runtimes: root.to_owned(),
             live: false,
             monitors: Monitors::asking_for(Duration::from_millis(200)),
+            devices: Devices::default(),
         }
     }
 
@@ -99,6 +104,12 @@ impl Sources {
             (!stat.has_ended()).then_some(stat)
         });
         stats.collect()
+    }
+
+    /// A process, also one whose main thread has ended and whose others live.
+    pub(crate) fn identity(&self, pid: i32) -> Option<ThreadId> {
+        let start_time = proc::parse_stat(&self.read(pid, "stat")?)?.start_time;
+        Some(ThreadId { pid, tid: pid, start_time })
     }
 
     /// The CPUs a thread may run on, in the kernel's list form; empty where it is gone.

@@ -9,7 +9,7 @@
 //! | `class`, `model`, `cpus` | the words: classes, places, policies, tenants, CPU sets |
 //! | `thread`, `sched` | a thread's identity; its policy and affinity, read and set |
 //! | `config`, `rules`, `users` | strict TOML; which tenant has which class |
-//! | `discover`, `host`, `files` | finding tenants; reading a host |
+//! | `discover`, `host`, `files`, `devices` | finding tenants; reading a host; who was found to serve a VM |
 //! | `watch`, `connector` | learning that something changed |
 //! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source each |
 //! | `ownership`, `conflict`, `problem` | who decides about a thread; what works against the table; what went wrong |
@@ -24,6 +24,7 @@ pub mod conflict;
 pub mod connector;
 pub mod container;
 pub mod cpus;
+pub mod devices;
 pub mod discover;
 mod files;
 pub mod host;

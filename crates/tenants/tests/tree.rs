@@ -122,6 +122,60 @@ fn a_device_process_belongs_to_the_one_vm_that_it_serves() {
     assert!(of_device(&discover(&host.sources(), &rt)).is_empty(), "which of the two is not known");
 }
 
+/// A guest that has taken its device process over can have it say anything; it stays under the VM's cap.
+#[test]
+fn a_device_process_serves_its_vm_until_it_ends() {
+    let host = Host::new();
+    host.vm(100, "a", "/vm.slice/a.service");
+    host.vm(110, "b", "/vm.slice/b.service");
+    let says = |pid: i32, line: &str| {
+        fs::write(host.path(&format!("proc/{pid}/cmdline")), line.replace(' ', "\0") + "\0").unwrap();
+    };
+    host.process(
+        200,
+        "/usr/bin/ontime",
+        "/system.slice/ontime-device@a.service",
+        990,
+        &["ontime", "device", "--vm", "a"],
+    );
+    host.process(210, "/usr/bin/ontime", "/", 0, &["ontime", "device", "--vm", "a"]);
+    // Its unit was told to serve another VM than its name says.
+    let unit = "/system.slice/ontime-device@of-b.service";
+    host.process(220, "/usr/bin/ontime", unit, 990, &["ontime", "device", "--vm", "b"]);
+    let served = |sources: &ontime_tenants::Sources| -> Vec<(String, i32)> {
+        let found = discover(sources, &Rules::default());
+        let of = |tenant: &Tenant| -> Vec<(String, i32)> {
+            let devices = tenant.threads.iter().filter(|thread| thread.role == ThreadRole::Device);
+            devices.map(|thread| (tenant.name.clone(), thread.id.pid)).collect()
+        };
+        let mut served: Vec<_> = found.tenants.iter().flat_map(of).collect();
+        served.sort();
+        served
+    };
+    let sources = host.sources();
+    let all = [("a".to_owned(), 200), ("a".to_owned(), 210), ("b".to_owned(), 220)];
+    assert_eq!(served(&sources), all);
+    for line in ["", "sleep 1", "ontime device --vm b", "ontime device --vm c"] {
+        says(200, line);
+        says(210, line);
+        says(220, "ontime trace");
+        assert_eq!(served(&sources), all, "{line}");
+    }
+    // Its main thread ends, and with it what names its program; the others go on.
+    host.thread(210, 211, "ontime-sock/1", 0);
+    fs::remove_file(host.path("proc/210/exe")).unwrap();
+    fs::remove_dir_all(host.path("proc/210/task/210")).unwrap();
+    assert_eq!(served(&sources), all);
+    // A daemon that is started only then goes by the unit.
+    assert_eq!(served(&host.sources()), [("a".to_owned(), 200)]);
+    // Another process has the number.
+    fs::remove_dir_all(host.path("proc/210")).unwrap();
+    host.process(210, "/usr/bin/ontime", "/", 0, &["ontime", "status"]);
+    let stat = fs::read_to_string(host.path("proc/210/stat")).unwrap().replace("1000210", "1000999");
+    fs::write(host.path("proc/210/stat"), stat).unwrap();
+    assert_eq!(served(&sources), [all[0].clone(), all[2].clone()]);
+}
+
 #[test]
 fn a_kernel_thread_with_an_odd_name_does_no_harm() {
     let host = Host::new();

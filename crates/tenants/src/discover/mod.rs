@@ -12,6 +12,7 @@ use serde::Serialize;
 use self::vm::VmProcess;
 use crate::conflict;
 use crate::container::{self, Names};
+use crate::devices;
 use crate::files;
 use crate::host::{KernelThread, Process, Processes, Sources};
 use crate::libvirt::{self, Domain};
@@ -299,27 +300,48 @@ impl Finder<'_> {
         decision
     }
 
-    /// Gives the threads of device processes to the one VM that has the name they serve. Not those that another user's session, or a container, started: every
+    /// Gives the threads of device processes to the one VM that they serve. Not those that another user's session, or a container, started: every
     /// event of a tenant's process causes a look at the host.
     fn devices(&mut self, processes: &[&Process]) {
+        let known = self.sources.devices.known();
+        for (process, vm) in &known {
+            if self.sources.identity(process.pid) == Some(*process) {
+                self.serve(process.pid, vm, None);
+            } else if !self.sources.process_dir(process.pid).exists() {
+                self.sources.devices.forget(*process);
+            }
+        }
         for process in processes.iter().filter(|process| vmm::may_serve(&process.executable)) {
             let cgroup = process.cgroup.as_deref().unwrap_or("/");
-            if container::of_path(cgroup).is_some() {
+            let Some(id) = self.sources.identity(process.pid).filter(|_| container::of_path(cgroup).is_none()) else {
+                continue;
+            };
+            if known.iter().any(|(process, _)| *process == id) {
                 continue;
             }
-            let user = container::owner_of_path(cgroup);
             let arguments = self.sources.arguments(process.pid);
-            let Some(name) = vmm::served(&arguments) else { continue };
-            let stats = self.sources.threads(process.pid);
-            let threads: Vec<TenantThread> =
-                stats.iter().map(|stat| self.thread(process.pid, stat, ThreadRole::Device, None)).collect();
-            let mut named =
-                self.tenants.iter_mut().filter(|tenant| tenant.kind != Kind::Container && tenant.name == name);
-            if let (Some(tenant), None) = (named.next(), named.next()) {
-                if user == 0 || user == tenant.owner {
-                    tenant.threads.extend(threads);
-                }
+            // A unit may have been told to serve another VM: its name counts where there is such a VM.
+            let says = [devices::by_unit(cgroup), vmm::served(&arguments)];
+            let user = Some(container::owner_of_path(cgroup));
+            if let Some(vm) = says.into_iter().flatten().find(|vm| self.serve(process.pid, vm, user)) {
+                self.sources.devices.note(id, vm);
             }
+        }
+    }
+
+    /// Gives a device process's threads to the one VM of this name, if this user may.
+    fn serve(&mut self, pid: i32, vm: &str, user: Option<u32>) -> bool {
+        let serves = |tenant: &&mut Tenant| tenant.kind != Kind::Container && tenant.name == vm;
+        let may = |tenant: &Tenant| user.is_none_or(|user| user == 0 || user == tenant.owner);
+        let threads: Vec<TenantThread> =
+            self.sources.threads(pid).iter().map(|stat| self.thread(pid, stat, ThreadRole::Device, None)).collect();
+        let mut named = self.tenants.iter_mut().filter(serves);
+        match (named.next(), named.next()) {
+            (Some(tenant), None) if may(tenant) => {
+                tenant.threads.extend(threads);
+                true
+            }
+            _ => false,
         }
     }
 
