@@ -148,7 +148,8 @@ fn what_a_change_costs() {
     if !possible() {
         return;
     }
-    let (site, vm, changes) = (Site::new(), name("cost"), 1_000);
+    let (site, vm, changes) =
+        (Site::new(), name("cost"), std::env::var("CHANGES").map_or(1_000, |count| count.parse().unwrap()));
     configure(&site, &vm);
     let guest = Guest::stopped(&vm);
     guest.vcpu();

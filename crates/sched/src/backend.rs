@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -158,12 +159,22 @@ pub struct Paced {
     way: Way,
     settled: Settled,
     tallies: BTreeMap<ThreadId, Arc<Tally>>,
+    /// Of those that pacers have: a change of one VM's share does not have all others' opened anew.
+    files: BTreeMap<ThreadId, Arc<File>>,
 }
 
 impl Paced {
     /// Pacers, started with the first reservation, at the place `pacer`.
     pub fn new(planning: Planning, way: Way, pacer: Policy) -> Self {
-        Self { planning, place: pacer, pacers: None, way, settled: Settled::default(), tallies: BTreeMap::new() }
+        Self {
+            planning,
+            place: pacer,
+            pacers: None,
+            way,
+            settled: Settled::default(),
+            tallies: BTreeMap::new(),
+            files: BTreeMap::new(),
+        }
     }
 
     /// Works on these; ends the pacers where that fails.
@@ -187,11 +198,13 @@ impl Paced {
     fn end(&mut self) {
         self.pacers = None;
         self.settled = Settled::default();
+        self.files.clear();
         self.way.forget_others(&self.settled);
     }
 
     fn try_work_on(&mut self, settled: &Settled) -> Result<(), PacerError> {
         if settled.vcpus.is_empty() {
+            self.files.clear();
             return self.pacers.as_mut().map_or(Ok(()), |pacers| pacers.replace(None));
         }
         self.way.prepare(settled)?;
@@ -205,9 +218,15 @@ impl Paced {
         let tally = |id| self.tallies.get(&id).map(Arc::clone).unwrap_or_default();
         let open = |vcpu: &Reserved| {
             let published = vcpu.page.clone().map(|page| Published::new(page, vcpu.vcpu, vcpu.period.0));
-            Seat::open(vcpu.id, self.way.hand(vcpu.id)?, tally(vcpu.id), published).ok()
+            let hand = self.way.hand(vcpu.id)?;
+            match self.files.get(&vcpu.id) {
+                Some(file) => Some(Seat::with(Arc::clone(file), vcpu.id, hand, tally(vcpu.id), published)),
+                None => Seat::open(vcpu.id, hand, tally(vcpu.id), published).ok(),
+            }
         };
         let seats = Seats(settled.vcpus.iter().map(open).collect());
+        let opened = settled.vcpus.iter().zip(&seats.0);
+        self.files = opened.filter_map(|(vcpu, seat)| Some((vcpu.id, seat.as_ref()?.file()))).collect();
         let shares = Shares::new(settled, self.planning, now(), tally);
         pacers.replace(Some(Box::new(Pacing { shares, seats })))
     }

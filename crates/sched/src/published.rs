@@ -13,6 +13,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -78,9 +79,12 @@ impl Page {
         if offset % 4096 != 0 || offset.checked_add(whole).is_none_or(|end| end > size) {
             return Err(io::Error::other("its deadlines are not in its memory"));
         }
-        #[allow(clippy::unnecessary_cast, reason = "their types differ between architectures")]
-        let id = (stat.st_dev as u64, stat.st_ino as u64);
-        Ok(Self(Arc::new(Inner { file, offset, id })))
+        Ok(Self(Arc::new(Inner { file, offset, id: id(&stat) })))
+    }
+
+    /// Whether it is at this place of this file: then it need not be made anew.
+    pub fn is_at(&self, file: impl AsFd, offset: u64) -> bool {
+        rustix::fs::fstat(file).is_ok_and(|stat| (id(&stat), offset) == (self.0.id, self.0.offset))
     }
 
     /// A vCPU's deadline tasks as its guest tells of them, the earliest deadline first: for people to read, and the guest's word. For who may
@@ -97,6 +101,11 @@ impl Page {
         let at = self.0.offset + u64::from(vcpu.min(VCPUS - 1)) * LINE as u64;
         (self.0.file.read_at(&mut line, at).ok()? == LINE).then_some(line)
     }
+}
+
+#[allow(clippy::unnecessary_cast, reason = "their types differ between architectures")]
+fn id(stat: &rustix::fs::Stat) -> (u64, u64) {
+    (stat.st_dev as u64, stat.st_ino as u64)
 }
 
 /// A deadline task of a guest.

@@ -79,7 +79,7 @@ pub enum Hand {
 #[derive(Debug)]
 pub struct Seat {
     tid: i32,
-    schedstat: File,
+    schedstat: Arc<File>,
     hand: Hand,
     /// For what the kernel refuses.
     pub(crate) tally: Arc<Tally>,
@@ -96,9 +96,26 @@ impl Seat {
         let schedstat = File::open(format!("/proc/{}/task/{}/schedstat", id.pid, id.tid))?;
         // The number means the thread that was found, now that the file is open: so the file is its.
         id.verify().map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-        let seat = Self { tid: id.tid, schedstat, hand, tally, published };
+        let seat = Self::with(Arc::new(schedstat), id, hand, tally, published);
         seat.read()?;
         Ok(seat)
+    }
+
+    /// The same thread as one that was opened before, by its file. That it has ended meanwhile shows in the first reading, which is for its pacer: a
+    /// file is read under a lock of its own (`fs/seq_file.c`), which the daemon's thread must not hold.
+    pub fn with(
+        schedstat: Arc<File>,
+        id: ThreadId,
+        hand: Hand,
+        tally: Arc<Tally>,
+        published: Option<Published>,
+    ) -> Self {
+        Self { tid: id.tid, schedstat, hand, tally, published }
+    }
+
+    /// For [`Seat::with`].
+    pub fn file(&self) -> Arc<File> {
+        Arc::clone(&self.schedstat)
     }
 
     /// Whether both are of one thread.
@@ -186,10 +203,14 @@ mod tests {
             seat.place(place).unwrap();
             assert_eq!(id.policy().unwrap(), policy);
         }
+        let again = Seat::with(seat.file(), id, Hand::Policy(places), Arc::default(), None);
+        assert!(again.is_of(&seat) && again.read().is_ok());
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(seat.read().is_err());
-        assert_eq!(seat.place(Place::Planned).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        for seat in [seat, again] {
+            assert!(seat.read().is_err());
+            assert_eq!(seat.place(Place::Planned).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        }
         assert!(Seat::open(id, Hand::Policy(places), Arc::default(), None).is_err());
     }
 }

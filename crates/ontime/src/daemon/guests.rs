@@ -56,6 +56,8 @@ struct Link {
     buffer: Vec<u8>,
     /// The last that came: the VM's memory.
     memory: Option<OwnedFd>,
+    /// Where it publishes, as the last line said.
+    page: Option<Page>,
 }
 
 impl Guests {
@@ -73,7 +75,7 @@ impl Guests {
             match events.add(&stream, Event::Guests) {
                 Ok(()) => {
                     tracing::info!("{vm}: its guest may ask for bandwidth");
-                    self.links.insert(vm.clone(), Link { stream, buffer: Vec::new(), memory: None });
+                    self.links.insert(vm.clone(), Link::new(stream));
                 }
                 Err(error) => tracing::warn!("{}: {error}", path.display()),
             }
@@ -86,7 +88,7 @@ impl Guests {
         let mut questions = Vec::new();
         self.links.retain(|vm, link| match link.take() {
             Ok(asked) => {
-                questions.extend(asked.into_iter().map(|asked| question(vm, &asked, link.memory.as_ref())));
+                questions.extend(asked.into_iter().map(|asked| link.question(vm, &asked)));
                 true
             }
             Err(error) => {
@@ -116,12 +118,43 @@ impl Guests {
 }
 
 impl Link {
+    fn new(stream: UnixStream) -> Self {
+        Self { stream, buffer: Vec::new(), memory: None, page: None }
+    }
+
+    fn question(&mut self, vm: &str, asked: &Asked) -> Question {
+        self.page = asked.next.zip(self.memory.as_ref()).and_then(|(offset, memory)| {
+            // The file comes with each line, and is the same one.
+            if let Some(page) = self.page.take_if(|page| page.is_at(memory, offset)) {
+                return Some(page);
+            }
+            let page = memory.try_clone().and_then(|memory| Page::new(File::from(memory), offset));
+            if let Err(error) = &page {
+                tracing::warn!("{vm}: the next deadlines that its guest publishes are not read: {error}");
+            }
+            page.ok()
+        });
+        let need = |need: &ontime_sockets::deadlines::Need| GuestNeed {
+            vcpu: need.vcpu,
+            budget: Nanos(need.budget),
+            period: Nanos(need.period),
+        };
+        let ask = Ask { needs: asked.vcpus.iter().map(need).collect(), page: self.page.clone() };
+        Question { vm: vm.to_owned(), seq: Some(asked.seq), ask }
+    }
+
     fn take(&mut self) -> std::io::Result<Vec<Asked>> {
         let mut chunk = [0; 4096];
         for _ in 0..READS {
             match self.receive(&mut chunk) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(count) => self.buffer.extend(chunk.iter().take(count)),
+                Ok(count) => {
+                    self.buffer.extend(chunk.iter().take(count));
+                    // Whoever asks waits for the answer. What has come all the same is told again.
+                    if count < chunk.len() && self.buffer.last() == Some(&b'\n') {
+                        break;
+                    }
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -164,23 +197,6 @@ fn lines(buffer: &mut Vec<u8>) -> std::io::Result<Vec<Asked>> {
     lines.map(|line| serde_json::from_slice(line).map_err(std::io::Error::from)).collect()
 }
 
-fn question(vm: &str, asked: &Asked, memory: Option<&OwnedFd>) -> Question {
-    let page = asked.next.zip(memory).and_then(|(offset, memory)| {
-        let page = memory.try_clone().and_then(|memory| Page::new(File::from(memory), offset));
-        if let Err(error) = &page {
-            tracing::warn!("{vm}: the next deadlines that its guest publishes are not read: {error}");
-        }
-        page.ok()
-    });
-    let need = |need: &ontime_sockets::deadlines::Need| GuestNeed {
-        vcpu: need.vcpu,
-        budget: Nanos(need.budget),
-        period: Nanos(need.period),
-    };
-    let ask = Ask { needs: asked.vcpus.iter().map(need).collect(), page };
-    Question { vm: vm.to_owned(), seq: Some(asked.seq), ask }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
@@ -193,7 +209,7 @@ mod tests {
     fn guests() -> (Guests, UnixStream) {
         let (own, other) = UnixStream::pair().unwrap();
         own.set_nonblocking(true).unwrap();
-        let links = BTreeMap::from([("a".to_owned(), Link { stream: own, buffer: Vec::new(), memory: None })]);
+        let links = BTreeMap::from([("a".to_owned(), Link::new(own))]);
         (Guests { links }, other)
     }
 

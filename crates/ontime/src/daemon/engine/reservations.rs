@@ -145,7 +145,7 @@ impl Engine {
         if !placed || !self.keeper.set(&self.look.settled) {
             self.pass("guests");
         }
-        self.account_reservations();
+        // What was had is read when somebody asks for it, and in passes.
         self.keeper.off().map_or(Ok(()), |why| Err(why.to_owned()))
     }
 
