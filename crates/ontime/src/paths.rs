@@ -44,6 +44,11 @@ impl Paths {
         self.run_dir.join("poke")
     }
 
+    /// Who holds reserved CPU time, for the next daemon.
+    pub fn held(&self) -> PathBuf {
+        self.run_dir.join("reservations")
+    }
+
     /// The host's file systems.
     pub fn roots(&self) -> Roots {
         Roots { debug: self.debugfs.clone(), ..Roots::default() }

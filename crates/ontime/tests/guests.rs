@@ -141,6 +141,55 @@ fn a_guest_is_refused_while_its_vms_originals_cannot_be_kept() {
     drop(daemon);
 }
 
+#[test]
+fn a_daemon_that_is_restarted_knows_who_held_what() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let (first, second) = (name("first"), name("second"));
+    let class = |vm: &str| format!("[[tenant]]\nname = \"{vm}\"\nclass = \"rt\"\n");
+    site.configure("tenants.toml", &(class(&first) + &class(&second)));
+    // One CPU: one of them fits, with what its guest asks for.
+    let may = rustix::thread::sched_getaffinity(None).unwrap();
+    let cpu = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| may.is_set(*cpu)).unwrap();
+    let reserve = |vm: &str, budget: u64| {
+        format!("[[reservation]]\nname = \"{vm}\"\nbudget = \"{budget}ms\"\nperiod = \"20ms\"\ndeadlines = 0.5\n")
+    };
+    let head = format!("cpus = \"{cpu}\"\n");
+    site.configure("sched.toml", &(head.clone() + &reserve(&second, 8)));
+    let one = Guest::stopped(&first);
+    one.vcpu();
+    std::thread::sleep(Duration::from_millis(50));
+    let two = Guest::stopped(&second);
+    two.vcpu();
+    let mut daemon = Daemon::start(&site);
+    let mut device = Device::of(&site, &second);
+    device.connected(&site);
+    until("the second has its reservation", || vcpu(&site, &second));
+    assert_eq!(device.asks(6_000, 20_000), None);
+    // The first started before it, and comes too late for this: 8 of 20 ms, where 6 and the reserve are left.
+    site.configure("sched.toml", &(head + &reserve(&first, 8) + &reserve(&second, 8)));
+    daemon.signal(rustix::process::Signal::HUP);
+    let refused = || {
+        let top = site.json(&["top", "--once", "--json", "--interval", "0.1"]);
+        let refused = top["reservations"]["refused"].as_array().unwrap().clone();
+        refused.iter().any(|refused| refused["subject"] == *first).then_some(())
+    };
+    until("the first is refused", refused);
+    daemon.kill();
+    let _daemon = Daemon::start(&site);
+    // The device process has not said a word to it.
+    until("the first is refused", refused);
+    let seen = vcpu(&site, &second).expect("the second keeps its reservation");
+    assert_eq!(seen["guest"]["budget_us"].as_f64().unwrap().round(), 6_000.0, "{seen}");
+    device.connected(&site);
+    assert_eq!(device.asks(7_000, 20_000), None);
+    // It ends: its guest holds nothing, and the next daemon knows of nothing.
+    drop(device);
+    until("what the guest held is free", || vcpu(&site, &second).filter(|seen| seen["guest"].is_null()));
+}
+
 /// What a change of need costs: `cargo test --release -p ontime --test guests -- --ignored --nocapture cost`.
 #[test]
 #[ignore = "tells, checks nothing"]

@@ -37,6 +37,8 @@ pub struct Ask {
     pub needs: Vec<GuestNeed>,
     /// Where it publishes its next deadlines, if it does.
     pub page: Option<Page>,
+    /// It was admitted as one that does; where is to be told.
+    pub published: bool,
 }
 
 /// What guests ask for, by VM.

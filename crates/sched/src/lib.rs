@@ -39,4 +39,4 @@ pub use backend::{Backend, BackendKind, Use};
 pub use config::{Beyond, Declared, SchedConfig};
 pub use guest::{Ask, Asks, GuestNeed};
 pub use published::{Page, Task};
-pub use settle::{Refused, Reserved, Settled, settle};
+pub use settle::{Held, Refused, Reserved, Settled, settle};

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ontime_plan::{Admission, Admitted, Bandwidth, Nanos, Refusal, Reservation};
 use ontime_tenants::{Class, CpuList, Tenant, TenantThread, ThreadId, ThreadRole};
+use serde::{Deserialize, Serialize};
 
 use crate::backend::BackendKind;
 use crate::config::SchedConfig;
@@ -43,6 +44,15 @@ pub struct Reserved {
     pub page: Option<Page>,
     /// The CPU that the plan keeps it on, an index of [`Settled::cpus`]; None if it may wrap.
     pub home: Option<u32>,
+}
+
+/// A vCPU that holds a reservation, and the CPU that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// Its thread.
+    pub id: ThreadId,
+    /// The host's CPU; None if it may wrap.
+    pub cpu: Option<u32>,
 }
 
 /// A VM whose reservation does not hold.
@@ -96,6 +106,30 @@ impl Settled {
         let refused: BTreeSet<String> = unheld.map(|vcpu| vcpu.tenant.clone()).collect();
         self.vcpus.retain(|vcpu| !refused.contains(&vcpu.tenant));
         self.refused.extend(refused.into_iter().map(|tenant| Refused { tenant, why: why.to_owned() }));
+    }
+
+    /// What is to be remembered of it: who holds a reservation, and on which of the host's CPUs.
+    pub fn held(&self) -> Vec<Held> {
+        self.vcpus.iter().map(|vcpu| Held { id: vcpu.id, cpu: self.cpu(vcpu) }).collect()
+    }
+
+    /// As what held before, for [`settle`]: of these nothing else is known.
+    pub fn remembered(held: &[Held]) -> Self {
+        let cpus: Vec<u32> = held.iter().filter_map(|one| one.cpu).collect::<BTreeSet<_>>().into_iter().collect();
+        let vcpu = |one: &Held| Reserved {
+            id: one.id,
+            tenant: String::new(),
+            class: Class::Bulk,
+            vcpu: 0,
+            budget: Nanos(0),
+            period: Nanos(0),
+            bandwidth: Bandwidth::ZERO,
+            guest: None,
+            page: None,
+            home: one.cpu.and_then(|cpu| (0..).zip(&cpus).find(|(_, one)| **one == cpu).map(|(at, _)| at)),
+        };
+        let vcpus = held.iter().map(vcpu).collect();
+        Self { vcpus, cpus, ..Self::default() }
     }
 
     /// Whether a guest has what it asks for.
@@ -231,7 +265,9 @@ fn asked(
         );
     }
     // The other back end does not read them.
-    let page = ask.page.as_ref().filter(|_| config.backend != BackendKind::Deadline);
+    let reads = config.backend != BackendKind::Deadline;
+    let page = ask.page.as_ref().filter(|_| reads);
+    let published = page.is_some() || reads && ask.published;
     let mut asked = Vec::new();
     for declared in config.reservations.iter().filter(|declared| declared.name == tenant.name) {
         let mut found = BTreeSet::new();
@@ -260,7 +296,7 @@ fn asked(
             };
             if let Some(need) = ask.needs.iter().find(|need| need.vcpu == number) {
                 let most = declared.deadlines.ok_or("`deadlines` in sched.toml does not allow it any")?;
-                let (more, period) = guest::bandwidth(need, page.is_some()).ok_or_else(|| {
+                let (more, period) = guest::bandwidth(need, published).ok_or_else(|| {
                     format!("vCPU {number} would need more than a CPU for {} in {}", need.budget, need.period)
                 })?;
                 if more > most {

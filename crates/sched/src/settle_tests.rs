@@ -154,7 +154,7 @@ fn a_guest_has_what_fits_and_else_what_is_declared() {
     let tenants = [vm("a", 10, 1, "0"), vm("b", 20, 1, "0")];
     let need = |vcpu, budget| GuestNeed { vcpu, budget: Nanos::from_micros(budget), period: Nanos::from_millis(20) };
     let settled = |vm: &str, needs: Vec<GuestNeed>| {
-        let asks = Asks::from([(vm.to_owned(), Ask { needs, page: None })]);
+        let asks = Asks::from([(vm.to_owned(), Ask { needs, ..Ask::default() })]);
         settle(&config, &tenants, &online(1), &Settled::default(), &asks)
     };
     let fits = settled("a", vec![need(0, 6_000)]);
@@ -192,7 +192,7 @@ fn what_a_guest_publishes_counts_for_who_reads_it() {
         return;
     };
     let needs = vec![GuestNeed { vcpu: 0, budget: Nanos::from_micros(6_000), period: Nanos::from_millis(20) }];
-    let asks = Asks::from([("a".to_owned(), Ask { needs, page: Some(page.clone()) })]);
+    let asks = Asks::from([("a".to_owned(), Ask { needs, page: Some(page.clone()), published: true })]);
     for (backend, read) in [(BackendKind::Paced, true), (BackendKind::DpWrap, true), (BackendKind::Deadline, false)] {
         let mut config = SchedConfig { backend, ..config(&[("a", 1_000)]) };
         config.reservations[0].deadlines = Some(Bandwidth::ppm(700_000));
@@ -224,6 +224,31 @@ fn with_no_cpu_left_everybody_is_refused() {
     config.cpus = Some([9].into_iter().collect());
     let settled = settle(&config, &[vm("a", 10, 1, "0")], &online(1), &Settled::default(), &Asks::new());
     assert!(settled.vcpus.is_empty() && settled.refused.len() == 1, "{settled:?}");
+}
+
+/// After a restart of the daemon. Best fit would put v3 on CPU 0, and who started first would be first.
+#[test]
+fn who_held_a_reservation_holds_it_where_it_was() {
+    let config = config(&[("v1", 4_500), ("v2", 5_000), ("v3", 4_000), ("v4", 4_000)]);
+    let tenants = [vm("v1", 10, 1, "0-1"), vm("v2", 20, 1, "0-1"), vm("v3", 30, 1, "0-1"), vm("v4", 40, 1, "1")];
+    let some = |names: &[&str]| -> Vec<Tenant> {
+        tenants.iter().filter(|vm| names.contains(&vm.name.as_str())).cloned().collect()
+    };
+    let settled = |names: &[&str], before: &Settled| settle(&config, &some(names), &online(3), before, &Asks::new());
+    let mut before = Settled::default();
+    for names in [&["v2"][..], &["v2", "v3"], &["v2", "v3", "v4"], &["v3", "v4"], &["v1", "v3", "v4"]] {
+        before = settled(names, &before);
+    }
+    let restarted = Settled::remembered(&before.held());
+    let names = ["v1", "v3", "v4"];
+    let homes = |settled: &Settled| {
+        let mut homes: Vec<_> = settled.vcpus.iter().map(|vcpu| (vcpu.tenant.clone(), settled.cpu(vcpu))).collect();
+        homes.sort();
+        (homes, settled.refused.clone())
+    };
+    assert_eq!(homes(&settled(&names, &restarted)), homes(&before));
+    assert_ne!(homes(&settled(&names, &Settled::default())), homes(&before), "it makes a difference");
+    assert!(Settled::remembered(&[]) == Settled::default());
 }
 
 proptest! {

@@ -83,6 +83,11 @@ impl Guests {
         gone
     }
 
+    /// Whether a VM's device process is connected.
+    pub fn has(&self, vm: &str) -> bool {
+        self.links.contains_key(vm)
+    }
+
     /// What has come.
     pub fn take(&mut self) -> Vec<Question> {
         let mut questions = Vec::new();
@@ -139,7 +144,8 @@ impl Link {
             budget: Nanos(need.budget),
             period: Nanos(need.period),
         };
-        let ask = Ask { needs: asked.vcpus.iter().map(need).collect(), page: self.page.clone() };
+        let page = self.page.clone();
+        let ask = Ask { needs: asked.vcpus.iter().map(need).collect(), published: page.is_some(), page };
         Question { vm: vm.to_owned(), seq: Some(asked.seq), ask }
     }
 

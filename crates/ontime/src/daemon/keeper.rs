@@ -80,6 +80,12 @@ impl Keeper {
         }
     }
 
+    /// What an earlier daemon kept, and its guests asked for, holds until something else does.
+    pub fn remember(&mut self, before: Settled, asks: Asks) {
+        self.before = before;
+        self.asks = asks;
+    }
+
     /// Whether the other one's back end would do the same.
     pub fn like(&self, other: &Keeper) -> bool {
         (self.kind, self.beyond, self.backend.places()) == (other.kind, other.beyond, other.backend.places())

@@ -22,6 +22,7 @@ mod ethtool;
 mod events;
 pub mod guardian;
 pub mod guests;
+mod held;
 mod http;
 pub mod keeper;
 mod life;
@@ -222,6 +223,12 @@ impl Daemon {
         let wanted = self.engine.asking();
         for gone in self.guests.follow(&wanted, self.engine.run_dir(), &self.events) {
             self.engine.guest_gone(&gone);
+        }
+        // Remembered of an earlier daemon, and nobody is there any more to say it.
+        for vm in self.engine.asked_for() {
+            if !self.guests.has(&vm) && !self.engine.looks_again() {
+                self.engine.guest_gone(&vm);
+            }
         }
         self.last_end = Instant::now();
         if self.engine.looks_again() {

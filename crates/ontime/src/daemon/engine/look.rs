@@ -65,6 +65,11 @@ impl Look {
         look
     }
 
+    /// Whether nobody has looked yet.
+    pub fn is_none(&self) -> bool {
+        self.inventory.cpus.online.iter().next().is_none()
+    }
+
     /// Why something that is there may be missing: who plans on this would give back what is to stay.
     pub fn incomplete(&self) -> Option<&str> {
         self.found.incomplete.as_deref().or(self.inventory.incomplete.as_deref())

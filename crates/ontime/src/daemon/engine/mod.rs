@@ -30,6 +30,7 @@ use crate::api;
 use crate::daemon::cap::Caps;
 use crate::daemon::config::Config;
 use crate::daemon::guardian::{Charge, Guardian};
+use crate::daemon::held::Memory;
 use crate::daemon::keeper::Keeper;
 use crate::daemon::metrics::Metrics;
 use crate::daemon::protections;
@@ -57,6 +58,7 @@ pub struct Engine {
     in_force: bool,
     watches: Watches,
     keeper: Keeper,
+    held: Memory,
     /// Those that have metrics.
     domains: BTreeSet<Owned>,
     look: Look,
@@ -88,12 +90,16 @@ impl Engine {
         if journal.stale() > 0 {
             tracing::info!("{} original values of an earlier boot dropped", journal.stale());
         }
+        let held = Memory::open(paths.held(), &hostnet::journal::running_boot_id().unwrap_or_default());
+        let mut keeper = Keeper::new(&config.sched, config.rules.table());
+        keeper.remember(held.held(), held.asks());
         let mut engine = Self {
             host: LiveHost::with_roots(paths.roots()),
             paths,
             sources: Sources::host(),
             caps: Err("not started".to_owned()),
-            keeper: Keeper::new(&config.sched, config.rules.table()),
+            keeper,
+            held,
             config,
             method: None,
             journal,
@@ -195,10 +201,14 @@ impl Engine {
         let paused = self.paused();
         let before = std::mem::take(&mut self.applied);
         let mut report = self.converge(&paused);
-        self.before_pacing();
-        if !self.keeper.set(&self.look.settled) {
-            let again = self.converge(&paused);
-            add_new(&mut report, again);
+        // Before the first look that succeeds, nobody's reservation is known to have ended.
+        if !(self.looks_again && self.look.is_none()) {
+            self.before_pacing();
+            if !self.keeper.set(&self.look.settled) {
+                let again = self.converge(&paused);
+                add_new(&mut report, again);
+            }
+            self.keep_held();
         }
         self.cap();
         if self.look.intent.caps_in_force != self.in_force {
@@ -421,6 +431,7 @@ impl Engine {
         self.follow_interrupts();
         self.keeper.set(&Settled::default());
         self.look.settled = Settled::default();
+        self.keep_held();
         if let Ok(caps) = &mut self.caps {
             if let Err(error) = caps.set(&[]) {
                 self.caps_lost(&error.to_string());

@@ -129,6 +129,19 @@ impl Engine {
         }
     }
 
+    /// VMs whose guests hold something.
+    pub fn asked_for(&mut self) -> Vec<String> {
+        self.keeper.asks().keys().cloned().collect()
+    }
+
+    /// For the next daemon.
+    pub(super) fn keep_held(&mut self) {
+        if let Err(error) = self.held.keep(&self.look.settled, self.keeper.asks()) {
+            let path = self.paths.held();
+            self.repeats.warn(&format!("{}: {error}; a daemon that is restarted will not know it", path.display()));
+        }
+    }
+
     fn settled_again(&self) -> Settled {
         let online = &self.look.inventory.cpus.online;
         self.keeper.settle(&self.config.sched, &self.look.found.tenants, online, self.look.intent.method)
@@ -146,6 +159,9 @@ impl Engine {
             self.pass("guests");
         }
         // What was had is read when somebody asks for it, and in passes.
+        if !self.held.covers(&self.look.settled, self.keeper.asks()) {
+            self.keep_held();
+        }
         self.keeper.off().map_or(Ok(()), |why| Err(why.to_owned()))
     }
 

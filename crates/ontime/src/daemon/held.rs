@@ -1,0 +1,141 @@
+//! Who holds reserved CPU time, kept for the next daemon: below the run directory, for it is of this boot.
+//!
+//! Without it a daemon that is restarted admits whoever started first, where it fits best: a VM that held its reservation could lose it to one that was refused
+//! before, or find its CPU taken; and what guests hold for their deadline tasks could be given to others until their device processes have told it anew.
+//!
+//! What is read is checked as anything that is asked for: threads that have ended, or VMs that are no more, count for nothing.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ontime_plan::Nanos;
+use ontime_sched::{Ask, Asks, GuestNeed, Held, Settled};
+use ontime_sockets::deadlines::Need;
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    boot_id: String,
+    vcpus: Vec<Held>,
+    guests: BTreeMap<String, Guest>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Guest {
+    needs: Vec<Need>,
+    published: bool,
+}
+
+/// The file.
+#[derive(Debug)]
+pub struct Memory {
+    path: PathBuf,
+    written: Record,
+}
+
+impl Memory {
+    /// What an earlier daemon of this boot left there, if it can be read.
+    pub fn open(path: PathBuf, boot_id: &str) -> Self {
+        let read = match std::fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(io::Error::from),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Record::default()),
+            Err(error) => Err(error),
+        };
+        let written = read.unwrap_or_else(|error| {
+            tracing::warn!("{}: {error}; who held reserved CPU time is not known", path.display());
+            Record::default()
+        });
+        let written = if written.boot_id == boot_id { written } else { Record::default() };
+        Self { path, written: Record { boot_id: boot_id.to_owned(), ..written } }
+    }
+
+    /// Who held what.
+    pub fn held(&self) -> Settled {
+        Settled::remembered(&self.written.vcpus)
+    }
+
+    /// What guests held beside.
+    pub fn asks(&self) -> Asks {
+        let need = |need: &Need| GuestNeed { vcpu: need.vcpu, budget: Nanos(need.budget), period: Nanos(need.period) };
+        let ask = |guest: &Guest| Ask {
+            needs: guest.needs.iter().map(need).collect(),
+            page: None,
+            published: guest.published,
+        };
+        self.written.guests.iter().map(|(vm, guest)| (vm.clone(), ask(guest))).collect()
+    }
+
+    /// Keeps this.
+    ///
+    /// # Errors
+    /// The kernel's; then what was kept before stays.
+    pub fn keep(&mut self, settled: &Settled, asks: &Asks) -> io::Result<()> {
+        let need = |need: &GuestNeed| Need { vcpu: need.vcpu, budget: need.budget.0, period: need.period.0 };
+        let guest = |ask: &Ask| Guest { needs: ask.needs.iter().map(need).collect(), published: ask.published };
+        let record = Record {
+            boot_id: self.written.boot_id.clone(),
+            vcpus: settled.held(),
+            guests: asks.iter().map(|(vm, ask)| (vm.clone(), guest(ask))).collect(),
+        };
+        if record == self.written {
+            return Ok(());
+        }
+        write(&self.path, &serde_json::to_vec(&record)?)?;
+        self.written = record;
+        Ok(())
+    }
+
+    /// Whether what is kept is at least this: then it need not be written at once, for each change of a need. The next pass does.
+    pub fn covers(&self, settled: &Settled, asks: &Asks) -> bool {
+        let covered = |need: &GuestNeed, kept: &Need| {
+            kept.vcpu == need.vcpu
+                && need.period.0 >= kept.period
+                && u128::from(need.budget.0) * u128::from(kept.period)
+                    <= u128::from(kept.budget) * u128::from(need.period.0)
+        };
+        let knows = |vm: &String, ask: &Ask| match self.written.guests.get(vm) {
+            Some(kept) => {
+                kept.published == ask.published
+                    && ask.needs.iter().all(|need| kept.needs.iter().any(|kept| covered(need, kept)))
+            }
+            None => ask.needs.is_empty(),
+        };
+        settled.held() == self.written.vcpus && asks.iter().all(|(vm, ask)| knows(vm, ask))
+    }
+}
+
+/// As a whole. The file is of this boot, so it need not be on a disk.
+fn write(path: &Path, text: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    std::fs::write(&new, text)?;
+    std::fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_of_this_boot_and_damage_is_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("reservations");
+        let id = ontime_tenants::ThreadId { pid: 1, tid: 2, start_time: 3 };
+        let settled = Settled::remembered(&[Held { id, cpu: Some(5) }]);
+        let asks = |budget: u64| {
+            let needs = vec![GuestNeed { vcpu: 0, budget: Nanos(budget), period: Nanos(20_000) }];
+            Asks::from([("a".to_owned(), Ask { needs, page: None, published: true })])
+        };
+        let mut memory = Memory::open(path.clone(), "boot");
+        assert!(memory.covers(&Settled::default(), &Asks::new()) && !memory.covers(&settled, &Asks::new()));
+        memory.keep(&settled, &asks(2_000)).unwrap();
+        assert!(memory.covers(&settled, &asks(1_000)) && !memory.covers(&settled, &asks(2_001)));
+        let next = Memory::open(path.clone(), "boot");
+        assert_eq!((next.held().held(), next.asks()), (settled.held(), asks(2_000)));
+        assert!(Memory::open(path.clone(), "another").asks().is_empty());
+        std::fs::write(&path, "{").unwrap();
+        assert_eq!(Memory::open(path, "boot").held(), Settled::default());
+    }
+}
