@@ -4,10 +4,10 @@
 //! |---|---|---|---|
 //! | main | 0 | call, event | the worker |
 //! | main | 1 | control | vCPU words, deadlines' bandwidth |
-//! | channel | 0 | call, event | the engine, SCHED_FIFO |
+//! | channel | 0 | | hands the doorbells over to the channel's own thread (`channel`), which has both queues |
 
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
@@ -17,12 +17,14 @@ use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier};
 
 use crate::abi::*;
+use crate::channel::{Channel, Running};
 use crate::control_queue::ControlQueue;
 use crate::engine::Engine;
 use crate::memory::Memory;
 use crate::shared::{QUEUE_MAX, Shared};
 use crate::turns::Turns;
 use crate::vring::Vring;
+use crate::wait::{Ring, Wait};
 use crate::worker::Worker;
 
 /// virtio's own feature bits (virtio 1.2, section 6).
@@ -37,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[allow(clippy::large_enum_variant, reason = "there is one a device")]
 enum Threads {
     Main { worker: Mutex<Worker>, control: Mutex<ControlQueue> },
-    Channel { engine: Mutex<Engine>, placed: Once },
+    Channel { epoll: OnceLock<RawFd>, made: Mutex<Option<Channel>>, running: OnceLock<Running> },
 }
 
 /// See above.
@@ -50,28 +52,35 @@ pub struct Device {
 }
 
 impl Device {
-    /// Of a channel: 0 is main.
+    /// Of a channel, which waits by this ring, if there is one; 0 is main.
     ///
     /// # Errors
     /// Where a descriptor cannot be made.
-    pub fn new(shared: Arc<Shared>, channel: u32, memory: GuestMemoryAtomic<Memory>) -> std::io::Result<Self> {
+    pub fn new(
+        shared: Arc<Shared>,
+        channel: u32,
+        memory: GuestMemoryAtomic<Memory>,
+        ring: Option<Ring>,
+    ) -> std::io::Result<Self> {
         let threads = if channel == 0 {
             let control = Mutex::new(ControlQueue::new(shared.clone(), memory.clone()));
             Threads::Main { worker: Mutex::new(Worker::new(shared.clone(), memory)?), control }
         } else {
-            Threads::Channel { engine: Mutex::new(Engine::new(shared.clone(), channel, memory)?), placed: Once::new() }
+            let engine = Engine::new(shared.clone(), channel, memory)?;
+            let made = Channel::new(shared.clone(), channel, engine, Wait::new(ring)?)?;
+            Threads::Channel { epoll: OnceLock::new(), made: Mutex::new(Some(made)), running: OnceLock::new() }
         };
         Ok(Self { shared, channel, threads, control: Turns::default() })
     }
 
-    /// Lets the first thread wait for sockets by its epoll.
+    /// Tells of the epoll that the first thread waits by: the worker for its sockets, too.
     ///
     /// # Errors
     /// The kernel's.
     pub fn attach(&self, epoll: RawFd) -> std::io::Result<()> {
         let attached = match &self.threads {
-            Threads::Main { worker, .. } => worker.lock().map(|mut worker| worker.engine().attach(epoll)).ok(),
-            Threads::Channel { engine, .. } => engine.lock().map(|mut engine| engine.attach(epoll)).ok(),
+            Threads::Main { worker, .. } => worker.lock().map(|mut worker| worker.attach(epoll)).ok(),
+            Threads::Channel { epoll: place, .. } => place.set(epoll).map(Ok).ok(),
         };
         attached.unwrap_or(Err(Errno(libc::EINVAL))).map_err(|error| std::io::Error::from_raw_os_error(error.0))
     }
@@ -80,47 +89,39 @@ impl Device {
         if thread == 0 { self.shared.turns(self.channel) } else { Some(&self.control) }
     }
 
-    fn handle(&self, event: u16, events: EventSet, vrings: &[Vring], thread: usize) {
+    fn handle(&self, event: u16, events: EventSet, vrings: &[Vring], thread: usize) -> std::io::Result<()> {
         // A poisoned lock means that the thread panicked: it will not come here again.
         match (&self.threads, thread) {
             (Threads::Main { worker, .. }, 0) => {
                 if let Ok(mut worker) = worker.lock() {
-                    worker.handle(event, events.bits(), vrings);
+                    self.turn(thread, || worker.handle(event, events.bits(), vrings));
                 }
             }
             (Threads::Main { control, .. }, _) => {
                 if let (Ok(mut control), [vring]) = (control.lock(), vrings) {
-                    control.handle(vring);
+                    self.turn(thread, || control.handle(vring));
                 }
             }
-            (Threads::Channel { engine, placed }, _) => {
-                placed.call_once(|| place(&self.shared.name, self.channel, self.shared.vm.priority));
-                if let Ok(mut engine) = engine.lock() {
-                    engine.handle(event, events.bits(), vrings);
+            (Threads::Channel { epoll, made, running }, _) => {
+                if let (Some(vring), Some(epoll)) = (vrings.get(usize::from(event)), epoll.get()) {
+                    vring.hand_over(*epoll);
                 }
+                let made = made.lock().ok().and_then(|mut made| made.take());
+                if let Some(made) = made {
+                    let _ = running.set(made.start(vrings.to_vec())?);
+                }
+                self.shared.mail.ring(self.channel);
             }
         }
+        Ok(())
     }
-}
 
-/// Gives the calling thread its place. Without the right to it (RLIMIT_RTPRIO), it says so and goes on.
-fn place(name: &str, channel: u32, priority: i32) {
-    let parameters = libc::sched_param { sched_priority: priority };
-    // SAFETY: one valid sched_param; 0 is the calling thread.
-    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const parameters) } != 0
-    {
-        let error = std::io::Error::last_os_error();
-        tracing::warn!(
-            vm = name,
-            channel,
-            priority,
-            "cannot run at SCHED_FIFO: {error}; raise RLIMIT_RTPRIO (LimitRTPRIO=)"
-        );
+    fn turn(&self, thread: usize, work: impl FnOnce()) {
+        let turns = self.turns(thread);
+        turns.inspect(|turns| turns.turn());
+        work();
+        turns.inspect(|turns| turns.turn());
     }
-    // After its place: the daemon, which holds it to the VM's cap, hears of the name.
-    let comm = std::ffi::CString::new(format!("ontime-sock/{channel}")).unwrap_or_default();
-    // SAFETY: a valid string, of which the kernel takes 16 bytes.
-    let _ = unsafe { libc::prctl(libc::PR_SET_NAME, comm.as_ptr()) };
 }
 
 impl VhostUserBackend for Device {
@@ -182,10 +183,6 @@ impl VhostUserBackend for Device {
     }
 
     fn handle_event(&self, event: u16, events: EventSet, vrings: &[Vring], thread: usize) -> std::io::Result<()> {
-        let turns = self.turns(thread);
-        turns.inspect(|turns| turns.turn());
-        self.handle(event, events, vrings, thread);
-        turns.inspect(|turns| turns.turn());
-        Ok(())
+        self.handle(event, events, vrings, thread)
     }
 }

@@ -82,7 +82,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Of a channel. `epoll` is set once the thread's own is there.
+    /// Of a channel.
     ///
     /// # Errors
     /// Where no timer can be made.
@@ -112,13 +112,9 @@ impl Engine {
         })
     }
 
-    /// Waits by this epoll from now on.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn attach(&mut self, epoll: RawFd) -> Result<(), Errno> {
+    /// Has its sockets waited for by this epoll from now on.
+    pub fn attach(&mut self, epoll: RawFd) {
         self.epoll = epoll;
-        host::watch(epoll, self.shared.mail.bell(self.channel), u64::from(BELL_EVENT), false)
     }
 
     /// The guest's memory as it is now.
@@ -172,11 +168,7 @@ impl Engine {
             (SOCKET_EVENTS.., [calls, ..]) => {
                 self.socket_event(memory, calls, u32::from(event - SOCKET_EVENTS), Some(ready));
             }
-            _ => {
-                if let Some(vring) = vrings.get(usize::from(event)) {
-                    vring.wait_by_edge(self.epoll, event);
-                }
-            }
+            _ => {}
         }
     }
 

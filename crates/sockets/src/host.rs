@@ -224,6 +224,14 @@ fn control(epoll: RawFd, op: libc::c_int, fd: RawFd, events: libc::c_int, data: 
     check(unsafe { libc::epoll_ctl(epoll, op, fd, &raw mut event) }).map(drop)
 }
 
+/// Adds a descriptor to an epoll, edge-triggered, for reading.
+///
+/// # Errors
+/// The kernel's.
+pub fn watch_reading(epoll: RawFd, fd: RawFd, data: u64) -> Result<(), Errno> {
+    control(epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN | libc::EPOLLET, data)
+}
+
 /// Has an epoll, which waits for reading already, tell of each event once.
 ///
 /// # Errors

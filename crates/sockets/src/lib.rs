@@ -12,6 +12,7 @@
 //! | `host` | system calls |
 //! | `engine`, `calls`, `data`, `readiness`, `notify` | a thread that owns sockets; its queue; its calls on sockets; their readiness; waking and interrupting the vCPU |
 //! | `guard` | has wake-ups without effect sent again |
+//! | `channel`, `wait` | a channel's real-time thread; what it waits by |
 //! | `vring`, `turns` | a queue whose doorbell is not read; whether a thread is at work |
 //! | `worker`, `orders`, `control_queue` | calls that may block; what channels are told of that; calls about the VM |
 //! | `deadlines` | bandwidth that the guest asks for, and the daemon that admits it |
@@ -20,6 +21,7 @@
 pub mod abi;
 mod call;
 mod calls;
+mod channel;
 pub mod config;
 mod control;
 mod control_queue;
@@ -45,6 +47,7 @@ pub mod status;
 mod table;
 mod turns;
 mod vring;
+mod wait;
 mod worker;
 
 pub use process::{Options, Paths, run};

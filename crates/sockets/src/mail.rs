@@ -4,7 +4,7 @@
 //! The rings are wait-free: a real-time thread takes what is there and goes on, also where the worker is preempted in the middle
 //! of an order. (The receiver of `std::sync::mpsc` spins until a sender that has taken a place has filled it.)
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -132,6 +132,16 @@ impl Mail {
     /// What the thread waits on.
     pub fn bell(&self, channel: u32) -> RawFd {
         self.bells.get(channel as usize).map_or(-1, AsRawFd::as_raw_fd)
+    }
+
+    /// The same, of its own.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn copy_of_bell(&self, channel: u32) -> std::io::Result<OwnedFd> {
+        // SAFETY: it is open as long as `self` is.
+        let bell = self.bells.get(channel as usize).map(|bell| unsafe { BorrowedFd::borrow_raw(bell.as_raw_fd()) });
+        bell.ok_or(std::io::ErrorKind::NotFound)?.try_clone_to_owned()
     }
 
     /// Has the worker tell about the sockets.

@@ -24,6 +24,7 @@ use crate::memory::Memory;
 use crate::sandbox::{self, SandboxError};
 use crate::shared::Shared;
 use crate::status::{self, Status};
+use crate::wait::Ring;
 
 /// How long the worker may take to tell about its sockets.
 const STATUS_PATIENCE: Duration = Duration::from_secs(2);
@@ -117,6 +118,7 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     sandbox::enter_network(&options.sandbox)?;
     let channels = options.vm.channels + 1;
     let listeners = listeners(options, channels)?;
+    let mut rings = rings(options, channels);
     sandbox::restrict(&options.sandbox, options.vm.policy.limits.sockets)?;
 
     let shared =
@@ -127,7 +129,8 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     let (ended, ends) = channel();
     for (channel, listener) in listeners.devices.into_iter().enumerate() {
         let (shared, ended) = (shared.clone(), ended.clone());
-        let serve = move || drop(ended.send(serve(&shared, channel as u32, listener)));
+        let ring = if channel == 0 { None } else { rings.pop() };
+        let serve = move || drop(ended.send(serve(&shared, channel as u32, listener, ring)));
         std::thread::Builder::new()
             .name(format!("vhost-user/{channel}"))
             .spawn(serve)
@@ -147,6 +150,19 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     tracing::info!(vm = options.name, channels, "waiting for the VM at {}", options.paths.directory().display());
     // The first device whose connection ends, ends all.
     ends.recv().unwrap_or(Ok(()))
+}
+
+/// What the channels wait by, one each, or none at all.
+fn rings(options: &Options, channels: u32) -> Vec<Ring> {
+    let rings: std::io::Result<Vec<_>> = (1..channels).map(|_| Ring::new()).collect();
+    rings.unwrap_or_else(|error| {
+        tracing::warn!(
+            vm = options.name,
+            "channels wait by epoll, which makes a doorbell dearer on a PREEMPT_RT host: no io_uring ({error}); it takes Linux 6.1 and \
+             kernel.io_uring_disabled=0"
+        );
+        Vec::new()
+    })
 }
 
 struct Listeners {
@@ -192,12 +208,13 @@ fn stamped_socket() -> Option<std::net::UdpSocket> {
     Some(socket)
 }
 
-fn serve(shared: &Arc<Shared>, channel: u32, mut listener: Listener) -> Result<(), ProcessError> {
+fn serve(shared: &Arc<Shared>, channel: u32, mut listener: Listener, ring: Option<Ring>) -> Result<(), ProcessError> {
     let vhost = |error: vhost_user_backend::Error| ProcessError::Vhost { channel, reason: error.to_string() };
     let system = |what| move |source| ProcessError::System { what, source };
     let memory = GuestMemoryAtomic::new(Memory::new());
     shared.guard.watch(channel, memory.clone());
-    let device = Arc::new(Device::new(shared.clone(), channel, memory.clone()).map_err(system("making a device"))?);
+    let device = Device::new(shared.clone(), channel, memory.clone(), ring).map_err(system("making a device"))?;
+    let device = Arc::new(device);
     let mut daemon = VhostUserDaemon::new(format!("ontime-vhost/{channel}"), device.clone(), memory).map_err(vhost)?;
     if let Some(handler) = daemon.get_epoll_handlers().first() {
         device.attach(handler.as_raw_fd()).map_err(system("waiting for sockets"))?;

@@ -11,8 +11,8 @@ use thiserror::Error;
 const FILTER: &str = include_str!("seccomp.json");
 /// The filter's name in it.
 const FILTER_NAME: &str = "device";
-/// Descriptors beside sockets: queues, memory, timers, connections.
-const OTHER_DESCRIPTORS: u64 = 512;
+/// Descriptors beside sockets: some 16 a channel, of which there are 64 at most.
+const OTHER_DESCRIPTORS: u64 = 1024;
 
 /// What to give up.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

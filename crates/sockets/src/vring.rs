@@ -3,15 +3,15 @@
 //! vhost-user-backend reads a ring's eventfd at each doorbell, because it waits for it level-triggered. On a PREEMPT_RT host
 //! that read is dear: the doorbell's wake-up preempts the vCPU thread inside `eventfd_signal` (`fs/eventfd.c`), with the
 //! eventfd's lock held, so that the reader waits for the lock, lends its priority, and is switched to a second time. Waited for
-//! by edge, the count may grow as it likes.
+//! by edge, the count may grow as it likes. A channel's doorbells are handed over to its own thread (`wait`).
 //!
 //! It also counts how often it was set up anew, which its user cannot see from where it stands.
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwapOption;
 use vhost_user_backend::{VringRwLock, VringStateGuard, VringStateMutGuard, VringT};
@@ -35,6 +35,8 @@ pub struct Vring {
     /// The notification's eventfd, out of the lock: real-time threads notify by main's control ring, whose lock belongs to a thread of
     /// normal priority.
     call: Arc<ArcSwapOption<File>>,
+    /// The doorbell, on its way to the thread that waits for it.
+    doorbell: Arc<Mutex<Option<OwnedFd>>>,
 }
 
 impl Vring {
@@ -51,6 +53,34 @@ impl Vring {
         if !matches!(changed, Some(Ok(()))) {
             self.edge.store(false, Ordering::Release);
         }
+    }
+
+    /// Leaves the doorbell to another thread, and has this epoll no longer wait for it. The thread that waits by this epoll calls this after
+    /// each event; it does something once.
+    pub fn hand_over(&self, epoll: RawFd) {
+        if self.edge.load(Ordering::Acquire) {
+            return;
+        }
+        let state = self.inner.get_ref();
+        // As in `wait_by_edge`.
+        self.edge.store(true, Ordering::Release);
+        let Some(kick) = state.get_kick().as_ref().map(AsRawFd::as_raw_fd) else { return };
+        // SAFETY: the ring's state is held: the descriptor is open.
+        let copy = unsafe { BorrowedFd::borrow_raw(kick) }.try_clone_to_owned();
+        match (copy, self.doorbell.lock()) {
+            (Ok(copy), Ok(mut place)) => {
+                host::unwatch(epoll, kick);
+                *place = Some(copy);
+            }
+            // It is read, as doorbells are.
+            _ => self.edge.store(false, Ordering::Release),
+        }
+    }
+
+    /// The doorbell that was left by [`Self::hand_over`], once. Does not wait for the thread that is leaving one: it rings the bell
+    /// afterwards.
+    pub fn take_doorbell(&self) -> Option<OwnedFd> {
+        self.doorbell.try_lock().ok()?.take()
     }
 
     /// Whether the ring may be touched.
@@ -107,6 +137,7 @@ impl VringT<GuestMemoryAtomic<Memory>> for Vring {
             edge: Arc::default(),
             set_up: Arc::default(),
             call: Arc::default(),
+            doorbell: Arc::default(),
         })
     }
 

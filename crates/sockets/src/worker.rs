@@ -2,6 +2,7 @@
 //! queues at normal priority.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use vm_memory::GuestMemoryAtomic;
 
 use crate::abi::*;
 use crate::call::{Call, Reply};
-use crate::engine::Engine;
+use crate::engine::{BELL_EVENT, Engine};
 use crate::host;
 use crate::mail::{Ask, Order, Released};
 use crate::memory::Memory;
@@ -47,6 +48,7 @@ struct Ticket {
 /// See above.
 pub struct Worker {
     engine: Engine,
+    epoll: RawFd,
     orders: Orders,
     asked: Option<Receiver<Ask>>,
     tickets: Vec<Option<Ticket>>,
@@ -69,6 +71,7 @@ impl Worker {
             orders: Orders::new(channels.unwrap_or_default()),
             asked,
             engine: Engine::new(shared, 0, memory)?,
+            epoll: -1,
             tickets: Vec::new(),
             value: vec![0; ONTIME_OPTION_MAX as usize],
             refused: 0,
@@ -76,9 +79,14 @@ impl Worker {
         })
     }
 
-    /// Its engine.
-    pub fn engine(&mut self) -> &mut Engine {
-        &mut self.engine
+    /// Waits by this epoll from now on.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn attach(&mut self, epoll: RawFd) -> Result<(), Errno> {
+        self.engine.attach(epoll);
+        self.epoll = epoll;
+        host::watch(epoll, self.shared().mail.bell(0), u64::from(BELL_EVENT), false)
     }
 
     fn shared(&self) -> &Shared {
@@ -96,6 +104,9 @@ impl Worker {
         self.mail(memory, calls);
         self.engine.catch_up(memory, calls);
         self.engine.event(memory, vrings, event, ready);
+        if let Some(vring) = vrings.get(usize::from(event)) {
+            vring.wait_by_edge(self.epoll, event);
+        }
         let mut left = QUEUE_MAX;
         while let Some(mut call) = self.engine.next(memory, calls, &mut left) {
             match self.engine.parse(&mut call) {

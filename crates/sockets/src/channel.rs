@@ -1,0 +1,113 @@
+//! A channel's real-time thread, `ontime-sock/N`, SCHED_FIFO at the VM's priority: waits, and runs the engine. What it is given at its
+//! start is its own; it allocates nothing after that.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use crate::engine::{BELL_EVENT, Engine};
+use crate::shared::Shared;
+use crate::vring::Vring;
+use crate::wait::{Events, Wait};
+
+/// What the thread works with.
+pub struct Channel {
+    shared: Arc<Shared>,
+    channel: u32,
+    engine: Engine,
+    wait: Wait,
+}
+
+/// The thread. It ends with this.
+pub struct Running {
+    shared: Arc<Shared>,
+    channel: u32,
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Channel {
+    /// Of this number.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new(shared: Arc<Shared>, channel: u32, mut engine: Engine, mut wait: Wait) -> io::Result<Self> {
+        engine.attach(wait.epoll());
+        wait.doorbell(BELL_EVENT, shared.mail.copy_of_bell(channel)?);
+        Ok(Self { shared, channel, engine, wait })
+    }
+
+    /// Starts the thread, for these rings. What it does with them is counted in the channel's [`Shared::turns`].
+    ///
+    /// # Errors
+    /// Where there is no thread to be had.
+    pub fn start(self, vrings: Vec<Vring>) -> io::Result<Running> {
+        let (shared, channel) = (self.shared.clone(), self.channel);
+        let ended = Arc::new(AtomicBool::new(false));
+        let told = ended.clone();
+        let thread = std::thread::Builder::new().spawn(move || self.run(&vrings, &told))?;
+        Ok(Running { shared, channel, ended, thread: Some(thread) })
+    }
+
+    fn run(mut self, vrings: &[Vring], ended: &AtomicBool) {
+        let shared = self.shared.clone();
+        let turns = shared.turns(self.channel);
+        let mut events = Events::default();
+        self.wait.begin();
+        place(&self.shared.name, self.channel, self.shared.vm.priority);
+        while !ended.load(Ordering::Acquire) {
+            if let Err(error) = self.wait.wait(&mut events) {
+                tracing::error!(vm = self.shared.name, channel = self.channel, "cannot wait any more: {error}");
+                return;
+            }
+            turns.inspect(|turns| turns.turn());
+            for event in events.iter() {
+                if event.number == BELL_EVENT {
+                    self.take_doorbells(vrings);
+                }
+                self.engine.handle(event.number, event.ready, vrings);
+            }
+            turns.inspect(|turns| turns.turn());
+        }
+    }
+
+    /// Waits for the doorbells that were handed over.
+    fn take_doorbells(&mut self, vrings: &[Vring]) {
+        for (number, vring) in vrings.iter().enumerate() {
+            if let Some(doorbell) = vring.take_doorbell() {
+                self.wait.doorbell(number as u16, doorbell);
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        self.shared.mail.ring(self.channel);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Gives the calling thread its place. Without the right to it (RLIMIT_RTPRIO), it says so and goes on.
+fn place(name: &str, channel: u32, priority: i32) {
+    let parameters = libc::sched_param { sched_priority: priority };
+    // SAFETY: one valid sched_param; 0 is the calling thread.
+    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const parameters) } != 0
+    {
+        let error = io::Error::last_os_error();
+        tracing::warn!(
+            vm = name,
+            channel,
+            priority,
+            "cannot run at SCHED_FIFO: {error}; raise RLIMIT_RTPRIO (LimitRTPRIO=)"
+        );
+    }
+    // After its place: the daemon, which holds it to the VM's cap, hears of the name.
+    let comm = std::ffi::CString::new(format!("ontime-sock/{channel}")).unwrap_or_default();
+    // SAFETY: a valid string, of which the kernel takes 16 bytes.
+    let _ = unsafe { libc::prctl(libc::PR_SET_NAME, comm.as_ptr()) };
+}
