@@ -3,7 +3,7 @@
 //! Segments keep guest addresses, not pointers: a waiting call is translated anew each time it is tried, so that a change
 //! of the guest's memory in between leads to EFAULT and not elsewhere.
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice};
 
 use crate::abi::Errno;
 
@@ -79,12 +79,19 @@ impl Segments {
     /// The pieces of `len` bytes from `offset` on.
     fn pieces(&self, offset: usize, len: usize) -> impl Iterator<Item = Segment> {
         let (mut skip, mut left) = (offset as u64, len as u64);
-        self.list.iter().filter_map(move |segment| {
-            let skipped = skip.min(u64::from(segment.len));
-            skip -= skipped;
-            let taken = left.min(u64::from(segment.len) - skipped);
-            left -= taken;
-            (taken > 0).then_some(Segment { address: segment.address.wrapping_add(skipped), len: taken as u32 })
+        let mut segments = self.list.iter();
+        std::iter::from_fn(move || {
+            while left > 0 {
+                let segment = segments.next()?;
+                let skipped = skip.min(u64::from(segment.len));
+                skip -= skipped;
+                let taken = left.min(u64::from(segment.len) - skipped);
+                left -= taken;
+                if taken > 0 {
+                    return Some(Segment { address: segment.address.wrapping_add(skipped), len: taken as u32 });
+                }
+            }
+            None
         })
     }
 
@@ -98,7 +105,10 @@ impl Segments {
         for piece in self.pieces(offset, wanted) {
             let (now, later) =
                 std::mem::take(&mut rest).split_at_mut_checked(piece.len as usize).ok_or(Errno(libc::EINVAL))?;
-            memory.read_slice(now, GuestAddress(piece.address)).map_err(|_| Errno(libc::EFAULT))?;
+            match piece.whole(memory) {
+                Some(slice) => drop(slice.copy_to(now)),
+                None => memory.read_slice(now, GuestAddress(piece.address)).map_err(|_| Errno(libc::EFAULT))?,
+            }
             rest = later;
         }
         if rest.is_empty() { Ok(()) } else { Err(Errno(libc::EINVAL)) }
@@ -112,7 +122,10 @@ impl Segments {
         let mut rest = bytes;
         for piece in self.pieces(offset, bytes.len()) {
             let (now, later) = rest.split_at_checked(piece.len as usize).ok_or(Errno(libc::EINVAL))?;
-            memory.write_slice(now, GuestAddress(piece.address)).map_err(|_| Errno(libc::EFAULT))?;
+            match piece.whole(memory) {
+                Some(slice) => slice.copy_from(now),
+                None => memory.write_slice(now, GuestAddress(piece.address)).map_err(|_| Errno(libc::EFAULT))?,
+            }
             rest = later;
         }
         if rest.is_empty() { Ok(()) } else { Err(Errno(libc::EINVAL)) }
@@ -125,7 +138,11 @@ impl Segments {
     /// EFAULT as for `read`, E2BIG where `out`'s capacity is not enough.
     pub fn iovecs(&self, memory: &Memory, offset: usize, len: usize, Iovecs(out): &mut Iovecs) -> Result<(), Errno> {
         out.clear();
+        let mut near = Near::default();
         for piece in self.pieces(offset, len) {
+            if near.add(piece, out) {
+                continue;
+            }
             let (mut address, mut left) = (GuestAddress(piece.address), u64::from(piece.len));
             // A piece may cross from one region of memory to the next.
             while left > 0 {
@@ -138,9 +155,44 @@ impl Segments {
                 out.push(libc::iovec { iov_base: slice.ptr_guard_mut().as_ptr().cast(), iov_len: slice.len() });
                 address = GuestAddress(address.0.checked_add(here).ok_or(Errno(libc::EFAULT))?);
                 left -= here;
+                near = Near { start: region.start_addr().0, len: region.len(), at: region.as_ptr() };
             }
         }
         Ok(())
+    }
+}
+
+impl Segment {
+    /// All of it, where it lies in one region of memory: the usual case, found without the general one's machinery.
+    fn whole(self, memory: &Memory) -> Option<VolatileSlice<'_>> {
+        let (region, start) = memory.to_region_addr(GuestAddress(self.address))?;
+        region.get_slice(start, self.len as usize).ok()
+    }
+}
+
+/// The region of memory in which the last piece was: the next is mostly there, too.
+struct Near {
+    start: u64,
+    len: u64,
+    at: *mut u8,
+}
+
+impl Default for Near {
+    fn default() -> Self {
+        Self { start: 0, len: 0, at: std::ptr::null_mut() }
+    }
+}
+
+impl Near {
+    /// Adds a piece that is in this region. False: it is not, or there is no room.
+    fn add(&self, piece: Segment, out: &mut Vec<libc::iovec>) -> bool {
+        let Some(offset) = piece.address.checked_sub(self.start) else { return false };
+        let inside = self.len.checked_sub(u64::from(piece.len)).is_some_and(|last| offset <= last);
+        if !inside || out.len() == out.capacity() {
+            return false;
+        }
+        out.push(libc::iovec { iov_base: self.at.wrapping_add(offset as usize).cast(), iov_len: piece.len as usize });
+        true
     }
 }
 

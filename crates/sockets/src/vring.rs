@@ -10,7 +10,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwapOption;
@@ -24,12 +24,19 @@ use crate::memory::Memory;
 
 type Inner = VringRwLock<GuestMemoryAtomic<Memory>>;
 
+/// The VMM has said so of the ring.
+const ENABLED: u8 = 1;
+/// The same, of the queue.
+const READY: u8 = 2;
+
 /// See above. Clones are the same ring.
 #[derive(Clone)]
 pub struct Vring {
     inner: Inner,
     /// The eventfd is waited for by edge, and not read.
     edge: Arc<AtomicBool>,
+    /// [`ENABLED`] and [`READY`], out of the lock: it is asked several times an event.
+    up: Arc<AtomicU8>,
     /// How often it was given another place or another start.
     set_up: Arc<AtomicU32>,
     /// The notification's eventfd, out of the lock: real-time threads notify by main's control ring, whose lock belongs to a thread of
@@ -85,8 +92,20 @@ impl Vring {
 
     /// Whether the ring may be touched.
     pub fn running(&self) -> bool {
-        let state = self.inner.get_ref();
-        state.is_enabled() && state.get_queue().ready()
+        self.up.load(Ordering::SeqCst) == ENABLED | READY
+    }
+
+    /// Notes one of both. It is off before the ring's own state is, and on after it: by SeqCst, as who stops a ring looks at what the
+    /// threads do after that (`device::Turns`).
+    fn note(&self, bit: u8, on: bool, set: impl FnOnce()) {
+        if on {
+            set();
+            self.up.fetch_or(bit, Ordering::SeqCst);
+        } else {
+            self.up.fetch_and(!bit, Ordering::SeqCst);
+            set();
+        }
+        self.level();
     }
 
     /// The next chain that the guest offers; None: no more.
@@ -135,6 +154,7 @@ impl VringT<GuestMemoryAtomic<Memory>> for Vring {
         Ok(Self {
             inner: Inner::new(memory, max_queue_size)?,
             edge: Arc::default(),
+            up: Arc::default(),
             set_up: Arc::default(),
             call: Arc::default(),
             doorbell: Arc::default(),
@@ -170,8 +190,7 @@ impl VringT<GuestMemoryAtomic<Memory>> for Vring {
     }
 
     fn set_enabled(&self, enabled: bool) {
-        self.inner.set_enabled(enabled);
-        self.level();
+        self.note(ENABLED, enabled, || self.inner.set_enabled(enabled));
     }
 
     fn set_queue_info(&self, descriptors: u64, available: u64, used: u64) -> Result<(), Error> {
@@ -209,8 +228,7 @@ impl VringT<GuestMemoryAtomic<Memory>> for Vring {
     }
 
     fn set_queue_ready(&self, ready: bool) {
-        self.inner.set_queue_ready(ready);
-        self.level();
+        self.note(READY, ready, || self.inner.set_queue_ready(ready));
     }
 
     fn set_kick(&self, file: Option<File>) {
