@@ -75,7 +75,7 @@ static void ahead_drop(struct ontime_sock *os)
 
 	os->ahead_state = AHEAD_NONE;
 	WRITE_ONCE(os->ahead, NULL);
-	ontime_rpc_put(rpc);
+	ontime_sock_rpc_put((struct sock *)os, rpc);
 }
 
 /*

@@ -115,7 +115,7 @@ static int send_chunk(struct sock *sk, struct msghdr *msg, long *timeout)
 		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_OUT);
 	/* What was not sent is the next call's. */
 	iov_iter_revert(&msg->msg_iter, before - msg_data_left(msg) - clamp_t(int, result, 0, chunk));
-	ontime_rpc_put(rpc);
+	ontime_sock_rpc_put(sk, rpc);
 	return result;
 }
 
@@ -254,7 +254,7 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 		if (err)
 			result = err;
 	}
-	ontime_rpc_put(rpc);
+	ontime_sock_rpc_put(sk, rpc);
 	return result;
 }
 

@@ -163,26 +163,31 @@ void ontime_wake_disarm(struct ontime_chan *chan);
 
 /* ---- rpc.c ---- */
 
-/* One call: it belongs to its caller and, while in flight, to the queue. */
+/* One call: it belongs to its caller and, while in flight, to the queue. Its memory is made once and used for many. */
 struct ontime_rpc {
 	refcount_t refs;
-	struct completion completed;
 	struct ontime_chan *chan;
 	struct ontime_dev *dev;
 	struct list_head link;
 	struct work_struct free_work;
-	int closes;			/* the socket index that this call gives back, or -1 */
-	u32 abandoned;			/* ACCEPT: the new socket, if its caller left before there was an answer */
-	s32 result;
-	bool control;			/* for the control queue */
-	bool ahead;			/* a receive that nobody waits for: ahead.c */
-	bool answered;			/* by the device: in.done holds something */
-	bool lost;			/* its caller was told that no answer will come; the queue keeps it */
-	/* The caller's pages, for large transfers. */
-	struct sg_table pages;
-	bool pinned, dirty;		/* user pages; written by the device */
-	void *gathered;			/* or a copy of what is not pinned, or in more pieces than a call takes */
-	/* What the device reads, and what it writes; control messages, then small data, in the body. */
+	struct scatterlist out_sg, in_sg;
+	/* Of one use: zeroed before it. */
+	struct_group(use,
+		struct completion completed;
+		int closes;		/* the socket index that this call gives back, or -1 */
+		u32 abandoned;		/* ACCEPT: the new socket, if its caller left before there was an answer */
+		s32 result;
+		bool control;		/* for the control queue */
+		bool ahead;		/* a receive that nobody waits for: ahead.c */
+		bool answered;		/* by the device: in.done holds something */
+		bool lost;		/* its caller was told that no answer will come; the queue keeps it */
+		/* The caller's pages, for large transfers. */
+		struct sg_table pages;
+		bool pinned, dirty;	/* user pages; written by the device */
+		void *gathered;		/* or a copy of what is not pinned, or in more pieces than a call takes */
+		u32 out_small, in_small;/* bytes of small data */
+	);
+	/* What the device reads, and what it writes; control messages, then small data, in the body, which is not zeroed. */
 	struct {
 		struct ontime_call call;
 		u8 body[ONTIME_CONTROL_MAX + ONTIME_SMALL];
@@ -191,7 +196,6 @@ struct ontime_rpc {
 		struct ontime_done done;
 		u8 body[ONTIME_CONTROL_MAX + ONTIME_SMALL];
 	} in __aligned(8);
-	u32 out_small, in_small;	/* bytes of small data */
 };
 
 struct ontime_sock;
@@ -200,6 +204,8 @@ int ontime_rpc_init(void);
 void ontime_rpc_exit(void);
 struct ontime_rpc *ontime_rpc_new(struct ontime_dev *dev, u32 chan, u16 op, u32 sock);
 void ontime_rpc_put(struct ontime_rpc *rpc);
+bool ontime_rpc_rest(struct ontime_rpc *rpc);
+void ontime_rpc_begin(struct ontime_rpc *rpc, u16 op, u32 sock);
 void ontime_rpc_put_later(struct ontime_rpc *rpc);
 int ontime_rpc_post(struct ontime_rpc *rpc);
 void ontime_rpc_kick(struct ontime_chan *chan);
@@ -252,6 +258,7 @@ struct ontime_sock {
 	bool abort;			/* close with a reset */
 	bool polled;			/* somebody asked how ready it is */
 	bool blind;			/* reports may say IN too much: a receive left that out, as nobody had asked */
+	struct ontime_rpc *spare[2];	/* calls of its channel that are over, for the next ones */
 	/* The receive posted ahead: ahead.c. */
 	struct mutex ahead_lock;
 	struct ontime_rpc *ahead;
@@ -294,6 +301,7 @@ int ontime_addr_out(const struct ontime_done *done, void *addr);
 int ontime_sock_call(struct sock *sk, struct ontime_rpc *rpc);
 int ontime_sock_run(struct sock *sk, struct ontime_rpc *rpc, long *timeout, u32 ready);
 struct ontime_rpc *ontime_sock_rpc(struct sock *sk, u16 op);
+void ontime_sock_rpc_put(struct sock *sk, struct ontime_rpc *rpc);
 void ontime_sock_place(struct sock *sk);
 int ontime_simple(struct sock *sk, u16 op, u32 arg0, u32 arg1);
 

@@ -5,6 +5,8 @@
  * A caller puts its call into the queue, rings, and looks for the result at once: where the device's thread shares
  * the vCPU's CPU it has run by then, and no interrupt is needed. Otherwise it asks for an interrupt and sleeps. No lock
  * is held while it sleeps. A call belongs to the queue as well as to its caller, so that a killed caller can go.
+ *
+ * A call is large, for small messages travel in it. So its memory is not zeroed each time, and sockets on a channel keep theirs.
  */
 #include <linux/delay.h>
 #include <linux/mm.h>
@@ -18,13 +20,27 @@
 static struct kmem_cache *rpc_cache;
 static struct workqueue_struct *rpc_wq;
 
+static void rpc_free_work(struct work_struct *work);
+
+/* Once for all uses. That the cache has this also keeps the kernel from zeroing all of a call where it zeroes what is allocated. */
+static void rpc_make(void *memory)
+{
+	struct ontime_rpc *rpc = memory;
+
+	memset(rpc, 0, sizeof(*rpc));
+	INIT_LIST_HEAD(&rpc->link);
+	INIT_WORK(&rpc->free_work, rpc_free_work);
+	sg_init_one(&rpc->out_sg, &rpc->out, sizeof(rpc->out));
+	sg_init_one(&rpc->in_sg, &rpc->in, sizeof(rpc->in));
+}
+
 int ontime_rpc_init(void)
 {
 	const unsigned int bodies = offsetof(struct ontime_rpc, out);
 
 	/* Messages are copied between user space and the bodies. */
 	rpc_cache = kmem_cache_create_usercopy("ontime_rpc", sizeof(struct ontime_rpc), 0, SLAB_HWCACHE_ALIGN, bodies,
-					       sizeof(struct ontime_rpc) - bodies, NULL);
+					       sizeof(struct ontime_rpc) - bodies, rpc_make);
 	if (!rpc_cache)
 		return -ENOMEM;
 	rpc_wq = alloc_workqueue("ontime", WQ_UNBOUND, 0);
@@ -42,7 +58,23 @@ void ontime_rpc_exit(void)
 	kmem_cache_destroy(rpc_cache);
 }
 
-static void rpc_free_work(struct work_struct *work);
+/* A use of the call's memory. The bodies keep what they hold: they are written before they are read. */
+void ontime_rpc_begin(struct ontime_rpc *rpc, u16 op, u32 sock)
+{
+	struct ontime_call *call = &rpc->out.call;
+
+	memset(&rpc->use, 0, sizeof(rpc->use));
+	memset(call, 0, sizeof(*call));
+	memset(&rpc->in.done, 0, sizeof(rpc->in.done));
+	init_completion(&rpc->completed);
+	rpc->closes = -1;
+	rpc->abandoned = ONTIME_SOCK_NONE;
+	call->op = cpu_to_le16(op);
+	call->sock = cpu_to_le32(sock);
+	/* The address is unique among what is in flight. */
+	call->id = cpu_to_le64((uintptr_t)rpc);
+	call->prio = cpu_to_le16(ontime_prio(current));
+}
 
 static struct ontime_rpc *rpc_alloc(struct ontime_dev *dev, u32 number, u16 op, u32 sock, gfp_t gfp)
 {
@@ -56,25 +88,11 @@ static struct ontime_rpc *rpc_alloc(struct ontime_dev *dev, u32 number, u16 op, 
 		ontime_chan_put(chan);
 		return ERR_PTR(-ENOBUFS);
 	}
-	/* All but the bodies, which are written before they are read. */
-	memset(rpc, 0, offsetof(struct ontime_rpc, out.body));
-	memset(&rpc->in.done, 0, sizeof(rpc->in.done));
 	refcount_set(&rpc->refs, 1);
-	init_completion(&rpc->completed);
-	INIT_LIST_HEAD(&rpc->link);
 	kref_get(&dev->ref);
 	rpc->dev = dev;
 	rpc->chan = chan;
-	rpc->closes = -1;
-	rpc->abandoned = ONTIME_SOCK_NONE;
-	rpc->out_small = 0;
-	rpc->in_small = 0;
-	INIT_WORK(&rpc->free_work, rpc_free_work);
-	rpc->out.call.op = cpu_to_le16(op);
-	rpc->out.call.sock = cpu_to_le32(sock);
-	/* The address is unique among what is in flight. */
-	rpc->out.call.id = cpu_to_le64((uintptr_t)rpc);
-	rpc->out.call.prio = cpu_to_le16(ontime_prio(current));
+	ontime_rpc_begin(rpc, op, sock);
 	return rpc;
 }
 
@@ -94,8 +112,13 @@ static void rpc_unpin(struct ontime_rpc *rpc)
 
 		unpin_user_pages_dirty_lock(&page, 1, rpc->dirty);
 	}
+	if (!rpc->pages.sgl && !rpc->gathered)
+		return;
 	kfree(rpc->pages.sgl);
 	kfree(rpc->gathered);
+	rpc->pages = (struct sg_table) {};
+	rpc->pinned = false;
+	rpc->gathered = NULL;
 }
 
 /* What a caller that left did not wait for: a connection that came all the same is closed. */
@@ -129,6 +152,16 @@ void ontime_rpc_put(struct ontime_rpc *rpc)
 {
 	if (refcount_dec_and_test(&rpc->refs))
 		rpc_free(rpc);
+}
+
+/* A call that is over lets go of all but its channel; false where the queue still has it. It is put, or begun again. */
+bool ontime_rpc_rest(struct ontime_rpc *rpc)
+{
+	if (refcount_read(&rpc->refs) > 1)
+		return false;
+	smp_acquire__after_ctrl_dep();
+	rpc_unpin(rpc);
+	return true;
 }
 
 /*
@@ -200,15 +233,15 @@ int ontime_rpc_pages(struct ontime_rpc *rpc, struct iov_iter *iter, size_t lengt
 /* With chan->lock. */
 static int rpc_add(struct ontime_rpc *rpc, struct virtqueue *vq)
 {
-	struct scatterlist head, tail, *sgs[4];
+	struct scatterlist *sgs[4];
 	unsigned int out = 0, in = 0;
 
-	sg_init_one(&head, &rpc->out, sizeof(rpc->out.call) + le16_to_cpu(rpc->out.call.control_len) + rpc->out_small);
-	sg_init_one(&tail, &rpc->in, sizeof(rpc->in.done) + le16_to_cpu(rpc->out.call.control_room) + rpc->in_small);
-	sgs[out++] = &head;
+	rpc->out_sg.length = sizeof(rpc->out.call) + le16_to_cpu(rpc->out.call.control_len) + rpc->out_small;
+	rpc->in_sg.length = sizeof(rpc->in.done) + le16_to_cpu(rpc->out.call.control_room) + rpc->in_small;
+	sgs[out++] = &rpc->out_sg;
 	if (rpc->pages.nents && !rpc->dirty)
 		sgs[out++] = rpc->pages.sgl;
-	sgs[out + in++] = &tail;
+	sgs[out + in++] = &rpc->in_sg;
 	if (rpc->pages.nents && rpc->dirty)
 		sgs[out + in++] = rpc->pages.sgl;
 	return virtqueue_add_sgs(vq, sgs, out, in, rpc, GFP_ATOMIC);

@@ -37,11 +37,35 @@ static bool op_of_channel(u16 op)
 	}
 }
 
+/* A spare one is of the channel that the socket is on: it is moved only once. */
 struct ontime_rpc *ontime_sock_rpc(struct sock *sk, u16 op)
 {
 	struct ontime_sock *os = ontime_sk(sk);
+	u32 number = op_of_channel(op) ? READ_ONCE(os->chan) : 0;
+	struct ontime_rpc *rpc;
+	unsigned int i;
 
-	return ontime_rpc_new(os->dev, op_of_channel(op) ? READ_ONCE(os->chan) : 0, op, os->id);
+	for (i = 0; number && i < ARRAY_SIZE(os->spare); i++) {
+		rpc = READ_ONCE(os->spare[i]) ? xchg(&os->spare[i], NULL) : NULL;
+		if (rpc) {
+			ontime_rpc_begin(rpc, op, os->id);
+			return rpc;
+		}
+	}
+	return ontime_rpc_new(os->dev, number, op, os->id);
+}
+
+/* Lets go of a call that is over; the socket's next one may be in its place. */
+void ontime_sock_rpc_put(struct sock *sk, struct ontime_rpc *rpc)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	unsigned int i;
+
+	if (rpc->chan->number && ontime_rpc_rest(rpc))
+		for (i = 0; i < ARRAY_SIZE(os->spare); i++)
+			if (!READ_ONCE(os->spare[i]) && !cmpxchg(&os->spare[i], NULL, rpc))
+				return;
+	ontime_rpc_put(rpc);
 }
 
 /* Has the host move the socket to the channel that was chosen for it; where it is there already, that changes nothing. */
@@ -232,12 +256,16 @@ int ontime_sock_init(struct sock *sk)
 void ontime_sock_destroy(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
+	unsigned int i;
 
 	if (!os->dev)
 		return;
 	/* As TCP does where bytes were not read. */
 	if (ontime_ahead_end(os))
 		os->abort = true;
+	for (i = 0; i < ARRAY_SIZE(os->spare); i++)
+		if (os->spare[i])
+			ontime_rpc_put(os->spare[i]);
 	sock_detach(sk, REST_SOCKET);
 }
 
