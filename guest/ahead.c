@@ -11,9 +11,6 @@
 
 #include "ontime.h"
 
-/* Small messages in a row before the next is received ahead. */
-#define AHEAD_AFTER 4
-
 enum ahead_state {
 	AHEAD_NONE,
 	AHEAD_POSTED,	/* the device has it, or finds it at the next doorbell */
@@ -119,11 +116,11 @@ void ontime_ahead_next(struct sock *sk, size_t received, size_t room, bool plain
 	if (!READ_ONCE(os->chan) || READ_ONCE(os->ahead_off))
 		return;
 	if (!plain || received >= min_t(size_t, room, ONTIME_SMALL)) {
-		WRITE_ONCE(os->ahead_streak, 0);
+		WRITE_ONCE(os->streak, 0);
 		return;
 	}
-	if (READ_ONCE(os->ahead_streak) < AHEAD_AFTER) {
-		WRITE_ONCE(os->ahead_streak, os->ahead_streak + 1);
+	if (READ_ONCE(os->streak) < ONTIME_STREAK) {
+		WRITE_ONCE(os->streak, os->streak + 1);
 		return;
 	}
 	mutex_lock(&os->ahead_lock);

@@ -3,6 +3,10 @@
  * Sending and receiving. Small messages travel in the call; larger ones go straight between the host's socket and the
  * application's pages, a chunk a call (one copy). A blocking call waits in the device: its completion is the result.
  *
+ * Before a message has come only the room for it is known, and that is often large where messages are small. To pin so many pages is
+ * most of such a call's work. So a datagram socket on a channel whose messages are small has them all come in the call, which has
+ * room for the largest; one that is large after all is copied once more, and those after it go to the application's pages again.
+ *
  * A device that has gone silent may still use the pages it was given: so these are pinned. What cannot be (a splice, buffers
  * registered with io_uring) goes through memory of the call's own.
  */
@@ -156,6 +160,34 @@ out:
 
 /* ---- Receiving ---- */
 
+/* A socket on a channel: a message of so many bytes was received. */
+static void recv_seen(struct sock *sk, size_t received)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	u32 streak = READ_ONCE(os->streak);
+
+	if (received > ONTIME_SMALL)
+		WRITE_ONCE(os->streak, 0);
+	else if (streak < ONTIME_STREAK)
+		WRITE_ONCE(os->streak, streak + 1);
+}
+
+/* Has the call take the next datagram, of whatever size, if that is likely to be small. */
+static bool recv_small(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	size_t most = min(*chunk, io_gather_max(sk, rpc));
+
+	if (sk->sk_type != SOCK_DGRAM || !rpc->chan->number || READ_ONCE(os->streak) < ONTIME_STREAK)
+		return false;
+	if (!ontime_rpc_grow(rpc, most)) {
+		WRITE_ONCE(os->streak, 0);
+		return false;
+	}
+	*chunk = most;
+	return true;
+}
+
 /* A stream's bytes that are only to be dropped (MSG_TRUNC) leave the application's pages alone: there need not even be any. */
 static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg, size_t *chunk, bool discard)
 {
@@ -163,7 +195,7 @@ static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 	int got;
 
 	*chunk = msg_data_left(msg);
-	if (*chunk <= ONTIME_SMALL) {
+	if (*chunk <= ONTIME_SMALL || recv_small(sk, rpc, chunk)) {
 		rpc->in_small = *chunk;
 		return 0;
 	}
@@ -197,11 +229,11 @@ static int recv_data(struct ontime_rpc *rpc, struct msghdr *msg, size_t chunk, s
 
 static void recv_control(struct ontime_rpc *rpc, struct msghdr *msg)
 {
-	size_t length = min_t(size_t, le16_to_cpu(rpc->in.done.control_len), le16_to_cpu(rpc->out.call.control_room));
+	size_t length = min_t(size_t, le16_to_cpu(rpc->in->done.control_len), le16_to_cpu(rpc->out.call.control_room));
 	size_t at = 0;
 
 	while (at + sizeof(struct ontime_control) <= length) {
-		struct ontime_control *control = (struct ontime_control *)(rpc->in.body + at);
+		struct ontime_control *control = (struct ontime_control *)(rpc->in->body + at);
 		u64 size = le64_to_cpu(control->len);
 
 		if (size < sizeof(*control) || size > length - at)
@@ -247,10 +279,12 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN | ONTIME_READY_RDHUP);
 	err = recv_data(rpc, msg, chunk, clamp_t(int, result, 0, chunk), discard);
 	if (result >= 0) {
-		msg->msg_flags |= le32_to_cpu(rpc->in.done.msg_flags) & ~(MSG_CMSG_CLOEXEC | MSG_CMSG_COMPAT);
+		msg->msg_flags |= le32_to_cpu(rpc->in->done.msg_flags) & ~(MSG_CMSG_CLOEXEC | MSG_CMSG_COMPAT);
 		if (msg->msg_name)
-			msg->msg_namelen = ontime_addr_out(&rpc->in.done, msg->msg_name);
+			msg->msg_namelen = ontime_addr_out(&rpc->in->done, msg->msg_name);
 		recv_control(rpc, msg);
+		if (sk->sk_type == SOCK_DGRAM && rpc->chan->number)
+			recv_seen(sk, result);
 		if (err)
 			result = err;
 	}

@@ -60,6 +60,8 @@
 
 /* Bytes of a message that travel in the call itself; larger ones are read and written in the caller's pages. */
 #define ONTIME_SMALL 1536
+/* After so many in a row, the next one received is taken for small as well. */
+#define ONTIME_STREAK 4
 /* Pages and bytes of the caller's memory in one call. */
 #define ONTIME_CHUNK_PAGES 256
 #define ONTIME_CHUNK_BYTES (ONTIME_CHUNK_PAGES << 10)
@@ -163,6 +165,12 @@ void ontime_wake_disarm(struct ontime_chan *chan);
 
 /* ---- rpc.c ---- */
 
+/* What the device writes; control messages, then small data, in the body. */
+struct ontime_reply {
+	struct ontime_done done;
+	u8 body[];
+};
+
 /* One call: it belongs to its caller and, while in flight, to the queue. Its memory is made once and used for many. */
 struct ontime_rpc {
 	refcount_t refs;
@@ -171,6 +179,8 @@ struct ontime_rpc {
 	struct list_head link;
 	struct work_struct free_work;
 	struct scatterlist out_sg, in_sg;
+	struct ontime_reply *in;	/* what the device writes: in_own, or of more pages */
+	u32 in_max;			/* small data that it takes */
 	/* Of one use: zeroed before it. */
 	struct_group(use,
 		struct completion completed;
@@ -179,7 +189,7 @@ struct ontime_rpc {
 		s32 result;
 		bool control;		/* for the control queue */
 		bool ahead;		/* a receive that nobody waits for: ahead.c */
-		bool answered;		/* by the device: in.done holds something */
+		bool answered;		/* by the device: in->done holds something */
 		bool lost;		/* its caller was told that no answer will come; the queue keeps it */
 		/* The caller's pages, for large transfers. */
 		struct sg_table pages;
@@ -187,7 +197,7 @@ struct ontime_rpc {
 		void *gathered;		/* or a copy of what is not pinned, or in more pieces than a call takes */
 		u32 out_small, in_small;/* bytes of small data */
 	);
-	/* What the device reads, and what it writes; control messages, then small data, in the body, which is not zeroed. */
+	/* What the device reads, and what it writes, if that is small. The bodies are not zeroed. */
 	struct {
 		struct ontime_call call;
 		u8 body[ONTIME_CONTROL_MAX + ONTIME_SMALL];
@@ -195,7 +205,7 @@ struct ontime_rpc {
 	struct {
 		struct ontime_done done;
 		u8 body[ONTIME_CONTROL_MAX + ONTIME_SMALL];
-	} in __aligned(8);
+	} in_own __aligned(8);
 };
 
 struct ontime_sock;
@@ -209,6 +219,7 @@ void ontime_rpc_begin(struct ontime_rpc *rpc, u16 op, u32 sock);
 void ontime_rpc_put_later(struct ontime_rpc *rpc);
 int ontime_rpc_post(struct ontime_rpc *rpc);
 void ontime_rpc_kick(struct ontime_chan *chan);
+bool ontime_rpc_grow(struct ontime_rpc *rpc, size_t length);
 int ontime_rpc_pages(struct ontime_rpc *rpc, struct iov_iter *iter, size_t length);
 int ontime_rpc_run(struct ontime_rpc *rpc);
 int ontime_rpc_wait(struct ontime_rpc *rpc, long *timeout);
@@ -235,7 +246,7 @@ static inline u8 *ontime_rpc_out(struct ontime_rpc *rpc)
 
 static inline u8 *ontime_rpc_in(struct ontime_rpc *rpc)
 {
-	return rpc->in.body + le16_to_cpu(rpc->out.call.control_room);
+	return rpc->in->body + le16_to_cpu(rpc->out.call.control_room);
 }
 
 /* ---- proto.c ---- */
@@ -259,12 +270,12 @@ struct ontime_sock {
 	bool polled;			/* somebody asked how ready it is */
 	bool blind;			/* reports may say IN too much: a receive left that out, as nobody had asked */
 	struct ontime_rpc *spare[2];	/* calls of its channel that are over, for the next ones */
+	u32 streak;			/* small messages received in a row */
 	/* The receive posted ahead: ahead.c. */
 	struct mutex ahead_lock;
 	struct ontime_rpc *ahead;
 	u32 ahead_state;
 	u32 ahead_at;			/* bytes of it that were read */
-	u32 ahead_streak;		/* small messages in a row */
 	bool ahead_off;
 	bool failed;			/* connect(2)'s error was given to the application, unknown to the host */
 	u16 peer_len;

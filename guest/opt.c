@@ -42,7 +42,7 @@ static int host_getsockopt(struct sock *sk, int level, int name, void *value, un
 	rpc->in_small = length;
 	result = ontime_sock_call(sk, rpc);
 	if (result > 0)
-		memcpy(value, rpc->in.body, min_t(unsigned int, result, length));
+		memcpy(value, rpc->in->body, min_t(unsigned int, result, length));
 	ontime_rpc_put(rpc);
 	return result;
 }

@@ -95,8 +95,8 @@ static bool reap_calls(struct virtqueue *vq, struct list_head *ahead)
 		any = true;
 		if (rpc->ahead)
 			refcount_inc(&rpc->refs);
-		rpc->answered = length >= sizeof(rpc->in.done) && rpc->in.done.id == rpc->out.call.id;
-		ontime_rpc_complete(rpc, rpc->answered ? (s32)le32_to_cpu(rpc->in.done.result) : -EIO);
+		rpc->answered = length >= sizeof(rpc->in->done) && rpc->in->done.id == rpc->out.call.id;
+		ontime_rpc_complete(rpc, rpc->answered ? (s32)le32_to_cpu(rpc->in->done.result) : -EIO);
 		if (rpc->ahead)
 			list_add_tail(&rpc->link, ahead);
 	}

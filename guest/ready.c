@@ -80,7 +80,7 @@ void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc, bool holds)
 	u32 fresh;
 
 	if (rpc->answered)
-		sock_report(ontime_sk(sk), le32_to_cpu(rpc->in.done.seq), le32_to_cpu(rpc->in.done.ready), &fresh);
+		sock_report(ontime_sk(sk), le32_to_cpu(rpc->in->done.seq), le32_to_cpu(rpc->in->done.ready), &fresh);
 	sock_wake(sk, ontime_sock_ready(ontime_sk(sk)) | (holds ? ONTIME_READY_IN : 0));
 }
 
@@ -196,6 +196,6 @@ void ontime_sock_done(struct sock *sk, struct ontime_rpc *rpc)
 	u32 fresh;
 
 	if (rpc->answered &&
-	    sock_report(ontime_sk(sk), le32_to_cpu(rpc->in.done.seq), le32_to_cpu(rpc->in.done.ready), &fresh) && fresh)
+	    sock_report(ontime_sk(sk), le32_to_cpu(rpc->in->done.seq), le32_to_cpu(rpc->in->done.ready), &fresh) && fresh)
 		sock_wake(sk, fresh);
 }

@@ -22,6 +22,13 @@ static struct workqueue_struct *rpc_wq;
 
 static void rpc_free_work(struct work_struct *work);
 
+static void rpc_own_reply(struct ontime_rpc *rpc)
+{
+	rpc->in = (struct ontime_reply *)&rpc->in_own;
+	rpc->in_max = ONTIME_SMALL;
+	sg_set_buf(&rpc->in_sg, rpc->in, sizeof(rpc->in_own));
+}
+
 /* Once for all uses. That the cache has this also keeps the kernel from zeroing all of a call where it zeroes what is allocated. */
 static void rpc_make(void *memory)
 {
@@ -31,7 +38,8 @@ static void rpc_make(void *memory)
 	INIT_LIST_HEAD(&rpc->link);
 	INIT_WORK(&rpc->free_work, rpc_free_work);
 	sg_init_one(&rpc->out_sg, &rpc->out, sizeof(rpc->out));
-	sg_init_one(&rpc->in_sg, &rpc->in, sizeof(rpc->in));
+	sg_init_table(&rpc->in_sg, 1);
+	rpc_own_reply(rpc);
 }
 
 int ontime_rpc_init(void)
@@ -65,7 +73,7 @@ void ontime_rpc_begin(struct ontime_rpc *rpc, u16 op, u32 sock)
 
 	memset(&rpc->use, 0, sizeof(rpc->use));
 	memset(call, 0, sizeof(*call));
-	memset(&rpc->in.done, 0, sizeof(rpc->in.done));
+	memset(&rpc->in->done, 0, sizeof(rpc->in->done));
 	init_completion(&rpc->completed);
 	rpc->closes = -1;
 	rpc->abandoned = ONTIME_SOCK_NONE;
@@ -121,6 +129,42 @@ static void rpc_unpin(struct ontime_rpc *rpc)
 	rpc->gathered = NULL;
 }
 
+/* Of an answer with @length bytes of small data. */
+static size_t rpc_reply_size(size_t length)
+{
+	return PAGE_ALIGN(sizeof(struct ontime_reply) + ONTIME_CONTROL_MAX + length);
+}
+
+static void rpc_shrink(struct ontime_rpc *rpc)
+{
+	if (rpc->in_max == ONTIME_SMALL)
+		return;
+	free_pages_exact(rpc->in, rpc_reply_size(rpc->in_max));
+	rpc_own_reply(rpc);
+}
+
+/*
+ * Has the answer take @length bytes of small data or more, in one piece of memory, from a call that was just begun to its last use.
+ * Where there is none it is as it was, and false.
+ */
+bool ontime_rpc_grow(struct ontime_rpc *rpc, size_t length)
+{
+	size_t size = rpc_reply_size(length);
+	struct ontime_reply *reply;
+
+	if (length <= rpc->in_max)
+		return true;
+	reply = alloc_pages_exact(size, GFP_KERNEL_ACCOUNT | __GFP_NORETRY | __GFP_NOWARN);
+	if (!reply)
+		return false;
+	memset(&reply->done, 0, sizeof(reply->done));
+	rpc_shrink(rpc);
+	rpc->in = reply;
+	rpc->in_max = length;
+	sg_set_buf(&rpc->in_sg, reply, size);
+	return true;
+}
+
 /* What a caller that left did not wait for: a connection that came all the same is closed. */
 static void rpc_end_abandoned(struct ontime_rpc *rpc)
 {
@@ -137,6 +181,7 @@ static void rpc_end_abandoned(struct ontime_rpc *rpc)
 static void rpc_free(struct ontime_rpc *rpc)
 {
 	rpc_unpin(rpc);
+	rpc_shrink(rpc);
 	rpc_end_abandoned(rpc);
 	ontime_chan_put(rpc->chan);
 	ontime_dev_put(rpc->dev);
@@ -237,7 +282,7 @@ static int rpc_add(struct ontime_rpc *rpc, struct virtqueue *vq)
 	unsigned int out = 0, in = 0;
 
 	rpc->out_sg.length = sizeof(rpc->out.call) + le16_to_cpu(rpc->out.call.control_len) + rpc->out_small;
-	rpc->in_sg.length = sizeof(rpc->in.done) + le16_to_cpu(rpc->out.call.control_room) + rpc->in_small;
+	rpc->in_sg.length = sizeof(rpc->in->done) + le16_to_cpu(rpc->out.call.control_room) + rpc->in_small;
 	sgs[out++] = &rpc->out_sg;
 	if (rpc->pages.nents && !rpc->dirty)
 		sgs[out++] = rpc->pages.sgl;

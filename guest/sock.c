@@ -383,7 +383,7 @@ int ontime_getname(struct socket *sock, struct sockaddr *addr, int peer)
 	rpc->out.call.arg[0] = cpu_to_le32(peer ? ONTIME_NAME_PEER : ONTIME_NAME_LOCAL);
 	result = ontime_sock_call(sk, rpc);
 	if (!result)
-		result = ontime_addr_out(&rpc->in.done, addr);
+		result = ontime_addr_out(&rpc->in->done, addr);
 	ontime_rpc_put(rpc);
 	return result;
 }
@@ -513,7 +513,7 @@ static int sock_accept_call(struct sock *sk, struct ontime_sock *child, long *ti
 	WRITE_ONCE(child->chan, rpc->chan->number);
 	err = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN);
 	if (!err)
-		child->peer_len = ontime_addr_out(&rpc->in.done, child->peer);
+		child->peer_len = ontime_addr_out(&rpc->in->done, child->peer);
 	else if (ontime_rpc_abandon(rpc, child->id))
 		*rest = REST_CALL;
 	else if (rpc->answered && !rpc->result)

@@ -156,6 +156,64 @@ static void dgram_sizes(int family)
 	close(right);
 }
 
+static int waiting_sender;
+static struct sockaddr_storage waiting_for;
+static socklen_t waiting_len;
+
+static void send_large(int size)
+{
+	static char out[70000];
+
+	memset(out, 'w', sizeof(out));
+	sendto(waiting_sender, out, size, 0, (struct sockaddr *)&waiting_for, waiting_len);
+}
+
+/* Small ones for which there is much room, several in a row, are received in another way than large ones; which come between them. */
+static void dgram_streaks(int family)
+{
+	static const int sizes[] = { 14, 14, 1536, 14, 0, 14, 14, 65000, 14, 1537, 14, 14, 14, 14, 14, 5000, 14, 14, 14, 14, 65507, 14 };
+	static char out[70000], in[70001];
+	struct sockaddr_storage a;
+	socklen_t alen;
+	int left = udp_bound(family, &a, &alen), right = udp_bound(family, &waiting_for, &waiting_len);
+	struct iovec iov[70];
+	struct msghdr msg = { .msg_iov = iov, .msg_iovlen = 70 };
+	unsigned int i;
+
+	waiting_sender = left;
+	for (i = 0; i < sizeof(out); i++)
+		out[i] = 1 + (i * 11 + i / 241) % 255;
+	for (i = 0; i < 70; i++)
+		iov[i] = (struct iovec){ in + i * 1000, 1000 };
+	for (i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+		sendto(left, out, sizes[i], 0, (struct sockaddr *)&waiting_for, waiting_len);
+		say("peek", recv(right, in, sizeof(in), MSG_PEEK));
+		show("same", !memcmp(in, out, sizes[i]));
+		memset(in, 0, sizeof(in));
+		say("recv", i % 3 == 2 ? recvmsg(right, &msg, 0) : recv(right, in, sizeof(in), 0));
+		show("same", !memcmp(in, out, sizes[i]) && !in[sizes[i]]);
+		say("no more", recv(right, in, sizeof(in), MSG_DONTWAIT));
+	}
+	for (i = 0; i < 6; i++) {
+		sendto(left, out, 14, 0, (struct sockaddr *)&waiting_for, waiting_len);
+		say("small", recv(right, in, sizeof(in), 0));
+	}
+	/* Cut where there is not enough room; the rest is gone. */
+	sendto(left, out, 5000, 0, (struct sockaddr *)&waiting_for, waiting_len);
+	msg.msg_iovlen = 3;
+	say("cut", recvmsg(right, &msg, MSG_TRUNC));
+	show("flags", msg.msg_flags);
+	say("no more", recv(right, in, sizeof(in), MSG_DONTWAIT));
+	/* Waited for. */
+	for (i = 0; i < 10; i++) {
+		later(50, send_large, i == 7 ? 30000 : 20);
+		say("waited", recv(right, in, sizeof(in), 0));
+		later_join();
+	}
+	close(left);
+	close(right);
+}
+
 static void dgram_multicast(int family)
 {
 	struct ip_mreq group = { .imr_interface.s_addr = htonl(INADDR_LOOPBACK) };
@@ -182,5 +240,6 @@ void test_dgram(int family)
 	dgram_connected(family);
 	dgram_messages(family);
 	dgram_sizes(family);
+	dgram_streaks(family);
 	dgram_multicast(family);
 }

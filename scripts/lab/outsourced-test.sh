@@ -78,7 +78,7 @@ channel_interrupts() {
 rt_channel() {
     grep -q 'channels=[1-9]' /lab/args || return 0
     before=$(channel_interrupts)
-    chrt -f 40 ./conform > out/outsourced-rt
+    taskset -c 0 chrt -f 40 ./conform > out/outsourced-rt
     after=$(channel_interrupts)
     echo "interrupts of the channel: $before before, $after after"
     diff out/own out/outsourced-rt || return 1
