@@ -99,11 +99,11 @@ static void vcpu_told_now(void)
  * The governors keep the tick in a state that is marked as polling, whatever it does, and stop it in another: both states are
  * the same halt, and the second is there unless there was a message lately.
  */
-static void idle_keep_tick(struct cpuidle_device *device)
+static void idle_keep_tick(struct cpuidle_device *device, bool told)
 {
 	unsigned long long *disable = &device->states_usage[1].disable;
 
-	if (local_clock() - this_cpu_read(vcpu_told) < KEEP_TICK)
+	if (told || local_clock() - this_cpu_read(vcpu_told) < KEEP_TICK)
 		*disable |= CPUIDLE_STATE_DISABLED_BY_DRIVER;
 	else
 		*disable &= ~(unsigned long long)CPUIDLE_STATE_DISABLED_BY_DRIVER;
@@ -112,6 +112,7 @@ static void idle_keep_tick(struct cpuidle_device *device)
 static int idle_enter(struct cpuidle_device *device, struct cpuidle_driver *driver, int index)
 {
 	struct ontime_chan *chan = this_cpu_read(vcpu_chan);
+	bool told = false;
 
 	if (chan) {
 		word_set(chan, ONTIME_VCPU_HALTING);
@@ -132,12 +133,13 @@ static int idle_enter(struct cpuidle_device *device, struct cpuidle_driver *driv
 	if (chan) {
 		word_set(chan, ONTIME_VCPU_LOOKING);
 		smp_mb();
-		if (chan_has_used(chan)) {
+		told = chan_has_used(chan);
+		if (told) {
 			vcpu_told_now();
 			chan_look(chan);
 		}
 	}
-	idle_keep_tick(device);
+	idle_keep_tick(device, told);
 	return index;
 }
 

@@ -22,7 +22,6 @@
 #define ONTIME_H
 
 #include <linux/atomic.h>
-#include <linux/completion.h>
 #include <linux/idr.h>
 #include <linux/in.h>
 #include <linux/irq_work.h>
@@ -183,7 +182,8 @@ struct ontime_rpc {
 	u32 in_max;			/* small data that it takes */
 	/* Of one use: zeroed before it. */
 	struct_group(use,
-		struct completion completed;
+		bool done;		/* the rest of what it gives is there; its caller may let go of it */
+		struct task_struct *sleeper;/* its caller, asleep: with the channel's lock */
 		int closes;		/* the socket index that this call gives back, or -1 */
 		u32 abandoned;		/* ACCEPT: the new socket, if its caller left before there was an answer */
 		s32 result;
@@ -229,6 +229,7 @@ int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address);
 int ontime_ctl_next(struct ontime_chan *main, u64 address);
 int ontime_ctl_bw(struct ontime_chan *main, u16 op, const struct ontime_bw *entries, unsigned int count);
 bool ontime_rpc_may_wait(struct ontime_chan *chan);
+void ontime_rpc_finish(struct ontime_rpc *rpc, s32 result);
 void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result);
 bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id);
 
@@ -236,6 +237,11 @@ bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id);
 static inline u32 ontime_prio(const struct task_struct *task)
 {
 	return task->prio < MAX_RT_PRIO ? min(MAX_RT_PRIO - 1 - task->prio, MAX_RT_PRIO - 1) : 0;
+}
+
+static inline bool ontime_rpc_done(const struct ontime_rpc *rpc)
+{
+	return smp_load_acquire(&rpc->done);
 }
 
 /* The bytes behind the control messages, where small data begin. */

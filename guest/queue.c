@@ -65,12 +65,18 @@ static bool next_event(struct ontime_chan *chan, struct ontime_event *event)
 	return got;
 }
 
+/*
+ * Each look that finds nothing more notes how far the queue was taken and asks for an interrupt: then there is nothing to do unless the
+ * device has gone on since. The queue is there for as long as readers of RCU see it up.
+ */
 static void reap_events(struct ontime_chan *chan)
 {
 	struct ontime_event event;
+	bool any;
 
 	rcu_read_lock();
-	while (next_event(chan, &event)) {
+	any = READ_ONCE(chan->up) && virtqueue_poll(chan->eventq, READ_ONCE(chan->seen[ONTIME_VQ_EVENT]));
+	while (any && next_event(chan, &event)) {
 		switch (le16_to_cpu(event.type)) {
 		case ONTIME_EVENT_READY:
 			ontime_sock_event(chan, &event);
@@ -117,7 +123,11 @@ void ontime_reap(struct ontime_chan *chan)
 		freed |= reap_calls(chan->callq, &ahead);
 		if (chan->controlq)
 			reap_calls(chan->controlq, &ahead);
-		if ((!chan->sleepers && !chan->word) || !ontime_rearm(chan, chan->callq, ONTIME_VQ_CALL))
+		if (!chan->sleepers && !chan->word) {
+			virtqueue_disable_cb(chan->callq);
+			break;
+		}
+		if (!ontime_rearm(chan, chan->callq, ONTIME_VQ_CALL))
 			break;
 	}
 	spin_unlock_irqrestore(&chan->lock, flags);
@@ -149,8 +159,7 @@ void ontime_chan_silence(struct ontime_chan *chan)
 		if (rpc->lost)
 			continue;
 		rpc->lost = true;
-		rpc->result = -ECONNRESET;
-		complete(&rpc->completed);
+		ontime_rpc_finish(rpc, -ECONNRESET);
 	}
 	spin_unlock_irq(&chan->lock);
 	wake_up_all(&chan->room);

@@ -74,7 +74,6 @@ void ontime_rpc_begin(struct ontime_rpc *rpc, u16 op, u32 sock)
 	memset(&rpc->use, 0, sizeof(rpc->use));
 	memset(call, 0, sizeof(*call));
 	memset(&rpc->in->done, 0, sizeof(rpc->in->done));
-	init_completion(&rpc->completed);
 	rpc->closes = -1;
 	rpc->abandoned = ONTIME_SOCK_NONE;
 	call->op = cpu_to_le16(op);
@@ -209,6 +208,22 @@ bool ontime_rpc_rest(struct ontime_rpc *rpc)
 	return true;
 }
 
+/* The caller goes on, with what the call gives: with chan->lock. */
+void ontime_rpc_finish(struct ontime_rpc *rpc, s32 result)
+{
+	struct task_struct *sleeper = rpc->sleeper;
+
+	rpc->result = result;
+	if (sleeper) {
+		rpc->sleeper = NULL;
+		rpc->chan->sleepers--;
+	}
+	/* From here on the call may be gone, and the task too but for its memory: RCU waits for who holds a lock. */
+	smp_store_release(&rpc->done, true);
+	if (sleeper)
+		wake_up_process(sleeper);
+}
+
 /*
  * The queue gives the call back: with chan->lock, maybe from an interrupt. Where the caller was killed, what it left
  * is freed later: pages may not be unpinned here.
@@ -223,10 +238,8 @@ void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result)
 	}
 	if (rpc->closes >= 0)
 		ida_free(&rpc->dev->indices, rpc->closes);
-	if (!rpc->lost) {
-		rpc->result = result;
-		complete(&rpc->completed);
-	}
+	if (!rpc->lost)
+		ontime_rpc_finish(rpc, result);
 	ontime_rpc_put_later(rpc);
 }
 
@@ -393,49 +406,56 @@ static int rpc_submit(struct ontime_rpc *rpc, bool killable)
 	return err;
 }
 
-/* True where the caller may sleep: the device will interrupt. */
-static bool rpc_sleep_begin(struct ontime_chan *chan)
+/* True where the caller may sleep: the device will interrupt, and who looks then wakes it. */
+static bool rpc_sleep_begin(struct ontime_rpc *rpc)
 {
+	struct ontime_chan *chan = rpc->chan;
 	unsigned long flags;
-	bool may = true;
+	bool may;
 
 	spin_lock_irqsave(&chan->lock, flags);
-	if (chan->up)
-		may = !ontime_rearm(chan, chan->callq, ONTIME_VQ_CALL);
-	if (may)
+	may = !rpc->done && (!chan->up || !ontime_rearm(chan, chan->callq, ONTIME_VQ_CALL));
+	if (may) {
+		rpc->sleeper = current;
 		chan->sleepers++;
+	}
 	spin_unlock_irqrestore(&chan->lock, flags);
 	return may;
 }
 
-static void rpc_sleep_end(struct ontime_chan *chan)
+/* It gives up. False where the call was done meanwhile. */
+static bool rpc_sleep_end(struct ontime_rpc *rpc)
 {
+	struct ontime_chan *chan = rpc->chan;
 	unsigned long flags;
+	bool asleep;
 
 	spin_lock_irqsave(&chan->lock, flags);
-	if (!--chan->sleepers && chan->up && !chan->word)
-		virtqueue_disable_cb(chan->callq);
+	asleep = rpc->sleeper;
+	rpc->sleeper = NULL;
+	chan->sleepers -= asleep;
 	spin_unlock_irqrestore(&chan->lock, flags);
+	return asleep;
 }
 
 /* Until the call is completed: what is left of the timeout, 0 where it is over, -ERESTARTSYS where a signal came. */
 static long rpc_sleep(struct ontime_rpc *rpc, unsigned int state, long timeout)
 {
-	long left;
-
-	for (;;) {
+	do {
 		ontime_reap(rpc->chan);
-		if (try_wait_for_completion(&rpc->completed))
+		if (ontime_rpc_done(rpc))
 			return max(timeout, 1L);
-		if (rpc_sleep_begin(rpc->chan))
+	} while (!rpc_sleep_begin(rpc));
+	for (;;) {
+		set_current_state(state);
+		if (ontime_rpc_done(rpc) || !timeout || signal_pending_state(state, current))
 			break;
+		timeout = schedule_timeout(timeout);
 	}
-	if (state == TASK_KILLABLE)
-		left = wait_for_completion_killable_timeout(&rpc->completed, timeout);
-	else
-		left = wait_for_completion_interruptible_timeout(&rpc->completed, timeout);
-	rpc_sleep_end(rpc->chan);
-	return left;
+	__set_current_state(TASK_RUNNING);
+	if (ontime_rpc_done(rpc) || !rpc_sleep_end(rpc))
+		return max(timeout, 1L);
+	return timeout ? -ERESTARTSYS : 0;
 }
 
 /*
@@ -554,7 +574,7 @@ static int ctl_run(struct ontime_chan *main, struct ontime_rpc *rpc)
 	int err = rpc_try_submit(rpc), tries;
 	unsigned long nap = 50;
 
-	for (tries = 0; !err && !try_wait_for_completion(&rpc->completed); tries++) {
+	for (tries = 0; !err && !ontime_rpc_done(rpc); tries++) {
 		if (tries == 5000)
 			err = -ETIMEDOUT;
 		usleep_range(nap / 2, nap);

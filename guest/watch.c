@@ -46,7 +46,7 @@ static void watch_work(struct work_struct *work)
 		}
 	} else if (main->ping) {
 		ontime_reap(main);
-		if (try_wait_for_completion(&main->ping->completed)) {
+		if (ontime_rpc_done(main->ping)) {
 			ontime_rpc_put(main->ping);
 			main->ping = NULL;
 		} else if (READ_ONCE(patience) && time_after(jiffies, main->asked + READ_ONCE(patience) * HZ)) {
