@@ -1,8 +1,6 @@
 //! An emulated host from start to end: boots, runs commands, is watched all the while.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -15,6 +13,7 @@ use crate::agent::outside::Connection;
 use crate::agent::{Reply, Request, Stream};
 use crate::error::{LabError, file};
 use crate::images::{Images, OVERLAY, tail};
+use crate::monitor::{InstructionLog, Monitor};
 use crate::network;
 use crate::qemu::{Clock, Console, Machine, RELEASE, capture};
 
@@ -172,31 +171,20 @@ impl Lab {
         }
         let arguments = serde_json::json!({ "path": format!("/objects/{RELEASE}"), "property": "status",
             "value": if on { "on" } else { "off" } });
-        self.monitor("qom-set", &arguments)
+        Monitor::open(&self.dir)?.ask("qom-set", &arguments).map(drop)
     }
 
-    /// One command for the emulator's monitor (QMP).
-    fn monitor(&self, command: &str, arguments: &serde_json::Value) -> Result<(), LabError> {
-        let path = self.dir.join("qmp.sock");
-        let mut stream = UnixStream::connect(&path).map_err(file("connect to", &path))?;
-        stream.set_read_timeout(Some(Duration::from_secs(30))).map_err(file("use", &path))?;
-        let mut lines = BufReader::new(stream.try_clone().map_err(file("use", &path))?).lines();
-        for request in [
-            serde_json::json!({ "execute": "qmp_capabilities" }),
-            serde_json::json!({ "execute": command, "arguments": arguments }),
-        ] {
-            writeln!(stream, "{request}").map_err(file("write to", &path))?;
-            loop {
-                let line = lines.next().transpose().map_err(file("read", &path))?.unwrap_or_default();
-                if line.contains("\"error\"") || line.is_empty() {
-                    return Err(LabError::Protocol(format!("the emulator refuses {command}: {line}")));
-                }
-                if line.contains("\"return\"") {
-                    break;
-                }
-            }
+    /// A log of every instruction of the host and its guests, to this pipe; it is off at first. While it is kept, nothing else can be asked of
+    /// the emulator ([`Lab::stamp_arrivals`]).
+    ///
+    /// # Errors
+    /// The clock is the real one, on which it would show a host that is thousands of times too slow; the emulator refuses.
+    pub fn instruction_log(&self, pipe: &Path) -> Result<InstructionLog, LabError> {
+        if self.clock == Clock::Real {
+            let said = "instructions are traced on the virtual clock, which such a trace does not slow down; use --clock virtual";
+            return Err(LabError::Machine(said.into()));
         }
-        Ok(())
+        InstructionLog::open(&self.dir, pipe)
     }
 
     /// Ends the emulated host in order.

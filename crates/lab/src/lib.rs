@@ -10,6 +10,7 @@
 //! - [`isolate`] puts the whole lab into namespaces of its own, so that nothing can stay behind.
 //! - [`network`] makes the taps and addresses of the clients' side; [`qemu`] (pure) writes the emulator's command line.
 //! - [`agent`] runs commands inside; [`Lab`] starts, watches and ends the emulated host.
+//! - [`InstructionLog`] has the emulator tell every instruction.
 //!
 //! Clocks: [`Clock::Virtual`] counts instructions (4 ns each where nothing else is said, one CPU) and repeats on any machine; [`Clock::Real`] is this
 //! machine's time, with several CPUs and its noise.
@@ -21,10 +22,12 @@ pub mod images;
 pub mod isolate;
 mod lab;
 pub mod module;
+mod monitor;
 pub mod network;
 pub mod qemu;
 pub mod role;
 
 pub use error::LabError;
 pub use lab::{Lab, Outcome};
+pub use monitor::InstructionLog;
 pub use qemu::{Clock, Console, Kernel, Machine};

@@ -75,8 +75,9 @@ pub const HOST: Module = Module {
     script: ("scripts/host-module.sh", include_str!("../../../scripts/host-module.sh")),
 };
 
-/// First process of a guest that has the module: it is one more of those that the initrd's own first process loads.
-const INIT: &str = "#!/bin/busybox sh\necho ontime.ko >> /modules\nexec /init\n";
+/// First process of a guest that has the module: it is one more of those that the initrd's own first process loads. A role comes after it.
+const INIT: &str =
+    "#!/bin/busybox sh\necho ontime.ko >> /modules\n[ ! -e /with-role ] || exec /with-role\nexec /init\n";
 
 impl Module {
     /// The module for the kernel of this version (`uname -r`), built first where it is missing; `progress` gets a line a step.

@@ -54,8 +54,9 @@ on_bridge() { # ROLE NET ADDRESS
 outsourced() { # ROLE NET ADDRESS
     lab-netns up "$name" "$2" "$3"
     device --netns "$name"
-    cat /boot/initrd-guest /lab/module.cpio > "$dir/$name.initrd"
-    boot "$1" "$3" "$dir/$name.initrd" rdinit=/with-module $(attachment)
+    initrd_of "$1"
+    cat "$initrd" /lab/module.cpio > "$dir/$name.sockets"
+    boot "$1" "$3" "$dir/$name.sockets" "$word rdinit=/with-module" $(attachment)
 }
 
 # All but the memory, which is shared as it is.
