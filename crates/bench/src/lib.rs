@@ -29,6 +29,8 @@
 //! outsourced sockets, in a container, on the host; [`workload`] what it is and who asks it: sockperf, memcached ([`memcached`]), Kamailio between
 //! two SIPp ([`voip`]). [`rta`] has no wire: real-time applications in guests say themselves how they met their deadlines.
 //!
+//! [`path`] has no times: it counts the instructions of requests, function by function.
+//!
 //! [`hardware`] is what stands for the emulated host where `--hardware` names a real one: the same experiments, its owner's VMs.
 //!
 //! Definitions are in `docs/bench.md`. Nothing but the experiments, the client and the two file readers does I/O.
@@ -49,6 +51,7 @@ pub mod memcached;
 pub mod number;
 pub mod paced;
 pub mod paper;
+pub mod path;
 pub mod pcap;
 pub mod report;
 pub mod rt_server;

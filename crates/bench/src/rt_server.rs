@@ -48,7 +48,7 @@ pub struct Case {
 
 impl Case {
     /// The method of `ontime apply` that it is measured under.
-    fn method(&self) -> &str {
+    pub(crate) fn method(&self) -> &str {
         match self.name.as_str() {
             "rt-default" => "vanilla",
             "outsourcing" | "outsourcing-interrupt" | HOST_PROCESS => "partitioned",
@@ -63,7 +63,7 @@ impl Case {
     }
 
     /// Where the server runs.
-    fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         match self.name.as_str() {
             "outsourcing" | "outsourcing-only" => Place::Outsourced(Wake::Idle),
             "outsourcing-interrupt" => Place::Outsourced(Wake::Interrupt),
@@ -72,7 +72,7 @@ impl Case {
         }
     }
 
-    fn label(&self) -> String {
+    pub(crate) fn label(&self) -> String {
         let words = match self.name.as_str() {
             "vanilla" => "stock kernel without PREEMPT_RT, RT vCPU and vNIC threads at FIFO",
             "rt-default" => "PREEMPT_RT kernel with its defaults, RT vCPU and vNIC threads at FIFO",

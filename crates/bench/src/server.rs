@@ -114,6 +114,11 @@ impl Seat {
         Ok(Self { server, place: None })
     }
 
+    /// Where it runs now.
+    pub fn place(&self) -> Option<Place> {
+        self.place
+    }
+
     /// Has the server run there, and nowhere else. On a real host it runs in its owner's VM and is left alone.
     ///
     /// # Errors

@@ -20,13 +20,13 @@ use crate::workload::{self, Workload};
 ///
 /// # Errors
 /// The host is no more, and nothing was measured on it.
-pub fn each<C>(
+pub fn each<C, R>(
     mut host: Host,
     cases: impl IntoIterator<Item = C>,
     name: impl Fn(&C) -> String,
     missing: &mut dyn FnMut(&str, MeasureError),
-    mut measure: impl FnMut(&mut Host, &C, &mut Vec<MethodResult>) -> Result<(), MeasureError>,
-) -> Result<Vec<MethodResult>, MeasureError> {
+    mut measure: impl FnMut(&mut Host, &C, &mut Vec<R>) -> Result<(), MeasureError>,
+) -> Result<Vec<R>, MeasureError> {
     let mut results = Vec::new();
     let mut cases = cases.into_iter();
     while let Some(case) = cases.next() {

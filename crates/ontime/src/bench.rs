@@ -3,6 +3,7 @@
 mod bulk;
 mod inversion;
 mod kbp;
+mod path;
 mod rt_server;
 mod rta;
 mod rtvirt;
@@ -46,6 +47,8 @@ enum Experiment {
     Segments(rt_server::Args),
     /// Each rule of hostnet's table switched off alone under a flood: what it costs, and what `ontime doctor` says
     Inversion(inversion::Inversion),
+    /// Where the instructions of a request go: every instruction of host and guest, by stage and by function
+    Path(path::Path),
     /// KBP 5 and 6 (Figs. 8, 9, 11, 12): round trips and zero-loss throughput by polling and by interrupts, VM and containers
     Kbp(kbp::Kbp),
     /// Frames of Sampled Values (IEC 61850-9-2), one every 250 us, into a VM beside two bulk VMs: how many are late
@@ -250,6 +253,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         Experiment::Ablation(args) => rt_server::run(args, &rt_server::ABLATION),
         Experiment::Segments(args) => rt_server::run(args, &rt_server::SEGMENTS),
         Experiment::Inversion(args) => inversion::run(args),
+        Experiment::Path(args) => path::run(args),
         Experiment::Kbp(args) => kbp::run(args),
         Experiment::SampledValues(args) => sampled::run(args),
         Experiment::RtaPeriodic(args) => rta::periodic(args),

@@ -1,0 +1,232 @@
+//! The trace of requests as they are sent: the only part that does I/O on the emulator's log.
+//!
+//! In: a host and its [`Names`]. Out: a [`Stretch`] a request. The emulator writes into a pipe (a FIFO); a thread of its own reads that and
+//! keeps runs of functions only, so that a request of 60,000 instructions, which are 5 MB of log, is some ten thousand small records. The log
+//! is on from just before a request is sent until its reply is here: the gaps between requests pass at the emulator's own pace.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use ontime_lab::{InstructionLog, LabError};
+use rustix::fs::{Mode, OFlags};
+
+use super::PathError;
+use super::symbols::Names;
+use super::window::{Cutter, Incomplete, Run};
+use crate::client::{ClientError, Heard, Peer};
+
+/// What was read between the log's begin and its end.
+pub type Stretch = Result<Vec<Run>, Incomplete>;
+
+/// Bytes of the pipe, and of one read of it.
+const PIPE: usize = 1 << 20;
+/// Real time between looks at an empty pipe.
+const LOOK: Duration = Duration::from_millis(1);
+/// Real time that the host has to be idle.
+const BEGINNING: Duration = Duration::from_secs(5);
+/// Real time that the emulator has to close its log.
+const CLOSING: Duration = Duration::from_secs(30);
+
+/// The pipe, and the thread that reads it.
+#[derive(Debug)]
+pub struct Reader {
+    path: PathBuf,
+    stretches: Receiver<Stretch>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<io::Result<Names>>>,
+}
+
+/// What the thread and its owner tell each other.
+#[derive(Debug, Default)]
+struct Shared {
+    /// The thread is to end.
+    stop: AtomicBool,
+    /// The present stretch has begun, with an idle host.
+    begun: AtomicBool,
+}
+
+impl Reader {
+    /// Makes the pipe `path` and reads what comes.
+    ///
+    /// # Errors
+    /// [`PathError::Pipe`].
+    pub fn start(path: &Path, names: Names) -> Result<Self, PathError> {
+        let failed = |source: io::Error| PathError::Pipe { path: path.to_owned(), source };
+        let _ = fs::remove_file(path);
+        rustix::fs::mkfifoat(rustix::fs::CWD, path, Mode::RUSR | Mode::WUSR).map_err(|error| failed(error.into()))?;
+        // Without waiting for who writes: the emulator opens it each time that the log goes on.
+        let pipe = rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|error| failed(error.into()))?;
+        // As small as it is, it works, too.
+        let _ = rustix::pipe::fcntl_setpipe_size(&pipe, PIPE);
+        let (sender, stretches) = channel();
+        let shared = Arc::new(Shared::default());
+        let own = Arc::clone(&shared);
+        let thread = thread::spawn(move || read(File::from(pipe), names, &sender, &own));
+        Ok(Self { path: path.to_owned(), stretches, shared, thread: Some(thread) })
+    }
+
+    /// The pipe.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits until the log has begun with an idle host: the emulated CPU takes notice when it next looks up, which is at its next timer. One
+    /// that is never idle is asked all the same.
+    fn begun(&self) {
+        let start = Instant::now();
+        while !self.shared.begun.load(Ordering::Relaxed) && start.elapsed() < BEGINNING {
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// What the log held since it went on; call it once it is off.
+    ///
+    /// # Errors
+    /// [`PathError::Unclosed`].
+    fn stretch(&self) -> Result<Stretch, PathError> {
+        self.stretches.recv_timeout(CLOSING).map_err(|_| PathError::Unclosed { seconds: CLOSING.as_secs() })
+    }
+
+    /// Ends it; gives the names back, with all that they have learnt.
+    ///
+    /// # Errors
+    /// [`PathError::Pipe`].
+    pub fn end(mut self) -> Result<Names, PathError> {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        let failed = |source| PathError::Pipe { path: self.path.clone(), source };
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(names)) => names.map_err(failed),
+            Some(Err(_)) | None => Err(failed(io::Error::other("its reader has ended"))),
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Reads until it is told to stop; sends a stretch whenever the writer closes the pipe.
+fn read(mut pipe: File, mut names: Names, stretches: &Sender<Stretch>, shared: &Shared) -> io::Result<Names> {
+    let mut buffer = vec![0; PIPE];
+    let mut cutter: Option<Cutter> = None;
+    loop {
+        match pipe.read(&mut buffer) {
+            Ok(0) => {
+                if let Some(stretch) = cutter.take() {
+                    shared.begun.store(false, Ordering::Relaxed);
+                    // Who asked for it may have given up.
+                    let _ = stretches.send(stretch.finish(&names));
+                }
+            }
+            Ok(length) => {
+                let bytes = buffer.get(..length).unwrap_or_default();
+                let cutter = cutter.get_or_insert_default();
+                cutter.read(bytes, &mut names);
+                shared.begun.store(cutter.saw_idle(), Ordering::Relaxed);
+                continue;
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+        if shared.stop.load(Ordering::Relaxed) {
+            return Ok(names);
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// Asks as another peer does, and has each request from the `warmup`-th on traced.
+pub struct Traced<'a, P> {
+    peer: P,
+    log: InstructionLog,
+    reader: &'a Reader,
+    warmup: u64,
+    is_on: bool,
+    stretches: Vec<Stretch>,
+}
+
+impl<'a, P: Peer> Traced<'a, P> {
+    /// The log is off.
+    pub fn new(peer: P, log: InstructionLog, reader: &'a Reader, warmup: u64) -> Self {
+        Self { peer, log, reader, warmup, is_on: false, stretches: Vec::new() }
+    }
+
+    /// What was traced, a stretch a request. The log is off, and its connection ends.
+    pub fn into_stretches(mut self) -> Vec<Stretch> {
+        // It is on where something failed meanwhile, which is told by who asked.
+        let _ = self.off(false);
+        self.stretches
+    }
+
+    fn off(&mut self, answered: bool) -> Result<(), ClientError> {
+        if std::mem::take(&mut self.is_on) {
+            self.log.off().map_err(|error| told(&error))?;
+            let stretch = self.reader.stretch().map_err(|error| ClientError::Told(error.to_string()))?;
+            self.stretches.push(if answered { stretch } else { Err(Incomplete::Unanswered) });
+        }
+        Ok(())
+    }
+}
+
+fn told(error: &LabError) -> ClientError {
+    ClientError::Told(error.to_string())
+}
+
+impl<P: Peer> Peer for Traced<'_, P> {
+    fn ask(&mut self, sequence: u64) -> Result<bool, ClientError> {
+        if sequence > self.warmup {
+            self.log.on().map_err(|error| told(&error))?;
+            self.is_on = true;
+            self.reader.begun();
+        }
+        self.peer.ask(sequence)
+    }
+
+    fn hear(&mut self, sequence: u64, limit: Duration) -> Result<Heard, ClientError> {
+        let heard = self.peer.hear(sequence, limit)?;
+        if heard == Heard::Answer {
+            self.off(true)?;
+        }
+        Ok(heard)
+    }
+
+    fn give_up(&mut self) -> Result<(), ClientError> {
+        self.off(false)?;
+        self.peer.give_up()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::super::tests::{LOG, names};
+    use super::*;
+
+    #[test]
+    fn a_stretch_is_what_one_writer_wrote() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe");
+        let reader = Reader::start(&path, names()).unwrap();
+        for (log, whole) in [(LOG, true), ("nothing of it\n", false), (LOG, true)] {
+            let mut writer = File::options().write(true).open(&path).unwrap();
+            for part in log.as_bytes().chunks(1_000) {
+                writer.write_all(part).unwrap();
+            }
+            drop(writer);
+            assert_eq!(reader.stretch().unwrap().is_ok(), whole);
+        }
+        let names = reader.end().unwrap();
+        assert!(names.get(0).is_some() && !path.exists());
+    }
+}

@@ -1,0 +1,124 @@
+//! Lines of the emulator's log (QEMU 7.2, `-d exec` with one instruction a block).
+//!
+//! In: a line. Out: the instruction it tells of, or that the one before it was not executed after all.
+
+/// Where an instruction is: of the host or of a guest, of the kernel or of a program.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    /// The host's kernel.
+    HostKernel,
+    /// A program of the host.
+    HostUser,
+    /// The guest's kernel.
+    GuestKernel,
+    /// A program of the guest.
+    GuestUser,
+}
+
+impl Level {
+    /// As it stands in tables.
+    pub fn words(self) -> &'static str {
+        match self {
+            Level::HostKernel => "host kernel",
+            Level::HostUser => "host user",
+            Level::GuestKernel => "guest kernel",
+            Level::GuestUser => "guest user",
+        }
+    }
+
+    /// Whether it is in a guest.
+    pub fn in_guest(self) -> bool {
+        matches!(self, Level::GuestKernel | Level::GuestUser)
+    }
+
+    /// By the flags of a translated block (`target/i386/cpu.h`: bits 0 and 1 are the privilege level, HF_GUEST is bit 21).
+    fn of(flags: u64) -> Self {
+        let (guest, user) = (flags >> 21 & 1 == 1, flags & 3 == 3);
+        match (guest, user) {
+            (false, false) => Level::HostKernel,
+            (false, true) => Level::HostUser,
+            (true, false) => Level::GuestKernel,
+            (true, true) => Level::GuestUser,
+        }
+    }
+}
+
+/// What a line says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Line {
+    /// The instruction at this address is executed.
+    Instruction(u64, Level),
+    /// The one of the line before is not: the CPU stopped before it, and a later line will tell it again.
+    Stopped,
+}
+
+/// Reads one line; `None` where it is neither, cut off, or no line of this log.
+pub fn parse(line: &[u8]) -> Option<Line> {
+    if line.starts_with(b"Stopped execution of TB chain before ") {
+        return Some(Line::Stopped);
+    }
+    let fields = line.strip_prefix(b"Trace ")?;
+    let open = fields.iter().position(|byte| *byte == b'[')?;
+    let fields = fields.get(open + 1..)?;
+    let fields = fields.get(..fields.iter().position(|byte| *byte == b']')?)?;
+    // [code segment's base/address/flags/flags of the translation]
+    let mut fields = fields.split(|byte| *byte == b'/').skip(1).map(hexadecimal);
+    let (address, flags) = (fields.next()??, fields.next()??);
+    Some(Line::Instruction(address, Level::of(flags)))
+}
+
+/// Up to 16 digits, with or without `0x`.
+fn hexadecimal(text: &[u8]) -> Option<u64> {
+    let digits = text.strip_prefix(b"0x").unwrap_or(text);
+    if digits.is_empty() || digits.len() > 16 {
+        return None;
+    }
+    digits.iter().try_fold(0, |value, digit| Some(value << 4 | u64::from(char::from(*digit).to_digit(16)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_tells_address_and_level() {
+        let line = |flags: &str| {
+            format!("Trace 0: 0x7f0a4c0a2b40 [0000000000000000/ffffffff8129f6e0/{flags}/ff020701] __switch_to_asm")
+        };
+        let level = |flags: &str| match parse(line(flags).as_bytes()) {
+            Some(Line::Instruction(0xffff_ffff_8129_f6e0, level)) => level,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(level("0x0040c0b0"), Level::HostKernel);
+        assert_eq!(level("0x0040c0b3"), Level::HostUser);
+        assert_eq!(level("0x0060c0b0"), Level::GuestKernel);
+        assert_eq!(level("0060c0b3"), Level::GuestUser);
+    }
+
+    #[test]
+    fn an_instruction_that_was_not_reached_is_taken_back() {
+        let line = b"Stopped execution of TB chain before 0x7f0a4c0a2b40 [ffffffff8129f6e0] ";
+        assert_eq!(parse(line), Some(Line::Stopped));
+    }
+
+    #[test]
+    fn odd_lines_are_none() {
+        for line in [
+            "",
+            "Trace ",
+            "Trace 0: [",
+            "Trace 0: []",
+            "Trace 0: [0/1]",
+            "Trace 0: [0/xyz/3/4]",
+            "Trace 0: [0//3/4]",
+            "IN: ",
+            "Trace 0: [0/11112222333344445/3/4]",
+            "Trace 0: 0x1 [0/1/0x",
+        ] {
+            assert_eq!(parse(line.as_bytes()), None, "{line}");
+        }
+    }
+}

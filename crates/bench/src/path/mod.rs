@@ -1,0 +1,213 @@
+//! `path`: where the instructions of a request go, exactly. No paper has it; it is Access'18's IV-D at the finest grain there is.
+//!
+//! In: methods on one emulated host (virtual clock), nobody beside. Out: a [`Document`]. The emulator tells every instruction that it executes
+//! from just before a request is sent until its reply is here, of host and guest alike, and no time passes in the host for that.
+//!
+//! ```text
+//! emulator --a line an instruction--> pipe --> line (address, level)          (capture: the thread that reads)
+//!   --> symbols (function, by what host and guest said of themselves: sources)
+//!   --> window (the request's runs of functions) --> stages (phase, thread, level) --> report (document, table)
+//! ```
+//!
+//! All but [`capture`], [`sources`] and this file is a function of bytes.
+
+mod capture;
+mod elf;
+pub mod line;
+mod report;
+mod sources;
+pub mod stages;
+pub mod symbols;
+pub mod window;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+
+use ontime_lab::images::Images;
+use ontime_lab::isolate;
+use ontime_lab::role::SYMBOLS;
+
+pub use report::{Document, FunctionRow, Method, PATH_VERSION, ReportError, StageRow, json_schema, sequence, table};
+
+use crate::client::{self, ClientConfig};
+use crate::host::{Ground, Host, MeasureError, Site, size};
+use crate::rt_server::Case;
+use crate::schema::Load;
+use crate::server::{self, Place, Seat};
+use crate::stats::Summary;
+use crate::trial;
+use crate::wire::{self, RtFlow};
+use crate::workload::SOCKPERF;
+use capture::{Reader, Traced};
+use stages::Request;
+use symbols::Names;
+
+/// The methods: those of `rt-server` that one CPU can have.
+pub const METHODS: [&str; 8] = [
+    "vanilla",
+    "rt-default",
+    "threaded",
+    "partitioned",
+    "outsourcing",
+    "outsourcing-interrupt",
+    "outsourcing-only",
+    "host-process",
+];
+/// Requests before the first that is traced.
+pub const WARM_UP: u64 = 100;
+
+/// Why requests could not be traced.
+#[derive(Debug, thiserror::Error)]
+pub enum PathError {
+    /// The pipe.
+    #[error("the pipe for instructions {path}: {source}; is TMPDIR on a file system that has pipes?", path = path.display())]
+    Pipe {
+        /// Where.
+        path: PathBuf,
+        /// The system's word.
+        source: io::Error,
+    },
+    /// The emulator goes on writing.
+    #[error("the emulator did not close its log within {seconds} s; run it again on a machine with less other work")]
+    Unclosed {
+        /// Real seconds.
+        seconds: u64,
+    },
+    /// Figures that cannot be.
+    #[error(transparent)]
+    Report(#[from] ReportError),
+}
+
+impl From<PathError> for MeasureError {
+    fn from(error: PathError) -> Self {
+        MeasureError::Program { program: "the trace of instructions".to_owned(), said: error.to_string() }
+    }
+}
+
+/// What to trace on one emulated host.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The host.
+    pub site: Site,
+    /// Of [`METHODS`].
+    pub methods: Vec<String>,
+    /// Requests traced under each.
+    pub requests: u64,
+    /// Seed of the gaps between requests.
+    pub seed: u64,
+}
+
+/// What was traced.
+#[derive(Debug)]
+pub struct Measured {
+    /// By stages and functions.
+    pub method: Method,
+    /// The median request.
+    pub median: Request,
+    /// The host kernel's release.
+    pub kernel: String,
+}
+
+/// Boots the host and traces requests under every method. A method that fails is passed to `missing`, and the rest is traced, as long as the
+/// host lives.
+///
+/// # Errors
+/// The host does not come up.
+pub fn measure(
+    plan: &Plan,
+    images: &Images,
+    progress: &mut dyn FnMut(&str),
+    missing: &mut dyn FnMut(&str, MeasureError),
+) -> Result<Vec<Measured>, MeasureError> {
+    let cases: Vec<Case> = plan.methods.iter().map(|name| Case { name: name.clone(), load: Load::None }).collect();
+    let ground = Ground::Emulated(&plan.site, images);
+    let mut seat = Seat::new(SOCKPERF.server(), &ground, cases.iter().any(Case::is_outsourced), progress)?;
+    SYMBOLS.bring(&plan.site.dir.join("files"))?;
+    let guest = sources::Guest::listen()?;
+    let host = ground.start(&[], &server::CONFIG, progress)?;
+    let mut told = None;
+    trial::each(
+        host,
+        &cases,
+        |case| case.name.clone(),
+        missing,
+        |host, case, results| {
+            let place = case.place();
+            if seat.place() != Some(place) {
+                told = None;
+            }
+            seat.put(host, place, progress)?;
+            if told.is_none() && place != Place::Process {
+                progress("the guest tells what its addresses mean");
+                told = Some(guest.told(host)?);
+            }
+            results.push(measure_case(host, plan, case, told.as_deref(), progress)?);
+            Ok(())
+        },
+    )
+}
+
+fn measure_case(
+    host: &mut Host,
+    plan: &Plan,
+    case: &Case,
+    guest: Option<&str>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Measured, MeasureError> {
+    progress(&format!("{}: applying", case.name));
+    host.apply(case.method())?;
+    let sources = sources::gather(host, &plan.site.binary, guest)?;
+    let unnamed = case.place() != Place::Process && sources.guest_kernel.is_empty();
+    let reader = Reader::start(&isolate::enter()?.join("instructions"), Names::new(sources))?;
+    let capture = host.capture("rt");
+    let from = size(&capture);
+    let stretches = trace(host, plan, &case.name, &reader, progress);
+    let names = reader.end()?;
+    let stretches = stretches?;
+    let (mut requests, mut missed) = (Vec::new(), BTreeMap::new());
+    for stretch in stretches {
+        match stretch {
+            Ok(runs) => requests.push(Request::of(&runs, &names)),
+            Err(why) => *missed.entry(why.to_string()).or_default() += 1,
+        }
+    }
+    let label = case.label();
+    let (mut method, median) = Method::new((&case.name, &label), &requests, &missed).map_err(PathError::from)?;
+    method.check().map_err(PathError::from)?;
+    let cut = host.dir.join(format!("{}-rt.pcap", case.name));
+    host.cut(&capture, from, &cut)?;
+    let analysis = wire::analyse(&cut, RtFlow { warmup: WARM_UP, ..RtFlow::new(SOCKPERF.server().port) })?;
+    let times: Vec<u64> = analysis.exchanges.iter().map(|exchange| exchange.latency_ns).collect();
+    if let Some(times) = Summary::of(&times) {
+        method.wire_p50_us = Some(times.p50 as f64 / 1e3);
+        method.wire_max_us = Some(times.max as f64 / 1e3);
+    }
+    if unnamed {
+        method.notes.push("the guest did not tell its symbols: its functions are in one".to_owned());
+    }
+    Ok(Measured { method, median, kernel: host.kernel.clone() })
+}
+
+/// Sends the requests; gives what was traced of each.
+fn trace(
+    host: &mut Host,
+    plan: &Plan,
+    name: &str,
+    reader: &Reader,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<capture::Stretch>, MeasureError> {
+    let config = ClientConfig::new(host.server(SOCKPERF), WARM_UP + plan.requests, plan.seed);
+    host.stamp_arrivals(true)?;
+    let captures = [host.capture("rt"), host.capture("bulk")];
+    let log = host.lab()?.instruction_log(reader.path())?;
+    let mut peer = Traced::new(client::sockperf(&config)?, log, reader, WARM_UP);
+    let asked = host.requests_to(&mut peer, config, &captures, name, progress);
+    let stretches = peer.into_stretches();
+    asked?;
+    host.stamp_arrivals(false)?;
+    Ok(stretches)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+//! The whole way from the log's bytes to the document: on a recorded request, of which a line in three hundred is kept, and on made-up ones.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panic")]
+
+use super::report::table;
+use super::stages::{Phase, Stage};
+use super::symbols::{Function, Maps, Mark, Sources, Symbols, Thread};
+use super::window::{Cutter, Incomplete, Run};
+use super::*;
+use crate::path::line::Level;
+
+/// What the emulator logged of a request under `partitioned`.
+pub const LOG: &str = include_str!("testdata/request.log");
+/// The host's symbols then, of those functions. The guest told none here.
+const HOST: &str = include_str!("testdata/kallsyms");
+/// The host's mappings.
+const MAPS: &str = include_str!("testdata/maps");
+
+pub fn names() -> Names {
+    Names::new(Sources {
+        host_kernel: Symbols::kallsyms(HOST.lines()),
+        host_maps: Maps::parse(MAPS.lines()),
+        ..Sources::default()
+    })
+}
+
+fn recorded(log: &str) -> (Result<Vec<Run>, Incomplete>, Names) {
+    let (mut cutter, mut names) = (Cutter::default(), names());
+    // In pieces that end anywhere, as a pipe gives them.
+    log.as_bytes().chunks(777).for_each(|part| cutter.read(part, &mut names));
+    (cutter.finish(&names), names)
+}
+
+fn request(log: &str) -> Request {
+    let (runs, names) = recorded(log);
+    Request::of(&runs.unwrap(), &names)
+}
+
+#[test]
+fn a_recorded_request_goes_the_known_way() {
+    let request = request(LOG);
+    let stages: Vec<String> = request
+        .stages
+        .iter()
+        .map(|(stage, _)| format!("{}, {}, {}", stage.phase.words(), stage.thread.words(), stage.level.words()))
+        .collect();
+    assert_eq!(
+        stages,
+        [
+            "host receive, interrupt, host kernel",
+            "host receive, interrupt's thread, host kernel",
+            "host receive, NAPI's thread, host kernel",
+            "host receive, vhost, host kernel",
+            "host receive, vCPU, host kernel",
+            "server, vCPU, guest kernel",
+            "server, vCPU, host kernel",
+            "server, vCPU, guest user",
+            "host send, vCPU, host kernel",
+            "host send, vhost, host kernel",
+        ]
+    );
+    let (first, last) = (request.steps.first().unwrap(), request.steps.last().unwrap());
+    assert_eq!((first.function.as_str(), last.function.as_str()), ("irq_entries_start", "e1000_xmit_frame [e1000e]"));
+}
+
+#[test]
+fn stages_and_functions_of_a_request_are_its_whole() {
+    let request = request(LOG);
+    let traced = LOG.lines().filter(|line| line.starts_with("Trace")).count() as u64;
+    assert!(request.instructions > 100 && request.instructions < traced);
+    assert_eq!(request.stages.iter().map(|(_, count)| count).sum::<u64>(), request.instructions);
+    assert_eq!(request.functions.values().sum::<u64>(), request.instructions);
+    assert_eq!(request.steps.iter().map(|step| step.count).sum::<u64>(), request.instructions);
+    let (mut method, _) = Method::new(("partitioned", "P"), &[request], &BTreeMap::new()).unwrap();
+    assert_eq!(method.check(), Ok(()));
+    method.stages[0].slowest += 1;
+    assert!(method.check().unwrap_err().to_string().contains("the slowest request's stages"));
+    method.stages[0].slowest -= 1;
+    method.functions.pop();
+    assert!(method.check().unwrap_err().to_string().contains("the median request's functions"));
+}
+
+#[test]
+fn a_trace_without_begin_or_end_is_no_request() {
+    let lines: Vec<&str> = LOG.split_inclusive('\n').collect();
+    let busy: String = lines.iter().skip_while(|line| line.contains("401000")).copied().collect();
+    assert_eq!(recorded(&busy).0, Err(Incomplete::Busy));
+    let idle: String = lines.iter().take_while(|line| line.contains("401000")).copied().collect();
+    assert_eq!(recorded(&idle).0, Err(Incomplete::NoBegin));
+    let half: String = lines.iter().take(lines.len() / 2).copied().collect();
+    assert_eq!(recorded(&half).0, Err(Incomplete::NoEnd));
+    assert_eq!(recorded("").0, Err(Incomplete::Busy));
+}
+
+#[test]
+fn a_reply_ends_a_request_also_where_the_log_ends_with_it() {
+    let (whole, names) = recorded(LOG);
+    let last = names.get(whole.as_ref().unwrap().last().unwrap().function).unwrap();
+    assert_eq!(last.mark, Mark::Transmit);
+    // On the way through the driver, from its last instruction but one on.
+    let lines: Vec<&str> = LOG.split_inclusive('\n').collect();
+    let ends: Vec<bool> = (1..6).map(|less| recorded(&lines[..lines.len() - less].concat()).0.is_ok()).collect();
+    assert!(ends.iter().all(|is_whole| *is_whole), "{ends:?}");
+}
+
+#[test]
+fn odd_bytes_change_nothing() {
+    let mut odd = vec![b'x'; 5_000];
+    odd.extend_from_slice(b"\n\n\xff\xfe\nTrace 0: [\n");
+    let (mut cutter, mut names) = (Cutter::default(), names());
+    for part in [&odd[..], LOG.as_bytes(), &odd] {
+        cutter.read(part, &mut names);
+    }
+    assert_eq!(cutter.finish(&names), recorded(LOG).0);
+}
+
+#[test]
+fn what_was_told_and_not_reached_is_taken_back() {
+    let line = LOG.lines().nth(100).unwrap();
+    let again = format!("{line}\nStopped execution of TB chain before 0x7f0000000000 [ffffffff814340e0] \n{line}\n");
+    let doubled = LOG.replacen(&format!("{line}\n"), &again, 1);
+    assert_eq!(recorded(&doubled).0, recorded(LOG).0);
+}
+
+/// Runs of functions that have these levels and marks.
+fn made(functions: &[(Level, Mark, u64)]) -> Request {
+    let mut names = Names::default();
+    let run = |(at, (level, mark, count)): (usize, &(Level, Mark, u64))| {
+        let function = Function { level: *level, name: format!("f{at}"), mark: mark.clone() };
+        Run { function: names.add(function), count: *count }
+    };
+    let runs: Vec<Run> = functions.iter().enumerate().map(run).collect();
+    Request::of(&runs, &names)
+}
+
+#[test]
+fn without_a_guest_the_last_program_is_the_server() {
+    let (kernel, user) = (Level::HostKernel, Level::HostUser);
+    let server = || Mark::Thread(Thread::Process("sockperf".into()));
+    let request = made(&[
+        (kernel, Mark::Interrupt, 3),
+        (kernel, Mark::Switch, 4),
+        (user, Mark::Thread(Thread::Process("ontime daemon".into())), 2),
+        (kernel, Mark::Switch, 1),
+        (kernel, Mark::None, 5),
+        (kernel, Mark::Switch, 1),
+        (kernel, Mark::None, 6),
+        (user, server(), 7),
+        (kernel, Mark::None, 8),
+        (user, server(), 9),
+        (kernel, Mark::Transmit, 10),
+    ]);
+    let stage = |phase, thread, level| Stage { phase, thread, level };
+    let [sockperf, daemon] = ["sockperf", "ontime daemon"].map(|name| move || Thread::Process(name.into()));
+    assert_eq!(
+        request.stages,
+        [
+            (stage(Phase::HostReceive, Thread::Interrupt, kernel), 7),
+            (stage(Phase::HostReceive, daemon(), user), 2),
+            (stage(Phase::HostReceive, daemon(), kernel), 1),
+            (stage(Phase::HostReceive, Thread::Other, kernel), 6),
+            (stage(Phase::HostReceive, sockperf(), kernel), 6),
+            (stage(Phase::Server, sockperf(), user), 16),
+            (stage(Phase::Server, sockperf(), kernel), 8),
+            (stage(Phase::HostSend, sockperf(), kernel), 10),
+        ]
+    );
+}
+
+#[test]
+fn median_and_slowest_stand_side_by_side() {
+    let of = |count, more: &[(Level, Mark, u64)]| {
+        let mut all = vec![(Level::HostKernel, Mark::Interrupt, count), (Level::HostKernel, Mark::Switch, 1)];
+        all.extend_from_slice(more);
+        all.push((Level::GuestKernel, Mark::Thread(Thread::Vcpu), 10));
+        made(&all)
+    };
+    let slow =
+        of(20, &[(Level::HostKernel, Mark::Thread(Thread::Softirq), 2_000), (Level::HostKernel, Mark::Switch, 1)]);
+    let requests = [slow, of(20, &[]), of(21, &[]), of(19, &[])];
+    let missed = BTreeMap::from([(Incomplete::NoEnd.to_string(), 2)]);
+    let (method, median) = Method::new(("partitioned", "P"), &requests, &missed).unwrap();
+    method.check().unwrap();
+    assert_eq!((method.median, method.slowest, median.instructions), (31, 2_032, 31));
+    assert_eq!(method.requests, [2_032, 31, 32, 30]);
+    let threads: Vec<&str> = method.stages.iter().map(|row| row.thread.as_str()).collect();
+    assert_eq!(threads, ["interrupt", "softirq's thread", "vCPU"]);
+    assert_eq!((method.stages[1].median, method.stages[1].slowest), (0, 2_001));
+    assert!(method.notes[0].starts_with("2 of them not: the NIC's driver sent no reply"), "{:?}", method.notes);
+    let document = Document {
+        path_version: PATH_VERSION,
+        kernel: "7.2".into(),
+        command: "ontime bench path".into(),
+        created: "now".into(),
+        methods: vec![method],
+        notes: Vec::new(),
+    };
+    let json = serde_json::to_string(&document).unwrap();
+    assert_eq!(serde_json::from_str::<Document>(&json).unwrap(), document);
+    let text = table(&document);
+    assert!(text.contains("median 31") && text.contains("slowest 2,032"), "{text}");
+    assert!(sequence("partitioned", &median).contains("20\t1\thost receive\tinterrupt\thost kernel\tf1\n"));
+    assert!(matches!(Method::new(("m", "M"), &[], &missed), Err(ReportError::Nothing(_))));
+}
+
+#[test]
+fn the_schema_in_the_documentation_is_that_of_the_code() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/bench/path.schema.json");
+    let schema = serde_json::to_string_pretty(&json_schema()).unwrap() + "\n";
+    if std::env::var_os("ONTIME_BLESS").is_some() {
+        std::fs::write(path, &schema).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(path).unwrap(), schema, "raise PATH_VERSION, then see docs/bench/path.md");
+}

@@ -1,0 +1,133 @@
+//! `ontime bench path`: where the instructions of a request go.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use ontime_bench::path::{self, Document, Measured, PATH_VERSION};
+use ontime_lab::{Clock, Kernel};
+
+use super::{Emulated, chosen, created, noted, say};
+use crate::exit::{OK, THRESHOLD};
+
+/// What is traced where nothing is said.
+const DEFAULTS: [&str; 3] = ["partitioned", "outsourcing", "host-process"];
+
+#[derive(Debug, clap::Args)]
+pub struct Path {
+    /// Methods: vanilla (with --kernel 7.2), rt-default, threaded, partitioned, outsourcing, outsourcing-interrupt, outsourcing-only,
+    /// host-process; default: partitioned, outsourcing, host-process
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    #[command(flatten)]
+    emulated: Emulated,
+    /// Requests traced under each method
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    requests: u64,
+    /// Seed of the gaps between requests
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write the results (docs/bench/path.schema.json)
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Write the functions of each method's median request, in order
+    #[arg(long)]
+    sequence: Option<PathBuf>,
+    /// Refused: no real processor tells all its instructions
+    #[arg(long, value_name = "SITE", hide = true)]
+    hardware: Option<PathBuf>,
+}
+
+/// Traces every method on one emulated host.
+pub fn run(args: &Path) -> anyhow::Result<ExitCode> {
+    let methods = methods(args)?;
+    let outsourced = methods.iter().any(|method| method.starts_with("outsourcing"));
+    let mut missing = Vec::new();
+    let measured = args.emulated.measure(outsourced, |site, images| {
+        let plan = path::Plan { site, methods, requests: args.requests, seed: args.seed };
+        path::measure(&plan, images, &mut say, &mut noted(&mut missing))
+    })?;
+    report(args, measured, missing)
+}
+
+/// What to trace. Refuses what this cannot have.
+fn methods(args: &Path) -> anyhow::Result<Vec<String>> {
+    if args.hardware.is_some() {
+        bail!(
+            "path has no --hardware: only an emulated CPU tells every instruction; `ontime trace` shows a real host's segments"
+        );
+    }
+    if args.emulated.clock == Clock::Real {
+        bail!("path is for the virtual clock, on which tracing takes no time; leave out --clock real");
+    }
+    let asked = chosen("method", &args.methods, &path::METHODS)?;
+    let methods = if args.methods.is_empty() { DEFAULTS.map(str::to_owned).to_vec() } else { asked };
+    let is_plain = args.emulated.kernel == Kernel::Plain72;
+    if methods.iter().any(|method| (method == "vanilla") != is_plain) {
+        bail!(
+            "vanilla is the kernel without PREEMPT_RT, and the others need it: `--kernel 7.2 --method vanilla` alone, or neither"
+        );
+    }
+    Ok(methods)
+}
+
+fn report(args: &Path, measured: Vec<Measured>, missing: Vec<String>) -> anyhow::Result<ExitCode> {
+    let Some(kernel) = measured.first().map(|of| of.kernel.clone()) else {
+        bail!("nothing could be traced: {}", missing.join("; "));
+    };
+    let sequences: String = measured.iter().map(|of| path::sequence(&of.method.method, &of.median)).collect();
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let document = Document {
+        path_version: PATH_VERSION,
+        kernel,
+        command: format!("ontime {}", words.join(" ")),
+        created: created()?,
+        methods: measured.into_iter().map(|of| of.method).collect(),
+        notes: missing.clone(),
+    };
+    let json = serde_json::to_string_pretty(&document).context("the results as JSON")?;
+    for (path, text) in [(&args.json, json + "\n"), (&args.sequence, sequences)] {
+        if let Some(path) = path {
+            fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+            eprintln!("wrote {}", path.display());
+        }
+    }
+    println!("{}", path::table(&document));
+    Ok(ExitCode::from(if missing.is_empty() { OK } else { THRESHOLD }))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        path: Path,
+    }
+
+    fn methods_of(words: &[&str]) -> Result<Vec<String>, String> {
+        let line = Line::try_parse_from(["path"].iter().chain(words)).map_err(|error| error.to_string())?;
+        methods(&line.path).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_it_cannot_have_is_refused_with_what_to_do() {
+        assert_eq!(methods_of(&[]).unwrap(), DEFAULTS);
+        assert_eq!(methods_of(&["--kernel", "7.2", "--method", "vanilla"]).unwrap(), ["vanilla"]);
+        for (words, said) in [
+            (vec!["--hardware", "site.toml"], "emulated CPU"),
+            (vec!["--clock", "real"], "virtual clock"),
+            (vec!["--method", "vanilla"], "--kernel 7.2"),
+            (vec!["--kernel", "7.2"], "vanilla"),
+            (vec!["--method", "exclusive"], "not one of"),
+            (vec!["--requests", "0"], "1..=100000"),
+        ] {
+            let error = methods_of(&words).unwrap_err();
+            assert!(error.contains(said), "{words:?}: {error}");
+        }
+    }
+}
