@@ -14,7 +14,7 @@ channels = $channels
 wake = "${2:-idle}"
 END
 accel=${ACCEL:-kvm}
-memory="memory-backend-memfd,id=ram,size=${GUEST_MB:-256}M,share=on"
+memory="memory-backend-memfd,id=ram,size=${GUEST_MB:-512}M,share=on"
 cpu=qemu64,+x2apic,+rdrand,-cx16
 # The lab's hosts keep guests' memory in huge pages.
 [ "$accel" = tcg ] && cpu=max || memory=$memory,hugetlb=on,prealloc=on
@@ -28,7 +28,7 @@ start_device() {
 boot() { # MORE-KERNEL-PARAMETERS
     # All but the memory.
     devices=$(ontime attach guest | grep -E '^-(chardev|device)' | tr -d '\\\n')
-    qemu-system-x86_64 -name guest=outsourced,debug-threads=on -m "${GUEST_MB:-256}" \
+    qemu-system-x86_64 -name guest=outsourced,debug-threads=on -m "${GUEST_MB:-512}" \
         -machine "q35,accel=$accel,memory-backend=ram" -object "$memory" -smp "${GUEST_CPUS:-1}" \
         -cpu $cpu -no-reboot -no-user-config -nodefaults -display none -qmp unix:/run/outsourced/qmp,server=on,wait=off \
         -kernel "$kernel" -initrd /run/outsourced/initrd -append "console=ttyS0 quiet panic=-1 no_timer_check $1" \

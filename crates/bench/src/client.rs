@@ -136,6 +136,9 @@ pub enum ClientError {
     /// The clock's capture cannot be read.
     #[error(transparent)]
     Clock(#[from] PcapError),
+    /// What the peer does beside asking failed, in its own words.
+    #[error("{0}")]
+    Told(String),
 }
 
 /// How far it is.
