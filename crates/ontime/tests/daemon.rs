@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
-use support::{Daemon, Guest, Site, policy, possible, until};
+use support::{Daemon, Guest, Site, name, policy, possible, until};
 
 const FIFO: i32 = libc::SCHED_FIFO;
 
@@ -26,10 +26,6 @@ fn rt(name: &str) -> String {
 }
 
 /// A name that no other test's daemon has a rule for.
-fn name(test: &str) -> String {
-    format!("{test}-{}", std::process::id())
-}
-
 #[test]
 fn the_second_daemon_is_told_about_the_first_and_a_dead_ones_socket_is_replaced() {
     if !possible() {

@@ -15,7 +15,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 use serde_json::Value;
-use support::{Daemon, Guest, Site, possible, until};
+use support::{Daemon, Guest, Site, name, possible, until};
 
 /// The device process's end of `deadlines.sock`.
 struct Device {
@@ -58,10 +58,6 @@ impl Device {
         assert_eq!(answer["seq"], self.seq, "{line}");
         answer["refused"].as_str().map(str::to_owned)
     }
-}
-
-fn name(test: &str) -> String {
-    format!("{test}-{}", std::process::id())
 }
 
 /// A VM that may ask for half of a CPU beside its declared 2 ms in 20 ms.

@@ -13,7 +13,7 @@ mod support;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Daemon, Guest, Site, possible, until};
+use support::{Daemon, Guest, Site, name, possible, until};
 
 const FIFO: i32 = libc::SCHED_FIFO;
 
@@ -23,10 +23,6 @@ fn rt(names: &[&str]) -> String {
 
 fn reserve(name: &str, budget: &str) -> String {
     format!("[[reservation]]\nname = \"{name}\"\nbudget = \"{budget}\"\nperiod = \"20ms\"\n")
-}
-
-fn name(test: &str) -> String {
-    format!("{test}-{}", std::process::id())
 }
 
 /// One that this process, and so its guests, may run on.

@@ -39,6 +39,11 @@ fn works(command: &mut Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
+/// A VM's name that no other run has.
+pub fn name(test: &str) -> String {
+    format!("{test}-{}", std::process::id())
+}
+
 /// Waits until `done` gives something, up to 60 s: the machine may have other work.
 pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + Duration::from_secs(60);
