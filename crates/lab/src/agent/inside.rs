@@ -3,15 +3,18 @@
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
 
 use super::{BEAT_SECONDS, PORT, Reply, Request, Stream};
 use crate::error::{LabError, file};
@@ -94,34 +97,77 @@ fn run(port: &Port, groups: &Groups, id: u64, argv: &[String], environment: Vec<
 
 /// Passes a command's output on until it ends. What it left running in the background keeps no one waiting.
 fn follow(port: &Port, groups: &Groups, id: u64, mut child: Child) {
-    let out = child.stdout.take().map(|pipe| pump(port, id, Stream::Out, pipe));
-    let err = child.stderr.take().map(|pipe| pump(port, id, Stream::Err, pipe));
+    let ended = Arc::new(eventfd(0, EventfdFlags::CLOEXEC));
+    let out = child.stdout.take().map(|pipe| pump(port, id, Stream::Out, pipe, &ended));
+    let err = child.stderr.take().map(|pipe| pump(port, id, Stream::Err, pipe, &ended));
     let status = match child.wait() {
         Ok(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
         Err(_) => 127,
     };
     groups.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
-    for pump in [out, err].into_iter().flatten() {
-        // A background process may hold the pipe open: what came so far is enough.
-        for _ in 0..20 {
-            if pump.is_finished() {
-                break;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
+    if let Ok(ended) = ended.as_ref() {
+        // A counter at one below its limit is the only one that refuses.
+        let _ = rustix::io::write(ended, &1u64.to_ne_bytes());
+    }
+    for whole in [out, err].into_iter().flatten() {
+        // It never sends: that it is gone says that everything was passed on.
+        let _ = whole.recv();
     }
     send(port, &Reply::Exit { id, status });
 }
 
-fn pump(port: &Port, id: u64, stream: Stream, mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<()> {
-    let port = Arc::clone(port);
+/// Passes one of a command's outputs on. What it gives is closed once all that the command wrote until it ended has been
+/// passed on, however little of the CPU this thread has; a background process may hold the pipe open and write on.
+fn pump(
+    port: &Port,
+    id: u64,
+    stream: Stream,
+    mut pipe: impl Read + AsFd + Send + 'static,
+    ended: &Arc<rustix::io::Result<OwnedFd>>,
+) -> mpsc::Receiver<()> {
+    let (port, ended) = (Arc::clone(port), Arc::clone(ended));
+    let (whole, closed) = mpsc::channel::<()>();
     thread::spawn(move || {
         let mut buffer = [0; 16384];
-        while let Ok(length @ 1..) = pipe.read(&mut buffer) {
-            let bytes = STANDARD.encode(buffer.get(..length).unwrap_or_default());
-            send(&port, &Reply::Output { id, stream, bytes });
+        let mut pass = |pipe: &mut dyn Read, most: usize| {
+            let most = most.min(buffer.len());
+            let length = pipe.read(buffer.get_mut(..most).unwrap_or_default()).unwrap_or(0);
+            if length > 0 {
+                let bytes = STANDARD.encode(buffer.get(..length).unwrap_or_default());
+                send(&port, &Reply::Output { id, stream, bytes });
+            }
+            length
+        };
+        while !has_ended(&ended, &pipe) {
+            if pass(&mut pipe, usize::MAX) == 0 {
+                return;
+            }
         }
-    })
+        let mut left = rustix::io::ioctl_fionread(&pipe).unwrap_or(0);
+        while left > 0 {
+            match pass(&mut pipe, left.try_into().unwrap_or(usize::MAX)) {
+                0 => return,
+                length => left = left.saturating_sub(length as u64),
+            }
+        }
+        drop(whole);
+        while pass(&mut pipe, usize::MAX) > 0 {}
+    });
+    closed
+}
+
+/// Waits until a command has ended (true) or there is something to read in its pipe.
+fn has_ended(ended: &rustix::io::Result<OwnedFd>, pipe: &impl AsFd) -> bool {
+    // Without the event all is passed on to the pipe's end, as if the command never ended before it.
+    let Ok(ended) = ended else { return false };
+    let mut wait = [PollFd::new(ended, PollFlags::IN), PollFd::new(pipe, PollFlags::IN)];
+    loop {
+        match poll(&mut wait, None) {
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+            Ok(_) => return !wait[0].revents().is_empty(),
+        }
+    }
 }
 
 fn send(port: &Port, reply: &Reply) {
@@ -129,4 +175,50 @@ fn send(port: &Port, reply: &Reply) {
     line.push(b'\n');
     // Nobody outside any more: the host is about to be ended.
     let _ = port.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn all_that_a_command_wrote_comes_before_its_end_though_its_pipe_stays_open_and_nobody_reads_for_long() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let port: Port = Arc::new(Mutex::new(file.reopen().unwrap()));
+        let busy = port.lock().unwrap();
+        let argv = ["sh", "-c", "sleep 60 & head -c 60000 /dev/zero; echo $! >&2; exit 3"].map(str::to_owned);
+        run(&port, &Groups::default(), 7, &argv, Vec::new());
+        // The command, whose output fits the pipe, ends meanwhile; longer than any wait for the CPU that it could be given.
+        thread::sleep(Duration::from_millis(500));
+        drop(busy);
+        let (begun, mut out, mut err) = (Instant::now(), 0, Vec::new());
+        let replies = loop {
+            assert!(begun.elapsed() < Duration::from_secs(30), "no end was told");
+            let text = fs::read_to_string(file.path()).unwrap();
+            if text.contains("exit") && text.ends_with('\n') {
+                break text.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Reply>>();
+            }
+            thread::sleep(Duration::from_millis(10));
+        };
+        let Some((Reply::Exit { id: 7, status: 3 }, before)) = replies.split_last() else {
+            panic!("the last is not the end");
+        };
+        for reply in before {
+            let Reply::Output { id: 7, stream, bytes } = reply else { panic!("something else") };
+            let bytes = STANDARD.decode(bytes).unwrap();
+            match stream {
+                Stream::Out => out += bytes.len(),
+                Stream::Err => err.extend(bytes),
+            }
+        }
+        assert_eq!(out, 60_000);
+        let background: i32 = String::from_utf8(err).unwrap().trim().parse().unwrap();
+        rustix::process::kill_process(
+            rustix::process::Pid::from_raw(background).unwrap(),
+            rustix::process::Signal::KILL,
+        )
+        .unwrap();
+    }
 }
