@@ -14,15 +14,14 @@
 //!                        |
 //!      Report { results, paper: Figures::rows, goals: goals::evaluate }
 //!                        |
-//!      Report::to_json, report::{terminal, csv, html, goals}
+//!      Report::to_json, report::{terminal, csv, html, rtla, hgrm, goals}
 //! ```
 //!
 //! - [`client::run`] sends the paper's load from outside the host. [`clock::VirtualClock`] follows an emulated host's clock in its
 //!   captures.
 //! - [`wire::analyse`] gives the response times and books every request; [`bulk::analyse`] gives goodput.
 //! - [`schema::MethodResult::new`] summarises a run; [`schema::Report`] is the one schema of every experiment.
-//! - [`goals::evaluate`] judges, [`paper::Figures`] compares, [`report`] shows. [`histogram::rtla`] and
-//!   [`histogram::hgrm`] write what other tools read.
+//! - [`goals::evaluate`] judges, [`paper::Figures`] compares, [`report`] shows.
 //!
 //! [`rt_server`], [`heavy`], [`vatc`], [`inversion`], [`kbp`], [`sampled`], [`slo`] and [`xen_arm`] are experiments: each starts an emulated host ([`host`], [`ontime_lab`]) and runs its load
 //! ([`trial`], [`flood`], [`client`], [`paced`]) against it; [`segments`] traces it meanwhile. [`server`] is where the RT server runs: in a VM, in one with

@@ -379,3 +379,33 @@ fn a_report_without_results_is_still_a_report() {
     assert!(!report::html(&report).contains("NaN"));
     assert!(report.to_json().is_ok());
 }
+
+#[test]
+fn histograms_for_other_tools_count_every_request() {
+    let report = a_report(2_000);
+    let text = report::rtla(&report);
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    let head = rows.iter().find(|row| row[0] == "Index").unwrap();
+    let counts = rows.iter().find(|row| row[0] == "count:").unwrap();
+    assert_eq!(head.len(), 1 + report.results.len());
+    for (place, result) in report.results.iter().enumerate() {
+        let place = place + 1;
+        assert_eq!(head[place], report::case(result));
+        let values = rows.iter().filter(|row| row[0].parse::<u64>().is_ok());
+        let sum: u64 = values.map(|row| row[place].parse::<u64>().unwrap()).sum();
+        assert_eq!((sum, counts[place]), (result.count, result.count.to_string().as_str()), "{text}");
+
+        let text = report::hgrm(result).unwrap();
+        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0], ["Value", "Percentile", "TotalCount", "1/(1-Percentile)"]);
+        let exact = result.latency_us.unwrap();
+        let half = rows.iter().find(|row| row.get(1) == Some(&"0.500000000000")).unwrap();
+        let value: f64 = half[0].parse().unwrap();
+        assert!((value - exact.p50).abs() <= exact.p50 / 100.0, "{value} beside {}", exact.p50);
+        let last = rows.iter().find(|row| row.get(1) == Some(&"1.000000000000")).unwrap();
+        assert_eq!((last[0].parse::<f64>().unwrap(), last[2].parse::<u64>().unwrap()), (exact.max, result.count));
+    }
+    let mut empty = report.results[0].clone();
+    empty.latency_us = None;
+    assert_eq!(report::hgrm(&empty), None);
+}

@@ -224,7 +224,7 @@ fn noted(missing: &mut Vec<String>) -> impl FnMut(&str, MeasureError) {
 }
 
 /// Where a report goes, besides the terminal.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 struct Output {
     /// Write the results (docs/bench.schema.json)
     #[arg(long)]
@@ -235,6 +235,12 @@ struct Output {
     /// Write the report page
     #[arg(long)]
     html: Option<PathBuf>,
+    /// Write the response times' histogram in the layout of `rtla timerlat hist`
+    #[arg(long)]
+    rtla: Option<PathBuf>,
+    /// Write each result's percentile distribution as METHOD-LOAD-KERNEL.hgrm, HDR histogram's layout, into this directory
+    #[arg(long, value_name = "DIR")]
+    hgrm: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -376,6 +382,17 @@ fn write(report: &Report, output: &Output) -> anyhow::Result<ExitCode> {
     }
     if let Some(path) = &output.html {
         put(path, report::html(report))?;
+    }
+    if let Some(path) = &output.rtla {
+        put(path, report::rtla(report))?;
+    }
+    if let Some(dir) = &output.hgrm {
+        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+        for (case, text) in
+            report.results.iter().filter_map(|result| Some((report::case(result), report::hgrm(result)?)))
+        {
+            put(&dir.join(format!("{case}.hgrm")), text)?;
+        }
     }
     println!("{}", report::terminal(report));
     Ok(ExitCode::SUCCESS)

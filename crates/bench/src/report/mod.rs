@@ -1,14 +1,16 @@
-//! A report as people read it: a terminal table, CSV, and one self-contained HTML page.
+//! A report as people read it: a terminal table, CSV, one self-contained HTML page; and as other tools do: rtla's and HDR's histograms.
 //!
 //! In: a [`Report`] (also one read back from its JSON). Out: text. Nothing here measures, and nothing is left out:
 //! [`unfavourable`] gathers what speaks against a method, and every form shows it.
 
 mod charts;
 mod csv;
+mod histograms;
 mod html;
 mod table;
 
 pub use csv::csv;
+pub use histograms::{case, hgrm, rtla};
 pub use html::{html, page};
 pub use table::{goals, terminal};
 

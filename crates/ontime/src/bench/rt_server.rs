@@ -346,7 +346,7 @@ mod tests {
             hardware: Hardware { hardware: None },
             loads: vec![Load::Tcp],
             silence: 180,
-            output: Output { json: None, csv: None, html: None },
+            output: Output::default(),
             out: None,
             part: false,
         };

@@ -1,0 +1,83 @@
+//! Histograms as other tools read them: `rtla timerlat hist`'s layout, and HDR's `.hgrm`.
+//!
+//! Both are made of a report's bins, which are at most 0.8 % wide (see the crate's `histogram`): a sample stands at its
+//! bin's lower edge. Mean, standard deviation, least and largest are the report's, and exact.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use hdrhistogram::Histogram;
+
+use crate::schema::{MethodResult, Report};
+
+/// The layout of `rtla timerlat hist`: a row a microsecond (occupied rows only), a column a result that has response times.
+pub fn rtla(report: &Report) -> String {
+    let columns: Vec<_> =
+        report.results.iter().filter_map(|result| Some((result, result.latency_us.as_ref()?))).collect();
+    let mut rows: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    for (place, (result, _)) in columns.iter().enumerate() {
+        for bin in &result.histogram {
+            let row = rows.entry(bin.low_us as u64).or_insert_with(|| vec![0; columns.len()]);
+            if let Some(cell) = row.get_mut(place) {
+                *cell += bin.count;
+            }
+        }
+    }
+    let longest = report.results.iter().map(|result| result.duration_s).fold(0.0, f64::max) as u64;
+    let (days, hours, minutes, seconds) = (longest / 86_400, longest / 3_600 % 24, longest / 60 % 60, longest % 60);
+    let mut text = format!("# Ontime {}: response time histogram\n", report.experiment);
+    let _ = writeln!(text, "# Time unit is microseconds (us), {} clock", report.clock.name());
+    let _ = writeln!(text, "# Duration: {days:>3} {hours:02}:{minutes:02}:{seconds:02}");
+    line(&mut text, "Index", columns.iter().map(|(result, _)| case(result)));
+    for (us, counts) in &rows {
+        line(&mut text, &us.to_string(), counts.iter().map(u64::to_string));
+    }
+    // There is a row for each value, however large.
+    line(&mut text, "over:", columns.iter().map(|_| "0".to_owned()));
+    line(&mut text, "count:", columns.iter().map(|(result, _)| result.count.to_string()));
+    let whole = |us: f64| (us as u64).to_string();
+    line(&mut text, "min:", columns.iter().map(|(_, of)| whole(of.min)));
+    line(&mut text, "avg:", columns.iter().map(|(_, of)| whole(of.mean)));
+    line(&mut text, "max:", columns.iter().map(|(_, of)| whole(of.max)));
+    text
+}
+
+fn line(text: &mut String, head: &str, cells: impl Iterator<Item = String>) {
+    let _ = write!(text, "{head:<6}");
+    for cell in cells {
+        let _ = write!(text, " {cell:>11}");
+    }
+    text.push('\n');
+}
+
+/// What tells a result from the others of a report: `partitioned-tcp-7.2`. Also its file's name.
+pub fn case(result: &MethodResult) -> String {
+    format!("{}-{}-{}", result.method, result.load.name(), result.kernel_series())
+}
+
+/// The percentile distribution in HDR's `.hgrm` layout, microseconds. None for a result without response times.
+pub fn hgrm(result: &MethodResult) -> Option<String> {
+    let exact = result.latency_us.as_ref()?;
+    // Ns, so that HDR's three digits do not add to what the bins have lost.
+    let largest = ((exact.max * 1e3) as u64).clamp(2, u64::MAX / 4);
+    let mut histogram = Histogram::<u64>::new_with_bounds(1, largest, 3).ok()?;
+    for bin in &result.histogram {
+        histogram.saturating_record_n((bin.low_us * 1e3) as u64, bin.count);
+    }
+    let mut text = format!("{:>12} {:>14} {:>10} {:>14}\n\n", "Value", "Percentile", "TotalCount", "1/(1-Percentile)");
+    let mut total = 0;
+    for value in histogram.iter_quantiles(5) {
+        total += value.count_since_last_iteration();
+        let (us, quantile) = (value.value_iterated_to() as f64 / 1e3, value.quantile_iterated_to());
+        let _ = if quantile < 1.0 {
+            writeln!(text, "{us:>12.3} {quantile:>2.12} {total:>10} {:>14.2}", 1.0 / (1.0 - quantile))
+        } else {
+            writeln!(text, "{:>12.3} {quantile:>2.12} {total:>10}", exact.max)
+        };
+    }
+    let _ = writeln!(text, "#[Mean    = {:>12.3}, StdDeviation   = {:>12.3}]", exact.mean, exact.sd);
+    let _ = writeln!(text, "#[Max     = {:>12.3}, Total count    = {:>12}]", exact.max, histogram.len());
+    let (buckets, sub) = (histogram.buckets(), histogram.distinct_values());
+    let _ = writeln!(text, "#[Buckets = {buckets:>12}, SubBuckets     = {sub:>12}]");
+    Some(text)
+}
