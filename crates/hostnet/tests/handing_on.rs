@@ -34,7 +34,8 @@ fn plan(thread: ThreadId, handed_on: bool) -> Plan {
 #[test]
 fn its_original_is_kept_although_it_has_the_wanted_policy_already() {
     let (_sleeper, thread) = Sleeper::start();
-    assert_eq!(thread.policy().unwrap(), Policy::BULK);
+    // Whoever runs the tests may have made them nice.
+    thread.set_policy(Policy::BULK).unwrap();
     let host = LiveHost::default();
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
