@@ -472,8 +472,12 @@ fn what_the_kernel_does_by_itself_is_told_with_its_remedy() {
     };
     assert_eq!(check(&inventory, "guest-memory").state, State::Ok);
     assert_eq!(check(&inventory, "kvm-upkeep").state, State::Ok);
+    assert_eq!(check(&inventory, "pressure").state, State::Ok);
     inventory.memory.balanced = true;
     inventory.kvm.clock_sync = true;
+    inventory.kernel.pressure = true;
+    let pressure = check(&inventory, "pressure");
+    assert!(pressure.state == State::Warning && pressure.remedy.contains("psi=0"), "{pressure:?}");
     let (memory, upkeep) = (check(&inventory, "guest-memory"), check(&inventory, "kvm-upkeep"));
     assert_eq!((memory.state, upkeep.state), (State::Warning, State::Warning));
     assert!(memory.remedy.contains("kernel.numa_balancing=0") && !memory.remedy.contains("ksm"), "{memory:?}");

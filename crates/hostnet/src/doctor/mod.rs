@@ -128,6 +128,7 @@ pub fn examine(
     checks.push(hardware::smt(inventory));
     checks.push(hardware::guest_memory(inventory));
     checks.push(hardware::kvm_upkeep(inventory));
+    checks.push(hardware::pressure(inventory));
     checks.push(hardware::lockdown(inventory));
     checks.push(hardware::conflicts(inventory));
     let state = checks.iter().map(|check| check.state).max().unwrap_or(State::Ok);

@@ -61,6 +61,8 @@ pub struct Kernel {
     pub hypervisor: bool,
     /// Kernel lockdown.
     pub lockdown: Lockdown,
+    /// Pressure stall information is kept (`/proc/pressure`).
+    pub pressure: bool,
 }
 
 /// Kernel lockdown (`/sys/kernel/security/lockdown`).

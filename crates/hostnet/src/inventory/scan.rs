@@ -106,6 +106,8 @@ fn kernel(roots: &Roots) -> Kernel {
         threaded_irqs: realtime || asked,
         hypervisor: hypervisor || roots.sys.join("hypervisor/type").exists(),
         lockdown: lockdown(&read(&roots.sys.join("kernel/security/lockdown")).unwrap_or_default()),
+        // kernel/sched/psi.c makes no files where it is switched off.
+        pressure: roots.proc.join("pressure/cpu").exists(),
     }
 }
 
