@@ -13,7 +13,8 @@
  *   idle.c   the idle loop that looks at the queues, and what the host is told of the vCPU
  *   wake.c   the interrupt that only ends a halt
  *   queue.c  what the device has used: completed calls, events
- *   dl.c     deadline tasks: registered, placed, their bandwidth asked of the host (place.h: where they go)
+ *   dl.c     deadline tasks: registered and placed (place.h: where they go); dl_host.c: their bandwidth asked of the host; dl_next.c: their
+ *            next deadlines published
  *   steal.c  stolen time is not charged to them
  *   watch.c  a device that does not answer any more
  *   dev.c    the virtio devices, their coming and going
@@ -362,7 +363,7 @@ int ontime_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg);
 int ontime_compat_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg);
 void ontime_opt_defaults(struct sock *sk);
 
-/* ---- dl.c, steal.c ---- */
+/* ---- dl.c and its parts (dl.h), steal.c ---- */
 
 int ontime_dl_init(void);
 void ontime_dl_exit(void);

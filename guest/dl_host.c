@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * What the host holds for deadline tasks. It is told whole needs of vCPUs, so that what was lost on the way is mended by telling them
+ * again (dl_settle()): after a task's end, a failed change, a device process that was restarted.
+ *
+ * With the parameter deadline_spare each vCPU has the host hold that much beyond its need. What fits into it is admitted without
+ * asking, and the host is told afterwards.
+ */
+#include <linux/module.h>
+#include <linux/virtio.h>
+
+#include "dl.h"
+
+/* How often a host is asked again that does not take what it should hold. */
+#define DL_AGAIN HZ
+/* And one that has no room for what is only spare. */
+#define DL_SPARE_AGAIN (10 * HZ)
+
+/* What the host holds, and of which device process (0: of none); a budget above the period where it is not known. */
+static struct place_need dl_told[ONTIME_VCPUS_MAX];
+static u64 dl_generation;
+/* A device was set up since: it holds nothing, also where its process is the one from before. */
+static bool dl_anew;
+/* What each vCPU has the host hold beyond its need; runtime 0: nothing. */
+static struct place_task dl_spare;
+
+static bool dl_more(const struct place_need *need, const struct place_need *than)
+{
+	/* budget / period; the ABI's limits keep the products within 64 bits. */
+	return need->budget * (than->period ?: 1) > than->budget * (need->period ?: 1);
+}
+
+/* Whether the host holds what the first @count of dl_set need, as something spare: it does not have to be asked. */
+bool dl_covers(unsigned int count)
+{
+	struct ontime_dev *dev;
+	unsigned int vcpu;
+	bool covers;
+
+	if (!dl_spare.runtime || READ_ONCE(dl_anew))
+		return false;
+	dev = ontime_dev_get();
+	if (!dev)
+		return false;
+	covers = dl_generation == dev->generation;
+	ontime_dev_put(dev);
+	for (vcpu = 0; covers && vcpu < ONTIME_VCPUS_MAX; vcpu++) {
+		struct place_need need = place_need(dl_set, count, vcpu), *told = &dl_told[vcpu];
+
+		/* A share of a longer period may come too late for a shorter one. */
+		covers = !need.budget || (told->budget <= told->period && told->period <= need.period && !dl_more(&need, told));
+	}
+	return covers;
+}
+
+/* Has the host hold what the first @count of dl_set need. -EBUSY: it refuses, and holds what it held. */
+int dl_tell(unsigned int count)
+{
+	struct ontime_bw entries[ONTIME_VCPUS_MAX];
+	unsigned int changed = 0, vcpu, i;
+	bool more = false, known = true;
+	struct ontime_chan *main = NULL;
+	struct ontime_dev *dev;
+	int err = -ENODEV;
+	u16 op;
+
+	/* Before the device is looked for: it is the new one then, or one that is newer. */
+	if (xchg(&dl_anew, false))
+		dl_generation = 0;
+	dev = ontime_dev_get();
+	if (dev)
+		main = ontime_chan_get(0, dev->generation);
+	if (!main || !main->deadlines)
+		goto out;
+	if (dl_generation != dev->generation) {
+		memset(dl_told, 0, sizeof(dl_told));
+		dl_generation = dev->generation;
+		dl_next_tell(main);
+	}
+	for (vcpu = 0; vcpu < ONTIME_VCPUS_MAX; vcpu++) {
+		struct place_need need = place_need(dl_set, count, vcpu), *told = &dl_told[vcpu];
+
+		if (need.budget == told->budget && need.period == told->period)
+			continue;
+		if (told->budget > told->period)
+			known = false;
+		else
+			more |= dl_more(&need, told);
+		entries[changed++] = (struct ontime_bw){
+			.vcpu = cpu_to_le32(vcpu), .budget = cpu_to_le64(need.budget), .period = cpu_to_le64(need.period),
+		};
+	}
+	err = 0;
+	if (!changed)
+		goto out;
+	op = changed > 1 ? ONTIME_CTL_INC_DEC_BW : more || !known ? ONTIME_CTL_INC_BW : ONTIME_CTL_DEC_BW;
+	err = ontime_ctl_bw(main, op, entries, changed);
+	for (i = 0; i < changed && err != -EBUSY; i++) {
+		struct place_need *told = &dl_told[le32_to_cpu(entries[i].vcpu)];
+
+		told->budget = err ? U64_MAX : le64_to_cpu(entries[i].budget);
+		told->period = err ? 0 : le64_to_cpu(entries[i].period);
+	}
+out:
+	if (main)
+		ontime_chan_put(main);
+	if (dev)
+		ontime_dev_put(dev);
+	return err;
+}
+
+/* Adds to the first @count of dl_set what is to be spare. */
+static unsigned int dl_add_spare(unsigned int count)
+{
+	unsigned int cpu;
+
+	if (!dl_spare.runtime)
+		return count;
+	for_each_online_cpu(cpu)
+		if (cpu < ONTIME_VCPUS_MAX) {
+			dl_set[count] = dl_spare;
+			dl_set[count++].vcpu = cpu;
+		}
+	return count;
+}
+
+/* Tells the host what is so, and again later where it does not take it. */
+void dl_settle(void)
+{
+	unsigned int count = dl_gather(NULL), with = dl_add_spare(count);
+	int err = dl_tell(with);
+
+	/* Without anything spare: what tasks were promised goes before. */
+	if (err == -EBUSY && with != count) {
+		err = dl_tell(count);
+		if (!err)
+			mod_delayed_work(dl_wq, &dl_delayed, DL_SPARE_AGAIN);
+	}
+	if (err == -EBUSY)
+		pr_warn_ratelimited("the host does not hold what deadline tasks were promised\n");
+	if (err && err != -ENODEV)
+		mod_delayed_work(dl_wq, &dl_delayed, DL_AGAIN);
+}
+
+/* The same, by and by: the caller does not wait for the host where that holds something spare. */
+void dl_settle_soon(void)
+{
+	if (dl_spare.runtime)
+		mod_delayed_work(dl_wq, &dl_delayed, 0);
+	else
+		dl_settle();
+}
+
+/* There is a device that has not been told. */
+void dl_host_anew(void)
+{
+	smp_store_release(&dl_anew, true);
+}
+
+/* "RUNTIME/PERIOD", us; "0": nothing. */
+static int spare_set(const char *value, const struct kernel_param *param)
+{
+	unsigned long long runtime = 0, period = 0;
+	char rest;
+
+	if (sscanf(value, "%llu/%llu %c", &runtime, &period, &rest) != 2 && (sscanf(value, "%llu %c", &runtime, &rest) != 1 || runtime))
+		return -EINVAL;
+	if (runtime && (runtime > period || period < ONTIME_BW_PERIOD_MIN / NSEC_PER_USEC || period > ONTIME_BW_PERIOD_MAX / NSEC_PER_USEC))
+		return -EINVAL;
+	mutex_lock(&dl_mutex);
+	dl_spare = (struct place_task){ runtime * NSEC_PER_USEC, period * NSEC_PER_USEC, PLACE_NONE };
+	/* Else with the first device. */
+	if (dl_hooked && !dl_ended)
+		mod_delayed_work(dl_wq, &dl_delayed, 0);
+	mutex_unlock(&dl_mutex);
+	return 0;
+}
+
+static int spare_get(char *buffer, const struct kernel_param *param)
+{
+	int length;
+
+	mutex_lock(&dl_mutex);
+	length = dl_spare.runtime ? sysfs_emit(buffer, "%llu/%llu\n", dl_spare.runtime / NSEC_PER_USEC, dl_spare.period / NSEC_PER_USEC) :
+				    sysfs_emit(buffer, "0\n");
+	mutex_unlock(&dl_mutex);
+	return length;
+}
+
+static const struct kernel_param_ops spare_ops = { .set = spare_set, .get = spare_get };
+module_param_cb(deadline_spare, &spare_ops, NULL, 0644);
+MODULE_PARM_DESC(deadline_spare, "RUNTIME/PERIOD (us) that each vCPU has the host hold for deadline tasks to come; 0: nothing (default)");
