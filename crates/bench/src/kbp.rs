@@ -59,6 +59,11 @@ pub fn name(method: &str, place: &str, frame: u16) -> String {
     format!("{method}-{place}-{frame}")
 }
 
+/// The name of its open loop, in results.
+pub fn fast(case: &str) -> String {
+    format!("{case}-fast")
+}
+
 /// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is measured, as long as
 /// the host lives.
 ///
@@ -150,7 +155,7 @@ fn measure_case(
     }
     results.push(result);
     if plan.frames_each > 0 {
-        let case = format!("{case}-fast");
+        let case = fast(&case);
         let label = format!("{label}, {} a second", number::significant(plan.rate));
         let requests = Requests::Paced(load(plan.rate, plan.frames_each));
         let trial = Trial { method: &case, label: &label, load: Load::SmallPackets, requests, warmup: 0 };

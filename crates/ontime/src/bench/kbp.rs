@@ -76,7 +76,9 @@ mod tests {
         let mut all = Vec::new();
         for method in kbp::METHODS {
             for place in kbp::PLACES {
-                all.extend(kbp::FRAMES.map(|frame| kbp::name(method, place, frame)));
+                let closed = kbp::FRAMES.map(|frame| kbp::name(method, place, frame));
+                all.extend(closed.iter().map(|case| kbp::fast(case)));
+                all.extend(closed);
             }
         }
         let specs = goals::of_experiment("kbp");
