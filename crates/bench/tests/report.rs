@@ -405,7 +405,13 @@ fn histograms_for_other_tools_count_every_request() {
         let last = rows.iter().find(|row| row.get(1) == Some(&"1.000000000000")).unwrap();
         assert_eq!((last[0].parse::<f64>().unwrap(), last[2].parse::<u64>().unwrap()), (exact.max, result.count));
     }
-    let mut empty = report.results[0].clone();
-    empty.latency_us = None;
-    assert_eq!(report::hgrm(&empty), None);
+    let mut odd = report.clone();
+    odd.results.truncate(1);
+    odd.results.push(odd.results[0].clone());
+    odd.results.push(MethodResult { latency_us: None, ..odd.results[0].clone() });
+    odd.results.push(MethodResult { method: "../x".to_owned(), ..odd.results[0].clone() });
+    let case = report::case(&odd.results[0]);
+    let names: Vec<String> = report::hgrm_files(&odd).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names[..2], [format!("{case}.hgrm"), format!("{case}-2.hgrm")], "one does not take another's place");
+    assert!(names.len() == 3 && !names[2].contains('/'), "{names:?}");
 }

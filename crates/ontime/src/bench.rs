@@ -238,7 +238,7 @@ struct Output {
     /// Write the response times' histogram in the layout of `rtla timerlat hist`
     #[arg(long)]
     rtla: Option<PathBuf>,
-    /// Write each result's percentile distribution as METHOD-LOAD-KERNEL.hgrm, HDR histogram's layout, into this directory
+    /// Write each result's percentile distribution as METHOD-LOAD-KERNEL.hgrm, HDR histogram's layout, into this directory; -2 and so on behind it where results of several runs have the same
     #[arg(long, value_name = "DIR")]
     hgrm: Option<PathBuf>,
 }
@@ -388,10 +388,8 @@ fn write(report: &Report, output: &Output) -> anyhow::Result<ExitCode> {
     }
     if let Some(dir) = &output.hgrm {
         fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-        for (case, text) in
-            report.results.iter().filter_map(|result| Some((report::case(result), report::hgrm(result)?)))
-        {
-            put(&dir.join(format!("{case}.hgrm")), text)?;
+        for (name, text) in report::hgrm_files(report) {
+            put(&dir.join(name), text)?;
         }
     }
     println!("{}", report::terminal(report));

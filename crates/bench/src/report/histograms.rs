@@ -19,7 +19,7 @@ pub fn rtla(report: &Report) -> String {
         for bin in &result.histogram {
             let row = rows.entry(bin.low_us as u64).or_insert_with(|| vec![0; columns.len()]);
             if let Some(cell) = row.get_mut(place) {
-                *cell += bin.count;
+                *cell = cell.saturating_add(bin.count);
             }
         }
     }
@@ -50,9 +50,24 @@ fn line(text: &mut String, head: &str, cells: impl Iterator<Item = String>) {
     text.push('\n');
 }
 
-/// What tells a result from the others of a report: `partitioned-tcp-7.2`. Also its file's name.
+/// What tells a result from the others of a run: `partitioned-tcp-7.2`.
 pub fn case(result: &MethodResult) -> String {
     format!("{}-{}-{}", result.method, result.load.name(), result.kernel_series())
+}
+
+/// The files of [`hgrm`], one for each result that has response times: name and text. Names are of letters, digits, `-`, `_` and `.`, whatever
+/// a method is called, and all different: results of several runs may be of the same case.
+pub fn hgrm_files(report: &Report) -> Vec<(String, String)> {
+    let mut seen: BTreeMap<String, u32> = BTreeMap::new();
+    let files = report.results.iter().filter_map(|result| {
+        let text = hgrm(result)?;
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+        let case: String = case(result).chars().map(plain).collect();
+        let times = seen.entry(case.clone()).and_modify(|times| *times += 1).or_insert(1);
+        let name = if *times == 1 { format!("{case}.hgrm") } else { format!("{case}-{times}.hgrm") };
+        Some((name, text))
+    });
+    files.collect()
 }
 
 /// The percentile distribution in HDR's `.hgrm` layout, microseconds. None for a result without response times.
@@ -65,9 +80,9 @@ pub fn hgrm(result: &MethodResult) -> Option<String> {
         histogram.saturating_record_n((bin.low_us * 1e3) as u64, bin.count);
     }
     let mut text = format!("{:>12} {:>14} {:>10} {:>14}\n\n", "Value", "Percentile", "TotalCount", "1/(1-Percentile)");
-    let mut total = 0;
+    let mut total = 0_u64;
     for value in histogram.iter_quantiles(5) {
-        total += value.count_since_last_iteration();
+        total = total.saturating_add(value.count_since_last_iteration());
         let (us, quantile) = (value.value_iterated_to() as f64 / 1e3, value.quantile_iterated_to());
         let _ = if quantile < 1.0 {
             writeln!(text, "{us:>12.3} {quantile:>2.12} {total:>10} {:>14.2}", 1.0 / (1.0 - quantile))

@@ -10,7 +10,7 @@ mod html;
 mod table;
 
 pub use csv::csv;
-pub use histograms::{case, hgrm, rtla};
+pub use histograms::{case, hgrm, hgrm_files, rtla};
 pub use html::{html, page};
 pub use table::{goals, terminal};
 
