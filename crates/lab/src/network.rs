@@ -23,6 +23,12 @@ const CONGESTION_CONTROL: &str = "reno";
 /// less to do than a link at full speed would give it. As many are left when a flood ends: some 50 ms of the host's time.
 const BULK_QUEUE: &str = "10000";
 
+/// Segments that the clients' TCP hands to a tap at once, at least: 64 KiB, the most. It has as many as the connection sends in a millisecond
+/// (`tcp_tso_autosize`), of the machine's time, in which the emulated host is slow: a few, as if the link were slow. Each such
+/// packet's last segment has PSH, where the host's GRO ends what it puts together, so that a byte would cost the host the more the less time the
+/// machine has for it. What feeds a host at full speed sends full packets.
+const SEGMENTS_AT_ONCE: &str = "44";
+
 /// Makes the taps and gives them their addresses.
 ///
 /// # Errors
@@ -33,6 +39,7 @@ pub fn set_up() -> Result<(), LabError> {
     // A machine's default may be BBR, which paces by the machine's clock, not by the emulated host's: the host then has as much to do as the
     // machine had time for.
     run("sysctl", &["-qw", &format!("net.ipv4.tcp_congestion_control={CONGESTION_CONTROL}")])?;
+    run("sysctl", &["-qw", &format!("net.ipv4.tcp_min_tso_segs={SEGMENTS_AT_ONCE}")])?;
     run("ip", &["link", "set", "lo", "up"])?;
     for (tap, address) in [(RT_TAP, RT_CLIENT), (BULK_TAP, BULK_CLIENT)] {
         run("ip", &["tuntap", "add", tap, "mode", "tap"])?;
