@@ -1,6 +1,6 @@
 /*
  * Preloaded into the lab's emulator: mends two faults of QEMU's emulated SVM (target/i386/tcg, seg_helper.c and
- * sysemu/svm_helper.c) and one of its e1000e (hw/net/e1000e_core.c).
+ * sysemu/svm_helper.c) and two of its e1000e (hw/net/e1000e_core.c).
  *
  * 1. helper_vmrun delivers an injected interrupt at once and leaves its vector in cpu->exception_index. If the emulated
  * CPU is asked to stop before the guest's next exit (with -icount: at every timer of the virtual clock), the main loop
@@ -14,10 +14,16 @@
  * at the type alone: where that next exit is the guest's first access to a device page, it takes the access for one that
  * cannot be emulated ("KVM internal error. Suberror: 3") and the VM stops. The mask that keeps vector and type becomes 0.
  *
- * 3. e1000e keeps at least 128 us between two interrupts of a vector, whatever the driver asks, and sends one that came
- * earlier when the time is over (e1000e_intrmgr_on_msix_throttling_timer). It forgets that it has sent it: once one was
+ * 3. e1000e keeps the time that the driver asks between two interrupts of a vector, and sends one that came
+ * earlier when the time is over (e1000e_intrmgr_on_msix_throttling_timer). It does not forget that it has sent it: once one was
  * held back, every later one is sent a second time, in the middle of the request whose packet it was for. The test of
- * eitr_intr_pending becomes one that clears it. Where the code is not found, the NIC stays as it is.
+ * eitr_intr_pending becomes one that clears it.
+ *
+ * 4. And it keeps at least 128 us, whatever the driver asks (E1000E_MIN_XITR), so that one that asks for no moderation has it all the
+ * same. Hardware takes multiples of 256 ns from 0, which is none: the datasheet (Intel 82574, 10.2.4.2) has 500 of them, and the 7,813
+ * interrupts a second that make 128 us, as an example. The least interval becomes 0.
+ *
+ * Where the code of these two is not found, the NIC stays as it is, and the emulator's log says so.
  *
  * And one thing that it lacks and every AMD CPU has had for over fifteen years: the address of the next instruction in the VMCB of
  * an exit (NRIPS; AMD64 Architecture Programmer's Manual, volume 2, 15.7.1). Without it KVM has its software decoder find the
@@ -127,20 +133,39 @@ static int executable_text(struct dl_phdr_info *info, size_t size, void *found)
 	return 1;
 }
 
-static void forget_sent_interrupts(void)
+static unsigned char *only_in(struct text text, const void *bytes, size_t count)
+{
+	unsigned char *found = text.at ? memmem(text.at, text.size, bytes, count) : NULL;
+
+	if (found && memmem(found + 1, text.size - (size_t)(found + 1 - text.at), bytes, count))
+		return NULL;
+	return found;
+}
+
+static void moderate_interrupts_as_asked(void)
 {
 	/* cmpb $0, eitr_intr_pending(%rax,%rdx); je: and shrb eitr_intr_pending(%rax,%rdx); nop; jnc */
 	static const unsigned char test[] = { 0x80, 0xbc, 0x10, 0x28, 0x04, 0x02, 0, 0, 0x74 };
 	static const unsigned char take[] = { 0xd0, 0xac, 0x10, 0x28, 0x04, 0x02, 0, 0x90, 0x73 };
+	/* e1000e_set_itr: mov $E1000E_MIN_XITR, %eax; mov %ebp, itr_guest_value(%r12) */
+	static const unsigned char itr[] = { 0xb8, 0xf4, 1, 0, 0, 0x41, 0x89, 0xac, 0x24, 0x30, 0x04, 0x02, 0 };
+	/* e1000e_set_eitr: mov $E1000E_MIN_XITR, %eax; mov %ebp, eitr_guest_value(%r12,%r13,4) */
+	static const unsigned char eitr[] = { 0xb8, 0xf4, 1, 0, 0, 0x43, 0x89, 0xac, 0xac, 0x34, 0x04, 0x02, 0 };
+	static const unsigned char none[] = { 0xb8, 0, 0, 0, 0 };
 	struct text text = { 0 };
-	unsigned char *found;
+	unsigned char *sent, *least, *least_of_vector;
 
 	dl_iterate_phdr(executable_text, &text);
-	found = text.at ? memmem(text.at, text.size, test, sizeof(test)) : NULL;
-	if (found && !memmem(found + 1, text.size - (size_t)(found + 1 - text.at), test, sizeof(test)))
-		patch(found, take, sizeof(take));
-	else
-		fprintf(stderr, "emulator-fix: e1000e is not as expected; its interrupts may come twice\n");
+	sent = only_in(text, test, sizeof(test));
+	least = only_in(text, itr, sizeof(itr));
+	least_of_vector = only_in(text, eitr, sizeof(eitr));
+	if (!sent || !least || !least_of_vector) {
+		fprintf(stderr, "emulator-fix: e1000e is not as expected: its interrupts may come twice, 128 us apart at least\n");
+		return;
+	}
+	patch(sent, take, sizeof(take));
+	patch(least, none, sizeof(none));
+	patch(least_of_vector, none, sizeof(none));
 }
 
 /* The emulated CPU behind `cpu`, in QEMU 7.2's layout: the patterns of offer_next_rip() hold these numbers, too. */
@@ -246,6 +271,6 @@ __attribute__((constructor)) static void mend(void)
 	memcpy(jump + 2, &to, sizeof(to));
 	patch(need("do_interrupt_x86_hardirq"), jump, sizeof(jump));
 	patch(only(do_interrupt_all, "mask of EVENTINJ in do_interrupt_all", keep, sizeof(keep)), none, sizeof(none));
-	forget_sent_interrupts();
+	moderate_interrupts_as_asked();
 	offer_next_rip();
 }
