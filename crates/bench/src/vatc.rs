@@ -5,7 +5,9 @@
 //! One [`measure`] is one boot: the RT VM and the bulk VMs share one NIC and bridge, as the paper's domains share one NIC.
 //! Bulk VMs are stock `iperf3` servers (`-R`).
 
+use std::fmt;
 use std::path::Path;
+use std::str::FromStr;
 
 use crate::bulk::{self, BulkFlows};
 use crate::client::ClientConfig;
@@ -29,6 +31,10 @@ pub const STREAMS_MAX: u8 = 4;
 const PERIOD_US: u64 = 10_000;
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 10;
+/// The emulated host's NIC that all VMs use here.
+const NIC: &str = "rt0";
+/// Prints its interval.
+const READ_INTERVAL: &str = "ethtool -c rt0 | sed -n 's/^rx-usecs:[[:space:]]*//p'";
 
 /// What the bulk VMs send meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +85,54 @@ impl Beside {
     }
 }
 
+/// Time between two interrupts of the NIC (Figures 6 and 7), as the driver of an emulated host's takes it: `ethtool -C rx-usecs`, where
+/// e1000e has numbers for its adaptive modes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interval {
+    /// So many us, 0 (none) or 10 to 10,000.
+    Micros(u16),
+    /// 14 to 250 us, by traffic.
+    Dynamic,
+    /// 50 to 250 us, by traffic: the driver's default.
+    Conservative,
+}
+
+impl Interval {
+    /// The value of rx-usecs (`e1000_set_coalesce`, drivers/net/ethernet/intel/e1000e/ethtool.c).
+    fn rx_usecs(self) -> u16 {
+        match self {
+            Interval::Micros(us) => us,
+            Interval::Dynamic => 1,
+            Interval::Conservative => 3,
+        }
+    }
+}
+
+impl FromStr for Interval {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "dynamic" => Ok(Interval::Dynamic),
+            "conservative" => Ok(Interval::Conservative),
+            us => {
+                let us = us.parse().ok().filter(|us| *us == 0 || (10..=10_000).contains(us));
+                us.map(Interval::Micros).ok_or_else(|| "0, 10 to 10000 (us), dynamic or conservative".to_owned())
+            }
+        }
+    }
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Interval::Micros(us) => write!(to, "{us}us"),
+            Interval::Dynamic => to.write_str("dynamic"),
+            Interval::Conservative => to.write_str("conservative"),
+        }
+    }
+}
+
 /// What to measure on one host.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -88,16 +142,48 @@ pub struct Plan {
     pub beside: Vec<Beside>,
     /// Datagrams a second of all bulk VMs together (Figure 11); `None`: as many as they can.
     pub total_rate: Option<u32>,
+    /// Times between the NIC's interrupts (emulated hosts); none: as the driver has it.
+    pub intervals: Vec<Interval>,
     /// Counted requests a case, at least (1000 in the paper).
     pub requests: u64,
 }
 
-/// A case's name in results: `METHOD-STREAMS`, `METHOD-udp` or `METHOD-tcp`.
-pub fn name(method: &str, beside: Beside) -> String {
-    match beside {
-        Beside::Small(streams) => format!("{method}-{streams}"),
-        Beside::LargeUdp => format!("{method}-udp"),
-        Beside::Tcp => format!("{method}-tcp"),
+/// What is measured at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct Case<'a> {
+    /// Of [`METHODS`].
+    pub method: &'a str,
+    /// What the bulk VMs send.
+    pub beside: Beside,
+    /// Of [`Plan::intervals`].
+    pub interval: Option<Interval>,
+}
+
+/// Its name in results: `METHOD-STREAMS`, `METHOD-udp` or `METHOD-tcp`, and behind it the interval, if one is set.
+impl fmt::Display for Case<'_> {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.beside {
+            Beside::Small(streams) => write!(to, "{}-{streams}", self.method),
+            Beside::LargeUdp => write!(to, "{}-udp", self.method),
+            Beside::Tcp => write!(to, "{}-tcp", self.method),
+        }?;
+        self.interval.map_or(Ok(()), |interval| write!(to, "-{interval}"))
+    }
+}
+
+impl Plan {
+    /// Every case, in the order of measurement.
+    fn cases(&self) -> Vec<Case<'_>> {
+        let intervals: Vec<_> = self.intervals.iter().copied().map(Some).collect();
+        let intervals = if intervals.is_empty() { vec![None] } else { intervals };
+        let mut cases = Vec::new();
+        for beside in &self.beside {
+            for interval in &intervals {
+                let of = |method| Case { method, beside: *beside, interval: *interval };
+                cases.extend(self.methods.iter().map(String::as_str).map(of));
+            }
+        }
+        cases
     }
 }
 
@@ -116,17 +202,10 @@ pub fn measure(
     let mut vms = vec![RT_VM];
     vms.extend(bulk.iter().map(|(name, address)| Vm { name, role: "bulk", net: "rt", address }));
     let host = ground.start(&vms, &[], progress)?;
-    let cases = plan.beside.iter().flat_map(|beside| plan.methods.iter().map(move |method| (method, *beside)));
-    trial::each(
-        host,
-        cases,
-        |(method, beside)| name(method, *beside),
-        missing,
-        |host, &(method, beside), results| {
-            results.push(measure_case(host, plan, method, beside, progress)?);
-            Ok(())
-        },
-    )
+    trial::each(host, plan.cases(), Case::to_string, missing, |host, case, results| {
+        results.push(measure_case(host, plan, *case, progress)?);
+        Ok(())
+    })
 }
 
 /// Names and addresses of the first bulk VMs.
@@ -151,13 +230,15 @@ fn senders(host: &Host, count: u8) -> Result<Vec<(String, String)>, MeasureError
 fn measure_case(
     host: &mut Host,
     plan: &Plan,
-    method: &str,
-    beside: Beside,
+    Case { method, beside, interval }: Case<'_>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
-    let case = name(method, beside);
+    let case = Case { method, beside, interval }.to_string();
     progress(&format!("{case}: applying"));
     host.apply(method)?;
+    if let Some(interval) = interval {
+        moderate(host, interval)?;
+    }
     let capture = host.capture("rt");
     let load = beside.load();
     let flows = if load.floods() {
@@ -171,6 +252,9 @@ fn measure_case(
     let stretch = trial::stretch(host, [capture.clone()], flows, |host| {
         host.requests(config, std::slice::from_ref(&capture), &case, progress)
     })?;
+    if let Some(interval) = interval {
+        still_moderated(host, interval)?;
+    }
     let cut = host.dir.join(format!("{case}.pcap"));
     let [from] = stretch.from;
     host.cut(&capture, from, &cut)?;
@@ -202,6 +286,26 @@ fn measure_case(
     Ok(result)
 }
 
+/// Sets the time between two interrupts of the emulated host's NIC.
+fn moderate(host: &mut Host, interval: Interval) -> Result<(), MeasureError> {
+    // A real NIC is its owner's, and its driver may count otherwise.
+    host.lab()?;
+    let usecs = interval.rx_usecs();
+    // ethtool asks for nothing that is there already, and fails then.
+    let set = format!("[ \"$({READ_INTERVAL})\" = {usecs} ] || ethtool -C {NIC} rx-usecs {usecs} 2>&1");
+    host.shell(&set).map(|_| ())
+}
+
+/// Nobody has set another interval meanwhile: rule `moderation` does, where the method has it for this NIC.
+fn still_moderated(host: &mut Host, interval: Interval) -> Result<(), MeasureError> {
+    let (wanted, found) = (interval.rx_usecs().to_string(), host.shell(READ_INTERVAL)?);
+    if found.trim() == wanted {
+        return Ok(());
+    }
+    let said = format!("rx-usecs of {NIC} was set to {wanted} and is {} now: the method wants its own", found.trim());
+    Err(MeasureError::Program { program: "ethtool".to_owned(), said })
+}
+
 fn words(method: &str) -> &str {
     match method {
         "prio" => "prio root qdisc with RT packets in its first band, vhost threads as found",
@@ -216,10 +320,10 @@ fn words(method: &str) -> &str {
 
 /// The paper's Figures 6, 7 and 12 as a table: the general one has no 95th percentile.
 pub fn table(results: &[MethodResult]) -> String {
-    let mut text = String::from("case            requests  lost       p50       p95       max  us\n");
+    let mut text = String::from("case                    requests  lost       p50       p95       max  us\n");
     for result in results {
         let figures = number::columns(result.latency_us, |of| [of.p50, of.p95, of.max]);
-        text.push_str(&format!("{:<15} {:>8} {:>5}{figures}\n", result.method, result.count, result.lost));
+        text.push_str(&format!("{:<23} {:>8} {:>5}{figures}\n", result.method, result.count, result.lost));
     }
     text
 }
@@ -236,4 +340,36 @@ fn bulk_rate(capture: &Path) -> Result<f64, PcapError> {
     })?;
     let length = span.map_or(0, |(from, to)| to.saturating_sub(from));
     Ok(if length == 0 { 0.0 } else { (count - 1) as f64 * 1e9 / length as f64 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_is_what_the_driver_takes() {
+        for (text, usecs) in [("0", 0), ("10", 10), ("10000", 10_000), ("dynamic", 1), ("conservative", 3)] {
+            assert_eq!(text.parse::<Interval>().map(Interval::rx_usecs), Ok(usecs), "{text}");
+        }
+        // 1 to 4 are e1000e's names of its modes, and 5 to 9 it refuses.
+        for text in ["1", "9", "10001", "-1", "adaptive", ""] {
+            assert!(text.parse::<Interval>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_interval_is_a_case_and_has_its_name() {
+        let methods = vec!["prio".to_owned(), "vatc".to_owned()];
+        let mut plan = Plan {
+            methods,
+            beside: vec![Beside::Small(0), Beside::Tcp],
+            total_rate: None,
+            intervals: Vec::new(),
+            requests: 1,
+        };
+        let names = |plan: &Plan| plan.cases().iter().map(Case::to_string).collect::<Vec<_>>();
+        assert_eq!(names(&plan), ["prio-0", "vatc-0", "prio-tcp", "vatc-tcp"]);
+        (plan.intervals, plan.beside) = (vec![Interval::Micros(10), Interval::Dynamic], vec![Beside::Small(1)]);
+        assert_eq!(names(&plan), ["prio-1-10us", "vatc-1-10us", "prio-1-dynamic", "vatc-1-dynamic"]);
+    }
 }

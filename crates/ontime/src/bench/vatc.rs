@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::ValueEnum;
 use ontime_bench::host::Ground;
-use ontime_bench::vatc::{self, Beside};
+use ontime_bench::vatc::{self, Beside, Interval};
 use ontime_bench::workload::HEADERS;
 
 use super::{Measured, Output, Whose, noted, say};
@@ -17,6 +17,10 @@ struct Common {
     methods: Vec<String>,
     #[command(flatten)]
     whose: Whose,
+    /// Times between two interrupts of the NIC, a case each: 0 (none), 10 to 10000 us, dynamic (14 to 250 us) or conservative (50 to 250);
+    /// default: as its driver has it
+    #[arg(long = "interval", value_name = "US", value_delimiter = ',')]
+    intervals: Vec<Interval>,
     /// Counted requests a case (1000 in the paper)
     #[arg(long, default_value_t = 1000)]
     requests: u64,
@@ -103,7 +107,8 @@ fn measure(
     let defaults = ["prio", "fq_codel", "vanilla", "vatc"];
     let methods = common.whose.hardware.methods(&common.methods, &defaults, &vatc::METHODS)?;
     let mut missing = Vec::new();
-    let plan = vatc::Plan { methods, beside, total_rate, requests: common.requests };
+    let intervals = common.intervals.clone();
+    let plan = vatc::Plan { methods, beside, total_rate, intervals, requests: common.requests };
     let measure = |ground: Ground<'_>| vatc::measure(&plan, ground, &mut say, &mut noted(&mut missing));
     let (results, mut notes) = common.whose.measure(HEADERS, |site| site, measure)?;
     notes.extend(words);
@@ -125,8 +130,9 @@ mod tests {
     #[test]
     fn the_goals_name_cases_that_the_experiment_makes() {
         let beside = (0..=vatc::STREAMS_MAX).map(Beside::Small);
-        let all: Vec<String> =
-            beside.flat_map(|beside| vatc::METHODS.iter().map(move |method| vatc::name(method, beside))).collect();
+        let all: Vec<String> = beside
+            .flat_map(|beside| vatc::METHODS.map(|method| vatc::Case { method, beside, interval: None }.to_string()))
+            .collect();
         let specs = goals::of_experiment("vatc");
         assert!(!specs.is_empty());
         for spec in specs {
