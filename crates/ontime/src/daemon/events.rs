@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::ethtool;
+use netlink_packet_core::NetlinkBuffer;
 use netlink_sys::{
     Socket, SocketAddr,
     protocols::{NETLINK_KOBJECT_UEVENT, NETLINK_ROUTE},
@@ -75,6 +76,8 @@ impl Event {
 
 /// RTMGRP_LINK: RTM_NEWLINK and RTM_DELLINK (`include/uapi/linux/rtnetlink.h`).
 const LINK_GROUP: u32 = 1;
+/// NLMSG_ALIGNTO: messages in a datagram begin at multiples of it.
+const NETLINK_ALIGNMENT: usize = 4;
 /// The kernel's own events of devices, as udevd hears them; the other group is udevd's (`lib/kobject_uevent.c`).
 const UEVENT_GROUP: u32 = 1;
 
@@ -185,12 +188,11 @@ impl Events {
         match event {
             Event::Stop => drain_fd(&self.stop, &mut buffer),
             Event::Reload => drain_fd(&self.reload, &mut buffer),
-            // An overrun (ENOBUFS) is read like a message: it also says that something changed.
-            Event::Links => while self.links.recv_from(&mut &mut buffer[..], 0).is_ok() {},
+            Event::Links => return tells(&self.links, &mut buffer, is_of_link),
             Event::Queues => {
                 while self.queues.as_ref().is_some_and(|queues| queues.recv_from(&mut &mut buffer[..], 0).is_ok()) {}
             }
-            Event::Cpus => return self.devices.as_ref().is_some_and(|devices| tells_of_cpu(devices, &mut buffer)),
+            Event::Cpus => return self.devices.as_ref().is_some_and(|devices| tells(devices, &mut buffer, is_of_cpu)),
             Event::Poked => drain_fd(&self.poke, &mut buffer),
             Event::Request => drain_fd(&self.request, &mut buffer),
             Event::Clock => drain_fd(&self.clock, &mut buffer),
@@ -208,16 +210,32 @@ fn netlink(protocol: isize, group: u32) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Reads all events of devices: whether one is of a CPU that went or came, or some were lost.
-fn tells_of_cpu(devices: &Socket, buffer: &mut [u8]) -> bool {
+/// Reads all there is: whether something of it is such a reason to look, or some was lost (ENOBUFS), which may have been one.
+fn tells(socket: &Socket, buffer: &mut [u8], is_reason: fn(&[u8]) -> bool) -> bool {
     let mut told = false;
     loop {
-        match devices.recv_from(&mut &mut buffer[..], 0) {
-            Ok((count, _)) => told |= buffer.get(..count).is_some_and(is_of_cpu),
+        match socket.recv_from(&mut &mut buffer[..], 0) {
+            Ok((count, _)) => told |= buffer.get(..count).is_some_and(is_reason),
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => told = true,
             Err(_) => return told,
         }
     }
+}
+
+/// Messages of `RTMGRP_LINK`. A bridge tells there of its ports, too, every few seconds under traffic (`br_ifinfo_notify`, net/bridge/br_netlink.c):
+/// an interface that enters or leaves it is told in a message of its own, so what the bridge says is no reason to look. What cannot be
+/// read is one.
+fn is_of_link(mut messages: &[u8]) -> bool {
+    while !messages.is_empty() {
+        let Ok(message) = NetlinkBuffer::new_checked(messages) else { return true };
+        // `struct ifinfomsg`: the family is its first byte.
+        if message.payload().first() != Some(&(libc::AF_BRIDGE as u8)) {
+            return true;
+        }
+        let length = (message.length() as usize).next_multiple_of(NETLINK_ALIGNMENT);
+        messages = messages.get(length..).unwrap_or_default();
+    }
+    false
 }
 
 /// `offline@/devices/system/cpu/cpu1`, then `NAME=VALUE` each after a zero.
@@ -270,5 +288,27 @@ mod tests {
             assert_eq!(is_of_cpu(&message(head)), told, "{head}");
         }
         assert!(!is_of_cpu(&[]));
+    }
+
+    #[test]
+    fn what_a_bridge_says_of_its_ports_is_no_reason_to_look() {
+        // RTM_NEWLINK, 17 bytes of payload: not aligned, as the last attribute may be.
+        let message = |family: i32| {
+            let mut bytes = vec![33u8, 0, 0, 0, 16, 0];
+            bytes.resize(16, 0);
+            bytes.push(family as u8);
+            bytes.resize(36, 0);
+            bytes
+        };
+        let (link, port) = (message(libc::AF_UNSPEC), message(libc::AF_BRIDGE));
+        assert!(is_of_link(&link));
+        assert!(!is_of_link(&port));
+        assert!(!is_of_link(&[port.clone(), port.clone()].concat()));
+        assert!(is_of_link(&[port.clone(), link].concat()));
+        // Cut short, or with a length that ends before its own header: not understood.
+        assert!(is_of_link(&port[..20]));
+        assert!(is_of_link(&[4, 0, 0, 0]));
+        assert!(is_of_link(&[0; 36]));
+        assert!(!is_of_link(&[]));
     }
 }
