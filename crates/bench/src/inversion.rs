@@ -64,7 +64,7 @@ pub fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
             "a vCPU that leaves its guest for a device that QEMU emulates, and a tool that asks QEMU something: here requests pass vhost"
         }
         "moderation" => {
-            "a NIC that does as it is told: the emulated e1000e keeps 128 us between interrupts whatever is set"
+            "packets that come sooner after each other than the driver's interval, 50 us and more: here 1 to 10 ms are between requests"
         }
         "softirq-threads" => "timers of the request's path, such as TCP's: here requests are UDP",
         _ => return None,
