@@ -33,8 +33,6 @@ const PERIOD_US: u64 = 10_000;
 const WARM_UP: u64 = 10;
 /// The emulated host's NIC that all VMs use here.
 const NIC: &str = "rt0";
-/// Prints its interval.
-const READ_INTERVAL: &str = "ethtool -c rt0 | sed -n 's/^rx-usecs:[[:space:]]*//p'";
 
 /// What the bulk VMs send meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -288,22 +286,33 @@ fn measure_case(
 
 /// Sets the time between two interrupts of the emulated host's NIC.
 fn moderate(host: &mut Host, interval: Interval) -> Result<(), MeasureError> {
-    // A real NIC is its owner's, and its driver may count otherwise.
-    host.lab()?;
-    let usecs = interval.rx_usecs();
-    // ethtool asks for nothing that is there already, and fails then.
-    let set = format!("[ \"$({READ_INTERVAL})\" = {usecs} ] || ethtool -C {NIC} rx-usecs {usecs} 2>&1");
-    host.shell(&set).map(|_| ())
+    if host.target().is_some() {
+        // It is its owner's, and its driver may count otherwise.
+        let said = "--interval is for the emulated host's NIC: set a real one's by ethtool -C and leave --interval out";
+        return Err(HardwareError::NotHere(said.to_owned()).into());
+    }
+    let wanted = interval.rx_usecs();
+    // ethtool fails where nothing is to be changed.
+    if rx_usecs(host)? != wanted.to_string() {
+        host.shell(&format!("ethtool -C {NIC} rx-usecs {wanted} 2>&1"))?;
+    }
+    Ok(())
 }
 
 /// Nobody has set another interval meanwhile: rule `moderation` does, where the method has it for this NIC.
 fn still_moderated(host: &mut Host, interval: Interval) -> Result<(), MeasureError> {
-    let (wanted, found) = (interval.rx_usecs().to_string(), host.shell(READ_INTERVAL)?);
-    if found.trim() == wanted {
+    let (wanted, found) = (interval.rx_usecs().to_string(), rx_usecs(host)?);
+    if found == wanted {
         return Ok(());
     }
-    let said = format!("rx-usecs of {NIC} was set to {wanted} and is {} now: the method wants its own", found.trim());
+    let said = format!("rx-usecs of {NIC} was set to {wanted} and is {found} now: the method wants its own");
     Err(MeasureError::Program { program: "ethtool".to_owned(), said })
+}
+
+/// What the NIC's interval is now, in the driver's numbers.
+fn rx_usecs(host: &mut Host) -> Result<String, MeasureError> {
+    let said = host.shell(&format!("ethtool -c {NIC} | sed -n 's/^rx-usecs:[[:space:]]*//p'"))?;
+    Ok(said.trim().to_owned())
 }
 
 fn words(method: &str) -> &str {

@@ -222,9 +222,9 @@ fn tells(socket: &Socket, buffer: &mut [u8], is_reason: fn(&[u8]) -> bool) -> bo
     }
 }
 
-/// Messages of `RTMGRP_LINK`. A bridge tells there of its ports, too, every few seconds under traffic (`br_ifinfo_notify`, net/bridge/br_netlink.c):
-/// an interface that enters or leaves it is told in a message of its own, so what the bridge says is no reason to look. What cannot be
-/// read is one.
+/// Messages of `RTMGRP_LINK`. A bridge tells there of its ports, too, and often (`br_ifinfo_notify`, net/bridge/br_netlink.c):
+/// an interface that enters or leaves it is told in a message of its own, so what the bridge says is no reason to look. What
+/// cannot be read is one.
 fn is_of_link(mut messages: &[u8]) -> bool {
     while !messages.is_empty() {
         let Ok(message) = NetlinkBuffer::new_checked(messages) else { return true };
