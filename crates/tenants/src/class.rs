@@ -212,9 +212,10 @@ impl PriorityTable {
     }
 
     /// The priority of the kernel's threads that tell the cap watcher of interrupts (`irq_work/N`): above every thread that may have to make
-    /// way, below the watcher.
+    /// way, and the watcher's own. Below it, the watcher would preempt a thread that wakes it, wait for the lock of the queue that this holds, and
+    /// have to be switched to once more (on PREEMPT_RT that lock sleeps).
     pub fn teller(self) -> Policy {
-        self.pacer()
+        self.watcher()
     }
 
     /// The policy for a thread of this role on the path of this class.

@@ -206,7 +206,7 @@ pub static RULES: &[Rule] = &[
             text: "7.2-rt, an RT VM of the same level that spins under a cap of one half: a request's slowest 7,223 us of 60 (one in three over 1 ms)",
             source: "`ontime bench xen-arm --beside rt` (docs/bench.md): method partitioned, emulated, virtual clock",
         },
-        cure: "vCPUs at the entitled place (46-5l), at the planned one (47-5l) while an interrupt is to be taken; irq_work/N at FIFO 54, which tells of it",
+        cure: "vCPUs at the entitled place (46-5l), at the planned one (47-5l) while an interrupt is to be taken; irq_work/N at FIFO 55, which tells of it",
         live_safe: "kernel/irq_work.c, irq_workd: an ordinary thread; sched_setattr only requeues it. arch/x86/kvm/lapic.c, \
                     __apic_accept_irq: the tracepoint changes nothing",
         plan: interrupt_context::interrupt_context,

@@ -43,7 +43,7 @@ impl Default for DaemonConfig {
     fn default() -> Self {
         Self {
             rescan: Duration::from_secs(30),
-            cap_period: Duration::from_millis(3),
+            cap_period: Duration::from_millis(2),
             cap_cpu_share: Share::NINETY_FIVE,
             cap_threads: 4096,
         }

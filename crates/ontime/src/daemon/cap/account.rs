@@ -85,6 +85,11 @@ impl Account {
         self.budget().saturating_sub(self.used)
     }
 
+    /// What was used, ns, beyond all of the time since the interval's start: in the pause before it.
+    pub fn used_before(&self, now: u64) -> u64 {
+        self.used.saturating_sub(now.saturating_sub(self.start))
+    }
+
     /// Whether nothing was used in this interval yet.
     pub fn is_new(&self) -> bool {
         self.used == 0

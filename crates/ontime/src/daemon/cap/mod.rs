@@ -8,11 +8,11 @@
 //! because an interrupt is pending, `who` whom an interrupt is for (all pure), `reading` how CPU time is read, `place` the change of policy,
 //! `watcher` the thread. One thread for caps and interrupts: both move the same vCPUs, and what one takes ahead is charged to its cap.
 //!
-//! Why a period of 3 ms: the pause, (1 - 0.95) x 3 ms = 0.15 ms, is all that an honest guest can lose when it computes through a
+//! Why a period of 2 ms: the pause, (1 - 0.95) x 2 ms = 0.1 ms, is all that an honest guest can lose when it computes through a
 //! whole period. Where all watched processes together took less than half of one CPU since the last look, their threads are not
 //! read. Why the watcher looks up to [`table::CALM`] budgets later where nobody took half of what it might have: looking
 //! costs a few us a thread, at the highest priority. So a guest that begins to spin keeps others waiting for up to
-//! 24 x 2.85 = 69 ms once (the kernel's own protection: 950 ms), which its first pause pays back, and for two budgets from then
+//! 24 x 1.9 = 46 ms once (the kernel's own protection: 950 ms), which its first pause pays back, and for two budgets from then
 //! on. Why CPUs have an account too: two threads at 95 % on one CPU would leave nothing.
 
 pub mod account;
@@ -461,7 +461,9 @@ impl Caps {
         let tally = Arc::default();
         let rank = watch.rank;
         let share = watch.share;
-        let slot = Slot { reading, clock, leader: index, unread: 0, place, share, cpu, rank, tally, since: 0 };
+        let (busy, read) = (false, 0);
+        let slot =
+            Slot { reading, clock, leader: index, unread: 0, busy, read, place, share, cpu, rank, tally, since: 0 };
         Ok((index, Box::new(slot)))
     }
 

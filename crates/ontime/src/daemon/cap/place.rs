@@ -2,7 +2,7 @@
 //!
 //! `ThreadId::set_policy` of crate tenants is the careful way for the planner; the watcher cannot afford its allocations.
 //! The same proof is kept: the thread's `schedstat` file is held open, which names the thread and not its number (reading it
-//! fails with ESRCH once the thread has ended, whoever has the number then), and is read before and after the change. `stat`, which
+//! fails with ESRCH once the thread has ended, whoever has the number then), and is read right before the change. `stat`, which
 //! tells when the thread started, costs three times that; it is read once, after the other was opened.
 
 use std::fs::{self, File};
@@ -50,11 +50,15 @@ impl Place {
     }
 
     /// Takes the thread off RT priority, to SCHED_IDLE: anything else on its CPU goes first, so that the CPU's rest is really
-    /// the others'. At SCHED_OTHER it would compete with them for the little that the cap leaves.
+    /// the others'. At SCHED_OTHER it would compete with them for the little that the cap leaves. `fresh`: its times were just read, by a file
+    /// that names the thread and not its number, which proves as much as reading them here.
     ///
     /// # Errors
     /// ESRCH where it has ended; else the kernel's.
-    pub fn leave(&self) -> io::Result<()> {
+    pub fn leave(&self, fresh: bool) -> io::Result<()> {
+        if !fresh {
+            self.verify()?;
+        }
         self.set(libc::SCHED_IDLE, 0)
     }
 
@@ -63,6 +67,7 @@ impl Place {
     /// # Errors
     /// ESRCH where it has ended; else the kernel's.
     pub fn take(&self) -> io::Result<()> {
+        self.verify()?;
         self.set(self.policy, self.priority)
     }
 
@@ -110,7 +115,6 @@ impl Place {
     }
 
     fn set(&self, policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
-        self.verify()?;
         // SAFETY: takes an integer, touches no memory.
         let now = unsafe { libc::sched_getscheduler(self.tid) };
         if now < 0 {
@@ -122,7 +126,7 @@ impl Place {
         if unsafe { libc::sched_setscheduler(self.tid, policy | flags, &raw const param) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        self.verify()
+        Ok(())
     }
 
     /// That the thread is there. One read per call: the kernel looks the thread up anew.

@@ -89,6 +89,8 @@ struct Slot {
     out: bool,
     /// How much more of this pause it may, ns.
     out_left: u64,
+    /// The last interval of its CPU in which it took something.
+    took: u64,
 }
 
 /// A CPU's account, and what the slots of the reading under way took of it, ns. Judged once a reading: each slot's time is since
@@ -100,6 +102,19 @@ struct Cpu {
     /// What was taken in the account's interval, and what of that by tenants' programs.
     since: u64,
     by_guests: u64,
+    /// The account's interval, counted.
+    interval: u64,
+}
+
+impl Cpu {
+    fn new(account: Account) -> Self {
+        Self { account, taken: 0, since: 0, by_guests: 0, interval: 1 }
+    }
+
+    fn next_interval(&mut self) {
+        (self.by_guests, self.since) = (0, 0);
+        self.interval += 1;
+    }
 }
 
 /// The watched threads of a host and its CPUs.
@@ -128,7 +143,7 @@ impl Table {
         Self {
             slots: Vec::with_capacity(capacity),
             capacity,
-            cpus: vec![Cpu { account: Account::new(cpu_share, period, now), taken: 0, since: 0, by_guests: 0 }; cpus],
+            cpus: vec![Cpu::new(Account::new(cpu_share, period, now)); cpus],
             period,
             looked: now,
             read: now,
@@ -154,6 +169,7 @@ impl Table {
                 boost: watched.boosted.then(|| Boost::new(self.period, now)),
                 out: false,
                 out_left: 0,
+                took: 0,
             });
         }
     }
@@ -245,6 +261,7 @@ impl Table {
         if let Some(cpu) = self.cpus.get_mut(cpu as usize) {
             cpu.taken = cpu.taken.saturating_add(ran);
             cpu.by_guests += if rank == Rank::Guest { ran } else { 0 };
+            slot.took = if ran > 0 { cpu.interval } else { slot.took };
         }
     }
 
@@ -266,16 +283,23 @@ impl Table {
 
     /// Judges every CPU: where its slots together took too much, who polls there pauses alone; else the tenants' programs, if they took half
     /// of it; else all. So a guest that computes does not keep packets waiting, its own neither.
+    ///
+    /// A change of place costs about a tenth of a pause, so who took nothing for [`IDLE_FOR`] intervals is left at its place: a CPU may have many
+    /// idle tenants. Who waits for the CPU takes nothing either, and has this pause to itself then; it counts for the next interval, in
+    /// which more was used than time went by, and then all pause. So at least every other pause is the others', beside many that wait too.
     fn judge_cpus(&mut self, now: u64, mut act: impl FnMut(Action)) {
         for (number, cpu) in (0..).zip(&mut self.cpus) {
             cpu.since = cpu.since.saturating_add(cpu.taken);
             let verdict = cpu.account.charge(now, std::mem::take(&mut cpu.taken));
             let Verdict::Over { until } = verdict else {
                 if cpu.account.is_new() {
-                    (cpu.by_guests, cpu.since) = (0, 0);
+                    cpu.next_interval();
                 }
                 continue;
             };
+            let Cpu { since, by_guests, interval, .. } = *cpu;
+            let all = cpu.account.used_before(now) > LEAST_PAUSE / 2;
+            cpu.next_interval();
             cpu.account.restart(until);
             if until.saturating_sub(now) < LEAST_PAUSE {
                 continue;
@@ -284,15 +308,17 @@ impl Table {
             let polling = |slot: &Slot| slot.cpu == number && slot.rank == Rank::Poller && (!slot.is_off() || slot.ran);
             let highest = if self.slots.iter().flatten().any(polling) {
                 Rank::Poller
-            } else if cpu.by_guests * 2 >= cpu.since {
+            } else if by_guests * 2 >= since {
                 Rank::Guest
             } else {
                 Rank::Backend
             };
-            (cpu.by_guests, cpu.since) = (0, 0);
             let lowest = if highest == Rank::Poller { Rank::Poller } else { Rank::Guest };
             for (index, slot) in self.slots.iter_mut().enumerate() {
-                let pauses = |slot: &&mut Slot| slot.cpu == number && (lowest..=highest).contains(&slot.rank);
+                let pauses = |slot: &&mut Slot| {
+                    let took = all || interval.saturating_sub(slot.took) <= IDLE_FOR;
+                    slot.cpu == number && took && (lowest..=highest).contains(&slot.rank)
+                };
                 if let Some(slot) = slot.as_mut().filter(pauses) {
                     pause(slot, until, || act(Action::Demote(index)));
                 }
@@ -307,6 +333,10 @@ impl Table {
                 slot.until = None;
                 if std::mem::take(&mut slot.overdrawn) {
                     slot.account.restart(now);
+                } else {
+                    // A pause for its CPU's sake ends its own interval too, where that is even by now: else it would be looked at soon
+                    // for the rest of a budget that it has again.
+                    let _ = slot.account.charge(now, 0);
                 }
                 if !std::mem::take(&mut slot.out) {
                     act(Action::Promote(index));
@@ -370,6 +400,8 @@ impl Table {
 
 /// A pause, ns, that is not worth what it costs: what it should have paid back counts for the next interval, whose pause is the longer.
 pub const LEAST_PAUSE: u64 = 75_000;
+/// Intervals of its CPU in which a thread took nothing, after which it is not paused for the CPU's sake.
+pub const IDLE_FOR: u64 = 16;
 /// The most budgets between two looks, after a calm time.
 pub const CALM: u64 = 16;
 /// The longest time without reading every thread, ns: how old reported CPU times may be.

@@ -150,6 +150,63 @@ fn a_calm_table_is_looked_at_seldom_and_a_busy_one_before_its_budget_is_used() {
     assert_eq!(table.next_look(), None);
 }
 
+/// What became of threads that all spin on CPU 0, the first slot before the second and so on.
+struct Spun {
+    /// ns, from when they began to spin.
+    ran: u64,
+    /// What others had of it.
+    others: u64,
+    /// The longest that others had nothing, in all and once the first second was over.
+    gap: u64,
+    late_gap: u64,
+    /// What each had.
+    total: Vec<u64>,
+}
+
+const CPU_SHARE: Share = Share::NINETY_FIVE;
+const STEP: u64 = 50_000;
+
+/// Of these caps, from after `calm` on for two seconds.
+fn spin(shares: &[Share], period: u64, calm: u64) -> Spun {
+    let mut table = Table::new(shares.len(), 1, CPU_SHARE, period, 0);
+    for (slot, share) in shares.iter().enumerate() {
+        table.watch(slot, watched(*share, Rank::Guest), 0);
+    }
+    let mut since = vec![0u64; shares.len()];
+    let mut spun = Spun { ran: 2_000 * MS, others: 0, gap: 0, late_gap: 0, total: since.clone() };
+    let (mut seen, mut now, mut gap) = (0, 0, 0);
+    while now < calm + spun.ran {
+        now += STEP;
+        match (0..shares.len()).find(|slot| now > calm && !table.paused(*slot)) {
+            None => {
+                spun.others += if now > calm { STEP } else { 0 };
+                gap = 0;
+            }
+            Some(slot) => {
+                gap += STEP;
+                since[slot] += STEP;
+                spun.total[slot] += STEP;
+            }
+        }
+        let look = table.next_look().is_some_and(|at| at <= now);
+        if look && !table.may_rest(spun.total.iter().sum::<u64>() - seen, now) {
+            for (slot, since) in since.iter_mut().enumerate() {
+                table.charge(slot, 0, std::mem::take(since), now, |_| ());
+            }
+            table.looked(now, |_| ());
+        }
+        if look {
+            seen = spun.total.iter().sum();
+        }
+        spun.gap = spun.gap.max(gap);
+        if now > calm + 1_000 * MS {
+            spun.late_gap = spun.late_gap.max(gap);
+        }
+        table.expire(now, |_| ());
+    }
+    spun
+}
+
 proptest! {
     /// Threads that all spin on one CPU, the highest in priority first: whatever their number and caps, together they
     /// leave the CPU its rest over any run, and after a calm time as after a busy one.
@@ -158,51 +215,51 @@ proptest! {
         caps in proptest::collection::vec(10u32..=99, 1..6),
         calm in 0u64..200,
     ) {
-        let cpu_share = Share::new(0.9).unwrap();
         let period = 5 * MS;
-        let mut table = Table::new(caps.len(), 1, cpu_share, period, 0);
         let shares: Vec<Share> = caps.iter().map(|c| Share::new(f64::from(*c) / 100.0).unwrap()).collect();
+        let spun = spin(&shares, period, calm * MS);
+        // They may begin right after a calm look, and have taken less than half at the next.
+        let calm_looks = CALM + CALM / 2 + 2;
+        prop_assert!(spun.gap <= calm_looks * (CPU_SHARE.of(period) + 2 * STEP), "{} ns without a turn for others", spun.gap);
+        prop_assert!(spun.others * 1000 >= spun.ran * 45, "others got {} of {}", spun.others, spun.ran);
         for (slot, share) in shares.iter().enumerate() {
-            table.watch(slot, watched(*share, Rank::Guest), 0);
-        }
-        let step = 50_000;
-        let mut since = vec![0u64; caps.len()];
-        let mut total = vec![0u64; caps.len()];
-        let (mut fair, mut fair_gap) = (0, 0);
-        let mut seen: u64 = 0;
-        let mut now = 0;
-        let begin = calm * MS;
-        while now < begin + 2_000 * MS {
-            now += step;
-            match (0..caps.len()).find(|slot| now > begin && !table.paused(*slot)) {
-                None => { fair += step; fair_gap = 0; }
-                Some(slot) => {
-                    fair_gap += step;
-                    since[slot] += step;
-                    total[slot] += step;
-                }
-            }
-            let look = table.next_look().is_some_and(|at| at <= now);
-            if look && !table.may_rest(total.iter().sum::<u64>() - seen, now) {
-                for (slot, since) in since.iter_mut().enumerate() {
-                    table.charge(slot, 0, std::mem::take(since), now, |_| ());
-                }
-                table.looked(now, |_| ());
-            }
-            if look {
-                seen = total.iter().sum();
-            }
-            // It may begin right after a calm look, and have taken less than half at the next.
-            let bound = (CALM + CALM / 2 + 2) * (cpu_share.of(period) + 2 * step);
-            prop_assert!(fair_gap <= bound, "{fair_gap} ns without a turn for others");
-            table.expire(now, |_| ());
-        }
-        let ran = now - begin;
-        prop_assert!((fair - begin) * 100 >= ran * 9, "others got {} of {ran}", fair - begin);
-        for (slot, share) in shares.iter().enumerate() {
-            prop_assert!(total[slot] <= share.of(ran) + (CALM + CALM / 2 + 2) * period, "slot {slot}");
+            prop_assert!(spun.total[slot] <= share.of(spun.ran) + calm_looks * period, "slot {slot}");
         }
     }
+}
+
+/// Those of the lowest places wait, and are not among who took the CPU's share: pauses are not theirs for that.
+#[test]
+fn spinners_that_wait_leave_their_cpu_the_rest() {
+    for count in [2, 5, 17, 40] {
+        let period = 2 * MS;
+        let spun = spin(&vec![Share::NINETY_FIVE; count], period, 0);
+        assert!(spun.others * 1000 >= spun.ran * 45, "{count}: others got {} of {}", spun.others, spun.ran);
+        assert!(spun.late_gap <= 2 * period, "{count}: {} ns without a turn for others", spun.late_gap);
+    }
+}
+
+#[test]
+fn who_took_nothing_for_long_is_not_paused_for_its_cpus_sake() {
+    let mut table = table(2);
+    let mut acts = Vec::new();
+    let mut now = 0;
+    for interval in 0..=IDLE_FOR + 1 {
+        let ran = 4_800_000;
+        now += ran;
+        table.charge(0, 0, ran, now, |act| acts.push(act));
+        table.looked(now, |act| acts.push(act));
+        let both = [Action::Demote(0), Action::Demote(1)];
+        assert_eq!(acts, if interval < IDLE_FOR { &both[..] } else { &both[..1] }, "interval {interval}");
+        now = table.next_expiry().unwrap();
+        table.expire(now, |_| ());
+        acts.clear();
+    }
+    // Where somebody took the pause before, who waited for it is not known.
+    now += 4_700_000;
+    table.charge(0, 0, 4_800_000, now, |act| acts.push(act));
+    table.looked(now, |act| acts.push(act));
+    assert_eq!(acts, [Action::Demote(0), Action::Demote(1)]);
 }
 
 #[test]

@@ -43,7 +43,7 @@ const BELL: u64 = 0;
 const RINGS: u64 = 1;
 
 /// What a process may have taken, ns, without its threads being read: it is charged with what comes after.
-const QUIET: u64 = 50_000;
+const QUIET: i64 = 50_000;
 
 /// What happened to one watched thread; read by others while the watcher writes.
 #[derive(Debug, Default)]
@@ -72,8 +72,12 @@ pub struct Slot {
     pub clock: ProcessClock,
     /// The first slot of that process, which stands for it.
     pub leader: SlotIndex,
-    /// If it stands for its process: what that took since its threads were read, ns.
-    pub unread: u64,
+    /// If it stands for its process: what that took beyond what was read of its threads, ns; below zero where these were read since.
+    pub unread: i64,
+    /// At the last reading it had taken [`QUIET`] or more.
+    pub busy: bool,
+    /// The turn of the watcher in which it was last read.
+    pub read: u64,
     pub place: Place,
     pub share: Share,
     pub cpu: u32,
@@ -150,6 +154,8 @@ pub struct Watcher {
     deaf: Option<u64>,
     /// Actions of the charge under way; its capacity is the table's.
     acts: Vec<Action>,
+    /// Turns, counted: what was read in this one names its thread still.
+    turn: u64,
 }
 
 const NO_EVENT: epoll::Event = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
@@ -177,7 +183,19 @@ impl Watcher {
         let acts = Vec::with_capacity(3 * capacity + 64);
         let heard = Account::new(HEARING, HEARING_PERIOD, now());
         let hearing = Box::default();
-        Ok(Self { table, slots, channels, epoll, hearing, listening: false, since: 0, heard, deaf: None, acts })
+        Ok(Self {
+            table,
+            slots,
+            channels,
+            epoll,
+            hearing,
+            listening: false,
+            since: 0,
+            heard,
+            deaf: None,
+            acts,
+            turn: 1,
+        })
     }
 
     /// Runs until [`Order::Stop`] or the planner's end of the channel is gone.
@@ -194,6 +212,7 @@ impl Watcher {
                 Err(_) => break,
             };
             let mut goes_on = true;
+            self.turn += 1;
             for event in events.iter().take(count) {
                 match event.data.u64() {
                     BELL => {
@@ -241,7 +260,7 @@ impl Watcher {
     }
 
     fn hear_page(&mut self, ring: usize) -> io::Result<()> {
-        let Self { table, slots, hearing, since, acts, .. } = self;
+        let Self { table, slots, hearing, since, acts, turn, .. } = self;
         let Hearing { rings: Some(rings), who, .. } = &mut **hearing else { return Ok(()) };
         let read = rings.read(ring, |interrupt| {
             let Some((index, own)) = who.find(interrupt).filter(|_| interrupt.at >= *since) else { return };
@@ -250,8 +269,10 @@ impl Watcher {
             if !table.ahead(index) && !own {
                 // What it took until now, it did not take ahead.
                 let Ok(taken) = slot.reading.take() else { return };
+                let tally = Arc::clone(&slot.tally);
+                was_read(slots, index, taken.ran, *turn);
                 if !table.paused(index) {
-                    slot.tally.ran_ns.fetch_add(taken.ran, Ordering::Relaxed);
+                    tally.ran_ns.fetch_add(taken.ran, Ordering::Relaxed);
                     let cpu = taken.cpu.or(table.cpu(index)).unwrap_or(0);
                     table.charge(index, cpu, taken.ran, at, |act| push(acts, act));
                 }
@@ -395,7 +416,7 @@ impl Watcher {
     fn processes_ran(&mut self) -> u64 {
         self.leaders().fold(0, |all, slot| {
             let ran = slot.clock.take();
-            slot.unread = slot.unread.saturating_add(ran);
+            slot.unread = slot.unread.saturating_add(i64::try_from(ran).unwrap_or(i64::MAX));
             all.saturating_add(ran)
         })
     }
@@ -406,14 +427,19 @@ impl Watcher {
         leader.is_some_and(|leader| leader.unread < QUIET)
     }
 
-    /// Reads and charges every thread that is at its place, but those of quiet processes.
+    /// Reads and charges every thread that is at its place, but those of quiet processes: of each process first those that were busy, and
+    /// the others only if these do not account for it.
     fn look_at_threads(&mut self) {
-        for index in 0..self.slots.len() {
-            let slot = self.slots.get(index).and_then(Option::as_ref);
-            if slot.is_some_and(|slot| !self.is_quiet(slot)) && !self.table.paused(index) {
-                self.charge(index);
+        for busy in [true, false] {
+            for index in 0..self.slots.len() {
+                let slot = self.slots.get(index).and_then(Option::as_ref);
+                let wanted = |slot: &Slot| slot.busy == busy && slot.read != self.turn && !self.is_quiet(slot);
+                if slot.is_some_and(|slot| wanted(slot)) && !self.table.paused(index) {
+                    self.charge(index);
+                }
             }
         }
+        // What all threads do not account for was taken by those that nobody watches.
         self.leaders().filter(|slot| slot.unread >= QUIET).for_each(|slot| slot.unread = 0);
         let acts = &mut self.acts;
         self.table.looked(now(), |act| push(acts, act));
@@ -431,6 +457,7 @@ impl Watcher {
         if self.table.ahead(index) {
             slot.tally.ahead_ns.fetch_add(taken.ran, Ordering::Relaxed);
         }
+        was_read(&mut self.slots, index, taken.ran, self.turn);
         let cpu = taken.cpu.or(self.table.cpu(index))?;
         let acts = &mut self.acts;
         self.table.charge(index, cpu, taken.ran, now(), |act| push(acts, act));
@@ -450,18 +477,19 @@ impl Watcher {
             let index = act.slot();
             let Some(Some(slot)) = self.slots.get_mut(index) else { continue };
             let done = match act {
-                Action::Demote(_) => slot.pause(),
+                Action::Demote(_) => slot.pause(slot.read == self.turn).map(|()| 0),
                 Action::Promote(_) => slot.resume(),
-                Action::Raise(_) => slot.raise(),
-                Action::Again(_) => slot.place.again(),
-                Action::Lower(_) => slot.place.lower(),
+                Action::Raise(_) => slot.raise().map(|()| 0),
+                Action::Again(_) => slot.place.again().map(|()| 0),
+                Action::Lower(_) => slot.place.lower().map(|()| 0),
             };
             match done {
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => self.forget(index),
                 Err(_) => {
                     slot.tally.refused.fetch_add(1, Ordering::Relaxed);
                 }
-                Ok(()) => {}
+                Ok(0) => {}
+                Ok(ran) => was_read(&mut self.slots, index, ran, self.turn),
             }
         }
         self.acts.clear();
@@ -477,12 +505,13 @@ fn push(acts: &mut Vec<Action>, act: Action) {
 }
 
 impl Slot {
-    fn pause(&mut self) -> io::Result<()> {
+    /// `fresh`: it was read in this turn.
+    fn pause(&mut self, fresh: bool) -> io::Result<()> {
         // Said before it is so: who then reads the thread's policy knows of the pause (`Pauses`).
         self.tally.paused.store(true, Ordering::Relaxed);
         self.tally.pauses.fetch_add(1, Ordering::Release);
         self.since = now();
-        self.place.leave().inspect_err(|_| {
+        self.place.leave(fresh).inspect_err(|_| {
             self.tally.paused.store(false, Ordering::Relaxed);
             self.tally.pauses.fetch_sub(1, Ordering::Relaxed);
         })
@@ -498,12 +527,23 @@ impl Slot {
         Ok(())
     }
 
-    fn resume(&mut self) -> io::Result<()> {
-        // The change of policy brings the kernel's count up to date, so what was taken while paused is left out whole.
+    /// At its place again; what it took meanwhile, ns. The change of policy brings the kernel's count up to date, so that is all of it.
+    fn resume(&mut self) -> io::Result<u64> {
         self.place.take()?;
         self.tally.paused.store(false, Ordering::Relaxed);
         self.tally.paused_ns.fetch_add(now().saturating_sub(self.since), Ordering::Relaxed);
-        self.reading.take().map(|_| ())
+        self.reading.take().map(|taken| taken.ran)
+    }
+}
+
+/// The thread in this slot was read, and had taken `ran` ns.
+fn was_read(slots: &mut [Option<Box<Slot>>], index: SlotIndex, ran: u64, turn: u64) {
+    let ran = i64::try_from(ran).unwrap_or(i64::MAX);
+    let Some(Some(slot)) = slots.get_mut(index) else { return };
+    (slot.busy, slot.read) = (ran >= QUIET, turn);
+    let leader = slot.leader;
+    if let Some(Some(leader)) = slots.get_mut(leader) {
+        leader.unread = leader.unread.saturating_sub(ran);
     }
 }
 
