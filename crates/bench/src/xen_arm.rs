@@ -133,6 +133,7 @@ pub fn measure(
             let case = name(method, load, neighbour);
             progress(&format!("{case}: applying"));
             host.apply(method)?;
+            host.settle()?;
             run(host, neighbour, true)?;
             let measured = measure_case(host, plan, (method, load, neighbour), progress);
             run(host, neighbour, false)?;

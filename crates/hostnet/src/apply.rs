@@ -95,6 +95,12 @@ impl Report {
         self.items.push(Item { rule, knob: knob.clone(), from, to: to.clone(), done });
     }
 
+    /// Whether something was changed that is to be written once more, soon ([`Setting::insists`]).
+    pub fn insists(&self, plan: &Plan) -> bool {
+        let insisting: BTreeSet<_> = plan.settings.iter().filter(|set| set.insists).map(|set| set.knob.key()).collect();
+        self.items.iter().any(|item| item.done == Done::Changed && insisting.contains(&item.knob.key()))
+    }
+
     /// Whether something was changed that makes threads appear which this report's plan did not know.
     fn reveals_threads(&self, plan: &Plan) -> bool {
         let revealing: BTreeSet<_> =
@@ -191,7 +197,9 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
                     originals.push(Original { knob: setting.knob.clone(), value });
                 }
                 if as_wanted {
-                    report.add(Some(setting.rule), &setting.knob, Some(found), &setting.value, Done::Already);
+                    let written = if setting.insists { host.write(&setting.knob, &setting.value) } else { Ok(()) };
+                    let done = written.map_or_else(|error| outcome(&error), |()| Done::Already);
+                    report.add(Some(setting.rule), &setting.knob, Some(found), &setting.value, done);
                 } else {
                     pending.push((setting, found));
                 }

@@ -265,6 +265,13 @@ pub struct Moderation {
     pub adaptive: Option<bool>,
 }
 
+impl Moderation {
+    /// Some other one that every driver takes, with no packet held back for long.
+    pub fn other(self) -> Self {
+        Self { rx_usecs: if self.rx_usecs == 10 { 20 } else { 10 }, ..self }
+    }
+}
+
 impl fmt::Display for Moderation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let adaptive = if self.adaptive == Some(true) { ", adaptive" } else { "" };

@@ -281,7 +281,13 @@ impl Host for LiveHost {
                 netdev.set_threaded(*napi, *mode)
             }),
             (Knob::Moderation { nic }, Value::Moderation(wanted)) => {
-                self.with_ethtool(knob, |ethtool| ethtool.set_moderation(nic.ifindex, *wanted))
+                self.with_ethtool(knob, |ethtool| {
+                    // The driver is not told what is so already by its own word (net/ethtool/coalesce.c, ethnl_set_coalesce).
+                    if ethtool.moderation(nic.ifindex)? == *wanted {
+                        ethtool.set_moderation(nic.ifindex, wanted.other())?;
+                    }
+                    ethtool.set_moderation(nic.ifindex, *wanted)
+                })
             }
             (Knob::Feature { nic, feature }, Value::Text(wanted)) => {
                 self.with_ethtool(knob, |ethtool| ethtool.set_feature(nic.ifindex, feature, wanted == switch(true)))

@@ -160,12 +160,15 @@ pub struct Setting {
     /// Somebody else changes it from here on: its original is kept although it has the wanted value already.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub handed_on: bool,
+    /// It is written in every pass, and once more soon after it was first: that it reads as wanted does not say that the device has it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub insists: bool,
 }
 
 impl Setting {
     /// A setting that overwrites no other knob.
     pub fn new(rule: RuleId, stage: Stage, knob: Knob, value: Value) -> Self {
-        Self { rule, stage, knob, value, overwrites: Vec::new(), original: None, handed_on: false }
+        Self { rule, stage, knob, value, overwrites: Vec::new(), original: None, handed_on: false, insists: false }
     }
 }
 

@@ -297,6 +297,15 @@ impl Host {
         }
     }
 
+    /// Waits until all that was applied holds: the daemon sets a NIC's moderation twice, 3 s apart (rule `moderation`). For requests that
+    /// may come sooner after another than a moderated interrupt does.
+    ///
+    /// # Errors
+    /// The host is no more.
+    pub fn settle(&mut self) -> Result<(), MeasureError> {
+        self.shell("sleep 4").map(|_| ())
+    }
+
     /// Undoes whatever is applied.
     ///
     /// # Errors

@@ -10,6 +10,11 @@ use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 /// Drivers that only write the new interval to the NIC (`*_set_coalesce` of each). Others may stop their queues for it.
 const LIVE_SAFE: [&str; 6] = ["e1000e", "i40e", "ice", "igb", "igc", "virtio_net"];
 
+/// With MSI-X, what its adaptive mode has worked out is written to the NIC at the next interrupt of the receive queue, also where another interval
+/// was set meanwhile (`e1000_set_itr` and `e1000_intr_msix_rx` in netdev.c; the latest such interrupt is the watchdog's, every 2 s), and again
+/// whenever the link is set up (`e1000_configure_msix`); it goes on saying what was set.
+const FORGETS: &str = "e1000e";
+
 /// See [`RuleId::Moderation`].
 pub fn moderation(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
@@ -18,7 +23,8 @@ pub fn moderation(inventory: &Inventory, intent: &Intent) -> Outcome {
         let wanted = Moderation { rx_usecs: 0, adaptive: found.adaptive.map(|_| false) };
         if nic.driver.as_deref().is_some_and(|driver| LIVE_SAFE.contains(&driver)) {
             let knob = Knob::Moderation { nic: nic.id.clone() };
-            outcome.settings.push(Setting::new(RuleId::Moderation, Stage::Steer, knob, Value::Moderation(wanted)));
+            let setting = Setting::new(RuleId::Moderation, Stage::Steer, knob, Value::Moderation(wanted));
+            outcome.settings.push(Setting { insists: nic.driver.as_deref() == Some(FORGETS), ..setting });
         } else if found != wanted {
             outcome.findings.push(held_back(nic, found));
         }

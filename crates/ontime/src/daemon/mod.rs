@@ -65,6 +65,10 @@ const REST: Duration = Duration::from_secs(3);
 /// again as soon as they are answered.
 const ANSWERS: usize = 8;
 
+/// From when something was set that a driver may still overwrite to when it is set again: e1000e does at an interrupt, of which there is one
+/// in 2 s at least.
+const INSIST: Duration = Duration::from_secs(3);
+
 /// From a look that failed to the next.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -233,6 +237,8 @@ impl Daemon {
         self.last_end = Instant::now();
         if self.engine.looks_again() {
             self.pending.get_or_insert((Event::Clock, self.last_end + LOOK_AGAIN));
+        } else if self.engine.insists() {
+            self.pending.get_or_insert((Event::Clock, self.last_end + INSIST));
         }
     }
 

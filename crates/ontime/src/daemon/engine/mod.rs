@@ -71,6 +71,7 @@ pub struct Engine {
     errors: Vec<api::Problem>,
     /// The last pass could not look at the whole host.
     looks_again: bool,
+    insists: bool,
     /// Knobs that the last pass could not set: their state, and why.
     failures: BTreeMap<String, (&'static str, String)>,
     /// For Prometheus.
@@ -114,6 +115,7 @@ impl Engine {
             state: api::State::Applied,
             errors: Vec::new(),
             looks_again: false,
+            insists: false,
             failures: BTreeMap::new(),
             metrics: Metrics::default(),
             repeats: Repeats::default(),
@@ -155,6 +157,11 @@ impl Engine {
         self.looks_again
     }
 
+    /// Whether the last pass set something that has to be set once more, soon ([`hostnet::Setting::insists`]).
+    pub fn insists(&self) -> bool {
+        self.insists
+    }
+
     /// How long the last pass took.
     pub fn last_pass(&self) -> Duration {
         self.last_pass
@@ -176,6 +183,7 @@ impl Engine {
                 hostnet::Report::default()
             }
         };
+        self.insists = report.insists(&self.look.plan);
         self.passes += 1;
         self.last_pass = start.elapsed();
         tracing::debug!("a pass ({reason}) took {:?}", self.last_pass);
