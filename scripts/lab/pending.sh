@@ -18,7 +18,7 @@ daemon_starts
 ontime apply --method interrupt-context > /lab/applied || { cat /lab/applied; fail "apply: $?"; }
 instances() { ls /sys/kernel/tracing/instances 2> /dev/null | grep -c '^ontime-daemon-' || true; }
 expect "trace instances" 1 "$(instances)"
-for teller in $(pgrep '^irq_work/'); do expect "place of irq_work" "SCHED_FIFO 54 " "$(place "$teller")"; done
+for teller in $(pgrep '^irq_work/'); do expect "place of irq_work" "SCHED_FIFO 55 " "$(place "$teller")"; done
 ontime status | grep 'interrupt-context:' && fail "interrupts cannot be followed"
 
 # Asked, it is put ahead; above it only vhost and what moves packets.
