@@ -190,7 +190,7 @@ impl Events {
             Event::Reload => drain_fd(&self.reload, &mut buffer),
             Event::Links => return tells(&self.links, &mut buffer, is_of_link),
             Event::Queues => {
-                while self.queues.as_ref().is_some_and(|queues| queues.recv_from(&mut &mut buffer[..], 0).is_ok()) {}
+                return self.queues.as_ref().is_some_and(|queues| tells(queues, &mut buffer, is_of_queues));
             }
             Event::Cpus => return self.devices.as_ref().is_some_and(|devices| tells(devices, &mut buffer, is_of_cpu)),
             Event::Poked => drain_fd(&self.poke, &mut buffer),
@@ -225,11 +225,23 @@ fn tells(socket: &Socket, buffer: &mut [u8], is_reason: fn(&[u8]) -> bool) -> bo
 /// Messages of `RTMGRP_LINK`. A bridge tells there of its ports, too, and often (`br_ifinfo_notify`, net/bridge/br_netlink.c):
 /// an interface that enters or leaves it is told in a message of its own, so what the bridge says is no reason to look. What
 /// cannot be read is one.
-fn is_of_link(mut messages: &[u8]) -> bool {
+fn is_of_link(messages: &[u8]) -> bool {
+    // `struct ifinfomsg`: the family is its first byte.
+    any_but(messages, libc::AF_BRIDGE as u8)
+}
+
+/// Messages of family `ethtool`. That somebody set a NIC's moderation is no reason to look: a pass does itself, each time for some drivers
+/// ([`ontime_hostnet::Setting::insists`]), and would be the reason of the next. Another's change is found at the next rescan.
+fn is_of_queues(messages: &[u8]) -> bool {
+    // `struct genlmsghdr`: the command is its first byte. ETHTOOL_MSG_COALESCE_NTF, include/uapi/linux/ethtool_netlink.h.
+    any_but(messages, 21)
+}
+
+/// Whether there is a message whose payload begins with another byte than this, or one that cannot be read.
+fn any_but(mut messages: &[u8], first: u8) -> bool {
     while !messages.is_empty() {
         let Ok(message) = NetlinkBuffer::new_checked(messages) else { return true };
-        // `struct ifinfomsg`: the family is its first byte.
-        if message.payload().first() != Some(&(libc::AF_BRIDGE as u8)) {
+        if message.payload().first() != Some(&first) {
             return true;
         }
         let length = (message.length() as usize).next_multiple_of(NETLINK_ALIGNMENT);
@@ -310,5 +322,9 @@ mod tests {
         assert!(is_of_link(&[4, 0, 0, 0]));
         assert!(is_of_link(&[0; 36]));
         assert!(!is_of_link(&[]));
+        let moderation = [&[20, 0, 0, 0][..], &[0; 12], &[21, 1, 0, 0]].concat();
+        let rings = [&[20, 0, 0, 0][..], &[0; 12], &[17, 1, 0, 0]].concat();
+        assert!(!is_of_queues(&moderation));
+        assert!(is_of_queues(&[moderation, rings].concat()));
     }
 }
