@@ -297,7 +297,7 @@ fn moderate(host: &mut Host, interval: Interval) -> Result<(), MeasureError> {
         // Ends the adaptive mode, whose last word e1000e may still write: at the next interrupt, of which there is one in 2 s at least.
         let other = if wanted == 20 { 30 } else { 20 };
         host.shell(&format!(
-            "ethtool -C {NIC} rx-usecs {other} && sleep 3 && ethtool -C {NIC} rx-usecs {wanted} 2>&1"
+            "{{ ethtool -C {NIC} rx-usecs {other} && sleep 3 && ethtool -C {NIC} rx-usecs {wanted}; }} 2>&1"
         ))?;
     }
     Ok(())

@@ -71,6 +71,7 @@ pub struct Engine {
     errors: Vec<api::Problem>,
     /// The last pass could not look at the whole host.
     looks_again: bool,
+    /// The last pass set something that is to be set once more, soon.
     insists: bool,
     /// Knobs that the last pass could not set: their state, and why.
     failures: BTreeMap<String, (&'static str, String)>,
