@@ -53,6 +53,8 @@ pub enum Measure {
     Only(Figure, Case),
     /// Frames that came late, or never.
     Late(Case),
+    /// Requests that met a priority inversion, in the trace.
+    Hindered(Case),
     /// Deadlines that applications missed.
     Missed(Case),
     /// What is reserved beyond need and slack, as a share of these.
@@ -66,7 +68,11 @@ impl Measure {
     pub fn cases(self) -> Vec<Case> {
         match self {
             Measure::Ratio(_, over, under) | Measure::Beyond(_, over, under) => vec![over, under],
-            Measure::Only(_, case) | Measure::Late(case) | Measure::Missed(case) | Measure::Excess(case) => vec![case],
+            Measure::Only(_, case)
+            | Measure::Late(case)
+            | Measure::Hindered(case)
+            | Measure::Missed(case)
+            | Measure::Excess(case) => vec![case],
             Measure::LeastCount => Vec::new(),
         }
     }
@@ -121,6 +127,10 @@ impl GoalSpec {
         Self { measure: Measure::Late(case), ..self }
     }
 
+    const fn hindered(self, case: Case) -> Self {
+        Self { measure: Measure::Hindered(case), bound: Bound::AtMost, target: 0.0, ..self }
+    }
+
     const fn missed(self, case: Case) -> Self {
         Self { measure: Measure::Missed(case), bound: Bound::AtMost, target: 0.0, ..self }
     }
@@ -155,7 +165,7 @@ const TABLE_1: [GoalSpec; 12] = [
 ];
 
 /// Every experiment's goals, by its name on the command line: on the virtual clock, for the series that the project promises.
-pub const GOALS: [(&str, &[GoalSpec]); 15] = [
+pub const GOALS: [(&str, &[GoalSpec]); 16] = [
     (
         "rt-server",
         &[
@@ -376,6 +386,15 @@ pub const GOALS: [(&str, &[GoalSpec]); 15] = [
         ],
     ),
     (
+        "segments",
+        &[
+            goal("inversions-small", "partitioned: no request meets a priority inversion under small packets")
+                .hindered(small("partitioned")),
+            goal("inversions-tcp", "partitioned: no request meets a priority inversion under TCP")
+                .hindered(tcp("partitioned")),
+        ],
+    ),
+    (
         "voip",
         &[
             goal(
@@ -468,6 +487,12 @@ impl Measure {
                 let late = case.find(results)?.late.ok_or_else(|| format!("{}: nothing is ever late", case.name()))?;
                 let (late, lost) = (late.frames, case.find(results)?.lost);
                 Ok(((late + lost) as f64, format!("{late} late, {lost} lost, {}", case.name())))
+            }
+            Measure::Hindered(case) => {
+                let of = case.find(results)?.inversions.as_ref();
+                let of = of.ok_or_else(|| format!("{}: inversions were not looked for (--inversions)", case.name()))?;
+                let (hindered, requests) = (number::count(of.hindered), number::count(of.requests));
+                Ok((of.hindered as f64, format!("{hindered} of {requests} in {:.0} s, {}", of.duration_s, case.name())))
             }
             Measure::Missed(case) => {
                 let result = case.find(results)?;

@@ -11,7 +11,7 @@ use std::fs;
 use crate::hardware::HardwareError;
 use crate::host::{AS_IS, BULK_VMS, Ground, Host, MeasureError, RT_VM, Site};
 use crate::schema::{Load, MethodResult};
-use crate::segments::Trace;
+use crate::segments::{Depth, Trace};
 use crate::server::{self, Place, Seat, Wake};
 use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
@@ -101,8 +101,8 @@ pub struct Plan {
     pub appended: Vec<String>,
     /// In this order.
     pub cases: Vec<Case>,
-    /// Whether `ontime trace` runs in the host meanwhile ([`crate::segments`]).
-    pub traced: bool,
+    /// What `ontime trace` looks for in the host meanwhile ([`crate::segments`]); none where it does not run.
+    pub traced: Option<Depth>,
     /// Counted requests a case, at least.
     pub requests: u64,
     /// Seed of the gaps between requests.
@@ -176,11 +176,11 @@ fn measure_case(
         requests: Requests::Client { workload: plan.workload, count: plan.requests + WARM_UP, seed: plan.seed },
         warmup: WARM_UP,
     };
-    if !plan.traced {
+    let Some(depth) = plan.traced else {
         return trial.run(host, progress);
-    }
+    };
     host.lab()?;
-    let trace = Trace::start(host, &name)?;
+    let trace = Trace::start(host, &name, depth)?;
     let measured = trial.run(host, progress);
     // Now that the flood is over it has the time to write its report; and it must not be there in the next case.
     let segments = trace.finish(host);

@@ -1,8 +1,8 @@
 //! `segments`: Access'18, IV-D (Figure 11). Where a request's time goes, by `ontime trace` in the host, while the wire is measured outside.
 //!
-//! In: a host, a case's name. Out: [`SegmentTime`]s of the requests of that case. The load is `rt-server`'s ([`crate::rt_server`]). The
-//! trace runs with `--segments-only`, so that it costs few probes a request; what a probe cost is in the result's notes, and the wire's
-//! figures contain it.
+//! In: a host, a case's name. Out: [`SegmentTime`]s of the requests of that case, and [`Inversions`] where these are looked for. The load is
+//! `rt-server`'s ([`crate::rt_server`]). Unless they are, the trace runs with `--segments-only`, so that it costs few probes a request; what a
+//! probe cost is in the result's notes, and the wire's figures contain it.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,47 @@ use serde::Deserialize;
 
 use crate::host::{Host, MeasureError};
 use crate::number;
-use crate::schema::{MethodResult, SegmentTime};
+use crate::schema::{InversionRow, Inversions, MethodResult, SegmentTime};
 
 /// The segments, in the order of the way.
 pub const SEGMENTS: [&str; 3] = ["host receive", "guest", "host send"];
 /// The kernel's ring, KiB: what an emulated host under vanilla's flood writes in the seconds in which the reader does not run.
 const RING_KIB: u32 = 65_536;
 
+/// Inversions of a case that the table shows, by the time that they took.
+const SHOWN: usize = 8;
+
+/// What a trace looks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// Where the time goes.
+    Segments,
+    /// That, and which requests met a priority inversion: more probes.
+    Inversions,
+}
+
 /// The part of `ontime trace --json` (docs/trace.md) that is looked at.
 #[derive(Debug, Deserialize)]
 struct Document {
+    duration_s: f64,
     paths: Vec<PathReport>,
+    inversions_looked_for: bool,
+    hindered: u64,
+    inversions: Vec<Inversion>,
+    inversions_unnamed: u64,
     tracing: Tracing,
+}
+
+#[derive(Debug, Deserialize)]
+struct Inversion {
+    kind: String,
+    segment: String,
+    waiter: Option<String>,
+    behind: String,
+    place: String,
+    requests: u64,
+    max_us: f64,
+    rule: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -59,9 +88,10 @@ impl<'a> Trace<'a> {
     ///
     /// # Errors
     /// It does not start: the message has its words.
-    pub fn start(host: &mut Host, name: &'a str) -> Result<Self, MeasureError> {
+    pub fn start(host: &mut Host, name: &'a str, depth: Depth) -> Result<Self, MeasureError> {
+        let depth = if depth == Depth::Segments { "--segments-only" } else { "" };
         host.shell(&format!(
-            "{{ ontime trace --vm rt --segments-only --quiet --ring {RING_KIB} --json /lab/trace-{name}.json \
+            "{{ ontime trace --vm rt {depth} --quiet --ring {RING_KIB} --json /lab/trace-{name}.json \
              > /lab/trace-{name}.log 2>&1 < /dev/null & echo $! > /run/trace.pid; }}; \
              for try in $(seq 200); do ls /sys/kernel/tracing/instances | grep -q ontime-trace && exit 0; sleep 0.1; done; \
              cat /lab/trace-{name}.log; exit 1"
@@ -111,6 +141,14 @@ fn add(document: Document, result: &mut MethodResult) {
         p99_9_us: of.p99_9,
         max_us: of.max,
     };
+    let requests = document.paths.first().and_then(|path| path.total).map_or(0, |total| total.count);
+    result.inversions = document.inversions_looked_for.then(|| Inversions {
+        requests,
+        duration_s: document.duration_s,
+        hindered: document.hindered,
+        rows: document.inversions.into_iter().map(InversionRow::from).collect(),
+        unnamed: document.inversions_unnamed,
+    });
     if let Some(path) = document.paths.into_iter().next() {
         let found = SEGMENTS.into_iter().filter_map(|name| Some(time(name, *path.segments.get(name)?)));
         result.segments = found.chain(path.total.map(|total| time("in all", total))).collect();
@@ -133,16 +171,57 @@ fn add(document: Document, result: &mut MethodResult) {
     }
 }
 
+impl From<Inversion> for InversionRow {
+    fn from(of: Inversion) -> Self {
+        Self {
+            kind: of.kind,
+            segment: of.segment.replace('-', " "),
+            waiter: of.waiter,
+            behind: of.behind,
+            place: of.place,
+            requests: of.requests,
+            max_us: of.max_us,
+            rule: of.rule,
+        }
+    }
+}
+
 /// Figure 11 as a table.
 pub fn table(results: &[MethodResult]) -> String {
     let mut text = String::from(
-        "method          segment        requests       p50      mean       p99       max  us, by the host's trace\n",
+        "method          load          segment        requests       p50      mean       p99       max  us, by the host's trace\n",
     );
     for result in results {
         for of in &result.segments {
             let figures =
                 [of.p50_us, of.mean_us, of.p99_us, of.max_us].map(|value| format!("{:>10}", number::us(value)));
-            text.push_str(&format!("{:<15} {:<13} {:>9}{}\n", result.method, of.segment, of.count, figures.concat()));
+            let (method, load) = (&result.method, result.load.name());
+            text.push_str(&format!("{method:<15} {load:<13} {:<13} {:>9}{}\n", of.segment, of.count, figures.concat()));
+        }
+    }
+    for (result, of) in results.iter().filter_map(|result| Some((result, result.inversions.as_ref()?))) {
+        text.push_str(&format!(
+            "{}, {}: {} of {} requests in {:.0} s met a priority inversion\n",
+            result.method,
+            result.load.words(),
+            number::count(of.hindered),
+            number::count(of.requests),
+            of.duration_s
+        ));
+        for row in of.rows.iter().take(SHOWN) {
+            text.push_str(&format!(
+                "  {:>8} x, at most {} us: {}\n",
+                number::count(row.requests),
+                number::us(row.max_us),
+                row.words()
+            ));
+        }
+        let more = of.unnamed + of.rows.iter().skip(SHOWN).map(|row| row.requests).sum::<u64>();
+        if more > 0 {
+            text.push_str(&format!(
+                "  {:>8} x others (the JSON report has those that have a name)\n",
+                number::count(more)
+            ));
         }
     }
     text
@@ -158,7 +237,9 @@ mod tests {
     fn a_trace_report_becomes_segments_in_the_papers_order() {
         let figures = r#"{"count":3,"min":1,"mean":2,"p50":2,"p95":3,"p99":3,"p99_9":3,"max":3,"more":0}"#;
         let json = format!(
-            r#"{{"schema_version":1,"paths":[{{"tenant":"rt","total":{figures},"segments":{{"guest":{figures},"host send":{figures},
+            r#"{{"schema_version":1,"duration_s":2.5,"inversions_looked_for":true,"hindered":2,"inversions_unnamed":0,"inversions":[
+               {{"tenant":"rt","kind":"waited","segment":"host-receive","waiter":null,"behind":"vhost-7 (other)","place":"in a softirq",
+               "requests":2,"total_us":80,"max_us":50,"example":"","rule":"vnic-place","cure":""}}],"paths":[{{"tenant":"rt","total":{figures},"segments":{{"guest":{figures},"host send":{figures},
                "host receive":{figures}}}}}],"tracing":{{"lost":{{"0":2}},"four_probes_us":12.8}}}}"#
         );
         let mut result = MethodResult::new(&Run {
@@ -179,6 +260,10 @@ mod tests {
         assert_eq!((result.segments[0].count, result.segments[0].max_us), (3, 3.0));
         assert!(result.notes[0].contains("lost at least 2") && result.notes[1].contains("12.8"), "{:?}", result.notes);
         let table = table(&[result]);
-        assert_eq!(table.lines().count(), 5, "{table}");
+        assert_eq!(table.lines().count(), 7, "{table}");
+        assert!(
+            table.contains("2 of 3 requests in 2 s") && table.contains("behind vhost-7 (other) in a softirq"),
+            "{table}"
+        );
     }
 }

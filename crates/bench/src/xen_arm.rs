@@ -18,7 +18,7 @@ use crate::client::{self, ClientError};
 use crate::host::{Host, MeasureError, RT_VM, Site, Vm, boot_vm};
 use crate::number;
 use crate::schema::{Load, MethodResult};
-use crate::segments::Trace;
+use crate::segments::{Depth, Trace};
 use crate::server;
 use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
@@ -164,7 +164,7 @@ fn measure_case(
         requests: Requests::Client { workload, count: plan.requests + WARM_UP, seed: plan.seed },
         warmup: WARM_UP,
     };
-    let trace = if plan.traced { Some(Trace::start(host, &case)?) } else { None };
+    let trace = if plan.traced { Some(Trace::start(host, &case, Depth::Segments)?) } else { None };
     let before = vcpu_time(host)?;
     let measured = trial.run(host, progress);
     let after = vcpu_time(host)?;

@@ -44,7 +44,7 @@ enum Experiment {
     /// Access'18 IV-C (Fig. 9): the same load with both of its techniques, with each alone, and with virtual interrupts
     Ablation(rt_server::Args),
     /// Access'18 IV-D (Fig. 11): the same load, and where a request's time goes: host receive, guest, host send
-    Segments(rt_server::Args),
+    Segments(rt_server::Segments),
     /// Each rule of hostnet's table switched off alone under a flood: what it costs, and what `ontime doctor` says
     Inversion(inversion::Inversion),
     /// Where the instructions of a request go: every instruction of host and guest, by stage and by function
@@ -257,7 +257,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
     match &args.experiment {
         Experiment::RtServer(args) => rt_server::run(args, &rt_server::RT_SERVER),
         Experiment::Ablation(args) => rt_server::run(args, &rt_server::ABLATION),
-        Experiment::Segments(args) => rt_server::run(args, &rt_server::SEGMENTS),
+        Experiment::Segments(args) => rt_server::segments(args),
         Experiment::Inversion(args) => inversion::run(args),
         Experiment::Path(args) => path::run(args),
         Experiment::Kbp(args) => kbp::run(args),

@@ -24,6 +24,7 @@ pub fn html(report: &Report) -> String {
             (head(report))
             (comparison(report))
             (segments(report))
+            (inversions(report))
             (rules(report))
             (throughput(report))
             (late(report))
@@ -219,6 +220,32 @@ fn segments(report: &Report) -> Markup {
                     @for figure in [of.min_us, of.mean_us, of.p50_us, of.p95_us, of.p99_us, of.p99_9_us, of.max_us] {
                         td { (number::us(figure)) }
                     }
+                } } }
+            }
+        }))
+    }
+}
+
+/// Who was in the way, where the host was traced for that.
+fn inversions(report: &Report) -> Markup {
+    if report.results.iter().all(|result| result.inversions.is_none()) {
+        return html! {};
+    }
+    html! {
+        h2 { "Priority inversions" }
+        @for (result, of) in report.results.iter().filter_map(|result| Some((result, result.inversions.as_ref()?))) {
+            p {
+                (result.method) ", " (result.load.words()) ": " (number::count(of.hindered)) " of " (number::count(of.requests)) " requests in "
+                (number::significant(of.duration_s)) " s met one; " (number::count(of.unnamed)) " were too many to be named."
+            }
+        }
+        (table("Inversions", 1, &["method", "inversion", "requests", "longest, µs"], html! {
+            @for result in &report.results {
+                tbody { @for row in result.inversions.iter().flat_map(|of| &of.rows) { tr {
+                    (row_head(result))
+                    td.left { (row.words()) }
+                    td { (number::count(row.requests)) }
+                    td { (number::us(row.max_us)) }
                 } } }
             }
         }))

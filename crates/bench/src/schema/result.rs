@@ -61,6 +61,8 @@ pub struct MethodResult {
     pub host_time: Option<HostTime>,
     /// Where the requests' time went, by the trace in the host, in `segments`; empty elsewhere.
     pub segments: Vec<SegmentTime>,
+    /// Priority inversions that the trace named, in `segments --inversions`; `null` elsewhere.
+    pub inversions: Option<Inversions>,
     /// The response times' occupied bins, ascending.
     pub histogram: Vec<HistogramBin>,
     /// What a reader must know of this result.
@@ -260,4 +262,51 @@ pub struct SegmentTime {
     pub p99_9_us: f64,
     /// Largest.
     pub max_us: f64,
+}
+
+/// Priority inversions that requests met (docs/trace.md).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Inversions {
+    /// Requests that the trace put together; those of the warm-up are among them.
+    pub requests: u64,
+    /// From the trace's first event to its last, seconds.
+    pub duration_s: f64,
+    /// Requests that met one or more.
+    pub hindered: u64,
+    /// Each by who waited, behind whom and where; by the time that they took in all.
+    pub rows: Vec<InversionRow>,
+    /// Those that were too many to be named.
+    pub unnamed: u64,
+}
+
+/// A named inversion.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct InversionRow {
+    /// `waited`, `foreign`, `held` or `queued`.
+    pub kind: String,
+    /// In which segment.
+    pub segment: String,
+    /// The thread that was kept; `null` for the packet itself.
+    pub waiter: Option<String>,
+    /// The thread in its way: name, policy.
+    pub behind: String,
+    /// What that did.
+    pub place: String,
+    /// Requests hindered.
+    pub requests: u64,
+    /// The longest.
+    pub max_us: f64,
+    /// The rule of `ontime doctor` that cures it.
+    pub rule: Option<String>,
+}
+
+impl InversionRow {
+    /// In words.
+    pub fn words(&self) -> String {
+        let who = self.waiter.as_deref().unwrap_or("the packet");
+        let cure = self.rule.as_deref().unwrap_or("no rule");
+        format!("{who} {} behind {} {}, {} [{cure}]", self.kind, self.behind, self.place, self.segment)
+    }
 }

@@ -71,6 +71,7 @@ impl MethodResult {
             rtas: None,
             host_time: None,
             segments: Vec::new(),
+            inversions: None,
             histogram: bins.bins().iter().map(HistogramBin::from).collect(),
             notes: capture_notes(run),
         }

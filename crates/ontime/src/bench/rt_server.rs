@@ -9,6 +9,7 @@ use ontime_bench::host::Ground;
 use ontime_bench::memcached::ACCESS;
 use ontime_bench::rt_server::{self, Case, Plan};
 use ontime_bench::schema::{Load, MethodResult};
+use ontime_bench::segments::Depth;
 use ontime_bench::workload::{SOCKPERF, Workload};
 use ontime_lab::{Clock, Kernel, isolate};
 use rustix::process::Signal;
@@ -26,8 +27,8 @@ pub struct Kind {
     workload: Workload,
     /// What is measured where nothing is said.
     methods: &'static [&'static str],
-    /// Whether the host is traced meanwhile.
-    traced: bool,
+    /// What a trace looks for meanwhile; none where the host is not traced.
+    traced: Option<Depth>,
 }
 
 /// Table 3 and Figures 6 to 8.
@@ -35,21 +36,21 @@ pub const RT_SERVER: Kind = Kind {
     name: "rt-server",
     workload: SOCKPERF,
     methods: &["vanilla", "rt-default", "threaded", "partitioned", "outsourcing", "host-process"],
-    traced: false,
+    traced: None,
 };
 /// Figure 9, a to d, and what both techniques are left out of.
 pub const ABLATION: Kind = Kind {
     name: "ablation",
     workload: SOCKPERF,
     methods: &["outsourcing", "partitioned", "outsourcing-only", "outsourcing-interrupt", "threaded"],
-    traced: false,
+    traced: None,
 };
 /// Figure 11. An outsourced request has no packet in the guest that the trace could follow.
-pub const SEGMENTS: Kind = Kind {
+const SEGMENTS: Kind = Kind {
     name: "segments",
     workload: SOCKPERF,
     methods: &["vanilla", "rt-default", "threaded", "partitioned"],
-    traced: true,
+    traced: Some(Depth::Segments),
 };
 const SEGMENTS_PAPER: &str = "paper (Access'18, IV-D): Figure 11 is a plot without numbers. Its findings: most of the variance is in host \
     receive and in the guest; the inversions of host receive are gone with an exclusive CPU and with partitioned softirqs; four probes \
@@ -58,13 +59,13 @@ const SEGMENTS_PAPER: &str = "paper (Access'18, IV-D): Figure 11 is a plot witho
 /// What an application is measured with where nothing is said: as the RT server.
 const APPLICATION: &[&str] = &["vanilla", "threaded", "partitioned", "outsourcing", "host-process"];
 /// Figure 14.
-pub const VOIP: Kind = Kind { name: "voip", workload: Workload::Voip, methods: APPLICATION, traced: false };
+pub const VOIP: Kind = Kind { name: "voip", workload: Workload::Voip, methods: APPLICATION, traced: None };
 /// Figure 15.
 const MEMCACHED: Kind = Kind {
     name: "memcached",
     workload: Workload::Memcached { traffic: ACCESS, connections: CONNECTIONS },
     methods: APPLICATION,
-    traced: false,
+    traced: None,
 };
 /// The memcached client's connections where nothing is said; the paper does not say how many it had.
 const CONNECTIONS: u8 = 4;
@@ -87,6 +88,24 @@ pub fn memcached(args: &Memcached) -> anyhow::Result<ExitCode> {
         &args.args,
         &Kind { workload: Workload::Memcached { traffic: ACCESS, connections: args.connections }, ..MEMCACHED },
     )
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Segments {
+    #[command(flatten)]
+    args: Args,
+    /// Look for priority inversions too, by more probes: who waited behind whom, and how often
+    #[arg(long)]
+    inversions: bool,
+}
+
+/// Measures where requests' time goes.
+///
+/// # Errors
+/// As [`run`].
+pub fn segments(args: &Segments) -> anyhow::Result<ExitCode> {
+    let depth = if args.inversions { Depth::Inversions } else { Depth::Segments };
+    run(&args.args, &Kind { traced: Some(depth), ..SEGMENTS })
 }
 
 #[derive(Debug, clap::Args)]
@@ -228,7 +247,7 @@ pub fn run(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     }
     results.sort_by_key(|(number, _)| *number);
     let results = results.into_iter().flat_map(|(_, results)| results).collect();
-    let notes = if kind.traced { vec![SEGMENTS_PAPER.to_owned()] } else { Vec::new() };
+    let notes = if kind.traced.is_some() { vec![SEGMENTS_PAPER.to_owned()] } else { Vec::new() };
     let measured = Measured { experiment: kind.name, seed: args.seed, results, missing, notes };
     measured.report(&args.output)
 }
@@ -286,6 +305,9 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Host) -> anyhow::R
     line.extend(args.settings.iter().map(|setting| format!("--host-toml={setting}")));
     line.extend(args.appended.iter().map(|word| format!("--guest-append={word}")));
     line.extend(kind.workload.options());
+    if kind.traced == Some(Depth::Inversions) {
+        line.push("--inversions".to_owned());
+    }
     line.push(format!("--load={}", args.loads.iter().map(|load| load.name()).collect::<Vec<_>>().join(",")));
     let mut command = Command::new(std::env::current_exe().context("this program")?);
     command.args(line).stdout(Stdio::piped());
@@ -322,7 +344,7 @@ mod tests {
     fn the_goals_name_cases_that_are_measured_where_nothing_is_said() {
         for kind in [&RT_SERVER, &ABLATION, &SEGMENTS, &MEMCACHED, &VOIP] {
             assert!(kind.methods.iter().all(|method| rt_server::CASES.contains(method)), "{}", kind.name);
-            assert!(kind.traced || !goals::of_experiment(kind.name).is_empty());
+            assert!(kind.traced.is_some() || !goals::of_experiment(kind.name).is_empty());
             for spec in goals::of_experiment(kind.name) {
                 for case in spec.measure.cases() {
                     assert!(kind.methods.contains(&case.method), "{}: {} is not measured", kind.name, case.method);
