@@ -41,6 +41,8 @@ pub struct Counts {
 pub trait Threads {
     /// What one has had up to now.
     fn read(&mut self, seat: usize) -> Option<Counts>;
+    /// Whether it sleeps: does not wait for a CPU, or for a lock. Takes some three readings.
+    fn sleeps(&mut self, seat: usize) -> bool;
     /// The next deadline after `after`, ns, that its guest publishes; None where it publishes none.
     fn next(&mut self, seat: usize, after: u64) -> Option<Next>;
     /// Changes its place, and reads it. A change that the kernel refuses counts as made: it is tried again with the next one.

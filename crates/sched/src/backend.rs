@@ -11,7 +11,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -23,7 +22,7 @@ use crate::config::Beyond;
 use crate::ext::Ext;
 use crate::pacer::{PacerError, Pacers, Pacing, Seats, now};
 use crate::published::Published;
-use crate::seat::{Hand, Places, Seat};
+use crate::seat::{Files, Hand, Places, Seat};
 use crate::settle::{Reserved, Settled};
 use crate::shares::{Planning, Shares};
 use crate::show::Snapshot;
@@ -160,7 +159,7 @@ pub struct Paced {
     settled: Settled,
     tallies: BTreeMap<ThreadId, Arc<Tally>>,
     /// Of those that pacers have: a change of one VM's share does not have all others' opened anew.
-    files: BTreeMap<ThreadId, Arc<File>>,
+    files: BTreeMap<ThreadId, Arc<Files>>,
 }
 
 impl Paced {
@@ -220,13 +219,13 @@ impl Paced {
             let published = vcpu.page.clone().map(|page| Published::new(page, vcpu.vcpu, vcpu.period.0));
             let hand = self.way.hand(vcpu.id)?;
             match self.files.get(&vcpu.id) {
-                Some(file) => Some(Seat::with(Arc::clone(file), vcpu.id, hand, tally(vcpu.id), published)),
+                Some(files) => Some(Seat::with(Arc::clone(files), vcpu.id, hand, tally(vcpu.id), published)),
                 None => Seat::open(vcpu.id, hand, tally(vcpu.id), published).ok(),
             }
         };
         let seats = Seats(settled.vcpus.iter().map(open).collect());
         let opened = settled.vcpus.iter().zip(&seats.0);
-        self.files = opened.filter_map(|(vcpu, seat)| Some((vcpu.id, seat.as_ref()?.file()))).collect();
+        self.files = opened.filter_map(|(vcpu, seat)| Some((vcpu.id, seat.as_ref()?.files()))).collect();
         let shares = Shares::new(settled, self.planning, now(), tally);
         pacers.replace(Some(Box::new(Pacing { shares, seats })))
     }

@@ -13,7 +13,7 @@
 //! longest, and the pacer looks again when that time is over: at the next end of a window as a rule.
 //!
 //! **Looks.** A vCPU that ran since the last look is looked at when its share may be used up. One that did not run, although for a quarter of the time nobody of them ran, was asleep (three quarters, if
-//! it used its last share up; what is less may have gone to interrupts): what it may still want
+//! it used its last share up; what is less may have gone to interrupts; and the kernel is asked whether it sleeps, once a window): what it may still want
 //! shrinks with the time that is left (DP-Fair, for sporadic tasks). One that sleeps and wakes is noticed at the next look; until then it may take more than its share of the
 //! others' slack, or of [`FLOOR`]. What it did not want lately, of the last 100 ms at most, pays for that: an application whose job came in one piece is not kept waiting for its next one; then it
 //! pays back, so that nobody has more than its bandwidth in the long run.
@@ -119,8 +119,9 @@ impl Seat {
     }
 
     /// Judges whether it sleeps, after a time of which vCPUs at its place or ahead of it ran for `busy`, and none of them for a part if `idle`.
-    fn doze(&mut self, now: u64, busy: u64, idle: bool) {
-        self.asleep = !self.ran && idle;
+    fn doze(&mut self, now: u64, busy: u64, idle: bool, threads: &mut impl Threads) {
+        // Interrupt threads may have had the time, while it waited; and nobody would look at it again before its window ends.
+        self.asleep = !self.ran && idle && (self.asleep || threads.sleeps(self.index));
         // One that was behind bulk wants more than it had.
         self.wants = self.ran || self.was == Place::Beyond || self.wants && !self.asleep;
         let mut need = u64::try_from(self.account.balance).unwrap_or(0);
@@ -334,7 +335,7 @@ impl Ordered {
             };
             let [most, greedy] = IDLE_QUARTERS;
             let least = passed / 4 * if seat.greedy { greedy } else { most };
-            seat.doze(now, busy, passed > busy.saturating_add(IDLE.max(least)));
+            seat.doze(now, busy, passed > busy.saturating_add(IDLE.max(least)), threads);
         }
         let holds = self.choose(now);
         self.place(threads);

@@ -79,6 +79,10 @@ impl Threads for Seats {
         self.0.get(seat)?.as_ref()?.read().ok()
     }
 
+    fn sleeps(&mut self, seat: usize) -> bool {
+        self.0.get(seat).and_then(Option::as_ref).is_none_or(Seat::sleeps)
+    }
+
     fn next(&mut self, seat: usize, after: u64) -> Option<Next> {
         self.0.get_mut(seat)?.as_mut()?.published.as_mut()?.next(after)
     }

@@ -3,7 +3,8 @@
 //!
 //! The thread's `schedstat` file is held open, which names the thread and not its number: reading it fails with ESRCH once the
 //! thread has ended, whoever has the number then. It is read before and after every change, the same proof as
-//! `ontime_tenants::thread` gives by pidfd. Source of its form: `fs/proc/base.c`, `proc_pid_schedstat`.
+//! `ontime_tenants::thread` gives by pidfd. Source of its form: `fs/proc/base.c`, `proc_pid_schedstat`. Whether the thread sleeps is in its `stat`
+//! (`fs/proc/array.c`, `do_task_stat`), which takes three times as long.
 
 use std::fs::File;
 use std::io;
@@ -75,11 +76,18 @@ pub enum Hand {
     Table(Slot),
 }
 
+/// A thread's open files.
+#[derive(Debug)]
+pub struct Files {
+    schedstat: File,
+    stat: File,
+}
+
 /// A vCPU thread.
 #[derive(Debug)]
 pub struct Seat {
     tid: i32,
-    schedstat: Arc<File>,
+    files: Arc<Files>,
     hand: Hand,
     /// For what the kernel refuses.
     pub(crate) tally: Arc<Tally>,
@@ -93,29 +101,24 @@ impl Seat {
     /// # Errors
     /// ESRCH or ENOENT where it has ended.
     pub fn open(id: ThreadId, hand: Hand, tally: Arc<Tally>, published: Option<Published>) -> io::Result<Self> {
-        let schedstat = File::open(format!("/proc/{}/task/{}/schedstat", id.pid, id.tid))?;
-        // The number means the thread that was found, now that the file is open: so the file is its.
+        let open = |name: &str| File::open(format!("/proc/{}/task/{}/{name}", id.pid, id.tid));
+        let files = Files { schedstat: open("schedstat")?, stat: open("stat")? };
+        // The number means the thread that was found, now that the files are open: so they are its.
         id.verify().map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-        let seat = Self::with(Arc::new(schedstat), id, hand, tally, published);
+        let seat = Self::with(Arc::new(files), id, hand, tally, published);
         seat.read()?;
         Ok(seat)
     }
 
-    /// The same thread as one that was opened before, by its file. That it has ended meanwhile shows in the first reading, which is for its pacer: a
+    /// The same thread as one that was opened before, by its files. That it has ended meanwhile shows in the first reading, which is for its pacer: a
     /// file is read under a lock of its own (`fs/seq_file.c`), which the daemon's thread must not hold.
-    pub fn with(
-        schedstat: Arc<File>,
-        id: ThreadId,
-        hand: Hand,
-        tally: Arc<Tally>,
-        published: Option<Published>,
-    ) -> Self {
-        Self { tid: id.tid, schedstat, hand, tally, published }
+    pub fn with(files: Arc<Files>, id: ThreadId, hand: Hand, tally: Arc<Tally>, published: Option<Published>) -> Self {
+        Self { tid: id.tid, files, hand, tally, published }
     }
 
     /// For [`Seat::with`].
-    pub fn file(&self) -> Arc<File> {
-        Arc::clone(&self.schedstat)
+    pub fn files(&self) -> Arc<Files> {
+        Arc::clone(&self.files)
     }
 
     /// Whether both are of one thread.
@@ -129,8 +132,16 @@ impl Seat {
     /// ESRCH where it has ended.
     pub fn read(&self) -> io::Result<Counts> {
         let mut line = [0; 96];
-        let length = self.schedstat.read_at(&mut line, 0)?;
+        let length = self.files.schedstat.read_at(&mut line, 0)?;
         counts(line.get(..length).unwrap_or_default()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Whether it sleeps, or is stopped, or has ended: one that waits for a CPU does not, nor one that waits for a lock of the kernel.
+    pub fn sleeps(&self) -> bool {
+        // Number and name, of which the kernel gives 15 bytes, are well within these.
+        let mut line = [0; 64];
+        let length = self.files.stat.read_at(&mut line, 0).unwrap_or(0);
+        matches!(state(line.get(..length).unwrap_or_default()), None | Some(b'S' | b'T' | b't' | b'Z' | b'X'))
     }
 
     /// Gives it a place, which what it makes does not inherit.
@@ -161,6 +172,12 @@ fn counts(line: &[u8]) -> Option<Counts> {
     Some(Counts { ran: numbers.next()??, waited: numbers.next()?? })
 }
 
+/// The state's letter, behind the name in parentheses, which may have any in it.
+fn state(line: &[u8]) -> Option<u8> {
+    let name = line.iter().rposition(|byte| *byte == b')')?;
+    line.get(name + 2).copied()
+}
+
 fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
@@ -174,6 +191,15 @@ mod tests {
         assert_eq!(counts(b"123 45 6\n"), Some(Counts { ran: 123, waited: 45 }));
         for bad in [&b""[..], b"12", b"x 1 2", b"1 y 2"] {
             assert_eq!(counts(bad), None);
+        }
+    }
+
+    #[test]
+    fn a_state_is_read() {
+        assert_eq!(state(b"7 (CPU 0/KVM) S 1 7"), Some(b'S'));
+        assert_eq!(state(b"7 (a) R (b) R) D 1 7"), Some(b'D'));
+        for bad in [&b""[..], b"7 (CPU", b"7 (CPU)", b"7 (CPU) "] {
+            assert_eq!(state(bad), None);
         }
     }
 
@@ -203,7 +229,10 @@ mod tests {
             seat.place(place).unwrap();
             assert_eq!(id.policy().unwrap(), policy);
         }
-        let again = Seat::with(seat.file(), id, Hand::Policy(places), Arc::default(), None);
+        while !seat.sleeps() {
+            std::thread::yield_now();
+        }
+        let again = Seat::with(seat.files(), id, Hand::Policy(places), Arc::default(), None);
         assert!(again.is_of(&seat) && again.read().is_ok());
         child.kill().unwrap();
         child.wait().unwrap();

@@ -218,6 +218,29 @@ fn who_pays_back_is_not_asleep() {
     }
 }
 
+/// Interrupt threads of an emulated or a busy host take 50 us and more between two looks: those who wait then do not sleep.
+#[test]
+fn who_waits_for_interrupt_threads_is_not_asleep() {
+    let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS), (2 * MS, 20 * MS)];
+    for planning in BOTH {
+        for length in [30_000, 60_000, 120_000, 300_000] {
+            let guests = [Guest::Spins, Guest::Spins, Guest::Wants(50_000)];
+            let (mut shares, mut host) = start(planning, 1, &asked, &guests);
+            host.cost = 20_000;
+            // Meets every moment of a period in turn.
+            host.storms = (7_770_000, length);
+            host.run(&mut shares, 20_000 * MS, 0);
+            for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
+                let least = host.vms[vm].least;
+                assert!(
+                    least + share / 50 + 4 * host.cost + length >= share,
+                    "{planning:?}, {length}: VM {vm}: {least} of {share}"
+                );
+            }
+        }
+    }
+}
+
 /// From the making of a set to its taking over pacers' maker may wait long, and vCPUs run meanwhile.
 #[test]
 fn what_was_had_before_anybody_looked_is_nobodys_debt() {
@@ -348,7 +371,7 @@ fn ten_vms_of_ten_tasks_fit_one_cpu() {
         host.flips
     );
     println!("{told}");
-    assert!(late == 0 && jobs > 2_000 && share < 0.1, "{told}");
+    assert!(late == 0 && jobs > 2_000 && share < 0.12, "{told}");
 }
 
 proptest! {

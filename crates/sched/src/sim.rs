@@ -86,6 +86,7 @@ pub struct Vm {
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Calls {
     reads: u64,
+    states: u64,
     nexts: u64,
     places: u64,
 }
@@ -93,7 +94,7 @@ pub struct Calls {
 impl Calls {
     /// What a look with these takes, ns: about what they take in the lab at 1 ns an instruction.
     fn cost(self) -> u64 {
-        12_000 + 2_500 * self.reads + 3_000 * self.nexts + 12_000 * self.places
+        12_000 + 2_500 * self.reads + 8_500 * self.states + 3_000 * self.nexts + 12_000 * self.places
     }
 }
 
@@ -110,6 +111,8 @@ pub struct Host {
     turns: i64,
     /// Of so many ticks interrupts take one; 0: none.
     pub noise: u64,
+    /// How often threads ahead of vCPUs take the CPU, and for how long, ns; 0: never.
+    pub storms: (u64, u64),
     /// Whether a look takes what its calls do instead, and what all took.
     pub counted: bool,
     calls: Calls,
@@ -129,6 +132,11 @@ impl Threads for Host {
     fn read(&mut self, seat: usize) -> Option<Counts> {
         self.calls.reads += 1;
         self.vms.get(seat).filter(|vm| vm.alive).map(|vm| vm.counts)
+    }
+
+    fn sleeps(&mut self, seat: usize) -> bool {
+        self.calls.states += 1;
+        self.vms.get(seat).is_some_and(|vm| !vm.awake)
     }
 
     fn next(&mut self, seat: usize, after: u64) -> Option<Next> {
@@ -185,6 +193,7 @@ impl Host {
             taken: 0,
             turns: 0,
             noise: 0,
+            storms: (0, 0),
             counted: false,
             calls: Calls::default(),
             pacing: 0,
@@ -234,7 +243,8 @@ impl Host {
         }
         let mut order: Vec<usize> = (0..self.vms.len()).filter(|vm| wants[*vm]).collect();
         order.sort_by_key(|vm| (rank(self.vms[*vm].place), self.vms[*vm].turn));
-        let interrupted = self.noise > 0 && self.now / TICK % self.noise == 0;
+        let (every, length) = self.storms;
+        let interrupted = self.noise > 0 && self.now / TICK % self.noise == 0 || every > 0 && self.now % every < length;
         let mut free = vec![self.taken == 0 && !interrupted; self.cpus];
         self.taken = self.taken.saturating_sub(TICK);
         for vm in order {

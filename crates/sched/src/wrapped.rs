@@ -304,9 +304,9 @@ impl Wrapped {
             seat.next = next.map(|next| next.at);
             let live = next.is_some_and(|next| next.live);
             busy |= live;
-            // Behind bulk it may not have run although it wanted to.
-            let slept =
-                !fresh && !live && seat.account.place != Place::Beyond && seat.account.counts.ran == seat.at_start;
+            // Behind bulk it may not have run although it wanted to; interrupt threads may have had a short slice.
+            let idle = !fresh && !live && seat.account.place != Place::Beyond;
+            let slept = idle && seat.account.counts.ran == seat.at_start && threads.sleeps(index);
             let silent = next.is_none();
             seat.prompt = seat.keeps > 0 && silent && seat.account.balance >= seat.keeps / 2;
             prompt |= seat.prompt;
