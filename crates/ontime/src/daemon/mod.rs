@@ -80,6 +80,7 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     preflight()?;
     crate::log::start();
     raise_file_limit();
+    stand_before_bulk();
     std::fs::create_dir_all(&paths.run_dir)
         .with_context(|| format!("{}: making the run directory", paths.run_dir.display()))?;
     let lock = lock::take(&paths.lock())?;
@@ -137,6 +138,14 @@ fn raise_file_limit() {
     let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
     if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised) {
         tracing::debug!("raising the limit of open files: {error}");
+    }
+}
+
+/// The main and the HTTP thread (this one makes both): who asks is answered also where a polling NAPI thread leaves all that is not real-time 5 %, and
+/// bulk NICs' threads at nice -20 take those. That bulk has its part is by [`SHARE`].
+fn stand_before_bulk() {
+    if let Err(error) = rustix::process::setpriority_process(None, -20) {
+        tracing::warn!("taking nice -20: {error}; answers may take long beside bulk work");
     }
 }
 
