@@ -243,8 +243,8 @@ mod tests {
                "host receive":{figures}}}}}],"tracing":{{"lost":{{"0":2}},"four_probes_us":12.8}}}}"#
         );
         let mut result = MethodResult::new(&Run {
-            method: "vanilla",
-            label: "V",
+            method: "partitioned",
+            label: "P",
             kernel: "7.2",
             clock: Clock::Virtual,
             cpus: 1,
@@ -259,6 +259,14 @@ mod tests {
         assert_eq!(names, ["host receive", "guest", "host send", "in all"]);
         assert_eq!((result.segments[0].count, result.segments[0].max_us), (3, 3.0));
         assert!(result.notes[0].contains("lost at least 2") && result.notes[1].contains("12.8"), "{:?}", result.notes);
+        let judged = |result: &MethodResult| {
+            let specs = crate::goals::of_experiment("segments");
+            crate::goals::evaluate(specs, std::slice::from_ref(result), Clock::Virtual, "7.2").remove(1)
+        };
+        assert_eq!((judged(&result).actual, judged(&result).met), (Some(2.0), Some(false)));
+        let mut nothing = result.clone();
+        nothing.inversions.as_mut().unwrap().requests = 0;
+        assert_eq!(judged(&nothing).met, None, "no request, no verdict");
         let table = table(&[result]);
         assert_eq!(table.lines().count(), 7, "{table}");
         assert!(

@@ -136,7 +136,8 @@ impl Seat {
         counts(line.get(..length).unwrap_or_default()).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Whether it sleeps, or is stopped, or has ended: one that waits for a CPU does not, nor one that waits for a lock of the kernel.
+    /// Whether it sleeps, or is stopped, or has ended: one that waits for a CPU does not, nor one that waits for a lock of the kernel. The kernel takes
+    /// the process's signal lock for it, whose holder has the pacer's priority meanwhile on PREEMPT_RT.
     pub fn sleeps(&self) -> bool {
         // Number and name, of which the kernel gives 15 bytes, are well within these.
         let mut line = [0; 64];

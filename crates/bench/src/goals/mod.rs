@@ -199,6 +199,9 @@ impl Measure {
             Measure::Hindered(case) => {
                 let of = case.find(results)?.inversions.as_ref();
                 let of = of.ok_or_else(|| format!("{}: inversions were not looked for (--inversions)", case.name()))?;
+                if of.requests == 0 {
+                    return Err(format!("{}: the trace put no request together", case.name()));
+                }
                 let (hindered, requests) = (number::count(of.hindered), number::count(of.requests));
                 Ok((of.hindered as f64, format!("{hindered} of {requests} in {:.0} s, {}", of.duration_s, case.name())))
             }
