@@ -226,6 +226,7 @@ int ontime_rpc_run(struct ontime_rpc *rpc);
 int ontime_rpc_wait(struct ontime_rpc *rpc, long *timeout);
 void ontime_rpc_close(struct ontime_dev *dev, u32 id, u32 index, u32 how);
 struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main);
+s64 ontime_ctl_took(struct ontime_chan *main);
 int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address);
 int ontime_ctl_next(struct ontime_chan *main, u64 address);
 int ontime_ctl_bw(struct ontime_chan *main, u16 op, const struct ontime_bw *entries, unsigned int count);

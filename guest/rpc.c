@@ -587,6 +587,19 @@ static int ctl_run(struct ontime_chan *main, struct ontime_rpc *rpc)
 	return err;
 }
 
+/* What a call on the control queue takes that asks for nothing, with all that waits for it; ns, or an error. */
+s64 ontime_ctl_took(struct ontime_chan *main)
+{
+	struct ontime_rpc *rpc = ctl_new(main, ONTIME_CTL_PING);
+	u64 begun = ktime_get_ns();
+	int err;
+
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	err = ctl_run(main, rpc);
+	return err ?: ktime_get_ns() - begun;
+}
+
 /* Tells the host where channel @number's word lies, and which vCPU writes it. */
 int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address)
 {

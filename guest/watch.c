@@ -16,6 +16,28 @@ static unsigned int patience = 10;
 module_param(patience, uint, 0644);
 MODULE_PARM_DESC(patience, "seconds until a device that does not answer counts as gone; 0: never");
 
+/* What it takes now: the bare way to the device process and back. */
+static int ping_get(char *buffer, const struct kernel_param *param)
+{
+	struct ontime_dev *dev = ontime_dev_get();
+	struct ontime_chan *main;
+	s64 took = -ENODEV;
+
+	if (!dev)
+		return -ENODEV;
+	main = ontime_chan_get(0, dev->generation);
+	if (main) {
+		took = ontime_ctl_took(main);
+		ontime_chan_put(main);
+	}
+	ontime_dev_put(dev);
+	return took < 0 ? took : sysfs_emit(buffer, "%lld\n", took);
+}
+
+static const struct kernel_param_ops ping_ops = { .get = ping_get };
+module_param_cb(ping, &ping_ops, NULL, 0400);
+MODULE_PARM_DESC(ping, "read: nanoseconds of a call on the control queue that asks for nothing");
+
 static void watch_again(struct ontime_chan *main)
 {
 	unsigned int seconds = clamp(READ_ONCE(patience) / 2, 1U, 3600U);

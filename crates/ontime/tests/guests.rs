@@ -12,8 +12,12 @@ mod support;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
 use std::time::Duration;
 
+use ontime_sched::Ledger;
+use ontime_sockets::abi::{Errno, ONTIME_CTL_INC_BW, ontime_bw};
+use ontime_sockets::deadlines::{Deadlines, Place};
 use serde_json::Value;
 use support::{Daemon, Guest, Site, name, possible, until};
 
@@ -184,6 +188,76 @@ fn a_daemon_that_is_restarted_knows_who_held_what() {
     // It ends: its guest holds nothing, and the next daemon knows of nothing.
     drop(device);
     until("what the guest held is free", || vcpu(&site, &second).filter(|seen| seen["guest"].is_null()));
+}
+
+/// The device process's own part, without its device: a guest that publishes its deadlines.
+fn asking(site: &Site, vm: &str) -> Arc<Deadlines> {
+    let memory = rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&memory, 64 * ontime_sched::published::LINE as u64).unwrap();
+    let deadlines = Arc::new(Deadlines::new(Some(Ledger::create().unwrap())));
+    deadlines.publish(Some(Place { file: memory.into(), offset: 0 })).unwrap();
+    let listener = Device::of(site, vm).listener;
+    listener.set_nonblocking(false).unwrap();
+    let serving = Arc::clone(&deadlines);
+    std::thread::spawn(move || serving.serve(&listener));
+    deadlines
+}
+
+/// While the daemon stands still, a guest has what it was offered, and nothing beyond; when it goes on, it counts what was taken, told or not.
+#[test]
+fn what_is_free_is_taken_without_the_daemon_and_counts() {
+    if !possible() {
+        return;
+    }
+    if std::fs::read_to_string("/proc/swaps").unwrap().lines().count() > 1 {
+        println!("SKIPPED: memory may be swapped out here, so nobody is offered anything");
+        return;
+    }
+    let site = Site::new();
+    let (one, other) = (name("taking"), name("waiting"));
+    let class = |vm: &str| format!("[[tenant]]\nname = \"{vm}\"\nclass = \"rt\"\n");
+    site.configure("tenants.toml", &(class(&one) + &class(&other)));
+    let may = rustix::thread::sched_getaffinity(None).unwrap();
+    let cpu = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| may.is_set(*cpu)).unwrap();
+    // Of 0.95, each has 0.1: 0.375 are offered to each.
+    let reserve =
+        |vm: &str| format!("[[reservation]]\nname = \"{vm}\"\nbudget = \"2ms\"\nperiod = \"20ms\"\ndeadlines = 0.8\n");
+    site.configure("sched.toml", &(format!("cpus = \"{cpu}\"\n") + &reserve(&one) + &reserve(&other)));
+    let guests = [Guest::stopped(&one), Guest::stopped(&other)];
+    guests.iter().for_each(|guest| _ = guest.vcpu());
+    let (taking, waiting) = (asking(&site, &one), asking(&site, &other));
+    let mut daemon = Daemon::start(&site);
+    let asks = |deadlines: &Deadlines, ms: u64| {
+        let need = ontime_bw { vcpu: 0, reserved: 0, budget: ms * 1_000_000, period: 20_000_000 };
+        deadlines.change(ONTIME_CTL_INC_BW, &[need])
+    };
+    let busy = Err(Errno(libc::EBUSY));
+    let holds = |vm: &str, ms: f64| {
+        vcpu(&site, vm).filter(|seen| seen["guest"]["budget_us"].as_f64().map(f64::round) == Some(ms * 1_000.0))
+    };
+    until("both have their reservations", || vcpu(&site, &one).and(vcpu(&site, &other)));
+    until("the daemon answers", || (asks(&taking, 1) == Ok(()) && asks(&waiting, 1) == Ok(())).then_some(()));
+    taking.tell_rest();
+    waiting.tell_rest();
+    until("it knows", || holds(&one, 1.0).and(holds(&other, 1.0)));
+
+    daemon.signal(rustix::process::Signal::STOP);
+    assert_eq!(asks(&taking, 7), Ok(()), "it was offered");
+    daemon.signal(rustix::process::Signal::CONT);
+    // 0.2 declared, 0.35 taken, of which nobody has told the daemon, 0.45 asked for.
+    assert_eq!(asks(&waiting, 9), busy);
+    assert!(holds(&one, 7.0).is_some() && holds(&other, 1.0).is_some());
+    assert_eq!(asks(&waiting, 7), Ok(()));
+    waiting.tell_rest();
+    taking.tell_rest();
+    until("both hold it", || holds(&one, 7.0).and(holds(&other, 7.0)));
+
+    assert!(site.run(&["reset"]).status.success());
+    assert_eq!(asks(&taking, 8), busy, "nothing is offered after a reset");
+    daemon.kill();
+    assert_eq!(asks(&waiting, 8), busy, "nor without a daemon");
+    let _daemon = Daemon::start(&site);
+    until("the next one knows", || holds(&one, 7.0).and(holds(&other, 7.0)));
 }
 
 /// What a change of need costs: `cargo test --release -p ontime --test guests -- --ignored --nocapture cost`.

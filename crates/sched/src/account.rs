@@ -45,6 +45,8 @@ pub trait Threads {
     fn sleeps(&mut self, seat: usize) -> bool;
     /// The next deadline after `after`, ns, that its guest publishes; None where it publishes none.
     fn next(&mut self, seat: usize, after: u64) -> Option<Next>;
+    /// Its bandwidth, where its guest has taken what it was offered ([`crate::ledger`]) since this was asked last.
+    fn claimed(&mut self, seat: usize) -> Option<Bandwidth>;
     /// Changes its place, and reads it. A change that the kernel refuses counts as made: it is tried again with the next one.
     fn place(&mut self, seat: usize, place: Place) -> Option<Counts>;
 }
@@ -108,7 +110,7 @@ impl Account {
             id: reserved.id,
             bandwidth: reserved.bandwidth,
             period: reserved.period.0,
-            grain: (reserved.bandwidth.of(reserved.period).0 / 8).clamp(GRAIN_MIN, GRAIN),
+            grain: 0,
             tally,
             gone: false,
             place: Place::Entitled,
@@ -120,8 +122,24 @@ impl Account {
             had: 0,
             owed: 0,
         };
+        account.regrain();
         account.begin_period(now);
         account
+    }
+
+    fn regrain(&mut self) {
+        self.grain = (self.share(self.period) / 8).clamp(GRAIN_MIN, GRAIN);
+    }
+
+    /// Has another bandwidth from now on; what that is more for the time up to `end`, ns.
+    pub fn claim(&mut self, bandwidth: Bandwidth, now: u64, end: u64) -> i64 {
+        let left = end.saturating_sub(now);
+        let before = signed(self.share(left));
+        self.bandwidth = bandwidth;
+        self.regrain();
+        let more = signed(self.share(left)) - before;
+        self.balance = self.balance.saturating_add(more);
+        more
     }
 
     /// Takes the first reading: what it had before is not counted.

@@ -21,8 +21,7 @@ use crate::account::Tally;
 use crate::config::Beyond;
 use crate::ext::Ext;
 use crate::pacer::{PacerError, Pacers, Pacing, Seats, now};
-use crate::published::Published;
-use crate::seat::{Files, Hand, Places, Seat};
+use crate::seat::{Files, Guest, Hand, Places, Seat};
 use crate::settle::{Reserved, Settled};
 use crate::shares::{Planning, Shares};
 use crate::show::Snapshot;
@@ -178,6 +177,10 @@ impl Paced {
 
     /// Works on these; ends the pacers where that fails.
     fn work_on(&mut self, settled: Settled) -> Result<(), PacerError> {
+        if self.pacers.is_some() && settled.is_heard(&self.settled) {
+            self.settled = settled;
+            return Ok(());
+        }
         if settled.cpus != self.settled.cpus {
             // A CPU came or went. Threads stay behind everybody until there are new pacers.
             self.pacers = None;
@@ -216,11 +219,11 @@ impl Paced {
         }
         let tally = |id| self.tallies.get(&id).map(Arc::clone).unwrap_or_default();
         let open = |vcpu: &Reserved| {
-            let published = vcpu.page.clone().map(|page| Published::new(page, vcpu.vcpu, vcpu.period.0));
+            let guest = Guest::of(vcpu);
             let hand = self.way.hand(vcpu.id)?;
             match self.files.get(&vcpu.id) {
-                Some(files) => Some(Seat::with(Arc::clone(files), vcpu.id, hand, tally(vcpu.id), published)),
-                None => Seat::open(vcpu.id, hand, tally(vcpu.id), published).ok(),
+                Some(files) => Some(Seat::with(Arc::clone(files), vcpu.id, hand, tally(vcpu.id), guest)),
+                None => Seat::open(vcpu.id, hand, tally(vcpu.id), guest).ok(),
             }
         };
         let seats = Seats(settled.vcpus.iter().map(open).collect());

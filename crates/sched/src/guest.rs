@@ -10,10 +10,11 @@ use std::collections::BTreeMap;
 
 use ontime_plan::{Bandwidth, Nanos};
 
+use crate::ledger::{self, Budget, Ledger, NOTHING};
 use crate::published::Page;
 
 /// Shorter than this a supply's period is not: a slice takes some changes of place.
-const PERIOD_MIN: Nanos = Nanos::from_millis(1);
+pub(crate) const PERIOD_MIN: Nanos = Nanos::from_millis(1);
 /// Longer it need not be.
 const PERIOD_MAX: Nanos = Nanos::from_millis(50);
 /// The supply's period, as a part of the guest's: shorter costs less bandwidth and more changes of place.
@@ -39,6 +40,45 @@ pub struct Ask {
     pub page: Option<Page>,
     /// It was admitted as one that does; where is to be told.
     pub published: bool,
+    /// Where it takes what it is offered.
+    pub taking: Option<Taking>,
+}
+
+/// Where a guest takes what it is offered, and up to where that is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taking {
+    /// There.
+    pub ledger: Ledger,
+    /// The generation of its last claim that is in [`Ask::needs`].
+    pub claimed: u64,
+    /// That of the last offer.
+    pub offered: u64,
+}
+
+impl Taking {
+    /// Of one to whom nothing was offered yet.
+    pub fn new(ledger: Ledger, claimed: u64) -> Self {
+        Self { ledger, claimed, offered: 0 }
+    }
+}
+
+impl Ask {
+    /// What it holds, by vCPU.
+    pub fn held(&self) -> ledger::Table {
+        let mut table = NOTHING;
+        for need in &self.needs {
+            if let Some(held) = table.get_mut(need.vcpu as usize) {
+                *held = Budget { budget: need.budget.0, period: need.period.0 };
+            }
+        }
+        table
+    }
+}
+
+/// What is held by vCPU, as needs.
+pub fn needs(held: &ledger::Table) -> Vec<GuestNeed> {
+    let some = (0..).zip(held).filter(|(_, held)| held.budget > 0);
+    some.map(|(vcpu, held)| GuestNeed { vcpu, budget: Nanos(held.budget), period: Nanos(held.period) }).collect()
 }
 
 /// What guests ask for, by VM.

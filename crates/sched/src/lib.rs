@@ -8,6 +8,8 @@
 //! | `config` | strict TOML |
 //! | `guest` | what guests ask for by themselves, as a supply of the host (pure) |
 //! | `published` | the next deadlines that guests publish, read without trusting them |
+//! | `ledger` | what a guest may take without asking, and what it took: memory shared with its device process |
+//! | `offer` | how much that is (pure) |
 //! | `settle` | reservations of the VMs that run: who is admitted (pure; on `ontime_plan`) |
 //! | `account` | one vCPU's account: its place, what is left of its share, its periods (pure) |
 //! | `shares` | who is at which place until when: one of the next two (pure) |
@@ -24,6 +26,8 @@ pub mod backend;
 pub mod config;
 pub mod ext;
 pub mod guest;
+pub mod ledger;
+pub mod offer;
 pub mod ordered;
 pub mod pacer;
 pub mod published;
@@ -37,6 +41,8 @@ pub mod wrapped;
 
 pub use backend::{Backend, BackendKind, Use};
 pub use config::{Beyond, Declared, SchedConfig};
-pub use guest::{Ask, Asks, GuestNeed};
+pub use guest::{Ask, Asks, GuestNeed, Taking};
+pub use ledger::Ledger;
+pub use offer::Offer;
 pub use published::{Page, Task};
 pub use settle::{Held, Refused, Reserved, Settled, settle};

@@ -101,8 +101,19 @@ impl Seat {
         }
     }
 
+    /// Has what its guest has taken of what it was offered, from now on.
+    fn hear(&mut self, now: u64, threads: &mut impl Threads) {
+        let Some(bandwidth) = threads.claimed(self.index) else { return };
+        if bandwidth != self.account.bandwidth {
+            let more = self.account.claim(bandwidth, now, self.end);
+            self.granted = self.granted.saturating_add_signed(more);
+            self.rate = self.account.share(RATE) + 1;
+        }
+    }
+
     /// Reads it; returns how long it ran within its share since the last look, ns.
     fn observe(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
+        self.hear(now, threads);
         let account = &mut self.account;
         let mut ran = 0;
         if account.place != Place::Beyond {

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ontime_plan::Bandwidth;
 use ontime_tenants::{CpuList, Policy, ThreadId};
 use rustix::thread::futex;
 use rustix::time::Timespec;
@@ -85,6 +86,10 @@ impl Threads for Seats {
 
     fn next(&mut self, seat: usize, after: u64) -> Option<Next> {
         self.0.get_mut(seat)?.as_mut()?.published.as_mut()?.next(after)
+    }
+
+    fn claimed(&mut self, seat: usize) -> Option<Bandwidth> {
+        self.0.get_mut(seat)?.as_mut()?.claims.as_mut()?.news()
     }
 
     fn place(&mut self, seat: usize, place: Place) -> Option<Counts> {
@@ -354,10 +359,8 @@ fn place_here(cpu: u32, place: Policy) -> io::Result<()> {
 mod tests {
     use std::sync::mpsc::{Sender, channel};
 
-    use ontime_plan::Bandwidth;
-
     use super::*;
-    use crate::seat::{Hand, Places};
+    use crate::seat::{Guest, Hand, Places};
     use crate::settle::Settled;
     use crate::shares::Planning;
 
@@ -379,7 +382,8 @@ mod tests {
     }
 
     fn pacing(of: &[&Waiting]) -> Box<Pacing> {
-        let seat = |waiting: &&Waiting| Seat::open(waiting.0, Hand::Policy(PLACES), Arc::default(), None).ok();
+        let seat =
+            |waiting: &&Waiting| Seat::open(waiting.0, Hand::Policy(PLACES), Arc::default(), Guest::default()).ok();
         let settled = Settled { cpus: vec![0], reserve: Bandwidth::ZERO, ..Settled::default() };
         let shares = Shares::new(&settled, Planning::Best, now(), |_| Arc::default());
         Box::new(Pacing { shares, seats: Seats(of.iter().map(seat).collect()) })

@@ -64,9 +64,7 @@ impl Page {
     /// A file that a pacer might have to wait for: not of huge pages, nor of memory on a host without swap; or an offset that is none.
     pub fn new(file: File, offset: u64) -> io::Result<Self> {
         let stat = rustix::fs::fstat(&file)?;
-        let kind = rustix::fs::fstatfs(&file)?.f_type;
-        #[allow(clippy::unnecessary_cast, reason = "its type differs between architectures")]
-        let stays = match kind as i64 {
+        let stays = match kind(&file)? {
             HUGETLBFS => true,
             TMPFS => std::fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() <= 1),
             _ => false,
@@ -101,6 +99,17 @@ impl Page {
         let at = self.0.offset + u64::from(vcpu.min(VCPUS - 1)) * LINE as u64;
         (self.0.file.read_at(&mut line, at).ok()? == LINE).then_some(line)
     }
+}
+
+/// Of which file system a file is.
+#[allow(clippy::unnecessary_cast, reason = "its type differs between architectures")]
+fn kind(file: impl AsFd) -> io::Result<i64> {
+    Ok(rustix::fs::fstatfs(file)?.f_type as i64)
+}
+
+/// Whether a file is memory in ordinary pages.
+pub(crate) fn is_tmpfs(file: impl AsFd) -> io::Result<bool> {
+    Ok(kind(file)? == TMPFS)
 }
 
 #[allow(clippy::unnecessary_cast, reason = "their types differ between architectures")]

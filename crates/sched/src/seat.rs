@@ -11,12 +11,15 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use ontime_plan::Bandwidth;
 use ontime_tenants::{Class, Level, Policy, PriorityTable, Role, ThreadId};
 
 use crate::account::{Counts, Place, Tally};
 use crate::config::Beyond;
 use crate::ext::Slot;
+use crate::offer::Offer;
 use crate::published::Published;
+use crate::settle::Reserved;
 
 /// The policies of the three places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +86,44 @@ pub struct Files {
     stat: File,
 }
 
+/// What a vCPU's guest says without asking.
+#[derive(Debug, Default)]
+pub struct Guest {
+    /// Its next deadlines.
+    pub published: Option<Published>,
+    /// What it takes of what it is offered.
+    pub claims: Option<Claims>,
+}
+
+impl Guest {
+    /// Of this vCPU.
+    pub fn of(vcpu: &Reserved) -> Self {
+        Self {
+            published: vcpu.page.clone().map(|page| Published::new(page, vcpu.vcpu, vcpu.period.0)),
+            // What it holds is read at the first look.
+            claims: vcpu.offer.clone().map(|offer| Claims { offer, vcpu: vcpu.vcpu, seen: 0 }),
+        }
+    }
+}
+
+/// What a vCPU's guest takes of what it is offered, followed by its pacer.
+#[derive(Debug)]
+pub struct Claims {
+    offer: Offer,
+    vcpu: u32,
+    /// The generation that was read last.
+    seen: u64,
+}
+
+impl Claims {
+    /// Its bandwidth, where that may be another than when this was asked last. On a pacer: no system call, nothing allocated.
+    pub(crate) fn news(&mut self) -> Option<Bandwidth> {
+        let held = self.offer.ledger.news(self.vcpu, &mut self.seen)?;
+        // What was not offered, its device process wrote there by itself.
+        self.offer.bandwidth(&held)
+    }
+}
+
 /// A vCPU thread.
 #[derive(Debug)]
 pub struct Seat {
@@ -93,6 +134,8 @@ pub struct Seat {
     pub(crate) tally: Arc<Tally>,
     /// What its guest publishes.
     pub(crate) published: Option<Published>,
+    /// What its guest takes.
+    pub(crate) claims: Option<Claims>,
 }
 
 impl Seat {
@@ -100,20 +143,20 @@ impl Seat {
     ///
     /// # Errors
     /// ESRCH or ENOENT where it has ended.
-    pub fn open(id: ThreadId, hand: Hand, tally: Arc<Tally>, published: Option<Published>) -> io::Result<Self> {
+    pub fn open(id: ThreadId, hand: Hand, tally: Arc<Tally>, guest: Guest) -> io::Result<Self> {
         let open = |name: &str| File::open(format!("/proc/{}/task/{}/{name}", id.pid, id.tid));
         let files = Files { schedstat: open("schedstat")?, stat: open("stat")? };
         // The number means the thread that was found, now that the files are open: so they are its.
         id.verify().map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-        let seat = Self::with(Arc::new(files), id, hand, tally, published);
+        let seat = Self::with(Arc::new(files), id, hand, tally, guest);
         seat.read()?;
         Ok(seat)
     }
 
     /// The same thread as one that was opened before, by its files. That it has ended meanwhile shows in the first reading, which is for its pacer: a
     /// file is read under a lock of its own (`fs/seq_file.c`), which the daemon's thread must not hold.
-    pub fn with(files: Arc<Files>, id: ThreadId, hand: Hand, tally: Arc<Tally>, published: Option<Published>) -> Self {
-        Self { tid: id.tid, files, hand, tally, published }
+    pub fn with(files: Arc<Files>, id: ThreadId, hand: Hand, tally: Arc<Tally>, guest: Guest) -> Self {
+        Self { tid: id.tid, files, hand, tally, published: guest.published, claims: guest.claims }
     }
 
     /// For [`Seat::with`].
@@ -223,7 +266,7 @@ mod tests {
         let pid = i32::try_from(child.id()).unwrap();
         let id = ThreadId::of(pid, pid).unwrap();
         let places = Places::of(PriorityTable::default(), Beyond::Idle);
-        let seat = Seat::open(id, Hand::Policy(places), Arc::default(), None).unwrap();
+        let seat = Seat::open(id, Hand::Policy(places), Arc::default(), Guest::default()).unwrap();
         for (place, policy) in
             [(Place::Planned, places.planned), (Place::Entitled, places.entitled), (Place::Beyond, places.beyond)]
         {
@@ -233,7 +276,7 @@ mod tests {
         while !seat.sleeps() {
             std::thread::yield_now();
         }
-        let again = Seat::with(seat.files(), id, Hand::Policy(places), Arc::default(), None);
+        let again = Seat::with(seat.files(), id, Hand::Policy(places), Arc::default(), Guest::default());
         assert!(again.is_of(&seat) && again.read().is_ok());
         child.kill().unwrap();
         child.wait().unwrap();
@@ -241,6 +284,6 @@ mod tests {
             assert!(seat.read().is_err());
             assert_eq!(seat.place(Place::Planned).unwrap_err().raw_os_error(), Some(libc::ESRCH));
         }
-        assert!(Seat::open(id, Hand::Policy(places), Arc::default(), None).is_err());
+        assert!(Seat::open(id, Hand::Policy(places), Arc::default(), Guest::default()).is_err());
     }
 }

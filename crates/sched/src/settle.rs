@@ -16,10 +16,12 @@ use serde::{Deserialize, Serialize};
 use crate::backend::BackendKind;
 use crate::config::SchedConfig;
 use crate::guest::{self, Ask, Asks, GuestNeed};
+use crate::ledger::{self, NOTHING};
+use crate::offer::{self, Offer};
 use crate::published::Page;
 
 /// What the planner's rounding takes of a CPU that a reserve and a vCPU share.
-const ROUNDING_PPM: u64 = 12;
+pub(crate) const ROUNDING_PPM: u64 = 12;
 
 /// A vCPU with a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +44,8 @@ pub struct Reserved {
     pub guest: Option<GuestNeed>,
     /// Where these publish their next deadlines.
     pub page: Option<Page>,
+    /// What its guest may take without asking.
+    pub offer: Option<Offer>,
     /// The CPU that the plan keeps it on, an index of [`Settled::cpus`]; None if it may wrap.
     pub home: Option<u32>,
 }
@@ -126,6 +130,7 @@ impl Settled {
             bandwidth: Bandwidth::ZERO,
             guest: None,
             page: None,
+            offer: None,
             home: one.cpu.and_then(|cpu| (0..).zip(&cpus).find(|(_, one)| **one == cpu).map(|(at, _)| at)),
         };
         let vcpus = held.iter().map(vcpu).collect();
@@ -147,6 +152,28 @@ impl Settled {
         Err(refused.map_or_else(|| "its VM is not there any more".to_owned(), |refused| refused.why.clone()))
     }
 
+    /// What a VM's guest is offered, by vCPU.
+    pub fn offers(&self, tenant: &str) -> ledger::Table {
+        let mut table = NOTHING;
+        for vcpu in self.vcpus.iter().filter(|vcpu| vcpu.tenant == tenant) {
+            if let (Some(place), Some(offer)) = (table.get_mut(vcpu.vcpu as usize), &vcpu.offer) {
+                *place = offer.offered;
+            }
+        }
+        table
+    }
+
+    /// Whether this is what was `before`, but for what guests took of their offers, of which their pacers hear by themselves.
+    pub fn is_heard(&self, before: &Settled) -> bool {
+        let heard = |(vcpu, old): (&Reserved, &Reserved)| {
+            let taken = Reserved { budget: old.budget, bandwidth: old.bandwidth, guest: old.guest, ..vcpu.clone() };
+            vcpu == old || vcpu.offer.is_some() && taken == *old
+        };
+        (self.vcpus.len(), &self.cpus, &self.shared, self.reserve)
+            == (before.vcpus.len(), &before.cpus, &before.shared, before.reserve)
+            && self.vcpus.iter().zip(&before.vcpus).all(heard)
+    }
+
     /// The threads.
     pub fn ids(&self) -> BTreeSet<ThreadId> {
         self.vcpus.iter().map(|vcpu| vcpu.id).collect()
@@ -155,7 +182,9 @@ impl Settled {
 
 /// Settles whose reservations hold. Where what a guest asks for beside does not, its VM has what is declared, and is named all the same.
 pub fn settle(config: &SchedConfig, tenants: &[Tenant], online: &CpuList, before: &Settled, asks: &Asks) -> Settled {
-    settle_by(at_once, config, tenants, online, before, asks)
+    let mut settled = settle_by(at_once, config, tenants, online, before, asks);
+    offer::spread(&mut settled, before);
+    settled
 }
 
 /// Whether all were admitted.
@@ -228,6 +257,7 @@ struct Asked {
     period: Nanos,
     guest: Option<GuestNeed>,
     page: Option<Page>,
+    offer: Option<Offer>,
     /// The CPUs it may run on; None: all.
     affinity: Option<BTreeSet<u32>>,
     /// That of these which it had.
@@ -246,6 +276,7 @@ impl Asked {
             bandwidth: self.bandwidth,
             guest: self.guest,
             page: self.page.clone(),
+            offer: self.offer.clone(),
             home: None,
         }
     }
@@ -291,10 +322,18 @@ fn asked(
                 period: declared.period,
                 guest: None,
                 page: None,
+                offer: None,
                 home: had.filter(|home| affinity.as_ref().is_some_and(|cpus| cpus.contains(home))),
                 affinity,
             };
-            if let Some(need) = ask.needs.iter().find(|need| need.vcpu == number) {
+            let need = ask.needs.iter().find(|need| need.vcpu == number);
+            if let (Some(taking), Some(most), Some(page)) = (&ask.taking, declared.deadlines, page) {
+                // It may begin to publish as it takes what it is offered.
+                one.page = Some(page.clone());
+                let offer = Offer::new(taking.ledger.clone(), one.bandwidth, most, declared.deadline_period);
+                one.offer = Some(offer).filter(|offer| need.is_none_or(|need| need.period.0 >= offer.offered.period));
+            }
+            if let Some(need) = need {
                 let most = declared.deadlines.ok_or("`deadlines` in sched.toml does not allow it any")?;
                 let (more, period) = guest::bandwidth(need, published).ok_or_else(|| {
                     format!("vCPU {number} would need more than a CPU for {} in {}", need.budget, need.period)
@@ -384,6 +423,15 @@ fn admit(settled: &mut Settled, tenant: &Tenant, asked: Vec<Asked>) -> Result<()
     let admitted = fit(&stay).or_else(|_| fit(&free))?;
     settled.take(all, admitted);
     Ok(())
+}
+
+/// Whether these would be admitted in place of those that were, which stay where they are.
+pub(crate) fn fits(settled: &Settled, vcpus: &[Reserved]) -> bool {
+    let wishes: Vec<_> = vcpus.iter().map(|vcpu| vcpu.home.map(|home| BTreeSet::from([home]))).collect();
+    fit(settled.reserve, &settled.cpus, vcpus, &wishes).is_ok_and(|admitted| {
+        let homes = admitted.home.iter().skip(settled.cpus.len());
+        admitted.shared == settled.shared && homes.eq(vcpus.iter().map(|vcpu| &vcpu.home))
+    })
 }
 
 /// Admits the reserves of these CPUs and these vCPUs.

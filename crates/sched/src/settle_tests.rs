@@ -192,7 +192,7 @@ fn what_a_guest_publishes_counts_for_who_reads_it() {
         return;
     };
     let needs = vec![GuestNeed { vcpu: 0, budget: Nanos::from_micros(6_000), period: Nanos::from_millis(20) }];
-    let asks = Asks::from([("a".to_owned(), Ask { needs, page: Some(page.clone()), published: true })]);
+    let asks = Asks::from([("a".to_owned(), Ask { needs, page: Some(page.clone()), published: true, taking: None })]);
     for (backend, read) in [(BackendKind::Paced, true), (BackendKind::DpWrap, true), (BackendKind::Deadline, false)] {
         let mut config = SchedConfig { backend, ..config(&[("a", 1_000)]) };
         config.reservations[0].deadlines = Some(Bandwidth::ppm(700_000));

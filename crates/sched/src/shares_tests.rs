@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ontime_plan::{Bandwidth, Nanos};
 use proptest::prelude::*;
 
 use super::*;
@@ -323,6 +324,34 @@ fn another_bandwidth_holds_from_the_change_on() {
         for (vm, tally) in host.tallies.iter().enumerate() {
             assert_eq!(count(&tally.misses), 0, "{planning:?}: VM {vm}");
         }
+    }
+}
+
+/// Taken in the midst of a window, and given back: nobody has to make the plan anew.
+#[test]
+fn what_a_guest_takes_of_its_offer_it_has_from_the_next_look_on() {
+    for planning in BOTH {
+        let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS)];
+        let (mut shares, mut host) = start(planning, 1, &asked, &[Guest::Spins; 2]);
+        host.run(&mut shares, 1_009 * MS, 0);
+        let had = |host: &Host| host.vms.iter().map(|vm| vm.counts.ran).collect::<Vec<_>>();
+        let mut before = had(&host);
+        let mut until = |host: &mut Host, shares: &mut Shares, budget: u64| {
+            host.vms[1].claimed = Bandwidth::new(Nanos(budget), Nanos(20 * MS));
+            let until = host.now + 1_000 * MS;
+            host.run(shares, until, 0);
+            let now = had(host);
+            let periods = [0, 1].map(|vm: usize| (now[vm] - before[vm]) / 50);
+            before = now;
+            periods
+        };
+        let near = |[first, second]: [u64; 2], budget: u64| {
+            let tolerance = budget / 20;
+            assert!(first.abs_diff(6 * MS) < 6 * MS / 20, "{planning:?}: {first}");
+            assert!(second.abs_diff(budget) < tolerance, "{planning:?}: {second}, not {budget}");
+        };
+        near(until(&mut host, &mut shares, 9 * MS), 9 * MS);
+        near(until(&mut host, &mut shares, 2 * MS), 2 * MS);
     }
 }
 

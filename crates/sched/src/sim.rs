@@ -75,6 +75,8 @@ pub struct Vm {
     pub least: u64,
     pub tasks: Vec<Job>,
     follow: Follow,
+    /// What its guest has taken of what it was offered, until its pacer has heard of it.
+    pub claimed: Option<Bandwidth>,
     /// The CPU that it stays on.
     home: Option<usize>,
     /// Whether it wanted the CPU in the last tick; its position among those of its place.
@@ -152,6 +154,10 @@ impl Threads for Host {
         Some(Next { at: if at > after { at } else { at + vm.period }, live: true })
     }
 
+    fn claimed(&mut self, seat: usize) -> Option<Bandwidth> {
+        self.vms.get_mut(seat)?.claimed.take()
+    }
+
     fn place(&mut self, seat: usize, place: Place) -> Option<Counts> {
         self.flips += 1;
         self.calls.places += 1;
@@ -179,6 +185,7 @@ impl Host {
             least: u64::MAX,
             tasks: Vec::new(),
             follow: Follow::new(reserved.period.0),
+            claimed: None,
             home: reserved.home.map(|home| home as usize),
             awake: false,
             turn: 0,
@@ -308,10 +315,14 @@ pub fn settled(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pinned: bool) 
         bandwidth: Bandwidth::new(Nanos(*budget), Nanos(*period)).unwrap(),
         guest: None,
         page: None,
+        offer: None,
         home: home(number),
     };
-    let vcpus: Vec<Reserved> = (0..).zip(asked).map(reserved).collect();
-    let reserve = Bandwidth::ppm(reserve_ppm);
+    admitted(cpus, Bandwidth::ppm(reserve_ppm), (0..).zip(asked).map(reserved).collect())
+}
+
+/// Of these, if they are admitted.
+pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<Settled> {
     let reserves =
         (0..cpus).map(|cpu| ontime_plan::Reservation { bandwidth: reserve, affinity: Some(BTreeSet::from([cpu])) });
     let free = vcpus.iter().map(|vcpu| ontime_plan::Reservation {

@@ -64,6 +64,7 @@ struct Part {
 struct Seat {
     account: Account,
     vcpu: VcpuId,
+    home: Option<u32>,
     /// What a prompt vCPU keeps of its shares at most; 0 where it cannot be one.
     keeps: i64,
     /// What it had had when the slice began, and whether it had not run in the one before.
@@ -90,6 +91,16 @@ impl Seat {
     fn used_over(&self, part: u64) -> bool {
         let used = signed(self.granted).saturating_add(self.kept).saturating_sub(self.account.balance);
         used.saturating_mul(signed(part)) > signed(self.granted)
+    }
+
+    /// Has what its guest has taken of what it was offered, from now on: within the slice, which ends at `end`, beside the plan, which has room for it.
+    fn hear(&mut self, index: usize, now: u64, end: u64, planner: &mut Planner, threads: &mut impl Threads) {
+        let Some(bandwidth) = threads.claimed(index) else { return };
+        if bandwidth != self.account.bandwidth {
+            let more = self.account.claim(bandwidth, now, end);
+            self.granted = self.granted.saturating_add_signed(more);
+            planner.change(self.vcpu, bandwidth, self.home);
+        }
     }
 
     /// Gives it the place that it should have now.
@@ -162,6 +173,7 @@ impl Wrapped {
                 let prompt = alone && account.period <= PROMPT;
                 Seat {
                     vcpu: planner.add(reserved.bandwidth, reserved.home),
+                    home: reserved.home,
                     keeps: if prompt { signed(account.share(account.period)) } else { 0 },
                     account,
                     at_start: 0,
@@ -281,6 +293,7 @@ impl Wrapped {
         for (index, seat) in self.seats.iter_mut().enumerate() {
             if seat.cpu == cpu {
                 if all || now >= seat.look {
+                    seat.hear(index, now, end, &mut self.planner, threads);
                     let before = seat.account.counts.ran;
                     seat.advance(index, now, threads);
                     seat.look = seat.due(now, end, cost, seat.account.counts.ran == before);
@@ -300,6 +313,7 @@ impl Wrapped {
         let (mut busy, mut ran, mut prompt) = (fresh, false, false);
         for (index, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| !seat.account.gone) {
             seat.account.read(index, threads);
+            seat.hear(index, now, now, &mut self.planner, threads);
             let next = threads.next(index, self.start);
             seat.next = next.map(|next| next.at);
             let live = next.is_some_and(|next| next.live);

@@ -1,5 +1,5 @@
 //! Main's control queue: calls about the VM. Its thread has nothing else to do, so that deadline messages are not
-//! behind bulk data. These wait here for the daemon's answer ([`crate::deadlines`]).
+//! behind bulk data. These may wait here for the daemon's answer ([`crate::deadlines`]).
 
 use std::sync::Arc;
 
@@ -66,6 +66,7 @@ impl ControlQueue {
         if used && vring.needs_notification().unwrap_or(true) {
             let _ = vring.signal_used_queue();
         }
+        self.shared.deadlines.tell_rest();
     }
 
     /// What the driver before said by this queue counts no more. Before the first call of the new one, which comes by it too.

@@ -1,10 +1,13 @@
 //! Bandwidth that the guest asks for (RTVirt's hypercall), passed on to whoever admits it.
 //!
 //! This process is unprivileged and decides nothing. The daemon connects to the VM's `deadlines.sock` (only root may) and admits;
-//! it is sent what *all* vCPUs need, a JSON line each time ([`Asked`]), and answers each with a line ([`Answer`]). So nothing depends on
+//! it is sent what *all* vCPUs need, a JSON line each time ([`Asked`]), and answers with a line ([`Answer`]). So nothing depends on
 //! what was said before: a daemon that was restarted connects, is sent what the guest holds, and goes on. When this process
-//! ends, with the VM, the connection ends, and the bandwidth is free. Where the guest publishes its next deadlines, the file that is its memory comes
-//! with each line (SCM_RIGHTS).
+//! ends, with the VM, the connection ends, and the bandwidth is free. Files come with the line that says so (SCM_RIGHTS): the guest's memory, where that publishes its next
+//! deadlines, and the [`Ledger`].
+//!
+//! **What is offered is taken.** By the ledger the daemon offers beforehand what is free. A change within that is claimed there: the guest has its answer at once, and the daemon is told
+//! afterwards ([`Deadlines::tell_rest`]), without an answer.
 //!
 //! In: calls of the control queue's thread. Out: admitted or not. Without a daemon more bandwidth is refused; less is
 //! always taken.
@@ -13,12 +16,13 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use ontime_sched::ledger::{Budget, Ledger, NOTHING};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
 use serde::{Deserialize, Serialize};
 
 use crate::abi::{
@@ -57,9 +61,28 @@ pub struct Asked {
     pub seq: u64,
     /// vCPUs with needs; others have none.
     pub vcpus: Vec<Need>,
-    /// Where in the file that comes along the guest publishes its next deadlines (`ontime_next_vcpu`); None: nowhere, and no file comes.
+    /// Where in its memory the guest publishes its next deadlines (`ontime_next_vcpu`); None: nowhere.
     #[serde(default)]
     pub next: Option<u64>,
+    /// The generation of the ledger that this is of; or later than.
+    #[serde(default)]
+    pub generation: u64,
+    /// It has that already: only a refusal is answered.
+    #[serde(default)]
+    pub told: bool,
+    /// Which files come along, in this order.
+    #[serde(default)]
+    pub files: Vec<Along>,
+}
+
+/// A file that comes along.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Along {
+    /// The guest's memory.
+    Memory,
+    /// What it may take without asking, and what it took.
+    Ledger,
 }
 
 /// Where a guest publishes its next deadlines.
@@ -94,21 +117,37 @@ pub struct Deadlines {
 struct State {
     held: Table,
     place: Option<Place>,
+    ledger: Option<Ledger>,
+    /// Of the ledger, at the last claim.
+    generation: u64,
+    /// What is held has been claimed, and the daemon not been told.
+    untold: bool,
+    /// What the daemon has not been given yet.
+    bring: Vec<Along>,
     daemon: Option<BufReader<UnixStream>>,
     seq: u64,
     tokens: u32,
     refilled: Instant,
 }
 
-impl Default for Deadlines {
-    fn default() -> Self {
-        let state =
-            State { held: Table::new(), place: None, daemon: None, seq: 0, tokens: BURST, refilled: Instant::now() };
+impl Deadlines {
+    /// Without a ledger the daemon is asked each time.
+    pub fn new(ledger: Option<Ledger>) -> Self {
+        let state = State {
+            held: Table::new(),
+            place: None,
+            ledger,
+            generation: 0,
+            untold: false,
+            bring: Vec::new(),
+            daemon: None,
+            seq: 0,
+            tokens: BURST,
+            refilled: Instant::now(),
+        };
         Self { state: Mutex::new(state) }
     }
-}
 
-impl Deadlines {
     /// Carries out a call of the control queue.
     ///
     /// # Errors
@@ -120,6 +159,10 @@ impl Deadlines {
             return Ok(());
         }
         state.wait_for_token();
+        if state.claims(&next) {
+            (state.held, state.untold) = (next, true);
+            return Ok(());
+        }
         match state.ask(&next) {
             Ok(None) => state.held = next,
             // The daemon will be told when it connects again.
@@ -136,6 +179,18 @@ impl Deadlines {
         Ok(())
     }
 
+    /// Tells the daemon what was claimed: after the guest has its answer.
+    pub fn tell_rest(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::take(&mut state.untold) {
+            let held = state.held.clone();
+            // Where there is none any more, the next one is told when it connects.
+            if let Err(error) = state.tell(&held, true) {
+                tracing::warn!("the daemon is not told what the guest has taken: {error}");
+            }
+        }
+    }
+
     /// The guest publishes its next deadlines there, or no more.
     ///
     /// # Errors
@@ -144,14 +199,15 @@ impl Deadlines {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.wait_for_token();
         let before = std::mem::replace(&mut state.place, place);
-        if state.held.is_empty() {
-            return Ok(());
-        }
+        state.bring_memory();
         let held = state.held.clone();
-        if let Ok(None) = state.ask(&held) {
+        let answer = state.ask(&held);
+        // Where it holds nothing, nobody has to agree: what it is offered depends on it.
+        if held.is_empty() || matches!(answer, Ok(None)) {
             return Ok(());
         }
         state.place = before;
+        state.bring_memory();
         Err(Errno(libc::EBUSY))
     }
 
@@ -159,6 +215,7 @@ impl Deadlines {
     pub fn forget(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.place = None;
+        state.untold = false;
         if !state.held.is_empty() {
             state.held.clear();
             let _ = state.ask(&Table::new());
@@ -194,9 +251,12 @@ impl Deadlines {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         tracing::info!(fd = stream.as_raw_fd(), "deadlines: a daemon is there");
         state.daemon = Some(BufReader::new(stream));
+        state.bring = state.ledger.iter().map(|_| Along::Ledger).collect();
+        state.bring_memory();
         let held = state.held.clone();
+        state.untold = false;
         // Its answer is read before the next one's.
-        state.tell(&held).map(drop)
+        state.tell(&held, false).map(drop)
     }
 }
 
@@ -217,22 +277,61 @@ impl State {
         }
     }
 
-    fn tell(&mut self, table: &Table) -> std::io::Result<u64> {
+    /// The next line brings the guest's memory, if it is needed.
+    fn bring_memory(&mut self) {
+        self.bring.retain(|file| *file != Along::Memory);
+        self.bring.extend(self.place.iter().map(|_| Along::Memory));
+    }
+
+    /// Takes this of what is offered, while there is a daemon that will hear of it.
+    fn claims(&mut self, table: &Table) -> bool {
+        if !self.is_heard() {
+            return false;
+        }
+        let mut held = NOTHING;
+        for (vcpu, (budget, period)) in table {
+            // There is no vCPU beyond.
+            let Some(place) = held.get_mut(*vcpu as usize) else { return false };
+            *place = Budget { budget: *budget, period: *period };
+        }
+        let claimed = self.ledger.as_ref().and_then(|ledger| ledger.claim(&held));
+        self.generation = claimed.unwrap_or(self.generation);
+        claimed.is_some()
+    }
+
+    /// Whether the daemon's end of the connection is there.
+    fn is_heard(&self) -> bool {
+        let Some(daemon) = &self.daemon else { return false };
+        match recv(daemon.get_ref(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, count)) => count > 0,
+            Err(error) => error == rustix::io::Errno::AGAIN,
+        }
+    }
+
+    fn tell(&mut self, table: &Table, told: bool) -> std::io::Result<u64> {
         self.seq += 1;
-        let asked = Asked { seq: self.seq, vcpus: needs(table), next: self.place.as_ref().map(|place| place.offset) };
+        let next = self.place.as_ref().map(|place| place.offset);
+        let (seq, generation) = (self.seq, self.generation);
+        let files = std::mem::take(&mut self.bring);
+        let file = |file: &Along| match file {
+            Along::Memory => self.place.as_ref().map(|place| place.file.as_fd()),
+            Along::Ledger => self.ledger.as_ref().map(Ledger::file),
+        };
+        let along: Vec<BorrowedFd<'_>> = files.iter().filter_map(file).collect();
+        let asked = Asked { seq, vcpus: needs(table), next, generation, told, files: files.clone() };
         let mut line = serde_json::to_vec(&asked)?;
         line.push(b'\n');
         let daemon = self.daemon.as_mut().ok_or(std::io::ErrorKind::NotConnected)?;
-        let told = send(daemon.get_mut(), &line, self.place.as_ref());
+        let told = send(daemon.get_mut(), &line, &along);
         if told.is_err() {
             self.daemon = None;
         }
-        told.map(|()| self.seq)
+        told.map(|()| seq)
     }
 
     /// Why the daemon refuses; None: it admits.
     fn ask(&mut self, table: &Table) -> std::io::Result<Option<String>> {
-        let seq = self.tell(table)?;
+        let seq = self.tell(table, false)?;
         let answer = self.answer(seq);
         if answer.is_err() {
             // What it holds now is not known: it forgets when the connection ends, and is told anew at the next.
@@ -259,13 +358,14 @@ impl State {
     }
 }
 
-/// A line, and with its first byte the file that it speaks of.
-fn send(daemon: &mut UnixStream, line: &[u8], place: Option<&Place>) -> std::io::Result<()> {
-    let Some(place) = place else { return daemon.write_all(line) };
-    let files = [place.file.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// A line, and with its first byte the files that it speaks of.
+fn send(daemon: &mut UnixStream, line: &[u8], files: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+    if files.is_empty() {
+        return daemon.write_all(line);
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(&files)) {
+    if !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(std::io::ErrorKind::OutOfMemory.into());
     }
     let sent = sendmsg(&*daemon, &[IoSlice::new(line)], &mut control, SendFlags::NOSIGNAL)?;
@@ -355,7 +455,7 @@ mod tests {
 
     #[test]
     fn admitted_refused_given_back_and_told_again_to_the_next_daemon() {
-        let deadlines = Deadlines::default();
+        let deadlines = Deadlines::new(None);
         let busy = Err(Errno(libc::EBUSY));
         assert_eq!(deadlines.change(ONTIME_CTL_INC_BW, &[entry(0, MS, 10 * MS)]), busy, "no daemon, no guarantee");
         let (own, other) = UnixStream::pair().unwrap();
@@ -379,9 +479,47 @@ mod tests {
         assert_eq!((seen[0].vcpus.clone(), seen[1].vcpus.len()), (held, 0), "a new daemon learns what is held");
     }
 
+    /// What is offered is taken without the daemon, which is told afterwards; what is beyond it is asked for.
+    #[test]
+    fn what_is_offered_is_taken_at_once() {
+        let ledger = Ledger::create().unwrap();
+        let deadlines = Deadlines::new(Some(ledger.clone()));
+        let mut offers = NOTHING;
+        offers[0] = Budget { budget: 4 * MS, period: 10 * MS };
+        let opened = ledger.offer(&offers, &NOTHING);
+        let claim = |budget| deadlines.change(ONTIME_CTL_INC_BW, &[entry(0, budget, 10 * MS)]);
+        assert_eq!(claim(MS), Err(Errno(libc::EBUSY)), "no daemon hears of it");
+        let (own, other) = UnixStream::pair().unwrap();
+        deadlines.connect(own).unwrap();
+        // Nobody answers.
+        assert_eq!(claim(2 * MS), Ok(()));
+        assert_eq!(claim(3 * MS), Ok(()));
+        assert_eq!(deadlines.held()[0].budget, 3 * MS);
+        assert_eq!(ledger.table(ledger.generation())[0].budget, 3 * MS);
+        deadlines.tell_rest();
+        deadlines.tell_rest();
+        let daemon = daemon(other.try_clone().unwrap(), 0);
+        assert_eq!(claim(5 * MS), Err(Errno(libc::EBUSY)), "beyond");
+        ledger.withdraw();
+        assert_eq!(claim(4 * MS), Err(Errno(libc::EBUSY)), "withdrawn: asked for");
+        drop((deadlines, other));
+        let asked = daemon.join().unwrap();
+        let seen: Vec<_> = asked.iter().map(|asked| (asked.told, asked.generation)).collect();
+        let last = opened + 2;
+        assert_eq!(seen, [(false, 0), (true, last), (false, last), (false, last)], "{asked:?}");
+        assert_eq!((asked[0].files.clone(), asked[1].vcpus[0].budget), (vec![Along::Ledger], 3 * MS));
+        let deadlines = Deadlines::new(Some(ledger.clone()));
+        let (own, other) = UnixStream::pair().unwrap();
+        deadlines.connect(own).unwrap();
+        drop(other);
+        ledger.offer(&offers, &NOTHING);
+        let lost = deadlines.change(ONTIME_CTL_INC_BW, &[entry(0, MS, 10 * MS)]);
+        assert_eq!(lost, Err(Errno(libc::EBUSY)), "the daemon is gone");
+    }
+
     #[test]
     fn who_floods_the_host_with_registrations_is_slowed_down_and_loses_none() {
-        let deadlines = Deadlines::default();
+        let deadlines = Deadlines::new(None);
         let (own, other) = UnixStream::pair().unwrap();
         deadlines.connect(own).unwrap();
         let daemon = daemon(other, 1);
@@ -407,7 +545,7 @@ mod tests {
 
     #[test]
     fn less_is_never_refused_and_needs_no_daemon() {
-        let deadlines = Deadlines::default();
+        let deadlines = Deadlines::new(None);
         let (own, other) = UnixStream::pair().unwrap();
         deadlines.connect(own).unwrap();
         let daemon = daemon(other, 1);

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{channel, sync_channel};
 use std::time::Duration;
 
+use ontime_sched::Ledger;
 use thiserror::Error;
 use vhost::vhost_user::Listener;
 use vhost_user_backend::VhostUserDaemon;
@@ -119,10 +120,11 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     let channels = options.vm.channels + 1;
     let listeners = listeners(options, channels)?;
     let mut rings = rings(options, channels);
+    let ledger = options.vm.deadlines.then(Ledger::create).transpose().map_err(system("making a ledger"))?;
     sandbox::restrict(&options.sandbox, options.vm.policy.limits.sockets)?;
 
-    let shared =
-        Shared::new(&options.name, options.vm.clone(), generation()).map_err(system("making event descriptors"))?;
+    let shared = Shared::new(&options.name, options.vm.clone(), generation(), ledger)
+        .map_err(system("making event descriptors"))?;
     let shared = Arc::new(shared);
     // Another process that switches time stamps on and off would interrupt every CPU; with one stamped socket open, never.
     let _stamped = stamped_socket();

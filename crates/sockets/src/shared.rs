@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use ontime_sched::Ledger;
+
 use crate::abi::{
     Errno, ONTIME_MAGIC, ONTIME_ROLE_CHANNEL, ONTIME_ROLE_MAIN, ONTIME_VERSION, ONTIME_WAKE_IDLE,
     ONTIME_WAKE_INTERRUPT, ontime_config, ontime_vcpu,
@@ -89,11 +91,11 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// For a VM.
+    /// For a VM; by the ledger it takes bandwidth that it is offered.
     ///
     /// # Errors
     /// Where no event descriptor can be made.
-    pub fn new(name: &str, vm: Vm, generation: u64) -> std::io::Result<Self> {
+    pub fn new(name: &str, vm: Vm, generation: u64, ledger: Option<Ledger>) -> std::io::Result<Self> {
         let mail = Mail::new(vm.channels)?;
         Ok(Self {
             name: name.to_owned(),
@@ -103,7 +105,7 @@ impl Shared {
             guard: Guard::new(vm.channels),
             vm,
             counters: Counters::default(),
-            deadlines: Deadlines::default(),
+            deadlines: Deadlines::new(ledger),
             mail,
             attention: OnceLock::new(),
             generation,
@@ -196,7 +198,7 @@ mod tests {
     #[test]
     fn a_word_is_given_back_when_nobody_writes_to_it_any_more() {
         let vm = Vm { channels: 1, ..Vm::default() };
-        let shared = Arc::new(Shared::new("a", vm, 1).unwrap());
+        let shared = Arc::new(Shared::new("a", vm, 1, None).unwrap());
         let word = 0x1000;
         shared.name_vcpu(1, word).unwrap();
         let turns = shared.turns(1).unwrap();

@@ -460,7 +460,7 @@ mod tests {
     /// A channel's thread that does not run for a while gets all its sockets when it does.
     #[test]
     fn no_socket_is_lost_to_a_channel_that_is_kept_from_running() {
-        let shared = Arc::new(Shared::new("a", Vm { channels: 1, ..Vm::default() }, 1).unwrap());
+        let shared = Arc::new(Shared::new("a", Vm { channels: 1, ..Vm::default() }, 1, None).unwrap());
         let mut worker = Worker::new(shared.clone(), GuestMemoryAtomic::new(Memory::new())).unwrap();
         let mut end = shared.mail.take_channel(1).unwrap();
         let all = ROOM as u32 + 20;

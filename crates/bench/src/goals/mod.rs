@@ -50,8 +50,8 @@ pub enum Figure {
 pub enum Measure {
     /// The figure of the first divided by that of the second.
     Ratio(Figure, Case, Case),
-    /// By how much the figure of the first is above that of the second; 0 where it is not.
-    Beyond(Figure, Case, Case),
+    /// By how much the figure of the first is above the sum of the others'; 0 where it is not.
+    Beyond(Figure, Case, &'static [Case]),
     /// The figure itself.
     Only(Figure, Case),
     /// Frames that came late, or never.
@@ -70,7 +70,8 @@ impl Measure {
     /// The cases it looks at; none where it looks at all.
     pub fn cases(self) -> Vec<Case> {
         match self {
-            Measure::Ratio(_, over, under) | Measure::Beyond(_, over, under) => vec![over, under],
+            Measure::Ratio(_, over, under) => vec![over, under],
+            Measure::Beyond(_, above, bases) => [&[above], bases].concat(),
             Measure::Only(_, case)
             | Measure::Late(case)
             | Measure::Hindered(case)
@@ -101,8 +102,8 @@ impl GoalSpec {
         Self { measure: Measure::Ratio(figure, over, under), ..self }
     }
 
-    const fn beyond(self, figure: Figure, above: Case, base: Case) -> Self {
-        Self { measure: Measure::Beyond(figure, above, base), ..self }
+    const fn beyond(self, figure: Figure, above: Case, bases: &'static [Case]) -> Self {
+        Self { measure: Measure::Beyond(figure, above, bases), ..self }
     }
 
     const fn only(self, figure: Figure, case: Case) -> Self {
@@ -183,14 +184,16 @@ impl Measure {
     fn take(self, results: &[&MethodResult]) -> Result<(f64, String), String> {
         match self {
             Measure::Ratio(figure, over, under) => ratio(results, figure, over, under),
-            Measure::Beyond(figure, above, base) => {
-                let (above, base, words) = pair(results, figure, above, base)?;
-                Ok(((above - base).max(0.0), words))
+            Measure::Beyond(figure, above, bases) => {
+                let (mut beyond, mut words) = value(results, figure, above)?;
+                for base in bases {
+                    let (of, said) = value(results, figure, *base)?;
+                    beyond -= of;
+                    words = format!("{words}, {said}");
+                }
+                Ok((beyond.max(0.0), words))
             }
-            Measure::Only(figure, case) => {
-                let value = figure.of(case.find(results)?).ok_or_else(|| case.missing())?;
-                Ok((value, format!("{} {} {}", case.name(), number::significant(value), figure.unit())))
-            }
+            Measure::Only(figure, case) => value(results, figure, case),
             Measure::Late(case) => {
                 let late = case.find(results)?.late.ok_or_else(|| format!("{}: nothing is ever late", case.name()))?;
                 let (late, lost) = (late.frames, case.find(results)?.lost);
@@ -242,11 +245,14 @@ fn ratio(results: &[&MethodResult], figure: Figure, over: Case, under: Case) -> 
 
 /// The figure of both, and what they are in words.
 fn pair(results: &[&MethodResult], figure: Figure, first: Case, second: Case) -> Result<(f64, f64, String), String> {
-    let unit = figure.unit();
-    let of = |case: Case| figure.of(case.find(results)?).ok_or_else(|| case.missing());
-    let values = (of(first)?, of(second)?);
-    let words = |case: Case, value| format!("{} {} {unit}", case.name(), number::significant(value));
-    Ok((values.0, values.1, format!("{}, {}", words(first, values.0), words(second, values.1))))
+    let ((first, words), (second, others)) = (value(results, figure, first)?, value(results, figure, second)?);
+    Ok((first, second, format!("{words}, {others}")))
+}
+
+/// And in words.
+fn value(results: &[&MethodResult], figure: Figure, case: Case) -> Result<(f64, String), String> {
+    let value = figure.of(case.find(results)?).ok_or_else(|| case.missing())?;
+    Ok((value, format!("{} {} {}", case.name(), number::significant(value), figure.unit())))
 }
 
 impl Figure {

@@ -1,9 +1,9 @@
 //! `registration`: what it costs that a guest's application asks for its bandwidth (RTVirt, sections 4.3 and 4.5: a hypercall of 10 us).
 //!
 //! In: how often. Out: a [`MethodResult`] of each of [`METHODS`]. A program in a VM changes its own SCHED_DEADLINE runtime, up and down in turn, so that each
-//! change is an INC_BW or a DEC_BW: how long the system call takes in the guest, with the time in which the daemon waits for its slice's end; the same where the
-//! VM has the host hold something spare (docs/guest.md), so that the host is told afterwards; the same call with nothing changed, which asks nobody;
-//! and the CPU time of each process of the host a change, which on the virtual clock is a count of instructions.
+//! change is an INC_BW or a DEC_BW: how long the system call takes in the guest, where the host has offered what is free, and where it has to be asked; the same where the
+//! VM has the host hold something spare (docs/guest.md), so that the host is told afterwards; the same call with nothing changed, which asks nobody; the bare notification, the module's call of
+//! the device process that asks for nothing; and the CPU time of each process of the host a change, which on the virtual clock is a count of instructions.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ use crate::{number, trial};
 
 /// The calls, in the order in which they are made: what the host's processes use anyway is what they use while nothing changes; and there is no way back from
 /// something spare.
-pub const METHODS: [&str; 3] = ["same", "change", "spare"];
+pub const METHODS: [&str; 4] = ["same", "bare", "change", "spare"];
 /// Between two changes, us: each finds the host at rest.
 const PAUSE_US: u64 = 20_000;
 /// A change of the runtime, us.
@@ -54,7 +54,7 @@ pub fn measure(
     apply(&mut host, &mut guests, "paced", "")?;
     // The daemon looks at the host again after an apply, and where QEMU starts threads to read the program from the disk: hundreds of times what
     // a change costs.
-    calls(&mut host, &guests, "first", 1, 0)?;
+    calls(&mut host, &guests, "first", 1, &register("first", 1, 0))?;
     let mut anyway = None;
     trial::each(
         host,
@@ -82,7 +82,12 @@ fn measure_method(
     }
     host.shell(SETTLED)?;
     progress(&format!("{method}: measuring"));
-    let (took, used) = calls(host, guests, method, count, if method == "same" { 0 } else { STEP_US })?;
+    let call = match method {
+        "bare" => format!("ping {method} {count} {PAUSE_US}"),
+        "same" => register(method, count, 0),
+        _ => register(method, count, STEP_US),
+    };
+    let (took, used) = calls(host, guests, method, count, &call)?;
     let mut result = without_requests(host, method, words(method), None);
     result.timed(&took);
     if method == "same" {
@@ -97,16 +102,28 @@ fn measure_method(
 fn words(method: &str) -> &str {
     match method {
         "same" => "changes nothing, asks nobody",
-        "change" => "asks the host",
+        "bare" => "the bare notification, asks for nothing",
+        "change" => "takes what the host offers",
         "spare" => "has something spare, tells the host afterwards",
         other => other,
     }
 }
 
-/// Has the guest call `count` times, its runtime `step` us more or less each time: what each call took, ns, and what the host's processes used.
-fn calls(host: &mut Host, guests: &Guests, tag: &str, count: u32, step: u64) -> Result<(Vec<u64>, Used), MeasureError> {
+/// The guest is to call `count` times, its runtime `step` us more or less each time.
+fn register(tag: &str, count: u32, step: u64) -> String {
+    format!("register {tag} {count} {step} {PAUSE_US}")
+}
+
+/// Has the guest do `call`, which it says under `tag`: what each of `count` took, ns, and what the host's processes used.
+fn calls(
+    host: &mut Host,
+    guests: &Guests,
+    tag: &str,
+    count: u32,
+    call: &str,
+) -> Result<(Vec<u64>, Used), MeasureError> {
     let before = Cpu::read(host)?;
-    guests.tell(host, &[format!("register {tag} {count} {step} {PAUSE_US}")])?;
+    guests.tell(host, &[call.to_owned()])?;
     // In the place of a job's slack stands what a call took, ns.
     let said = guests.said(host, 0, tag)?;
     let after = Cpu::read(host)?;
@@ -115,7 +132,7 @@ fn calls(host: &mut Host, guests: &Guests, tag: &str, count: u32, step: u64) -> 
     let took: Vec<u64> = words.map_while(Result::ok).collect();
     if status != 0 || took.len() < usize::try_from(count).unwrap_or(usize::MAX) {
         let said = format!("status {status}, {} calls of {count}", took.len());
-        return Err(MeasureError::Program { program: "a guest's sched_setattr(SCHED_DEADLINE)".to_owned(), said });
+        return Err(MeasureError::Program { program: format!("a guest's {call}"), said });
     }
     Ok((took, Used { before, after }))
 }

@@ -70,6 +70,26 @@ register() {
     } &
 }
 
+# ping TAG COUNT PAUSE (us): the module's call that asks for nothing, so often: `RTA TAG STATUS NS... end`, what each took.
+ping() {
+    {
+        perl -e '
+            use strict;
+            my ($count, $pause) = @ARGV;
+            my @took;
+            for (1 .. $count) {
+                select(undef, undef, undef, $pause / 1e6);
+                open my $file, "<", "/sys/module/ontime/parameters/ping" or die "ping: $!";
+                defined(my $line = <$file>) or die "ping: $!";
+                push @took, $line + 0;
+            }
+            print "@took"' "$2" "$3" > "$1.said"
+        status=$?
+        flock /tmp/running echo "RTA $1 $status $(cat "$1.said") end"
+        rm -f "$1.said"
+    } &
+}
+
 # What a loop of rt-app takes, ns: now, while nothing else runs. It measures for itself; a job of 10 ms says how exact that is.
 tag=calibrate
 config '"CPU0"' 5 10000 50000 0 "" > calibrate.json

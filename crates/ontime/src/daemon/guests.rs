@@ -6,7 +6,7 @@
 //!
 //! In: lines with what all vCPUs of a VM need. Out: those, checked; answers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::{ErrorKind, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -15,8 +15,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use ontime_plan::Nanos;
-use ontime_sched::{Ask, GuestNeed, Page};
-use ontime_sockets::deadlines::{Answer, Asked};
+use ontime_sched::{Ask, GuestNeed, Ledger, Page, Taking};
+use ontime_sockets::deadlines::{Along, Answer, Asked};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
     recvmsg,
@@ -28,8 +28,9 @@ use super::events::{Event, Events};
 const LINE_MAX: usize = 16 * 1024;
 /// The most reads of one connection at a time; what is left is read in the next round of events.
 const READS: usize = 4;
-/// Files that may come with one read: a line brings one.
+/// Files that may come with one read: a line brings two at most; and that may wait for their line.
 const FILES: usize = 4;
+const FILES_MAX: usize = 16;
 /// The longest reason in an answer, bytes; the device process takes lines of 4 KiB.
 const WHY_MAX: usize = 1024;
 
@@ -40,8 +41,16 @@ pub struct Question {
     pub vm: String,
     /// For the answer; None: the connection has ended, and nothing is needed any more.
     pub seq: Option<u64>,
+    /// It has that already, of what it was offered: only a refusal is answered.
+    pub told: bool,
     /// What its vCPUs need, and where it publishes its next deadlines.
     pub ask: Ask,
+}
+
+impl Question {
+    fn end(vm: &str) -> Self {
+        Self { vm: vm.to_owned(), seq: None, told: false, ask: Ask::default() }
+    }
 }
 
 /// See above.
@@ -54,10 +63,14 @@ pub struct Guests {
 struct Link {
     stream: UnixStream,
     buffer: Vec<u8>,
-    /// The last that came: the VM's memory.
+    /// That came, and whose line was not read yet.
+    files: VecDeque<OwnedFd>,
+    /// The VM's memory.
     memory: Option<OwnedFd>,
     /// Where it publishes, as the last line said.
     page: Option<Page>,
+    /// What it is offered, and takes.
+    ledger: Option<Ledger>,
 }
 
 impl Guests {
@@ -98,7 +111,7 @@ impl Guests {
             }
             Err(error) => {
                 tracing::info!("{vm}: its device process is gone, its guest holds no bandwidth: {error}");
-                questions.push(Question { vm: vm.clone(), seq: None, ask: Ask::default() });
+                questions.push(Question::end(vm));
                 false
             }
         });
@@ -124,12 +137,31 @@ impl Guests {
 
 impl Link {
     fn new(stream: UnixStream) -> Self {
-        Self { stream, buffer: Vec::new(), memory: None, page: None }
+        Self { stream, buffer: Vec::new(), files: VecDeque::new(), memory: None, page: None, ledger: None }
+    }
+
+    /// Takes the files that came with a line. One that it speaks of and that did not come is not there.
+    fn unpack(&mut self, vm: &str, along: &[Along]) {
+        for file in along {
+            let came = self.files.pop_front();
+            match file {
+                Along::Memory => self.memory = came,
+                Along::Ledger => {
+                    let ledger = came.map(Ledger::accept).transpose();
+                    if let Err(error) = &ledger {
+                        tracing::warn!("{vm}: its guest is offered nothing: {error}");
+                    }
+                    self.ledger = ledger.ok().flatten();
+                    // What an earlier daemon offered is offered no more.
+                    self.ledger.iter().for_each(|ledger| _ = ledger.withdraw());
+                }
+            }
+        }
     }
 
     fn question(&mut self, vm: &str, asked: &Asked) -> Question {
+        self.unpack(vm, &asked.files);
         self.page = asked.next.zip(self.memory.as_ref()).and_then(|(offset, memory)| {
-            // The file comes with each line, and is the same one.
             if let Some(page) = self.page.take_if(|page| page.is_at(memory, offset)) {
                 return Some(page);
             }
@@ -145,8 +177,9 @@ impl Link {
             period: Nanos(need.period),
         };
         let page = self.page.clone();
-        let ask = Ask { needs: asked.vcpus.iter().map(need).collect(), published: page.is_some(), page };
-        Question { vm: vm.to_owned(), seq: Some(asked.seq), ask }
+        let taking = self.ledger.clone().map(|ledger| Taking::new(ledger, asked.generation));
+        let ask = Ask { needs: asked.vcpus.iter().map(need).collect(), published: page.is_some(), page, taking };
+        Question { vm: vm.to_owned(), seq: Some(asked.seq), told: asked.told, ask }
     }
 
     fn take(&mut self) -> std::io::Result<Vec<Asked>> {
@@ -169,16 +202,18 @@ impl Link {
         lines(&mut self.buffer)
     }
 
-    /// Reads, and keeps the file that came along.
+    /// Reads, and keeps the files that came along.
     fn receive(&mut self, chunk: &mut [u8]) -> std::io::Result<usize> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = recvmsg(&self.stream, &mut [IoSliceMut::new(chunk)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(files) = message {
-                // What is not kept is closed.
-                self.memory = files.last().or(self.memory.take());
+                self.files.extend(files);
             }
+        }
+        if self.files.len() > FILES_MAX {
+            return Err(ErrorKind::InvalidData.into());
         }
         Ok(received.bytes)
     }
@@ -208,7 +243,7 @@ mod tests {
     use std::io::Read;
 
     use ontime_sockets::abi::{ONTIME_CTL_INC_BW, ontime_bw};
-    use ontime_sockets::deadlines::Place;
+    use ontime_sockets::deadlines::{Deadlines, Place};
 
     use super::*;
 
@@ -223,7 +258,7 @@ mod tests {
     fn questions_come_whole_and_the_end_gives_all_back() {
         let (mut guests, mut device) = guests();
         device.write_all(b"{\"seq\":1,\"vcpus\":[]}\n{\"seq\":2,\"vcp").unwrap();
-        assert_eq!(guests.take(), [Question { vm: "a".to_owned(), seq: Some(1), ask: Ask::default() }]);
+        assert_eq!(guests.take(), [Question { seq: Some(1), ..Question::end("a") }]);
         device.write_all(b"us\":[{\"vcpu\":3,\"budget\":1000,\"period\":2000}]}\n").unwrap();
         let asked = guests.take();
         assert_eq!(asked[0].seq, Some(2));
@@ -233,7 +268,7 @@ mod tests {
         let count = device.read(&mut said).unwrap();
         assert_eq!(&said[..count], b"{\"seq\":2,\"refused\":\"full\"}\n");
         drop(device);
-        assert_eq!(guests.take(), [Question { vm: "a".to_owned(), seq: None, ask: Ask::default() }]);
+        assert_eq!(guests.take(), [Question::end("a")]);
         assert!(guests.links.is_empty());
     }
 
@@ -242,7 +277,7 @@ mod tests {
     fn where_a_guest_publishes_comes_with_what_it_asks() {
         assert_eq!(size_of::<ontime_sockets::abi::ontime_next_vcpu>(), ontime_sched::published::LINE);
         let (mut guests, other) = guests();
-        let deadlines = ontime_sockets::deadlines::Deadlines::default();
+        let deadlines = Deadlines::new(Ledger::create().ok());
         let whole = 64 * ontime_sched::published::LINE as u64;
         let memory = || {
             let file = File::from(rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
@@ -264,6 +299,7 @@ mod tests {
             for question in guests.take() {
                 let Some(seq) = question.seq else { continue };
                 pages.push(question.ask.page);
+                assert!(question.ask.taking.is_some() && !question.told);
                 assert!(!guests.answer("a", seq, None));
             }
         }
@@ -299,7 +335,7 @@ mod tests {
             while asked.is_empty() && !guests.links.is_empty() {
                 asked = guests.take();
             }
-            assert_eq!(asked, [Question { vm: "a".to_owned(), seq: None, ask: Ask::default() }]);
+            assert_eq!(asked, [Question::end("a")]);
         }
     }
 }

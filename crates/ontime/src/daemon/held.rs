@@ -64,6 +64,7 @@ impl Memory {
             needs: guest.needs.iter().map(need).collect(),
             page: None,
             published: guest.published,
+            taking: None,
         };
         self.written.guests.iter().map(|(vm, guest)| (vm.clone(), ask(guest))).collect()
     }
@@ -126,7 +127,7 @@ mod tests {
         let settled = Settled::remembered(&[Held { id, cpu: Some(5) }]);
         let asks = |budget: u64| {
             let needs = vec![GuestNeed { vcpu: 0, budget: Nanos(budget), period: Nanos(20_000) }];
-            Asks::from([("a".to_owned(), Ask { needs, page: None, published: true })])
+            Asks::from([("a".to_owned(), Ask { needs, page: None, published: true, taking: None })])
         };
         let mut memory = Memory::open(path.clone(), "boot");
         assert!(memory.covers(&Settled::default(), &Asks::new()) && !memory.covers(&settled, &Asks::new()));

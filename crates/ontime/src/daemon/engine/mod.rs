@@ -207,6 +207,7 @@ impl Engine {
     }
 
     fn apply(&mut self) -> hostnet::Report {
+        self.withdraw();
         let paused = self.paused();
         let before = std::mem::take(&mut self.applied);
         let mut report = self.converge(&paused);
@@ -218,6 +219,7 @@ impl Engine {
                 add_new(&mut report, again);
             }
             self.keep_held();
+            self.offer();
         }
         self.cap();
         if self.look.intent.caps_in_force != self.in_force {
@@ -430,6 +432,7 @@ impl Engine {
 
     /// Protections first, then caps, then the rest: at no moment is a thread at real-time priority with neither.
     fn undo(&mut self) -> hostnet::Report {
+        self.withdraw();
         for (knob, done) in protections::restore(&self.host, &self.journal) {
             if let Err(error) = done {
                 self.error(&knob.to_string(), &error);
@@ -460,6 +463,7 @@ impl Engine {
     /// back, and the guardian looks for who spins. Where the host had none before Ontime either, nothing would hold a spinning guest:
     /// everything is reset then.
     pub fn stop(mut self) {
+        self.withdraw();
         let charge = self.charge_for_caps();
         let protects = protections::kernel_protects(&self.host, &self.look.inventory, &self.journal);
         if protects {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ontime_hostnet::{Knob, Value, apply};
 use ontime_sched::account::Place;
-use ontime_sched::{Ask, GuestNeed, Refused, Settled, Task};
+use ontime_sched::{Ask, GuestNeed, Refused, Reserved, Settled, Task, guest};
 use ontime_tenants::{Policy, ThreadId};
 
 use super::Engine;
@@ -84,14 +84,28 @@ impl Engine {
         may.map(|declared| declared.name.clone()).filter(|name| runs(name)).collect()
     }
 
-    /// A guest asks for this instead of what it held, and has it when this returns.
+    /// A guest asks for this instead of what it held, and has it when this returns; or it was `told` that it has it already, of what it was offered.
     ///
     /// # Errors
     /// Why not; then it holds what it held.
-    pub fn guest_asks(&mut self, vm: &str, ask: Ask) -> Result<(), String> {
+    pub fn guest_asks(&mut self, vm: &str, mut ask: Ask, told: bool) -> Result<(), String> {
         if self.state != api::State::Applied {
             return Err("`ontime reset` was called; nothing is reserved until `ontime apply`".to_owned());
         }
+        if let Some(taking) = &mut ask.taking {
+            let known = self.keeper.asks().get(vm).and_then(|known| known.taking.as_ref());
+            if let Some(known) = known.filter(|known| known.ledger == taking.ledger) {
+                if taking.claimed < known.claimed {
+                    // What it has taken since is known.
+                    return Ok(());
+                }
+                taking.offered = known.offered;
+            }
+        }
+        let offers = self.look.settled.offers(vm);
+        let within = told && ask.held().iter().zip(&offers).all(|(held, offer)| held.fits(offer));
+        // Else what is free depends on what others have taken of their offers, and may take no more of them meanwhile.
+        let taken = !within && self.withdraw();
         let needs = ask.needs.clone();
         let before = self.keeper.asks().insert(vm.to_owned(), ask);
         let admitted = self.admit(vm, &needs);
@@ -102,9 +116,52 @@ impl Engine {
                 Some(before) => self.keeper.asks().insert(vm.to_owned(), before),
                 None => self.keeper.asks().remove(vm),
             };
+            if taken {
+                let settled = self.settled_again();
+                // Why it would not is in the keeper's `off`.
+                let _ = self.hold(settled);
+            }
             self.repeats.warn(&format!("{vm}: its guest does not have what it asks for: {why}"));
         }
+        if !within {
+            self.offer();
+        }
         admitted
+    }
+
+    /// Nobody takes anything of his offer any more. True: somebody had, of which nothing was known; it counts from now on.
+    pub(super) fn withdraw(&mut self) -> bool {
+        let settled = &self.look.settled;
+        let mut news = false;
+        for (vm, ask) in self.keeper.asks() {
+            let Some(taking) = &mut ask.taking else { continue };
+            let generation = taking.ledger.withdraw();
+            if generation <= taking.claimed.max(taking.offered) {
+                continue;
+            }
+            let held = taking.ledger.table(generation);
+            taking.claimed = generation;
+            // Whoever wrote there what was not offered holds what it held.
+            if held.iter().zip(&settled.offers(vm)).all(|(held, offer)| held.fits(offer)) {
+                ask.needs = guest::needs(&held);
+                news = true;
+            }
+        }
+        news
+    }
+
+    /// Offers what is settled.
+    pub(super) fn offer(&mut self) {
+        self.withdraw();
+        let settled = &self.look.settled;
+        for (vm, ask) in self.keeper.asks() {
+            let held = ask.held();
+            let Some(taking) = &mut ask.taking else { continue };
+            let offered = |vcpu: &Reserved| vcpu.tenant == *vm && vcpu.offer.is_some();
+            if settled.vcpus.iter().any(offered) {
+                taking.offered = taking.ledger.offer(&settled.offers(vm), &held);
+            }
+        }
     }
 
     fn admit(&mut self, vm: &str, needs: &[GuestNeed]) -> Result<(), String> {
@@ -122,7 +179,9 @@ impl Engine {
 
     /// A guest does not hold anything any more.
     pub fn guest_gone(&mut self, vm: &str) {
-        if self.keeper.asks().remove(vm).is_some() && self.state == api::State::Applied {
+        let Some(gone) = self.keeper.asks().remove(vm) else { return };
+        gone.taking.iter().for_each(|taking| _ = taking.ledger.withdraw());
+        if self.state == api::State::Applied {
             let settled = self.settled_again();
             // Why it would not is in the keeper's `off`.
             let _ = self.hold(settled);

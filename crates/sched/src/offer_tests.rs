@@ -1,0 +1,123 @@
+//! What is offered, and whom it stays with.
+
+use ontime_tenants::{Class, ThreadId};
+use proptest::prelude::*;
+
+use super::*;
+use crate::guest::GuestNeed;
+use crate::sim::admitted;
+
+const MS: u64 = 1_000_000;
+
+/// Of one vCPU each, with a tenth of a CPU declared, holding so many ms in 20 (None: nothing is to be offered), if they are admitted.
+fn settled(cpus: u32, home: impl Fn(u32) -> Option<u32>, holds: &[Option<u64>], ledger: &Ledger) -> Option<Settled> {
+    let declared = Bandwidth::ppm(100_000);
+    let vcpu = |(number, holds): (u32, &Option<u64>)| {
+        let need = holds.filter(|ms| *ms > 0);
+        let guest = need.map(|ms| GuestNeed { vcpu: 0, budget: Nanos(ms * MS), period: Nanos(20 * MS) });
+        let more = guest.map_or(Bandwidth::ZERO, |need| Bandwidth::new(need.budget, need.period).unwrap());
+        let bandwidth = declared + more;
+        Reserved {
+            id: ThreadId { pid: 1, tid: 100 + i32::try_from(number).unwrap(), start_time: 1 },
+            tenant: format!("vm{number}"),
+            class: Class::Bulk,
+            vcpu: 0,
+            budget: bandwidth.of(Nanos(20 * MS)),
+            period: Nanos(20 * MS),
+            bandwidth,
+            guest,
+            page: None,
+            offer: holds.map(|_| Offer::new(ledger.clone(), declared, Bandwidth::ppm(800_000), Nanos(4 * MS))),
+            home: home(number),
+        }
+    };
+    admitted(cpus, Bandwidth::ppm(50_000), (0..).zip(holds).map(vcpu).collect())
+}
+
+/// In thousandths of a CPU; None: nothing is offered.
+fn offered(settled: &Settled) -> Vec<Option<u64>> {
+    let of = |vcpu: &Reserved| vcpu.offer.as_ref().map(|offer| offer.offered.budget * 1_000 / offer.offered.period);
+    settled.vcpus.iter().map(of).collect()
+}
+
+fn spread_anew(settled: Option<Settled>) -> Settled {
+    let mut settled = settled.unwrap();
+    spread(&mut settled, &Settled::default());
+    settled
+}
+
+#[test]
+fn what_is_left_is_offered_in_equal_parts_up_to_what_is_allowed() {
+    let ledger = Ledger::create().unwrap();
+    let none = |_| None;
+    // Of 0.95, 0.1 is declared.
+    assert_eq!(offered(&spread_anew(settled(1, none, &[Some(0)], &ledger))), [Some(800)]);
+    let two = spread_anew(settled(1, none, &[Some(0), Some(4)], &ledger));
+    // 0.55 is left.
+    assert_eq!(offered(&two), [Some(274), Some(474)]);
+    assert_eq!(offered(&spread_anew(settled(1, none, &[Some(0), None], &ledger))), [Some(749), None]);
+    // CPU by CPU where all stay.
+    let homes = spread_anew(settled(2, |number| Some(number % 2), &[Some(0), Some(4), Some(0)], &ledger));
+    assert_eq!(offered(&homes), [Some(374), Some(800), Some(374)]);
+    let full = spread_anew(settled(1, none, &[Some(7), Some(7)], &ledger));
+    let held: Vec<_> = full.vcpus.iter().map(held).collect();
+    let offers: Vec<_> = full.vcpus.iter().map(|vcpu| vcpu.offer.as_ref().unwrap().offered).collect();
+    assert!(held.iter().zip(&offers).all(|(held, offer)| held.fits(offer)), "{offers:?}");
+}
+
+#[test]
+fn offers_stay_while_all_hold_within_them() {
+    let ledger = Ledger::create().unwrap();
+    let at = |holds: &[Option<u64>], before: &Settled| {
+        let mut now = settled(1, |_| None, holds, &ledger).unwrap();
+        spread(&mut now, before);
+        now
+    };
+    let first = spread_anew(settled(1, |_| None, &[Some(0), Some(4), None], &ledger));
+    let (second, third) = (at(&[Some(3), Some(4), None], &first), at(&[Some(9), Some(0), None], &first));
+    assert_eq!(offered(&second), offered(&first), "taken within");
+    assert_ne!(offered(&third), offered(&first), "beyond: all anew");
+    assert_ne!(offered(&at(&[Some(3), Some(4)], &first)), offered(&first)[..2], "one is gone");
+    let mut pinned = first.clone();
+    pinned.vcpus[0].home = Some(0);
+    assert!(!stays(&mut settled(1, |_| None, &[Some(0), Some(4), None], &ledger).unwrap(), &pinned), "elsewhere");
+    let another = Ledger::create().unwrap();
+    let mut other = settled(1, |_| None, &[Some(0), Some(4), None], &another).unwrap();
+    assert!(!stays(&mut other, &first), "another device process");
+}
+
+#[test]
+fn what_was_not_offered_counts_for_nothing() {
+    let ledger = Ledger::create().unwrap();
+    let one = spread_anew(settled(1, |_| None, &[Some(0)], &ledger));
+    let offer = one.vcpus[0].offer.as_ref().unwrap();
+    let bandwidth = |budget, period| offer.bandwidth(&Budget { budget, period });
+    assert_eq!(bandwidth(0, 0), Some(Bandwidth::ppm(100_000)));
+    assert_eq!(bandwidth(8 * MS, 16 * MS), Some(Bandwidth::ppm(600_000)));
+    for (budget, period) in [(MS, 3 * MS), (9 * MS, 10 * MS), (1, 0), (u64::MAX, u64::MAX)] {
+        assert_eq!(bandwidth(budget, period), None, "{budget} in {period}");
+    }
+}
+
+proptest! {
+    /// Whoever takes all that he is offered, whatever was held before: it is admitted.
+    #[test]
+    fn all_offers_fit_at_once(cpus in 1u32..4, holds in proptest::collection::vec((any::<bool>(), 0u64..16), 1..8), pinned in any::<bool>()) {
+        let ledger = Ledger::create().unwrap();
+        let holds: Vec<Option<u64>> = holds.into_iter().map(|(offered, ms)| offered.then_some(ms)).collect();
+        let home = |number: u32| (pinned && cpus > 1).then_some(number % cpus);
+        let before = settled(cpus, home, &holds, &ledger);
+        prop_assume!(before.is_some());
+        let now = spread_anew(before);
+        prop_assert_eq!(now.vcpus.iter().filter(|vcpu| vcpu.offer.is_some()).count(), holds.iter().flatten().count());
+        let mut all = now.vcpus.clone();
+        for vcpu in &mut all {
+            let holds = held(vcpu);
+            if let Some(offer) = &vcpu.offer {
+                prop_assert!(holds.fits(&offer.offered));
+                vcpu.bandwidth = offer.bandwidth(&offer.offered).unwrap();
+            }
+        }
+        prop_assert!(fits(&now, &all));
+    }
+}
