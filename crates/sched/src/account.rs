@@ -37,6 +37,15 @@ pub struct Counts {
     pub waited: u64,
 }
 
+/// What a vCPU has a right to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Of a CPU.
+    pub bandwidth: Bandwidth,
+    /// In each of these periods, ns.
+    pub period: u64,
+}
+
 /// The vCPU threads. None: it has ended.
 pub trait Threads {
     /// What one has had up to now.
@@ -45,8 +54,8 @@ pub trait Threads {
     fn sleeps(&mut self, seat: usize) -> bool;
     /// The next deadline after `after`, ns, that its guest publishes; None where it publishes none.
     fn next(&mut self, seat: usize, after: u64) -> Option<Next>;
-    /// Its bandwidth, where its guest has taken what it was offered ([`crate::ledger`]) since this was asked last.
-    fn claimed(&mut self, seat: usize) -> Option<Bandwidth>;
+    /// Its share, where its guest has taken what it was offered ([`crate::ledger`]) since this was asked last.
+    fn claimed(&mut self, seat: usize) -> Option<Share>;
     /// Changes its place, and reads it. A change that the kernel refuses counts as made: it is tried again with the next one.
     fn place(&mut self, seat: usize, place: Place) -> Option<Counts>;
 }
@@ -131,15 +140,19 @@ impl Account {
         self.grain = (self.share(self.period) / 8).clamp(GRAIN_MIN, GRAIN);
     }
 
-    /// Has another bandwidth from now on; what that is more for the time up to `end`, ns.
-    pub fn claim(&mut self, bandwidth: Bandwidth, now: u64, end: u64) -> i64 {
+    /// Has what its guest has taken, if that is news: what it is more for the time up to `end`, ns.
+    pub fn hear(&mut self, index: usize, now: u64, end: u64, threads: &mut impl Threads) -> Option<i64> {
+        let Share { bandwidth, period } = threads.claimed(index)?;
+        if (bandwidth, period) == (self.bandwidth, self.period) {
+            return None;
+        }
         let left = end.saturating_sub(now);
         let before = signed(self.share(left));
-        self.bandwidth = bandwidth;
+        (self.bandwidth, self.period) = (bandwidth, period);
         self.regrain();
         let more = signed(self.share(left)) - before;
         self.balance = self.balance.saturating_add(more);
-        more
+        Some(more)
     }
 
     /// Takes the first reading: what it had before is not counted.

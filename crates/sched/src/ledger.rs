@@ -2,8 +2,8 @@
 //!
 //! RTVirt's guest asks by a hypercall, which the scheduler itself answers. Here the daemon decides, and it is a process away. So it decides beforehand: it *offers*
 //! each vCPU a bandwidth, no more than is free whoever takes what is offered to him. The device process *claims* what its guest asks for, as long as it is within the offer, and the
-//! guest has its answer without the daemon; the pacer reads the claim at its next look, before it judges what is left of a share; the daemon is told afterwards. Whatever is beyond the offer it is
-//! asked for, and then it withdraws all offers, reads what was claimed meanwhile, decides, and offers anew.
+//! guest has its answer without the daemon; the pacer reads the claim at its next look, before it judges what is left of a share. Whatever is beyond the offer the daemon is
+//! asked for, and then, as before each pass and each answer about reservations, it withdraws all offers, reads what was claimed meanwhile, decides, and offers anew.
 //!
 //! **Form.** One word: the generation, and whether claims may be made; offers; and two tables of what is held, of which the generation's parity says which
 //! one counts. Whoever claims writes the other one, then moves the word from its generation to the next; where the daemon was faster that fails, and nothing was claimed. The daemon moves on by

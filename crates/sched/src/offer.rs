@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use ontime_plan::{Bandwidth, Nanos};
 
+use crate::account::Share;
 use crate::guest::PERIOD_MIN;
 use crate::ledger::{Budget, Ledger};
 use crate::settle::{ROUNDING_PPM, Reserved, Settled, fits};
@@ -18,7 +19,7 @@ pub struct Offer {
     /// Where it is taken.
     pub ledger: Ledger,
     /// What the vCPU has beside what its guest holds.
-    pub declared: Bandwidth,
+    pub declared: Share,
     /// What sched.toml allows its guest.
     pub most: Bandwidth,
     /// In all, with what it holds; in no shorter period.
@@ -27,15 +28,20 @@ pub struct Offer {
 
 impl Offer {
     /// With nothing offered yet; `shortest` is what sched.toml allows.
-    pub(crate) fn new(ledger: Ledger, declared: Bandwidth, most: Bandwidth, shortest: Nanos) -> Self {
+    pub(crate) fn new(ledger: Ledger, declared: Share, most: Bandwidth, shortest: Nanos) -> Self {
         // In shorter ones the end of a slice is not exact enough: then a need costs more than it says.
         let period = shortest.max(PERIOD_MIN).0;
         Self { ledger, declared, most, offered: Budget { budget: 0, period } }
     }
 
-    /// The vCPU's bandwidth where its guest holds this; None where that is not offered.
-    pub fn bandwidth(&self, held: &Budget) -> Option<Bandwidth> {
-        held.fits(&self.offered).then(|| self.declared + held.bandwidth())
+    /// The vCPU's share where its guest holds this; None where that is not offered.
+    pub fn share(&self, held: &Budget) -> Option<Share> {
+        let Share { bandwidth, period } = self.declared;
+        let nothing = held.budget == 0;
+        held.fits(&self.offered).then(|| Share {
+            bandwidth: bandwidth + held.bandwidth(),
+            period: if nothing { period } else { period.min(held.period) },
+        })
     }
 }
 
@@ -59,7 +65,10 @@ pub(crate) fn spread(settled: &mut Settled, before: &Settled) {
     }
     let whole = |vcpu: &Reserved| vcpu.offer.as_ref().is_none_or(|offer| held(vcpu).fits(&offer.offered));
     let largest = settled.vcpus.iter().map(|vcpu| Reserved {
-        bandwidth: vcpu.offer.as_ref().map_or(vcpu.bandwidth, |offer| offer.declared + offer.offered.bandwidth()),
+        bandwidth: vcpu
+            .offer
+            .as_ref()
+            .map_or(vcpu.bandwidth, |offer| offer.declared.bandwidth + offer.offered.bandwidth()),
         ..vcpu.clone()
     });
     if !settled.vcpus.iter().all(whole) || !fits(settled, &largest.collect::<Vec<_>>()) {

@@ -27,7 +27,14 @@ fn settled(cpus: u32, home: impl Fn(u32) -> Option<u32>, holds: &[Option<u64>], 
             bandwidth,
             guest,
             page: None,
-            offer: holds.map(|_| Offer::new(ledger.clone(), declared, Bandwidth::ppm(800_000), Nanos(4 * MS))),
+            offer: holds.map(|_| {
+                Offer::new(
+                    ledger.clone(),
+                    Share { bandwidth: declared, period: 20 * MS },
+                    Bandwidth::ppm(800_000),
+                    Nanos(4 * MS),
+                )
+            }),
             home: home(number),
         }
     };
@@ -91,11 +98,13 @@ fn what_was_not_offered_counts_for_nothing() {
     let ledger = Ledger::create().unwrap();
     let one = spread_anew(settled(1, |_| None, &[Some(0)], &ledger));
     let offer = one.vcpus[0].offer.as_ref().unwrap();
-    let bandwidth = |budget, period| offer.bandwidth(&Budget { budget, period });
-    assert_eq!(bandwidth(0, 0), Some(Bandwidth::ppm(100_000)));
-    assert_eq!(bandwidth(8 * MS, 16 * MS), Some(Bandwidth::ppm(600_000)));
+    let share = |budget, period| offer.share(&Budget { budget, period });
+    let is = |ppm, period| Some(Share { bandwidth: Bandwidth::ppm(ppm), period });
+    assert_eq!(share(0, 0), is(100_000, 20 * MS));
+    assert_eq!(share(8 * MS, 16 * MS), is(600_000, 16 * MS));
+    assert_eq!(share(8 * MS, 80 * MS), is(200_000, 20 * MS));
     for (budget, period) in [(MS, 3 * MS), (9 * MS, 10 * MS), (1, 0), (u64::MAX, u64::MAX)] {
-        assert_eq!(bandwidth(budget, period), None, "{budget} in {period}");
+        assert_eq!(share(budget, period), None, "{budget} in {period}");
     }
 }
 
@@ -115,7 +124,7 @@ proptest! {
             let holds = held(vcpu);
             if let Some(offer) = &vcpu.offer {
                 prop_assert!(holds.fits(&offer.offered));
-                vcpu.bandwidth = offer.bandwidth(&offer.offered).unwrap();
+                vcpu.bandwidth = offer.share(&offer.offered).unwrap().bandwidth;
             }
         }
         prop_assert!(fits(&now, &all));

@@ -103,9 +103,7 @@ impl Seat {
 
     /// Has what its guest has taken of what it was offered, from now on.
     fn hear(&mut self, now: u64, threads: &mut impl Threads) {
-        let Some(bandwidth) = threads.claimed(self.index) else { return };
-        if bandwidth != self.account.bandwidth {
-            let more = self.account.claim(bandwidth, now, self.end);
+        if let Some(more) = self.account.hear(self.index, now, self.end, threads) {
             self.granted = self.granted.saturating_add_signed(more);
             self.rate = self.account.share(RATE) + 1;
         }

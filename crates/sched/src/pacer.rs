@@ -17,13 +17,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ontime_plan::Bandwidth;
 use ontime_tenants::{CpuList, Policy, ThreadId};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 use thiserror::Error;
 
-use crate::account::{Counts, Place, Threads};
+use crate::account::{Counts, Place, Share, Threads};
 use crate::published::Next;
 use crate::seat::Seat;
 use crate::shares::{NEVER, Shares};
@@ -88,8 +87,8 @@ impl Threads for Seats {
         self.0.get_mut(seat)?.as_mut()?.published.as_mut()?.next(after)
     }
 
-    fn claimed(&mut self, seat: usize) -> Option<Bandwidth> {
-        self.0.get_mut(seat)?.as_mut()?.claims.as_mut()?.news()
+    fn claimed(&mut self, seat: usize) -> Option<Share> {
+        self.0.get_mut(seat)?.as_mut()?.claimed()
     }
 
     fn place(&mut self, seat: usize, place: Place) -> Option<Counts> {
@@ -360,6 +359,8 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
 
     use super::*;
+    use ontime_plan::Bandwidth;
+
     use crate::seat::{Guest, Hand, Places};
     use crate::settle::Settled;
     use crate::shares::Planning;

@@ -167,6 +167,11 @@ impl Published {
         Self { page, vcpu, follow: Follow::new(period) }
     }
 
+    /// It has another period than it was admitted with, ns.
+    pub(crate) fn set_period(&mut self, period: u64) {
+        self.follow.set_period(period);
+    }
+
     /// Its next deadline after `after`. On a pacer: two system calls at most, nothing allocated.
     pub fn next(&mut self, after: u64) -> Option<Next> {
         let line = self.page.read(self.vcpu)?;
@@ -178,10 +183,15 @@ impl Published {
     }
 }
 
+/// Least time between two ends of slices for a vCPU of this period, in the long run, ns.
+fn distance(period: u64) -> u64 {
+    (period / CUTS).max(SLICE_MIN.0)
+}
+
 /// The pure part of [`Published`].
 #[derive(Debug)]
 pub(crate) struct Follow {
-    /// Least time between two ends of slices for it, in the long run, ns.
+    /// See [`distance`].
     distance: u64,
     paired: u64,
     /// CLOCK_REALTIME less CLOCK_MONOTONIC when that was new.
@@ -194,8 +204,11 @@ pub(crate) struct Follow {
 
 impl Follow {
     pub(crate) fn new(period: u64) -> Self {
-        let distance = (period / CUTS).max(SLICE_MIN.0);
-        Self { distance, paired: 0, ahead: 0, left: BURST, given: 0, last: 0 }
+        Self { distance: distance(period), paired: 0, ahead: 0, left: BURST, given: 0, last: 0 }
+    }
+
+    fn set_period(&mut self, period: u64) {
+        self.distance = distance(period);
     }
 
     pub(crate) fn next(&mut self, line: &[u8; LINE], after: u64, ahead: i128) -> Option<Next> {

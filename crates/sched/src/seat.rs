@@ -11,10 +11,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use ontime_plan::Bandwidth;
 use ontime_tenants::{Class, Level, Policy, PriorityTable, Role, ThreadId};
 
-use crate::account::{Counts, Place, Tally};
+use crate::account::{Counts, Place, Share, Tally};
 use crate::config::Beyond;
 use crate::ext::Slot;
 use crate::offer::Offer;
@@ -115,15 +114,6 @@ pub struct Claims {
     seen: u64,
 }
 
-impl Claims {
-    /// Its bandwidth, where that may be another than when this was asked last. On a pacer: no system call, nothing allocated.
-    pub(crate) fn news(&mut self) -> Option<Bandwidth> {
-        let held = self.offer.ledger.news(self.vcpu, &mut self.seen)?;
-        // What was not offered, its device process wrote there by itself.
-        self.offer.bandwidth(&held)
-    }
-}
-
 /// A vCPU thread.
 #[derive(Debug)]
 pub struct Seat {
@@ -162,6 +152,16 @@ impl Seat {
     /// For [`Seat::with`].
     pub fn files(&self) -> Arc<Files> {
         Arc::clone(&self.files)
+    }
+
+    /// Its share, where that may be another than when this was asked last. On a pacer: no system call, nothing allocated.
+    pub(crate) fn claimed(&mut self) -> Option<Share> {
+        let Claims { offer, vcpu, seen } = self.claims.as_mut()?;
+        let held = offer.ledger.news(*vcpu, seen)?;
+        // What was not offered, its device process wrote there by itself.
+        let share = offer.share(&held)?;
+        self.published.iter_mut().for_each(|published| published.set_period(share.period));
+        Some(share)
     }
 
     /// Whether both are of one thread.

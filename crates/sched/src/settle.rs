@@ -13,6 +13,7 @@ use ontime_plan::{Admission, Admitted, Bandwidth, Nanos, Refusal, Reservation};
 use ontime_tenants::{Class, CpuList, Tenant, TenantThread, ThreadId, ThreadRole};
 use serde::{Deserialize, Serialize};
 
+use crate::account::Share;
 use crate::backend::BackendKind;
 use crate::config::SchedConfig;
 use crate::guest::{self, Ask, Asks, GuestNeed};
@@ -166,7 +167,13 @@ impl Settled {
     /// Whether this is what was `before`, but for what guests took of their offers, of which their pacers hear by themselves.
     pub fn is_heard(&self, before: &Settled) -> bool {
         let heard = |(vcpu, old): (&Reserved, &Reserved)| {
-            let taken = Reserved { budget: old.budget, bandwidth: old.bandwidth, guest: old.guest, ..vcpu.clone() };
+            let taken = Reserved {
+                budget: old.budget,
+                period: old.period,
+                bandwidth: old.bandwidth,
+                guest: old.guest,
+                ..vcpu.clone()
+            };
             vcpu == old || vcpu.offer.is_some() && taken == *old
         };
         (self.vcpus.len(), &self.cpus, &self.shared, self.reserve)
@@ -330,7 +337,8 @@ fn asked(
             if let (Some(taking), Some(most), Some(page)) = (&ask.taking, declared.deadlines, page) {
                 // It may begin to publish as it takes what it is offered.
                 one.page = Some(page.clone());
-                let offer = Offer::new(taking.ledger.clone(), one.bandwidth, most, declared.deadline_period);
+                let share = Share { bandwidth: one.bandwidth, period: one.period.0 };
+                let offer = Offer::new(taking.ledger.clone(), share, most, declared.deadline_period);
                 one.offer = Some(offer).filter(|offer| need.is_none_or(|need| need.period.0 >= offer.offered.period));
             }
             if let Some(need) = need {

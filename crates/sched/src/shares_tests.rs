@@ -6,6 +6,7 @@ use ontime_plan::{Bandwidth, Nanos};
 use proptest::prelude::*;
 
 use super::*;
+use crate::account::Share;
 use crate::ordered::FLOOR;
 use crate::sim::*;
 
@@ -337,7 +338,8 @@ fn what_a_guest_takes_of_its_offer_it_has_from_the_next_look_on() {
         let had = |host: &Host| host.vms.iter().map(|vm| vm.counts.ran).collect::<Vec<_>>();
         let mut before = had(&host);
         let mut until = |host: &mut Host, shares: &mut Shares, budget: u64| {
-            host.vms[1].claimed = Bandwidth::new(Nanos(budget), Nanos(20 * MS));
+            let bandwidth = Bandwidth::new(Nanos(budget), Nanos(20 * MS)).unwrap();
+            host.vms[1].claimed = Some(Share { bandwidth, period: 20 * MS });
             let until = host.now + 1_000 * MS;
             host.run(shares, until, 0);
             let now = had(host);

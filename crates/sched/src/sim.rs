@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::{Class, ThreadId};
 
-use crate::account::{Counts, Place, Tally, Threads};
+use crate::account::{Counts, Place, Share, Tally, Threads};
 use crate::published::{self, Follow, Next};
 use crate::settle::{Reserved, Settled};
 use crate::shares::{Planning, Shares};
@@ -76,7 +76,7 @@ pub struct Vm {
     pub tasks: Vec<Job>,
     follow: Follow,
     /// What its guest has taken of what it was offered, until its pacer has heard of it.
-    pub claimed: Option<Bandwidth>,
+    pub claimed: Option<Share>,
     /// The CPU that it stays on.
     home: Option<usize>,
     /// Whether it wanted the CPU in the last tick; its position among those of its place.
@@ -154,7 +154,7 @@ impl Threads for Host {
         Some(Next { at: if at > after { at } else { at + vm.period }, live: true })
     }
 
-    fn claimed(&mut self, seat: usize) -> Option<Bandwidth> {
+    fn claimed(&mut self, seat: usize) -> Option<Share> {
         self.vms.get_mut(seat)?.claimed.take()
     }
 

@@ -95,11 +95,9 @@ impl Seat {
 
     /// Has what its guest has taken of what it was offered, from now on: within the slice, which ends at `end`, beside the plan, which has room for it.
     fn hear(&mut self, index: usize, now: u64, end: u64, planner: &mut Planner, threads: &mut impl Threads) {
-        let Some(bandwidth) = threads.claimed(index) else { return };
-        if bandwidth != self.account.bandwidth {
-            let more = self.account.claim(bandwidth, now, end);
+        if let Some(more) = self.account.hear(index, now, end, threads) {
             self.granted = self.granted.saturating_add_signed(more);
-            planner.change(self.vcpu, bandwidth, self.home);
+            planner.change(self.vcpu, self.account.bandwidth, self.home);
         }
     }
 

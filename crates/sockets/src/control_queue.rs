@@ -66,7 +66,6 @@ impl ControlQueue {
         if used && vring.needs_notification().unwrap_or(true) {
             let _ = vring.signal_used_queue();
         }
-        self.shared.deadlines.tell_rest();
     }
 
     /// What the driver before said by this queue counts no more. Before the first call of the new one, which comes by it too.

@@ -6,8 +6,8 @@
 //! ends, with the VM, the connection ends, and the bandwidth is free. Files come with the line that says so (SCM_RIGHTS): the guest's memory, where that publishes its next
 //! deadlines, and the [`Ledger`].
 //!
-//! **What is offered is taken.** By the ledger the daemon offers beforehand what is free. A change within that is claimed there: the guest has its answer at once, and the daemon is told
-//! afterwards ([`Deadlines::tell_rest`]), without an answer.
+//! **What is offered is taken.** By the ledger the daemon offers beforehand what is free. A change within that is claimed there, and the guest has its answer: pacers and the daemon read it there
+//! when they need it, so nobody is told.
 //!
 //! In: calls of the control queue's thread. Out: admitted or not. Without a daemon more bandwidth is refused; less is
 //! always taken.
@@ -64,12 +64,9 @@ pub struct Asked {
     /// Where in its memory the guest publishes its next deadlines (`ontime_next_vcpu`); None: nowhere.
     #[serde(default)]
     pub next: Option<u64>,
-    /// The generation of the ledger that this is of; or later than.
+    /// The generation of the ledger at the guest's last claim, which this comes after.
     #[serde(default)]
     pub generation: u64,
-    /// It has that already: only a refusal is answered.
-    #[serde(default)]
-    pub told: bool,
     /// Which files come along, in this order.
     #[serde(default)]
     pub files: Vec<Along>,
@@ -120,8 +117,6 @@ struct State {
     ledger: Option<Ledger>,
     /// Of the ledger, at the last claim.
     generation: u64,
-    /// What is held has been claimed, and the daemon not been told.
-    untold: bool,
     /// What the daemon has not been given yet.
     bring: Vec<Along>,
     daemon: Option<BufReader<UnixStream>>,
@@ -138,7 +133,6 @@ impl Deadlines {
             place: None,
             ledger,
             generation: 0,
-            untold: false,
             bring: Vec::new(),
             daemon: None,
             seq: 0,
@@ -160,7 +154,7 @@ impl Deadlines {
         }
         state.wait_for_token();
         if state.claims(&next) {
-            (state.held, state.untold) = (next, true);
+            state.held = next;
             return Ok(());
         }
         match state.ask(&next) {
@@ -177,18 +171,6 @@ impl Deadlines {
             }
         }
         Ok(())
-    }
-
-    /// Tells the daemon what was claimed: after the guest has its answer.
-    pub fn tell_rest(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if std::mem::take(&mut state.untold) {
-            let held = state.held.clone();
-            // Where there is none any more, the next one is told when it connects.
-            if let Err(error) = state.tell(&held, true) {
-                tracing::warn!("the daemon is not told what the guest has taken: {error}");
-            }
-        }
     }
 
     /// The guest publishes its next deadlines there, or no more.
@@ -215,7 +197,6 @@ impl Deadlines {
     pub fn forget(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.place = None;
-        state.untold = false;
         if !state.held.is_empty() {
             state.held.clear();
             let _ = state.ask(&Table::new());
@@ -254,9 +235,8 @@ impl Deadlines {
         state.bring = state.ledger.iter().map(|_| Along::Ledger).collect();
         state.bring_memory();
         let held = state.held.clone();
-        state.untold = false;
         // Its answer is read before the next one's.
-        state.tell(&held, false).map(drop)
+        state.tell(&held).map(drop)
     }
 }
 
@@ -308,7 +288,7 @@ impl State {
         }
     }
 
-    fn tell(&mut self, table: &Table, told: bool) -> std::io::Result<u64> {
+    fn tell(&mut self, table: &Table) -> std::io::Result<u64> {
         self.seq += 1;
         let next = self.place.as_ref().map(|place| place.offset);
         let (seq, generation) = (self.seq, self.generation);
@@ -318,7 +298,7 @@ impl State {
             Along::Ledger => self.ledger.as_ref().map(Ledger::file),
         };
         let along: Vec<BorrowedFd<'_>> = files.iter().filter_map(file).collect();
-        let asked = Asked { seq, vcpus: needs(table), next, generation, told, files: files.clone() };
+        let asked = Asked { seq, vcpus: needs(table), next, generation, files: files.clone() };
         let mut line = serde_json::to_vec(&asked)?;
         line.push(b'\n');
         let daemon = self.daemon.as_mut().ok_or(std::io::ErrorKind::NotConnected)?;
@@ -331,7 +311,7 @@ impl State {
 
     /// Why the daemon refuses; None: it admits.
     fn ask(&mut self, table: &Table) -> std::io::Result<Option<String>> {
-        let seq = self.tell(table, false)?;
+        let seq = self.tell(table)?;
         let answer = self.answer(seq);
         if answer.is_err() {
             // What it holds now is not known: it forgets when the connection ends, and is told anew at the next.
@@ -479,7 +459,7 @@ mod tests {
         assert_eq!((seen[0].vcpus.clone(), seen[1].vcpus.len()), (held, 0), "a new daemon learns what is held");
     }
 
-    /// What is offered is taken without the daemon, which is told afterwards; what is beyond it is asked for.
+    /// What is offered is taken without the daemon; what is beyond it is asked for.
     #[test]
     fn what_is_offered_is_taken_at_once() {
         let ledger = Ledger::create().unwrap();
@@ -496,18 +476,15 @@ mod tests {
         assert_eq!(claim(3 * MS), Ok(()));
         assert_eq!(deadlines.held()[0].budget, 3 * MS);
         assert_eq!(ledger.table(ledger.generation())[0].budget, 3 * MS);
-        deadlines.tell_rest();
-        deadlines.tell_rest();
         let daemon = daemon(other.try_clone().unwrap(), 0);
         assert_eq!(claim(5 * MS), Err(Errno(libc::EBUSY)), "beyond");
         ledger.withdraw();
         assert_eq!(claim(4 * MS), Err(Errno(libc::EBUSY)), "withdrawn: asked for");
         drop((deadlines, other));
         let asked = daemon.join().unwrap();
-        let seen: Vec<_> = asked.iter().map(|asked| (asked.told, asked.generation)).collect();
-        let last = opened + 2;
-        assert_eq!(seen, [(false, 0), (true, last), (false, last), (false, last)], "{asked:?}");
-        assert_eq!((asked[0].files.clone(), asked[1].vcpus[0].budget), (vec![Along::Ledger], 3 * MS));
+        let seen: Vec<_> = asked.iter().map(|asked| asked.generation).collect();
+        assert_eq!(seen, [0, opened + 2, opened + 2], "{asked:?}");
+        assert_eq!((asked[0].files.clone(), asked[1].files.len()), (vec![Along::Ledger], 0));
         let deadlines = Deadlines::new(Some(ledger.clone()));
         let (own, other) = UnixStream::pair().unwrap();
         deadlines.connect(own).unwrap();

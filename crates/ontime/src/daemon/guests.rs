@@ -41,15 +41,13 @@ pub struct Question {
     pub vm: String,
     /// For the answer; None: the connection has ended, and nothing is needed any more.
     pub seq: Option<u64>,
-    /// It has that already, of what it was offered: only a refusal is answered.
-    pub told: bool,
     /// What its vCPUs need, and where it publishes its next deadlines.
     pub ask: Ask,
 }
 
 impl Question {
     fn end(vm: &str) -> Self {
-        Self { vm: vm.to_owned(), seq: None, told: false, ask: Ask::default() }
+        Self { vm: vm.to_owned(), seq: None, ask: Ask::default() }
     }
 }
 
@@ -179,7 +177,7 @@ impl Link {
         let page = self.page.clone();
         let taking = self.ledger.clone().map(|ledger| Taking::new(ledger, asked.generation));
         let ask = Ask { needs: asked.vcpus.iter().map(need).collect(), published: page.is_some(), page, taking };
-        Question { vm: vm.to_owned(), seq: Some(asked.seq), told: asked.told, ask }
+        Question { vm: vm.to_owned(), seq: Some(asked.seq), ask }
     }
 
     fn take(&mut self) -> std::io::Result<Vec<Asked>> {
@@ -299,7 +297,7 @@ mod tests {
             for question in guests.take() {
                 let Some(seq) = question.seq else { continue };
                 pages.push(question.ask.page);
-                assert!(question.ask.taking.is_some() && !question.told);
+                assert!(question.ask.taking.is_some());
                 assert!(!guests.answer("a", seq, None));
             }
         }

@@ -292,11 +292,11 @@ impl Metrics {
         self.refused.set(i64::try_from(settled.refused.len()).unwrap_or(i64::MAX));
     }
 
-    /// A guest asked for bandwidth.
-    pub fn deadlines(&self, vm: &str, class: String, admitted: bool) {
+    /// A guest asked for bandwidth, or took what it was offered, so many times.
+    pub fn deadlines(&self, vm: &str, class: String, admitted: bool, times: u64) {
         let domain = Domain { domain: vm.to_owned(), class };
         let family = if admitted { &self.admitted } else { &self.denied };
-        family.get_or_create(&domain).inc();
+        family.get_or_create(&domain).inc_by(times);
     }
 
     /// Forgets a domain that is gone.

@@ -258,10 +258,7 @@ impl Daemon {
                 self.engine.guest_gone(&question.vm);
                 continue;
             };
-            let refused = self.engine.guest_asks(&question.vm, question.ask, question.told).err();
-            if question.told && refused.is_none() {
-                continue;
-            }
+            let refused = self.engine.guest_asks(&question.vm, question.ask).err();
             if self.guests.answer(&question.vm, seq, refused.as_deref()) {
                 self.engine.guest_gone(&question.vm);
             }

@@ -84,70 +84,71 @@ impl Engine {
         may.map(|declared| declared.name.clone()).filter(|name| runs(name)).collect()
     }
 
-    /// A guest asks for this instead of what it held, and has it when this returns; or it was `told` that it has it already, of what it was offered.
+    /// A guest asks for this instead of what it held, and has it when this returns.
     ///
     /// # Errors
     /// Why not; then it holds what it held.
-    pub fn guest_asks(&mut self, vm: &str, mut ask: Ask, told: bool) -> Result<(), String> {
+    pub fn guest_asks(&mut self, vm: &str, mut ask: Ask) -> Result<(), String> {
         if self.state != api::State::Applied {
             return Err("`ontime reset` was called; nothing is reserved until `ontime apply`".to_owned());
         }
+        // What is free depends on what others have taken of their offers, and may take no more of them meanwhile.
+        let taken = self.withdraw();
         if let Some(taking) = &mut ask.taking {
             let known = self.keeper.asks().get(vm).and_then(|known| known.taking.as_ref());
-            if let Some(known) = known.filter(|known| known.ledger == taking.ledger) {
-                if taking.claimed < known.claimed {
-                    // What it has taken since is known.
-                    return Ok(());
-                }
-                taking.offered = known.offered;
-            }
+            taking.offered = known.filter(|known| known.ledger == taking.ledger).map_or(0, |known| known.offered);
         }
-        let offers = self.look.settled.offers(vm);
-        let within = told && ask.held().iter().zip(&offers).all(|(held, offer)| held.fits(offer));
-        // Else what is free depends on what others have taken of their offers, and may take no more of them meanwhile.
-        let taken = !within && self.withdraw();
         let needs = ask.needs.clone();
         let before = self.keeper.asks().insert(vm.to_owned(), ask);
         let admitted = self.admit(vm, &needs);
-        let class = self.look.found.tenants.iter().find(|tenant| tenant.name == vm).map(|tenant| tenant.class);
-        self.metrics.deadlines(vm, class.map_or_else(String::new, |class| class.to_string()), admitted.is_ok());
+        self.count_asked(vm, admitted.is_ok(), 1);
         if let Err(why) = &admitted {
             match before {
                 Some(before) => self.keeper.asks().insert(vm.to_owned(), before),
                 None => self.keeper.asks().remove(vm),
             };
             if taken {
-                let settled = self.settled_again();
-                // Why it would not is in the keeper's `off`.
-                let _ = self.hold(settled);
+                self.hold_again();
             }
             self.repeats.warn(&format!("{vm}: its guest does not have what it asks for: {why}"));
         }
-        if !within {
-            self.offer();
-        }
+        self.offer();
         admitted
+    }
+
+    fn count_asked(&mut self, vm: &str, admitted: bool, times: u64) {
+        let class = self.look.found.tenants.iter().find(|tenant| tenant.name == vm).map(|tenant| tenant.class);
+        self.metrics.deadlines(vm, class.map_or_else(String::new, |class| class.to_string()), admitted, times);
+    }
+
+    /// What guests have taken of their offers is known from now on.
+    pub fn catch_up(&mut self) {
+        if self.withdraw() {
+            self.hold_again();
+        }
+        self.offer();
     }
 
     /// Nobody takes anything of his offer any more. True: somebody had, of which nothing was known; it counts from now on.
     pub(super) fn withdraw(&mut self) -> bool {
-        let settled = &self.look.settled;
-        let mut news = false;
+        let mut news = Vec::new();
         for (vm, ask) in self.keeper.asks() {
             let Some(taking) = &mut ask.taking else { continue };
             let generation = taking.ledger.withdraw();
-            if generation <= taking.claimed.max(taking.offered) {
+            let claims = generation.saturating_sub(taking.claimed.max(taking.offered));
+            if claims == 0 {
                 continue;
             }
             let held = taking.ledger.table(generation);
             taking.claimed = generation;
             // Whoever wrote there what was not offered holds what it held.
-            if held.iter().zip(&settled.offers(vm)).all(|(held, offer)| held.fits(offer)) {
+            if held.iter().zip(&self.look.settled.offers(vm)).all(|(held, offer)| held.fits(offer)) {
                 ask.needs = guest::needs(&held);
-                news = true;
+                news.push((vm.clone(), claims));
             }
         }
-        news
+        news.iter().for_each(|(vm, claims)| self.count_asked(vm, true, *claims));
+        !news.is_empty()
     }
 
     /// Offers what is settled.
@@ -182,9 +183,7 @@ impl Engine {
         let Some(gone) = self.keeper.asks().remove(vm) else { return };
         gone.taking.iter().for_each(|taking| _ = taking.ledger.withdraw());
         if self.state == api::State::Applied {
-            let settled = self.settled_again();
-            // Why it would not is in the keeper's `off`.
-            let _ = self.hold(settled);
+            self.hold_again();
         }
     }
 
@@ -199,6 +198,12 @@ impl Engine {
             let path = self.paths.held();
             self.repeats.warn(&format!("{}: {error}; a daemon that is restarted will not know it", path.display()));
         }
+    }
+
+    fn hold_again(&mut self) {
+        let settled = self.settled_again();
+        // Why it would not is in the keeper's `off`.
+        let _ = self.hold(settled);
     }
 
     fn settled_again(&self) -> Settled {
@@ -231,6 +236,7 @@ impl Engine {
 
     /// Reserved CPU time: whose, and how it is kept.
     pub fn reservations(&mut self) -> api::Reservations {
+        self.catch_up();
         let settled = &self.look.settled;
         let uses = self.keeper.uses();
         let shown = self.keeper.show();
