@@ -16,10 +16,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ontime_sched::Ledger;
+use ontime_sched::ledger::NOTHING;
 use ontime_sockets::abi::{Errno, ONTIME_CTL_INC_BW, ontime_bw};
 use ontime_sockets::deadlines::{Deadlines, Place};
 use serde_json::Value;
-use support::{Daemon, Guest, Site, name, possible, until};
+use support::{Daemon, Guest, Site, a_cpu, name, possible, until};
 
 /// The device process's end of `deadlines.sock`.
 struct Device {
@@ -64,9 +65,14 @@ impl Device {
     }
 }
 
+/// Of class rt.
+fn class(vm: &str) -> String {
+    format!("[[tenant]]\nname = \"{vm}\"\nclass = \"rt\"\n")
+}
+
 /// A VM that may ask for half of a CPU beside its declared 2 ms in 20 ms.
 fn configure(site: &Site, vm: &str) {
-    site.configure("tenants.toml", &format!("[[tenant]]\nname = \"{vm}\"\nclass = \"rt\"\n"));
+    site.configure("tenants.toml", &class(vm));
     let reservation =
         format!("[[reservation]]\nname = \"{vm}\"\nbudget = \"2ms\"\nperiod = \"20ms\"\ndeadlines = 0.5\n");
     site.configure("sched.toml", &reservation);
@@ -148,11 +154,9 @@ fn a_daemon_that_is_restarted_knows_who_held_what() {
     }
     let site = Site::new();
     let (first, second) = (name("first"), name("second"));
-    let class = |vm: &str| format!("[[tenant]]\nname = \"{vm}\"\nclass = \"rt\"\n");
     site.configure("tenants.toml", &(class(&first) + &class(&second)));
     // One CPU: one of them fits, with what its guest asks for.
-    let may = rustix::thread::sched_getaffinity(None).unwrap();
-    let cpu = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| may.is_set(*cpu)).unwrap();
+    let cpu = a_cpu();
     let reserve = |vm: &str, budget: u64| {
         format!("[[reservation]]\nname = \"{vm}\"\nbudget = \"{budget}ms\"\nperiod = \"20ms\"\ndeadlines = 0.5\n")
     };
@@ -191,16 +195,17 @@ fn a_daemon_that_is_restarted_knows_who_held_what() {
 }
 
 /// The device process's own part, without its device: a guest that publishes its deadlines.
-fn asking(site: &Site, vm: &str) -> Arc<Deadlines> {
+fn asking(site: &Site, vm: &str) -> (Arc<Deadlines>, Ledger) {
     let memory = rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&memory, 64 * ontime_sched::published::LINE as u64).unwrap();
-    let deadlines = Arc::new(Deadlines::new(Some(Ledger::create().unwrap())));
+    let ledger = Ledger::create().unwrap();
+    let deadlines = Arc::new(Deadlines::new(Some(ledger.clone())));
     deadlines.publish(Some(Place { file: memory.into(), offset: 0 })).unwrap();
     let listener = Device::of(site, vm).listener;
     listener.set_nonblocking(false).unwrap();
     let serving = Arc::clone(&deadlines);
     std::thread::spawn(move || serving.serve(&listener));
-    deadlines
+    (deadlines, ledger)
 }
 
 /// While the daemon stands still, a guest has what it was offered, and nothing beyond; when it goes on, it counts what was taken.
@@ -215,17 +220,15 @@ fn what_is_free_is_taken_without_the_daemon_and_counts() {
     }
     let site = Site::new();
     let (one, other) = (name("taking"), name("waiting"));
-    let class = |vm: &str| format!("[[tenant]]\nname = \"{vm}\"\nclass = \"rt\"\n");
     site.configure("tenants.toml", &(class(&one) + &class(&other)));
-    let may = rustix::thread::sched_getaffinity(None).unwrap();
-    let cpu = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| may.is_set(*cpu)).unwrap();
+    let cpu = a_cpu();
     // Of 0.95, each has 0.1: 0.375 are offered to each.
     let reserve =
         |vm: &str| format!("[[reservation]]\nname = \"{vm}\"\nbudget = \"2ms\"\nperiod = \"20ms\"\ndeadlines = 0.8\n");
     site.configure("sched.toml", &(format!("cpus = \"{cpu}\"\n") + &reserve(&one) + &reserve(&other)));
     let guests = [Guest::stopped(&one), Guest::stopped(&other)];
     guests.iter().for_each(|guest| _ = guest.vcpu());
-    let (taking, waiting) = (asking(&site, &one), asking(&site, &other));
+    let ((taking, ledger), (waiting, _)) = (asking(&site, &one), asking(&site, &other));
     let mut daemon = Daemon::start(&site);
     let asks = |deadlines: &Deadlines, ms: u64| {
         let need = ontime_bw { vcpu: 0, reserved: 0, budget: ms * 1_000_000, period: 20_000_000 };
@@ -250,6 +253,9 @@ fn what_is_free_is_taken_without_the_daemon_and_counts() {
 
     assert!(site.run(&["reset"]).status.success());
     assert_eq!(asks(&taking, 8), busy, "nothing is offered after a reset");
+    // A device process that offers to itself, and takes it, does not have the daemon reserve anything.
+    ledger.offer(&NOTHING, &NOTHING);
+    assert!(ledger.claim(&NOTHING).is_some() && vcpu(&site, &one).is_none());
     daemon.kill();
     assert_eq!(asks(&waiting, 8), busy, "nor without a daemon");
     let _daemon = Daemon::start(&site);

@@ -13,7 +13,7 @@ mod support;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Daemon, Guest, Site, name, possible, until};
+use support::{Daemon, Guest, Site, a_cpu, name, possible, until};
 
 const FIFO: i32 = libc::SCHED_FIFO;
 
@@ -23,12 +23,6 @@ fn rt(names: &[&str]) -> String {
 
 fn reserve(name: &str, budget: &str) -> String {
     format!("[[reservation]]\nname = \"{name}\"\nbudget = \"{budget}\"\nperiod = \"20ms\"\n")
-}
-
-/// One that this process, and so its guests, may run on.
-fn a_cpu() -> usize {
-    let may = rustix::thread::sched_getaffinity(None).unwrap();
-    (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| may.is_set(*cpu)).unwrap()
 }
 
 fn top(site: &Site) -> Value {

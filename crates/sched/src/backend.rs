@@ -177,10 +177,6 @@ impl Paced {
 
     /// Works on these; ends the pacers where that fails.
     fn work_on(&mut self, settled: Settled) -> Result<(), PacerError> {
-        if self.pacers.is_some() && settled.is_heard(&self.settled) {
-            self.settled = settled;
-            return Ok(());
-        }
         if settled.cpus != self.settled.cpus {
             // A CPU came or went. Threads stay behind everybody until there are new pacers.
             self.pacers = None;
@@ -259,14 +255,11 @@ impl Backend for Paced {
     }
 
     fn set(&mut self, settled: &Settled) -> Result<(), PacerError> {
-        let same = |one: &Settled, other: &Settled| {
-            (&one.vcpus, &one.cpus, &one.shared, one.reserve)
-                == (&other.vcpus, &other.cpus, &other.shared, other.reserve)
-        };
-        if same(&self.settled, settled) {
+        if settled.is_heard(&self.settled) {
             let stands = self.way.stands();
-            if stands.is_err() {
-                self.end();
+            match stands {
+                Ok(()) => self.settled = settled.clone(),
+                Err(_) => self.end(),
             }
             return stands;
         }

@@ -60,6 +60,11 @@ impl Taking {
     pub fn new(ledger: Ledger, claimed: u64) -> Self {
         Self { ledger, claimed, offered: 0 }
     }
+
+    /// The last generation of which what is held is known.
+    pub fn known(&self) -> u64 {
+        self.claimed.max(self.offered)
+    }
 }
 
 impl Ask {

@@ -10,7 +10,8 @@
 //! two, so that who is about to claim does not write what counts, and has readers wait meanwhile.
 //!
 //! **Trust.** The device process serves a guest that may be hostile, and can write the page as it likes. So the daemon and the pacers keep what they offered to themselves, and a claim beyond that
-//! is none. The file is sealed against shrinking, or a reader would fault. Holes in it read as nothing claimed.
+//! is none. The file is sealed against shrinking, or a reader would fault. For a hole in it a pacer would wait while that is made, and read
+//! zeros: the device process's filter has no call that makes one (`sockets`, `seccomp.json`).
 
 use std::io;
 use std::mem::offset_of;

@@ -20,12 +20,14 @@ use std::sync::Arc;
 use ontime_plan::dpwrap::SLICE_MIN;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::ledger;
+
 /// Bytes of a vCPU's entries: `paired`, a reserved word, and [`ENTRIES`] of deadline and period, little endian.
 pub const LINE: usize = 128;
 /// Deadline tasks of a vCPU whose deadlines are told.
 pub const ENTRIES: usize = 7;
 /// vCPUs that have entries.
-const VCPUS: u32 = 64;
+const VCPUS: u32 = ledger::VCPUS as u32;
 /// Slices that a vCPU may have end in each of its periods, in the long run; and at once.
 const CUTS: u64 = 8;
 const BURST: u64 = 16;

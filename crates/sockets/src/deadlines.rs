@@ -196,8 +196,10 @@ impl Deadlines {
     /// The driver was reset or the VM started anew: it holds nothing.
     pub fn forget(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.place = None;
-        if !state.held.is_empty() {
+        // Where it published, there may be anything by now.
+        let published = state.place.take().is_some();
+        state.bring_memory();
+        if published || !state.held.is_empty() {
             state.held.clear();
             let _ = state.ask(&Table::new());
         }
@@ -492,6 +494,22 @@ mod tests {
         ledger.offer(&offers, &NOTHING);
         let lost = deadlines.change(ONTIME_CTL_INC_BW, &[entry(0, MS, 10 * MS)]);
         assert_eq!(lost, Err(Errno(libc::EBUSY)), "the daemon is gone");
+    }
+
+    /// The page that a driver published in may be anything after its reset.
+    #[test]
+    fn the_end_of_a_driver_that_held_nothing_is_told_too() {
+        let deadlines = Deadlines::new(None);
+        let file = || File::from(rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let (own, other) = UnixStream::pair().unwrap();
+        deadlines.connect(own).unwrap();
+        let daemon = daemon(other, 1);
+        deadlines.publish(Some(Place { file: file(), offset: 0 })).unwrap();
+        deadlines.forget();
+        deadlines.forget();
+        drop(deadlines);
+        let next: Vec<_> = daemon.join().unwrap().iter().map(|asked| asked.next).collect();
+        assert_eq!(next, [None, Some(0), None]);
     }
 
     #[test]

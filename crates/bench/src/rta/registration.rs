@@ -1,7 +1,7 @@
 //! `registration`: what it costs that a guest's application asks for its bandwidth (RTVirt, sections 4.3 and 4.5: a hypercall of 10 us).
 //!
 //! In: how often. Out: a [`MethodResult`] of each of [`METHODS`]. A program in a VM changes its own SCHED_DEADLINE runtime, up and down in turn, so that each
-//! change is an INC_BW or a DEC_BW: how long the system call takes in the guest, where the host has offered what is free, and where it has to be asked; the same where the
+//! change is an INC_BW or a DEC_BW: how long the system call takes in the guest, within what the host has offered; the same where the
 //! VM has the host hold something spare (docs/guest.md), so that the host is told afterwards; the same call with nothing changed, which asks nobody; the bare notification, the module's call of
 //! the device process that asks for nothing; and the CPU time of each process of the host a change, which on the virtual clock is a count of instructions.
 

@@ -274,6 +274,7 @@ mod tests {
     #[test]
     fn where_a_guest_publishes_comes_with_what_it_asks() {
         assert_eq!(size_of::<ontime_sockets::abi::ontime_next_vcpu>(), ontime_sched::published::LINE);
+        assert_eq!(ontime_sched::ledger::VCPUS, ontime_sockets::abi::ONTIME_VCPUS_MAX as usize);
         let (mut guests, other) = guests();
         let deadlines = Deadlines::new(Ledger::create().ok());
         let whole = 64 * ontime_sched::published::LINE as u64;

@@ -39,6 +39,12 @@ fn works(command: &mut Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
+/// A CPU that this process, and so its guests, may run on.
+pub fn a_cpu() -> usize {
+    let may = rustix::thread::sched_getaffinity(None).unwrap();
+    (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| may.is_set(*cpu)).unwrap()
+}
+
 /// A VM's name that no other run has.
 pub fn name(test: &str) -> String {
     format!("{test}-{}", std::process::id())

@@ -96,6 +96,7 @@ impl Engine {
 
     /// Metrics, up to now.
     pub fn metrics_text(&mut self) -> String {
+        self.catch_up();
         self.account_caps();
         self.account_reservations();
         self.account_traffic();

@@ -121,8 +121,13 @@ impl Engine {
         self.metrics.deadlines(vm, class.map_or_else(String::new, |class| class.to_string()), admitted, times);
     }
 
-    /// What guests have taken of their offers is known from now on.
-    pub fn catch_up(&mut self) {
+    /// What guests have taken of their offers is known from now on. Where nobody has, offers stay: anybody may ask what is reserved.
+    pub(super) fn catch_up(&mut self) {
+        let is_news = |ask: &Ask| ask.taking.as_ref().is_some_and(|taking| taking.ledger.generation() > taking.known());
+        // After a reset nothing is reserved, whatever a device process writes.
+        if self.state != api::State::Applied || !self.keeper.asks().values().any(is_news) {
+            return;
+        }
         if self.withdraw() {
             self.hold_again();
         }
@@ -135,7 +140,7 @@ impl Engine {
         for (vm, ask) in self.keeper.asks() {
             let Some(taking) = &mut ask.taking else { continue };
             let generation = taking.ledger.withdraw();
-            let claims = generation.saturating_sub(taking.claimed.max(taking.offered));
+            let claims = generation.saturating_sub(taking.known());
             if claims == 0 {
                 continue;
             }
