@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ontime_sched::Ledger;
-use ontime_sched::ledger::NOTHING;
+use ontime_sched::ledger::{Budget, NOTHING};
 use ontime_sockets::abi::{Errno, ONTIME_CTL_INC_BW, ontime_bw};
 use ontime_sockets::deadlines::{Deadlines, Place};
 use serde_json::Value;
@@ -254,7 +254,10 @@ fn what_is_free_is_taken_without_the_daemon_and_counts() {
     assert!(site.run(&["reset"]).status.success());
     assert_eq!(asks(&taking, 8), busy, "nothing is offered after a reset");
     // A device process that offers to itself, and takes it, does not have the daemon reserve anything.
-    ledger.offer(&NOTHING, &NOTHING);
+    let mut held = NOTHING;
+    held[0] = Budget { budget: 7_000_000, period: 20_000_000 };
+    ledger.offer(&held, &held);
+    assert!(ledger.claim(&held).is_some() && vcpu(&site, &one).is_none());
     assert!(ledger.claim(&NOTHING).is_some() && vcpu(&site, &one).is_none());
     daemon.kill();
     assert_eq!(asks(&waiting, 8), busy, "nor without a daemon");

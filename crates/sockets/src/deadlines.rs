@@ -64,7 +64,7 @@ pub struct Asked {
     /// Where in its memory the guest publishes its next deadlines (`ontime_next_vcpu`); None: nowhere.
     #[serde(default)]
     pub next: Option<u64>,
-    /// The generation of the ledger at the guest's last claim, which this comes after.
+    /// The generation of the ledger, of which or later this is.
     #[serde(default)]
     pub generation: u64,
     /// Which files come along, in this order.
@@ -115,7 +115,7 @@ struct State {
     held: Table,
     place: Option<Place>,
     ledger: Option<Ledger>,
-    /// Of the ledger, at the last claim.
+    /// Of the ledger, at the last claim or since the daemon is there.
     generation: u64,
     /// What the daemon has not been given yet.
     bring: Vec<Along>,
@@ -234,6 +234,8 @@ impl Deadlines {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         tracing::info!(fd = stream.as_raw_fd(), "deadlines: a daemon is there");
         state.daemon = Some(BufReader::new(stream));
+        // What another daemon offered is not to be taken any more: then what is told now is all.
+        state.generation = state.ledger.as_ref().map_or(0, Ledger::withdraw);
         state.bring = state.ledger.iter().map(|_| Along::Ledger).collect();
         state.bring_memory();
         let held = state.held.clone();
@@ -468,11 +470,13 @@ mod tests {
         let deadlines = Deadlines::new(Some(ledger.clone()));
         let mut offers = NOTHING;
         offers[0] = Budget { budget: 4 * MS, period: 10 * MS };
-        let opened = ledger.offer(&offers, &NOTHING);
+        let before = ledger.offer(&offers, &NOTHING);
         let claim = |budget| deadlines.change(ONTIME_CTL_INC_BW, &[entry(0, budget, 10 * MS)]);
         assert_eq!(claim(MS), Err(Errno(libc::EBUSY)), "no daemon hears of it");
         let (own, other) = UnixStream::pair().unwrap();
         deadlines.connect(own).unwrap();
+        assert_eq!(ledger.claim(&NOTHING), None, "another daemon offered it");
+        let opened = ledger.offer(&offers, &NOTHING);
         // Nobody answers.
         assert_eq!(claim(2 * MS), Ok(()));
         assert_eq!(claim(3 * MS), Ok(()));
@@ -485,7 +489,7 @@ mod tests {
         drop((deadlines, other));
         let asked = daemon.join().unwrap();
         let seen: Vec<_> = asked.iter().map(|asked| asked.generation).collect();
-        assert_eq!(seen, [0, opened + 2, opened + 2], "{asked:?}");
+        assert_eq!(seen, [before, opened + 2, opened + 2], "{asked:?}");
         assert_eq!((asked[0].files.clone(), asked[1].files.len()), (vec![Along::Ledger], 0));
         let deadlines = Deadlines::new(Some(ledger.clone()));
         let (own, other) = UnixStream::pair().unwrap();
