@@ -5,6 +5,7 @@
 mod fleet;
 
 use fleet::{host, mixed, of_rule, policies, refusals, rt, two_vms, vm};
+use ontime_hostnet::inventory::{Inventory, TxQueue};
 use ontime_hostnet::{Intent, Method, NicUse, Refusal, RuleId, Severity, plan};
 use ontime_tenants::{Class, Policy};
 
@@ -52,6 +53,33 @@ fn on_a_nic_of_one_queue_bulk_senders_go_before_other_bulk_threads() {
     assert!(!policies(&partitioned).contains_key("vhost-1000200"));
     let alone = plan(&inventory, &Intent { tenants: intent.tenants[1..].to_vec(), ..intent });
     assert!(!policies(&alone).contains_key("vhost-1000200"));
+}
+
+#[test]
+fn on_a_nic_of_one_queue_what_was_sent_is_freed_behind_rt_paths() {
+    let mut inventory = host(1, 1, true);
+    let tenants = vec![vm(&mut inventory, 1, rt(0), 1, "eth0"), vm(&mut inventory, 2, Class::Bulk, 1, "eth0")];
+    let intent = Intent { tenants, method: Method::Vatc, ..Intent::default() };
+    let of = |inventory: &Inventory, intent: &Intent| policies(&plan(inventory, intent));
+    let place = |inventory: &Inventory, intent: &Intent| of(inventory, intent)["irq/100-eth0-TxRx-0"];
+    assert_eq!(place(&inventory, &intent), Policy::Fifo(50), "it receives, too");
+    for (name, completes) in
+        [("eth0-tx-0", true), ("virtio0-output.0", true), ("eth0-rx-0", false), ("eth0-tx-", false), ("eth0", false)]
+    {
+        inventory.irqs[0].actions = vec![name.to_owned()];
+        let wanted = if completes { Policy::Fifo(2) } else { Policy::Fifo(50) };
+        assert_eq!(place(&inventory, &intent), wanted, "{name}");
+    }
+    inventory.irqs[0].actions = ["eth0-tx-0", "eth0-rx-0"].map(str::to_owned).into();
+    assert_eq!(place(&inventory, &intent), Policy::Fifo(50), "one interrupt for both");
+    inventory.irqs[0].actions = vec!["eth0-tx-0".to_owned()];
+    assert_eq!(of(&inventory, &intent)["napi/eth0-8193"], Policy::Fifo(49));
+    inventory.nics[0].napis[0].rx_queues.clear();
+    assert_eq!(of(&inventory, &intent)["napi/eth0-8193"], Policy::Fifo(2), "one that only sends");
+    let alone = Intent { tenants: intent.tenants[..1].to_vec(), ..intent.clone() };
+    assert_eq!(place(&inventory, &alone), Policy::Fifo(50), "no bulk tenant sends by it");
+    inventory.nics[0].tx_queues.push(TxQueue::default());
+    assert_eq!(place(&inventory, &intent), Policy::Fifo(50), "RT packets have a queue of their own");
 }
 
 #[test]

@@ -184,6 +184,9 @@ impl PriorityTable {
     /// vhost of a bulk tenant that sends by a transmit queue which RT tenants use too (method `vatc`): below all of these, ahead of every thread without
     /// real-time priority.
     pub const SHARED_SENDER: Policy = Policy::Fifo(1);
+    /// Interrupt and NAPI threads that do nothing but free what such a queue has sent (method `vatc`): ahead of its bulk senders, who fill the queue, and below
+    /// every thread of an RT path, which it would interrupt for bulk packets.
+    pub const SHARED_COMPLETIONS: Policy = Policy::Fifo(2);
     /// Main threads of RT VMs' monitors, of every level: ahead of every thread without real-time priority, below every vCPU, also of other tenants.
     pub const VMM: Policy = Policy::Fifo(3);
     /// `rcuc`, as tuned's realtime profiles place it.

@@ -3,6 +3,7 @@
 use ontime_tenants::{Policy, PriorityTable, Role};
 
 use super::busy_poll::{self, POLLING};
+use super::tx_queue;
 use crate::intent::Intent;
 use crate::inventory::{Inventory, KernelThread, KernelThreadKind, Napi, Nic};
 use crate::knob::{Knob, Value};
@@ -70,7 +71,11 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
         for thread in &inventory.threads {
             let KernelThreadKind::Irq(irq) = thread.kind else { continue };
             if nic.irqs.contains(&irq) {
-                let policy = intent.table.policy(intent.irq_class(inventory, nic, irq), Role::Irq);
+                let policy = if only_completes(inventory, irq) && tx_queue::is_shared(inventory, intent, nic) {
+                    PriorityTable::SHARED_COMPLETIONS
+                } else {
+                    intent.table.policy(intent.irq_class(inventory, nic, irq), Role::Irq)
+                };
                 outcome.settings.push(place(RuleId::IrqThread, thread, policy));
             }
         }
@@ -88,6 +93,17 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
+/// Whether an interrupt is for nothing but packets that were sent, by the names that drivers give it (`eth0-tx-0`: e1000e, igb, igc, ixgbe, vmxnet3, tg3;
+/// `virtio0-output.0`).
+fn only_completes(inventory: &Inventory, irq: u32) -> bool {
+    let completes = |action: &String| {
+        let name = action.trim_end_matches(|digit: char| digit.is_ascii_digit());
+        name.len() < action.len() && (name.ends_with("-tx-") || name.ends_with("-output."))
+    };
+    let mut of_irq = inventory.irqs.iter().filter(|of| of.id.irq == irq);
+    of_irq.any(|of| !of.actions.is_empty() && of.actions.iter().all(completes))
+}
+
 /// See [`RuleId::NapiThread`].
 pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
@@ -97,7 +113,12 @@ pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
             if busy_poll::polls(inventory, intent, nic, napi) && !busy_poll::by_module(inventory, nic) {
                 continue;
             }
-            let policy = intent.table.policy(intent.napi_class(inventory, nic, napi), Role::Napi);
+            let only_completes = napi.rx_queues.is_empty() && !napi.tx_queues.is_empty();
+            let policy = if only_completes && tx_queue::is_shared(inventory, intent, nic) {
+                PriorityTable::SHARED_COMPLETIONS
+            } else {
+                intent.table.policy(intent.napi_class(inventory, nic, napi), Role::Napi)
+            };
             let Some(thread) = thread_of(inventory, napi) else { continue };
             if napi.threaded == Some(POLLING) {
                 outcome.findings.push(polling(nic, thread));

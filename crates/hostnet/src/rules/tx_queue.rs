@@ -17,8 +17,7 @@ pub fn rt_tx_queue(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| nic.physical) {
         let users: Vec<&Tenant> = intent.users(inventory, nic).collect();
-        let rt = users.iter().filter(|tenant| tenant.class != Class::Bulk).count();
-        if rt > 0 && rt < users.len() {
+        if are_mixed(&users) {
             outcome.findings.extend(shared_receive(inventory, intent, nic));
             separate(inventory, intent, nic, &users, &mut outcome);
         }
@@ -26,8 +25,22 @@ pub fn rt_tx_queue(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
+/// Whether method `vatc` has RT and bulk packets sent by one queue, which is all that this NIC has.
+pub fn is_shared(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
+    let users: Vec<&Tenant> = intent.users(inventory, nic).collect();
+    intent.method == Method::Vatc && nic.physical && nic.tx_queues.len() < 2 && are_mixed(&users)
+}
+
+fn are_mixed(users: &[&Tenant]) -> bool {
+    let is_bulk = |tenant: &&Tenant| tenant.class == Class::Bulk;
+    users.iter().any(is_bulk) && !users.iter().all(is_bulk)
+}
+
 fn separate(inventory: &Inventory, intent: &Intent, nic: &Nic, users: &[&Tenant], outcome: &mut Outcome) {
     let queues = u32::try_from(nic.tx_queues.len()).unwrap_or(u32::MAX);
+    if is_shared(inventory, intent, nic) {
+        outcome.settings.extend(users.iter().flat_map(|tenant| senders(tenant)));
+    }
     let remedy_own = "give the RT tenant a NIC or a virtual function of its own";
     if inventory.kernel.version < SKBEDIT_DECIDES_SINCE {
         let found = format!("kernel {} does not let a filter choose the transmit queue", inventory.kernel.release);
@@ -35,9 +48,6 @@ fn separate(inventory: &Inventory, intent: &Intent, nic: &Nic, users: &[&Tenant]
         return;
     }
     if queues < 2 {
-        if intent.method == Method::Vatc {
-            outcome.settings.extend(users.iter().flat_map(|tenant| senders(tenant)));
-        }
         let remedy = format!("{remedy_own}, or more queues while it is idle: ethtool -L {} combined 2", nic.id.name);
         outcome.findings.push(shared(nic, "one transmit queue for both classes", &remedy, Refusal::Device));
         return;

@@ -66,7 +66,8 @@ impl Watches {
                 // The name holds the interface and an id that may change at every ifup: too many names for metrics.
                 let name = if comm.starts_with("irq/") { "irq threads" } else { "napi threads" };
                 let owned = Owned { name: name.to_owned(), class: "rt".to_owned() };
-                let rank = if *place == PriorityTable::POLLER { Rank::Poller } else { Rank::Backend };
+                let last = [PriorityTable::POLLER, PriorityTable::SHARED_COMPLETIONS].contains(place);
+                let rank = if last { Rank::Poller } else { Rank::Backend };
                 watches.add(Watch { id: *thread, place: *place, share: kernel, cpus, rank, ahead: None }, owned);
             }
         }
