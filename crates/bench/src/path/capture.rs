@@ -146,8 +146,8 @@ fn read(mut pipe: File, mut names: Names, stretches: &Sender<Stretch>, shared: &
 }
 
 /// Asks as another peer does, and has each request from the `warmup`-th on traced.
-pub struct Traced<'a, P> {
-    peer: P,
+pub struct Traced<'a> {
+    peer: Box<dyn Peer>,
     log: InstructionLog,
     reader: &'a Reader,
     warmup: u64,
@@ -155,9 +155,9 @@ pub struct Traced<'a, P> {
     stretches: Vec<Stretch>,
 }
 
-impl<'a, P: Peer> Traced<'a, P> {
+impl<'a> Traced<'a> {
     /// The log is off.
-    pub fn new(peer: P, log: InstructionLog, reader: &'a Reader, warmup: u64) -> Self {
+    pub fn new(peer: Box<dyn Peer>, log: InstructionLog, reader: &'a Reader, warmup: u64) -> Self {
         Self { peer, log, reader, warmup, is_on: false, stretches: Vec::new() }
     }
 
@@ -182,7 +182,7 @@ fn told(error: &LabError) -> ClientError {
     ClientError::Told(error.to_string())
 }
 
-impl<P: Peer> Peer for Traced<'_, P> {
+impl Peer for Traced<'_> {
     fn ask(&mut self, sequence: u64) -> Result<bool, ClientError> {
         if sequence > self.warmup {
             self.log.on().map_err(|error| told(&error))?;

@@ -22,7 +22,8 @@ pub mod window;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use ontime_lab::images::Images;
 use ontime_lab::isolate;
@@ -30,15 +31,16 @@ use ontime_lab::role::SYMBOLS;
 
 pub use report::{Document, FunctionRow, Method, PATH_VERSION, ReportError, StageRow, json_schema, sequence, table};
 
-use crate::client::{self, ClientConfig};
+use crate::client::{self, ClientConfig, Peer};
 use crate::host::{Ground, Host, MeasureError, Site, size};
+use crate::memcached;
 use crate::rt_server::Case;
 use crate::schema::Load;
 use crate::server::{self, Place, Seat};
 use crate::stats::Summary;
 use crate::trial;
-use crate::wire::{self, RtFlow};
-use crate::workload::SOCKPERF;
+use crate::voip::sipp::Asker;
+use crate::workload::{Client, SOCKPERF, Workload};
 use capture::{Reader, Traced};
 use stages::Request;
 use symbols::Names;
@@ -85,6 +87,61 @@ impl From<PathError> for MeasureError {
     }
 }
 
+/// Whose requests are traced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    /// `sockperf server`: one datagram, and one back.
+    Sockperf,
+    /// memcached: GETs and SETs over one TCP connection, as in Access'18, IV-G 2.
+    Memcached,
+    /// Kamailio, which answers OPTIONS.
+    Kamailio,
+}
+
+impl Program {
+    /// All, as they are named.
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("sockperf", Self::Sockperf), ("memcached", Self::Memcached), ("kamailio", Self::Kamailio)];
+
+    fn workload(self) -> Workload {
+        match self {
+            Self::Sockperf => SOCKPERF,
+            Self::Memcached => Workload::Memcached { traffic: memcached::ACCESS, connections: 1 },
+            Self::Kamailio => Workload::Voip,
+        }
+    }
+
+    /// Who asks it, once it is up.
+    fn peer(self, host: &mut Host, config: &ClientConfig) -> Result<Box<dyn Peer>, MeasureError> {
+        Ok(match self.workload().ready(host, config.seed)? {
+            Client::Memcached(_, client) => client,
+            Client::Voip => Box::new(Asker::open(config.server)?),
+            _ => Box::new(client::sockperf(config)?),
+        })
+    }
+
+    /// The requests' response times at the wire, us: the median and the longest. Answers to OPTIONS are none of a call's messages, which is what is
+    /// read there.
+    fn times(self, capture: &Path, plan: &Plan) -> Result<Option<(f64, f64)>, MeasureError> {
+        if self == Self::Kamailio {
+            return Ok(None);
+        }
+        let asked = (plan.requests, plan.seed);
+        let (analysis, _) = self.workload().analyse(capture, self.workload().server().port, WARM_UP, asked)?;
+        let times: Vec<u64> = analysis.exchanges.iter().map(|exchange| exchange.latency_ns).collect();
+        Ok(Summary::of(&times).map(|times| (times.p50 as f64 / 1e3, times.max as f64 / 1e3)))
+    }
+}
+
+impl FromStr for Program {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Self::NAMES.into_iter().find(|(name, _)| *name == text);
+        named.map(|(_, program)| program).ok_or_else(|| "sockperf, memcached or kamailio".to_owned())
+    }
+}
+
 /// What to trace on one emulated host.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -92,6 +149,8 @@ pub struct Plan {
     pub site: Site,
     /// Of [`METHODS`].
     pub methods: Vec<String>,
+    /// The server.
+    pub program: Program,
     /// Requests traced under each.
     pub requests: u64,
     /// Seed of the gaps between requests.
@@ -122,7 +181,8 @@ pub fn measure(
 ) -> Result<Vec<Measured>, MeasureError> {
     let cases: Vec<Case> = plan.methods.iter().map(|name| Case { name: name.clone(), load: Load::None }).collect();
     let ground = Ground::Emulated(&plan.site, images);
-    let mut seat = Seat::new(SOCKPERF.server(), &ground, cases.iter().any(Case::is_outsourced), progress)?;
+    let mut seat =
+        Seat::new(plan.program.workload().server(), &ground, cases.iter().any(Case::is_outsourced), progress)?;
     SYMBOLS.bring(&plan.site.dir.join("files"))?;
     let guest = sources::Guest::listen()?;
     let host = ground.start(&[], &server::CONFIG, progress)?;
@@ -177,11 +237,8 @@ fn measure_case(
     method.check().map_err(PathError::from)?;
     let cut = host.dir.join(format!("{}-rt.pcap", case.name));
     host.cut(&capture, from, &cut)?;
-    let analysis = wire::analyse(&cut, RtFlow { warmup: WARM_UP, ..RtFlow::new(SOCKPERF.server().port) })?;
-    let times: Vec<u64> = analysis.exchanges.iter().map(|exchange| exchange.latency_ns).collect();
-    if let Some(times) = Summary::of(&times) {
-        method.wire_p50_us = Some(times.p50 as f64 / 1e3);
-        method.wire_max_us = Some(times.max as f64 / 1e3);
+    if let Some((p50, max)) = plan.program.times(&cut, plan)? {
+        (method.wire_p50_us, method.wire_max_us) = (Some(p50), Some(max));
     }
     if unnamed {
         method.notes.push("the guest did not tell its symbols: its functions are in one".to_owned());
@@ -197,11 +254,12 @@ fn trace(
     reader: &Reader,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<capture::Stretch>, MeasureError> {
-    let config = ClientConfig::new(host.server(SOCKPERF), WARM_UP + plan.requests, plan.seed);
+    let config = ClientConfig::new(host.server(plan.program.workload()), WARM_UP + plan.requests, plan.seed);
+    let asker = plan.program.peer(host, &config)?;
     host.stamp_arrivals(true)?;
     let captures = [host.capture("rt"), host.capture("bulk")];
     let log = host.lab()?.instruction_log(reader.path())?;
-    let mut peer = Traced::new(client::sockperf(&config)?, log, reader, WARM_UP);
+    let mut peer = Traced::new(asker, log, reader, WARM_UP);
     let asked = host.requests_to(&mut peer, config, &captures, name, progress);
     let stretches = peer.into_stretches();
     asked?;

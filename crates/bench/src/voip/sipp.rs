@@ -5,8 +5,8 @@
 //! so that each call starts when this process says so, on the clock of the host under test, however long calls take.
 
 use std::fs::{self, File};
-use std::io::Write as _;
-use std::net::{SocketAddr, TcpStream};
+use std::io::{ErrorKind, Write as _};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::client::connected;
+use crate::client::{ClientError, Heard, Peer, connected};
 use crate::clock::{Clock, RealClock, VirtualClock};
 use crate::host::{Host, MeasureError, size};
 use crate::schema;
@@ -52,30 +52,79 @@ pub struct Calls {
     pub dir: PathBuf,
 }
 
-/// Waits until the proxy answers (OPTIONS, RFC 3261, 11).
+/// Asks a SIP server whether it is up (OPTIONS, RFC 3261, 11), one question at a time.
+#[derive(Debug)]
+pub struct Asker {
+    socket: UdpSocket,
+    server: SocketAddr,
+    own: SocketAddr,
+}
+
+impl Asker {
+    /// Of this server.
+    ///
+    /// # Errors
+    /// [`ClientError::Socket`].
+    pub fn open(server: SocketAddr) -> Result<Self, ClientError> {
+        let socket = connected(server)?;
+        let error = |source| ClientError::Socket { what: "find the own address towards", address: server, source };
+        let own = socket.local_addr().map_err(error)?;
+        Ok(Self { socket, server, own })
+    }
+}
+
+impl Peer for Asker {
+    fn ask(&mut self, sequence: u64) -> Result<bool, ClientError> {
+        let Self { server, own, .. } = self;
+        let request = format!(
+            "OPTIONS sip:{server} SIP/2.0\r\nVia: SIP/2.0/UDP {own};branch=z9hG4bK-{sequence}\r\nFrom: <sip:bench@{own}>;tag=1\r\n\
+             To: <sip:{server}>\r\nCall-ID: {sequence}@{own}\r\nCSeq: {sequence} OPTIONS\r\nMax-Forwards: 70\r\nContent-Length: 0\r\n\r\n"
+        );
+        Ok(self.socket.send(request.as_bytes()).is_ok())
+    }
+
+    fn hear(&mut self, sequence: u64, limit: Duration) -> Result<Heard, ClientError> {
+        let address = self.server;
+        let error = |source| ClientError::Socket { what: "set a receive timeout for", address, source };
+        self.socket.set_read_timeout(Some(limit)).map_err(error)?;
+        let mut buffer = [0; 2_048];
+        Ok(match self.socket.recv(&mut buffer) {
+            Ok(length) => match answered(buffer.get(..length).unwrap_or_default()) {
+                Some(number) if number == sequence => Heard::Answer,
+                Some(number) if number < sequence => Heard::Late,
+                _ => Heard::Foreign,
+            },
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Heard::Nothing,
+            Err(_) => Heard::Refused,
+        })
+    }
+}
+
+/// The number of the question that this answers.
+fn answered(message: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(message).ok()?.strip_prefix("SIP/2.0 ")?;
+    let sequence = text.lines().find_map(|line| line.strip_prefix("CSeq:"))?;
+    sequence.trim().strip_suffix(" OPTIONS")?.trim_end().parse().ok()
+}
+
+/// Waits until the proxy answers.
 ///
 /// # Errors
 /// It does not in `LIMIT`; the host is no more.
 pub fn wait_for(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureError> {
     let failed = |said: String| MeasureError::Program { program: "the SIP proxy".into(), said };
-    let socket = connected(proxy)?;
-    socket.set_read_timeout(Some(Duration::from_secs(1))).map_err(|error| failed(error.to_string()))?;
-    let own = socket.local_addr().map_err(|error| failed(error.to_string()))?;
+    let mut asker = Asker::open(proxy)?;
     let start = Instant::now();
     let mut number = 0;
     while start.elapsed() < LIMIT {
         host.alive()?;
         number += 1;
-        let request = format!(
-            "OPTIONS sip:{proxy} SIP/2.0\r\nVia: SIP/2.0/UDP {own};branch=z9hG4bK-{number}\r\nFrom: <sip:bench@{own}>;tag=1\r\n\
-             To: <sip:{proxy}>\r\nCall-ID: {number}@{own}\r\nCSeq: {number} OPTIONS\r\nMax-Forwards: 70\r\nContent-Length: 0\r\n\r\n"
-        );
-        // "Port unreachable" comes back from a host whose proxy is not up yet.
-        let _ = socket.send(request.as_bytes());
         let asked = Instant::now();
-        match socket.recv(&mut [0; 2_048]) {
-            Ok(_) => return Ok(()),
-            Err(_) => std::thread::sleep(Duration::from_secs(1).saturating_sub(asked.elapsed())),
+        // "Port unreachable" comes back from a host whose proxy is not up yet.
+        asker.ask(number)?;
+        match asker.hear(number, Duration::from_secs(1))? {
+            Heard::Answer | Heard::Late => return Ok(()),
+            _ => std::thread::sleep(Duration::from_secs(1).saturating_sub(asked.elapsed())),
         }
     }
     Err(failed(format!("{proxy} does not answer OPTIONS")))
@@ -261,6 +310,23 @@ impl Drop for Sipp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_is_known_by_its_number() {
+        let answer = |head: &str, sequence: &str| {
+            answered(
+                format!("{head}\r\nVia: SIP/2.0/UDP 10.1.0.1:5060\r\n{sequence}\r\nContent-Length: 0\r\n\r\n")
+                    .as_bytes(),
+            )
+        };
+        assert_eq!(answer("SIP/2.0 200 OK", "CSeq: 17 OPTIONS"), Some(17));
+        assert_eq!(answer("SIP/2.0 483 Too Many Hops", "CSeq:9 OPTIONS"), Some(9));
+        assert_eq!(answer("OPTIONS sip:10.1.0.2 SIP/2.0", "CSeq: 17 OPTIONS"), None);
+        for bad in ["CSeq: 17 INVITE", "CSeq: x OPTIONS", "Call-ID: 17 OPTIONS"] {
+            assert_eq!(answer("SIP/2.0 200 OK", bad), None, "{bad}");
+        }
+        assert_eq!(answered(&[0xff, 0x00]), None);
+    }
 
     #[test]
     fn the_same_calls_are_offered_for_the_same_seed() {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use ontime_bench::path::{self, Document, Measured, PATH_VERSION};
+use ontime_bench::path::{self, Document, Measured, PATH_VERSION, Program};
 use ontime_lab::{Clock, Kernel};
 
 use super::{Emulated, chosen, created, noted, say};
@@ -20,6 +20,9 @@ pub struct Path {
     /// host-process; default: partitioned, outsourcing, host-process
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
+    /// The server: sockperf, memcached (over one connection) or kamailio (asked by OPTIONS)
+    #[arg(long, value_name = "SERVER", default_value = "sockperf")]
+    server: Program,
     #[command(flatten)]
     emulated: Emulated,
     /// Requests traced under each method
@@ -45,7 +48,7 @@ pub fn run(args: &Path) -> anyhow::Result<ExitCode> {
     let outsourced = methods.iter().any(|method| method.starts_with("outsourcing"));
     let mut missing = Vec::new();
     let measured = args.emulated.measure(outsourced, |site, images| {
-        let plan = path::Plan { site, methods, requests: args.requests, seed: args.seed };
+        let plan = path::Plan { site, methods, program: args.server, requests: args.requests, seed: args.seed };
         path::measure(&plan, images, &mut say, &mut noted(&mut missing))
     })?;
     report(args, measured, missing)
@@ -125,6 +128,7 @@ mod tests {
             (vec!["--kernel", "7.2"], "vanilla"),
             (vec!["--method", "exclusive"], "not one of"),
             (vec!["--requests", "0"], "1..=100000"),
+            (vec!["--server", "nginx"], "sockperf, memcached or kamailio"),
         ] {
             let error = methods_of(&words).unwrap_err();
             assert!(error.contains(said), "{words:?}: {error}");
