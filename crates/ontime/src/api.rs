@@ -3,8 +3,15 @@
 //! These are the contract with users. They are apart from the crates' own types, so that those can change without it; the
 //! conversions are in `view.rs`.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+/// The longest that the daemon's main loop is waited for by a question, and by a change: where RT work leaves the host's only CPU a twentieth, a
+/// pass takes as many times as long. Then the answer is status 504.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE_CHANGE: Duration = Duration::from_secs(120);
 
 /// A virtual machine or container on this host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -14,8 +14,8 @@ use thiserror::Error;
 
 use crate::api;
 
-/// Longest wait for an answer: an apply on a large host takes well under a second.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longer than the daemon waits for its own main loop: who asks hears its words.
+const MARGIN: Duration = Duration::from_secs(10);
 /// The largest answer taken, bytes.
 const ANSWER_MAX: usize = 64 << 20;
 
@@ -84,10 +84,11 @@ fn broken(socket: &Path, why: impl ToString) -> ClientError {
 fn call(socket: &Path, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, ClientError> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| broken(socket, error))?;
+    let patience = if method == Method::GET { api::PATIENCE } else { api::PATIENCE_CHANGE } + MARGIN;
     runtime.block_on(async {
-        tokio::time::timeout(PATIENCE, exchange(socket, method, path, body))
+        tokio::time::timeout(patience, exchange(socket, method, path, body))
             .await
-            .map_err(|_| broken(socket, format!("no answer within {} s", PATIENCE.as_secs())))?
+            .map_err(|_| broken(socket, format!("no answer within {} s", patience.as_secs())))?
     })
 }
 

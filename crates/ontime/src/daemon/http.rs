@@ -46,8 +46,6 @@ pub enum Ask {
     Reset(oneshot::Sender<api::Report>),
 }
 
-/// Longest a question may wait for the main loop.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// Questions that may wait for the main loop.
 pub const BACKLOG: usize = 32;
 /// The largest request body, bytes.
@@ -81,6 +79,39 @@ impl IntoResponse for Refusal {
 
 impl Loop {
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
+        self.within(api::PATIENCE, question).await.unwrap_or_else(|| {
+            let said = format!("the daemon did not answer within {} s; see its log", api::PATIENCE.as_secs());
+            Err(Refusal(StatusCode::GATEWAY_TIMEOUT, said))
+        })
+    }
+
+    /// Asks for a change, which is made also where nobody waits for its end any more.
+    async fn order<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
+        self.within(api::PATIENCE_CHANGE, question).await.unwrap_or_else(|| {
+            let said = format!(
+                "not done within {} s: RT threads leave this host little CPU time, or the daemon hangs; it is still to be done: \
+                 `ontime status` shows how far it is, the daemon's log why",
+                api::PATIENCE_CHANGE.as_secs()
+            );
+            Err(Refusal(StatusCode::GATEWAY_TIMEOUT, said))
+        })
+    }
+
+    /// None: no answer in that time.
+    async fn within<T>(
+        &self,
+        patience: Duration,
+        question: impl FnOnce(oneshot::Sender<T>) -> Ask,
+    ) -> Option<Result<T, Refusal>> {
+        let answered = match self.put(question) {
+            Ok(answered) => answered,
+            Err(refusal) => return Some(Err(refusal)),
+        };
+        let answer = tokio::time::timeout(patience, answered).await.ok()?;
+        Some(answer.map_err(|_| ending()))
+    }
+
+    fn put<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<oneshot::Receiver<T>, Refusal> {
         let (answer, answered) = oneshot::channel();
         self.asks.try_send(question(answer)).map_err(|error| match error {
             TrySendError::Full(_) => {
@@ -90,14 +121,7 @@ impl Loop {
         })?;
         // An eventfd is full after 2^64 - 1 rings only.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
-        match tokio::time::timeout(PATIENCE, answered).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(_)) => Err(ending()),
-            Err(_) => Err(Refusal(
-                StatusCode::GATEWAY_TIMEOUT,
-                format!("the daemon did not answer within {} s; see its log", PATIENCE.as_secs()),
-            )),
-        }
+        Ok(answered)
     }
 }
 
@@ -177,7 +201,7 @@ async fn apply(
     if !request.dry_run {
         peer.may_change()?;
     }
-    let done = to.ask(|answer| Ask::Apply(request, answer)).await?;
+    let done = to.order(|answer| Ask::Apply(request, answer)).await?;
     done.map(Json).map_err(|error| Refusal(StatusCode::BAD_REQUEST, error))
 }
 
@@ -188,7 +212,7 @@ async fn apply(
     (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
 async fn reset(State(to): State<Loop>, ConnectInfo(peer): ConnectInfo<Peer>) -> Result<Json<api::Report>, Refusal> {
     peer.may_change()?;
-    to.ask(Ask::Reset).await.map(Json)
+    to.order(Ask::Reset).await.map(Json)
 }
 
 /// Metrics for Prometheus, in OpenMetrics' text form.
