@@ -36,6 +36,15 @@ impl Outcome {
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
+
+    /// Its standard output, where it succeeded.
+    fn checked(self, argv: &[&str]) -> Result<String, LabError> {
+        if self.status == 0 {
+            return Ok(self.text());
+        }
+        let output = format!("status {}: {}{}", self.status, self.text(), String::from_utf8_lossy(&self.stderr));
+        Err(LabError::Command { command: argv.join(" "), output: output.trim().to_owned() })
+    }
 }
 
 /// An emulated host. It ends when this is dropped.
@@ -98,12 +107,7 @@ impl Lab {
     /// # Errors
     /// See [`Lab::run`].
     pub fn output(&mut self, argv: &[&str], limit: Duration) -> Result<Outcome, LabError> {
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        let status = self.run(argv, &[], limit, &mut |stream, bytes| match stream {
-            Stream::Out => stdout.extend_from_slice(bytes),
-            Stream::Err => stderr.extend_from_slice(bytes),
-        })?;
-        Ok(Outcome { status, stdout, stderr })
+        self.keep(argv, false, limit)
     }
 
     /// Runs a command that must succeed, and gives its standard output.
@@ -111,13 +115,24 @@ impl Lab {
     /// # Errors
     /// [`LabError::Command`] with what it printed where it fails; else as [`Lab::run`].
     pub fn check(&mut self, argv: &[&str], limit: Duration) -> Result<String, LabError> {
-        let outcome = self.output(argv, limit)?;
-        if outcome.status == 0 {
-            return Ok(outcome.text());
-        }
-        let output =
-            format!("status {}: {}{}", outcome.status, outcome.text(), String::from_utf8_lossy(&outcome.stderr));
-        Err(LabError::Command { command: argv.join(" "), output: output.trim().to_owned() })
+        self.output(argv, limit)?.checked(argv)
+    }
+
+    /// As [`Lab::check`], at nice -20, as is whatever the command starts: for short questions to a host that leaves normal priority little CPU time.
+    ///
+    /// # Errors
+    /// As [`Lab::check`].
+    pub fn ask(&mut self, argv: &[&str], limit: Duration) -> Result<String, LabError> {
+        self.keep(argv, true, limit)?.checked(argv)
+    }
+
+    fn keep(&mut self, argv: &[&str], ahead: bool, limit: Duration) -> Result<Outcome, LabError> {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let status = self.order(argv, ahead, &[], limit, &mut |stream, bytes| match stream {
+            Stream::Out => stdout.extend_from_slice(bytes),
+            Stream::Err => stderr.extend_from_slice(bytes),
+        })?;
+        Ok(Outcome { status, stdout, stderr })
     }
 
     /// Runs a command; `sink` gets its output as it comes. Returns its status.
@@ -131,10 +146,22 @@ impl Lab {
         limit: Duration,
         sink: &mut dyn FnMut(Stream, &[u8]),
     ) -> Result<i32, LabError> {
+        self.order(argv, false, environment, limit, sink)
+    }
+
+    fn order(
+        &mut self,
+        argv: &[&str],
+        ahead: bool,
+        environment: &[(&str, &str)],
+        limit: Duration,
+        sink: &mut dyn FnMut(Stream, &[u8]),
+    ) -> Result<i32, LabError> {
         self.next += 1;
         let id = self.next;
         let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        self.send(&Request::Run { id, argv: argv.iter().map(|word| (*word).to_owned()).collect(), environment })?;
+        let words = argv.iter().map(|word| (*word).to_owned()).collect();
+        self.send(&Request::Run { id, argv: words, environment, ahead })?;
         let end = Instant::now() + limit;
         loop {
             match self.reply()? {

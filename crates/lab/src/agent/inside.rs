@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -19,6 +19,9 @@ use rustix::io::Errno;
 use super::{BEAT_SECONDS, PORT, Reply, Request, Stream};
 use crate::error::{LabError, file};
 
+/// The agent's nice value.
+const AHEAD: i32 = -20;
+
 type Port = Arc<Mutex<File>>;
 type Groups = Arc<Mutex<HashMap<u64, rustix::process::Pid>>>;
 
@@ -28,6 +31,8 @@ type Groups = Arc<Mutex<HashMap<u64, rustix::process::Pid>>>;
 /// There is no port of that name: this is not the lab's host.
 pub fn serve() -> Result<(), LabError> {
     let path = find_port()?;
+    // Of this thread, and of those it starts. A host that leaves normal priority little CPU time is asked all the same; refused, it takes longer.
+    let _ = rustix::process::setpriority_process(None, AHEAD);
     let port = OpenOptions::new().read(true).write(true).open(&path).map_err(file("open", &path))?;
     let reader = BufReader::new(port.try_clone().map_err(file("open", &path))?);
     let port: Port = Arc::new(Mutex::new(port));
@@ -46,7 +51,7 @@ pub fn serve() -> Result<(), LabError> {
         let line = line.map_err(file("read", &path))?;
         let request = serde_json::from_str(&line).map_err(|error| LabError::Protocol(error.to_string()))?;
         match request {
-            Request::Run { id, argv, environment } => run(&port, &groups, id, &argv, environment),
+            Request::Run { id, argv, environment, ahead } => run(&port, &groups, id, &argv, environment, ahead),
             Request::Kill { id } => {
                 if let Some(group) = groups.lock().unwrap_or_else(PoisonError::into_inner).get(&id) {
                     // A group that has just ended is what was asked for.
@@ -70,18 +75,14 @@ fn find_port() -> Result<PathBuf, LabError> {
     Err(LabError::Protocol(format!("no virtio-serial port {PORT}: 'lab agent' runs in the lab's emulated host only")))
 }
 
-fn run(port: &Port, groups: &Groups, id: u64, argv: &[String], environment: Vec<(String, String)>) {
+fn run(port: &Port, groups: &Groups, id: u64, argv: &[String], environment: Vec<(String, String)>, ahead: bool) {
     let Some((program, arguments)) = argv.split_first() else {
         return send(port, &Reply::Exit { id, status: 127 });
     };
-    let started = Command::new(program)
-        .args(arguments)
-        .envs(environment)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn();
+    let mut command = Command::new(program);
+    command.args(arguments).envs(environment).process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let started = if ahead { command.spawn() } else { spawn_behind(command) };
     let child = match started {
         Ok(child) => child,
         Err(error) => {
@@ -93,6 +94,15 @@ fn run(port: &Port, groups: &Groups, id: u64, argv: &[String], environment: Vec<
     groups.lock().unwrap_or_else(PoisonError::into_inner).insert(id, rustix::process::Pid::from_child(&child));
     let (port, groups) = (Arc::clone(port), Arc::clone(groups));
     thread::spawn(move || follow(&port, &groups, id, child));
+}
+
+/// Starts a command at nice 0, by a thread of its own: what that is at is its children's too.
+fn spawn_behind(mut command: Command) -> io::Result<Child> {
+    let spawn = move || {
+        let _ = rustix::process::setpriority_process(None, 0);
+        command.spawn()
+    };
+    thread::spawn(spawn).join().unwrap_or_else(|_| Err(io::Error::other("its starter has panicked")))
 }
 
 /// Passes a command's output on until it ends. What it left running in the background keeps no one waiting.
@@ -189,7 +199,7 @@ mod tests {
         let port: Port = Arc::new(Mutex::new(file.reopen().unwrap()));
         let busy = port.lock().unwrap();
         let argv = ["sh", "-c", "sleep 60 & head -c 60000 /dev/zero; echo $! >&2; exit 3"].map(str::to_owned);
-        run(&port, &Groups::default(), 7, &argv, Vec::new());
+        run(&port, &Groups::default(), 7, &argv, Vec::new(), false);
         // The command, whose output fits the pipe, ends meanwhile; longer than any wait for the CPU that it could be given.
         thread::sleep(Duration::from_millis(500));
         drop(busy);
@@ -220,5 +230,30 @@ mod tests {
             rustix::process::Signal::KILL,
         )
         .unwrap();
+    }
+    #[test]
+    fn a_command_is_at_its_starters_place_only_if_it_is_to_be() {
+        // Of this test's thread, which stands for the agent's. A nice value may be raised by anybody.
+        rustix::process::setpriority_process(None, 5).unwrap();
+        let told = |ahead: bool| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let port: Port = Arc::new(Mutex::new(file.reopen().unwrap()));
+            let argv = ["sh", "-c", "cut -d ' ' -f 19 /proc/self/stat"].map(str::to_owned);
+            run(&port, &Groups::default(), 1, &argv, Vec::new(), ahead);
+            let begun = Instant::now();
+            loop {
+                let text = fs::read_to_string(file.path()).unwrap();
+                let mut replies = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+                if let Some(Reply::Output { bytes, .. }) = replies.next() {
+                    break String::from_utf8(STANDARD.decode(bytes).unwrap()).unwrap().trim().to_owned();
+                }
+                assert!(begun.elapsed() < Duration::from_secs(30), "nothing was told: {text}");
+                thread::sleep(Duration::from_millis(10));
+            }
+        };
+        assert_eq!(told(true), "5");
+        // Lowering it takes a privilege.
+        let behind = if rustix::process::geteuid().is_root() { "0" } else { "5" };
+        assert_eq!(told(false), behind);
     }
 }

@@ -4,7 +4,7 @@
 //! lab (outside)                                 agent (inside)
 //!    |  <------------- Ready { kernel } -----------  |   once, when user land is up
 //!    |  <------------- Beat ----------------------   |   every 2 s of the host's time
-//!    |  -- Run { id, argv, environment } ---------->  |
+//!    |  -- Run { id, argv, environment, ahead } --->  |
 //!    |  <-- Output { id, stream, bytes } ----------  |   as it comes
 //!    |  <-- Exit { id, status } -------------------  |   status as a shell gives it: 128 + N for signal N
 //!    |  -- Kill { id } ---------------------------->  |   SIGKILL to the command's process group
@@ -33,6 +33,8 @@ pub enum Request {
         argv: Vec<String>,
         /// Added to the agent's own environment.
         environment: Vec<(String, String)>,
+        /// Whether it goes, like the agent itself, before whatever else is at normal priority (nice -20), and what it starts too; else at nice 0.
+        ahead: bool,
     },
     /// Kills a command and what it started.
     Kill {
