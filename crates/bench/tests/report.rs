@@ -17,7 +17,7 @@ use ontime_bench::paper::Figures;
 use ontime_bench::report;
 use ontime_bench::schema::{
     Clock, DoctorRow, HostTime, Late, Load, MethodResult, Report, Run, SCHEMA_VERSION, SchemaError, SegmentTime,
-    json_schema,
+    ZeroLoss, json_schema,
 };
 use ontime_bench::wire::{self, RtFlow, WireAnalysis};
 use rand::{RngExt, SeedableRng};
@@ -326,6 +326,32 @@ fn what_asking_costs_is_in_every_form_and_judged_by_what_asks_nobody() {
     assert!(terminal.lines().any(|line| line.starts_with("call change") && line.ends_with(" 189")), "{terminal}");
     let page = report::html(&report);
     assert!(page.contains("<h1>System call in the guest, method by method</h1>") && page.contains("What asking costs"));
+}
+
+#[test]
+fn a_rate_that_nobody_could_go_beyond_is_no_highest_rate() {
+    let mut report = a_report(200);
+    report.results.truncate(2);
+    for (result, method) in report.results.iter_mut().zip(["napi-vm-64", "busypoll-vm-64"]) {
+        (result.method, result.load) = (method.to_owned(), Load::SmallPackets);
+        result.kernel = "7.2.12-rt-amd64".to_owned();
+    }
+    let mut judged = |napi: Option<f64>, busypoll: Option<f64>| {
+        for (result, (rate, lossy)) in report.results.iter_mut().zip([(700.0, napi), (1_400.0, busypoll)]) {
+            let (frames_per_s, lossy_frames_per_s) = (rate, lossy);
+            result.zero_loss = Some(ZeroLoss { frames_per_s, lossy_frames_per_s, trials: 3, frames_each: 200 });
+        }
+        let goals = goals::evaluate(goals::of_experiment("kbp"), &report.results, Clock::Virtual, "7.2.12-rt-amd64");
+        let goal = goals.into_iter().find(|goal| goal.id == "rate-64").unwrap();
+        (goal.actual, goal.met, goal.figures)
+    };
+    let (actual, met, _) = judged(Some(770.0), Some(1_500.0));
+    assert_eq!((actual, met), (Some(2.0), Some(true)));
+    for (napi, busypoll, named) in [(None, Some(1_500.0), "napi-vm-64"), (Some(770.0), None, "busypoll-vm-64")] {
+        let (actual, met, note) = judged(napi, busypoll);
+        assert_eq!((actual, met), (None, None));
+        assert!(note.contains(named) && note.contains("as fast as the client could send"), "{note}");
+    }
 }
 
 #[test]

@@ -251,7 +251,14 @@ fn pair(results: &[&MethodResult], figure: Figure, first: Case, second: Case) ->
 
 /// And in words.
 fn value(results: &[&MethodResult], figure: Figure, case: Case) -> Result<(f64, String), String> {
-    let value = figure.of(case.find(results)?).ok_or_else(|| case.missing())?;
+    let result = case.find(results)?;
+    if figure == ZeroLoss && result.zero_loss.is_some_and(|of| of.lossy_frames_per_s.is_none()) {
+        return Err(format!(
+            "{} lost no frame as fast as the client could send: its highest rate is not known",
+            case.name()
+        ));
+    }
+    let value = figure.of(result).ok_or_else(|| case.missing())?;
     Ok((value, format!("{} {} {}", case.name(), number::significant(value), figure.unit())))
 }
 
