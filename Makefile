@@ -4,7 +4,7 @@ REPORT ?= target/report
 REQUESTS ?= 150
 ONTIME = target/release/ontime
 
-.PHONY: demo test thorough endurance hundred figures exclusive sched-ext lint setup release images clean
+.PHONY: demo test tests thorough endurance hundred figures exclusive sched-ext lint setup release images clean
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -14,7 +14,8 @@ demo: release images
 	@echo "The report page: $(CURDIR)/$(REPORT)/index.html"
 
 ## test: every test, those that need a host of their own in the emulated one
-test: release images
+test: release
+	@$(MAKE) --no-print-directory -j 2 images tests
 	cargo test --workspace
 	scripts/lab-test.sh $(ONTIME)
 
@@ -59,6 +60,9 @@ setup:
 
 release: setup
 	cargo build --release
+
+tests: setup
+	cargo test --workspace --no-run
 
 images: release
 	$(ONTIME) lab images
