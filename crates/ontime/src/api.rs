@@ -8,9 +8,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The longest that the daemon's main loop is waited for by a question, and by a change: where RT work leaves the host's only CPU a twentieth, a
-/// pass takes as many times as long. Then the answer is status 504.
+/// The longest that a question waits for the daemon's main loop; then its answer is status 504.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+/// The same of a change: where RT work leaves the host's only CPU a twentieth, a pass takes as many times as long.
 pub const PATIENCE_CHANGE: Duration = Duration::from_secs(120);
 
 /// A virtual machine or container on this host.

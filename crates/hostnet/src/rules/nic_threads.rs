@@ -113,8 +113,8 @@ pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
             if busy_poll::polls(inventory, intent, nic, napi) && !busy_poll::by_module(inventory, nic) {
                 continue;
             }
-            let only_completes = napi.rx_queues.is_empty() && !napi.tx_queues.is_empty();
-            let policy = if only_completes && tx_queue::is_shared(inventory, intent, nic) {
+            let sends_only = napi.rx_queues.is_empty() && !napi.tx_queues.is_empty();
+            let policy = if sends_only && tx_queue::is_shared(inventory, intent, nic) {
                 PriorityTable::SHARED_COMPLETIONS
             } else {
                 intent.table.policy(intent.napi_class(inventory, nic, napi), Role::Napi)

@@ -79,39 +79,23 @@ impl IntoResponse for Refusal {
 
 impl Loop {
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
-        self.within(api::PATIENCE, question).await.unwrap_or_else(|| {
-            let said = format!("the daemon did not answer within {} s; see its log", api::PATIENCE.as_secs());
-            Err(Refusal(StatusCode::GATEWAY_TIMEOUT, said))
-        })
+        self.within(api::PATIENCE, "see its log", question).await
     }
 
     /// Asks for a change, which is made also where nobody waits for its end any more.
     async fn order<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
-        self.within(api::PATIENCE_CHANGE, question).await.unwrap_or_else(|| {
-            let said = format!(
-                "not done within {} s: RT threads leave this host little CPU time, or the daemon hangs; it is still to be done: \
-                 `ontime status` shows how far it is, the daemon's log why",
-                api::PATIENCE_CHANGE.as_secs()
-            );
-            Err(Refusal(StatusCode::GATEWAY_TIMEOUT, said))
-        })
+        let late = "RT threads leave this host little CPU time, or it hangs. What was asked for is still to be done: `ontime status` \
+                    shows how far it is, the log why";
+        self.within(api::PATIENCE_CHANGE, late, question).await
     }
 
-    /// None: no answer in that time.
+    /// `late`: what to say where there is no answer in that time.
     async fn within<T>(
         &self,
         patience: Duration,
+        late: &str,
         question: impl FnOnce(oneshot::Sender<T>) -> Ask,
-    ) -> Option<Result<T, Refusal>> {
-        let answered = match self.put(question) {
-            Ok(answered) => answered,
-            Err(refusal) => return Some(Err(refusal)),
-        };
-        let answer = tokio::time::timeout(patience, answered).await.ok()?;
-        Some(answer.map_err(|_| ending()))
-    }
-
-    fn put<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<oneshot::Receiver<T>, Refusal> {
+    ) -> Result<T, Refusal> {
         let (answer, answered) = oneshot::channel();
         self.asks.try_send(question(answer)).map_err(|error| match error {
             TrySendError::Full(_) => {
@@ -121,7 +105,13 @@ impl Loop {
         })?;
         // An eventfd is full after 2^64 - 1 rings only.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
-        Ok(answered)
+        match tokio::time::timeout(patience, answered).await {
+            Ok(answer) => answer.map_err(|_| ending()),
+            Err(_) => {
+                let said = format!("the daemon did not answer within {} s: {late}", patience.as_secs());
+                Err(Refusal(StatusCode::GATEWAY_TIMEOUT, said))
+            }
+        }
     }
 }
 
@@ -201,7 +191,9 @@ async fn apply(
     if !request.dry_run {
         peer.may_change()?;
     }
-    let done = to.order(|answer| Ask::Apply(request, answer)).await?;
+    let dry_run = request.dry_run;
+    let apply = |answer| Ask::Apply(request, answer);
+    let done = if dry_run { to.ask(apply).await? } else { to.order(apply).await? };
     done.map(Json).map_err(|error| Refusal(StatusCode::BAD_REQUEST, error))
 }
 
@@ -311,6 +303,23 @@ mod tests {
             committed == now,
             "docs/openapi.json is not what the code says; write it: ONTIME_WRITE_OPENAPI=1 cargo test -p ontime description"
         );
+    }
+
+    #[test]
+    fn what_nobody_waits_for_any_more_is_still_asked() {
+        let (asks, asked) = std::sync::mpsc::sync_channel(1);
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        let to = Loop { asks, bell: Arc::new(bell) };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let wait = || runtime.block_on(to.within(Duration::from_millis(1), "see its log", Ask::Reset));
+        let Err(Refusal(status, said)) = wait() else { panic!("nobody has answered") };
+        assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
+        assert!(said.ends_with("see its log"), "{said}");
+        // It takes its place until the main loop comes to it.
+        assert!(matches!(wait(), Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, _))));
+        assert!(matches!(asked.try_recv(), Ok(Ask::Reset(answer)) if answer.is_closed()));
+        drop(asked);
+        assert!(matches!(wait(), Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, _))));
     }
 
     #[test]
