@@ -69,7 +69,7 @@ impl Seats {
         let is_there = |seat: &Seat| other.iter().any(|other| other.0.iter().flatten().any(|there| there.is_of(seat)));
         for seat in self.0.iter().flatten().filter(|seat| !is_there(seat)) {
             // Ended, or not permitted: then it is where it is.
-            let _ = seat.place(place);
+            let _ = seat.read().and_then(|_| seat.place(place));
         }
     }
 }
