@@ -13,7 +13,7 @@
 //! longest, and the pacer looks again when that time is over: at the next end of a window as a rule.
 //!
 //! **Looks.** A vCPU that ran since the last look is looked at when its share may be used up. One that did not run, although for a quarter of the time nobody of them ran, was asleep (three quarters, if
-//! it used its last share up; what is less may have gone to interrupts; and the kernel is asked whether it sleeps, once a window): what it may still want
+//! it used its last share up; what is less may have gone to interrupts; and the kernel is asked whether it sleeps, once a window at the most, and where the answer matters): what it may still want
 //! shrinks with the time that is left (DP-Fair, for sporadic tasks). One that sleeps and wakes is noticed at the next look; until then it may take more than its share of the
 //! others' slack, or of [`FLOOR`]. What it did not want lately, of the last 100 ms at most, pays for that: an application whose job came in one piece is not kept waiting for its next one; then it
 //! pays back, so that nobody has more than its bandwidth in the long run.
@@ -71,6 +71,9 @@ struct Seat {
     wants: bool,
     greedy: bool,
     asleep: bool,
+    /// Whether it may sleep, and nobody has asked; how long others ran for which it would have waited.
+    unsure: bool,
+    behind: u64,
     /// What it may still want of its window, ns; the least slack of those that are after it; whether it is one of the next.
     need: u64,
     after: u64,
@@ -95,6 +98,8 @@ impl Seat {
             wants: true,
             greedy: true,
             asleep: false,
+            unsure: false,
+            behind: 0,
             need: 0,
             after: 0,
             next: false,
@@ -127,16 +132,34 @@ impl Seat {
         ran
     }
 
-    /// Judges whether it sleeps, after a time of which vCPUs at its place or ahead of it ran for `busy`, and none of them for a part if `idle`.
+    /// Judges whether it sleeps, after a time of which vCPUs at its place or ahead of it ran for `busy`, and none of them for a part if `idle`. The kernel is
+    /// asked about one that wanted the CPU, for looks go by that.
     fn doze(&mut self, now: u64, busy: u64, idle: bool, threads: &mut impl Threads) {
-        // Interrupt threads may have had the time, while it waited; and nobody would look at it again before its window ends.
-        self.asleep = !self.ran && idle && (self.asleep || threads.sleeps(self.index));
+        let may = !self.ran && idle;
         // One that was behind bulk wants more than it had.
+        let ask = self.wants && self.was != Place::Beyond;
+        self.unsure = may && !self.asleep && !ask;
+        // Interrupt threads may have had the time, while it waited; and nobody would look at it again before its window ends.
+        self.asleep = may && (self.asleep || ask && threads.sleeps(self.index));
         self.wants = self.ran || self.was == Place::Beyond || self.wants && !self.asleep;
+        self.behind = busy;
+        self.reckon(now);
+    }
+
+    /// Asks the kernel, if that was left.
+    fn make_sure(&mut self, now: u64, threads: &mut impl Threads) {
+        if std::mem::take(&mut self.unsure) && threads.sleeps(self.index) {
+            self.asleep = true;
+            self.reckon(now);
+        }
+    }
+
+    /// Reckons what it may still want.
+    fn reckon(&mut self, now: u64) {
         let mut need = u64::try_from(self.account.balance).unwrap_or(0);
         if self.asleep {
             // It may have woken since, and waits for those that ran.
-            let left = self.end.saturating_sub(now).saturating_add(busy);
+            let left = self.end.saturating_sub(now).saturating_add(self.behind);
             need = need.min(self.account.bandwidth.of(Nanos(left)).0);
             if !self.silent {
                 self.forfeit(signed(need));
@@ -346,7 +369,13 @@ impl Ordered {
             let least = passed / 4 * if seat.greedy { greedy } else { most };
             seat.doze(now, busy, passed > busy.saturating_add(IDLE.max(least)), threads);
         }
-        let holds = self.choose(now);
+        let mut holds = self.choose(now);
+        // What sleepers may still want matters where it cuts the time short.
+        self.end = self.seats.iter().filter(|seat| !seat.account.gone).map(|seat| seat.end).min().unwrap_or(NEVER);
+        if holds < self.end.saturating_sub(now) && self.seats.iter().any(|seat| seat.unsure) {
+            self.seats.iter_mut().for_each(|seat| seat.make_sure(now, threads));
+            holds = self.choose(now);
+        }
         self.place(threads);
         self.due(now, holds)
     }
@@ -445,9 +474,8 @@ impl Ordered {
     }
 
     /// When to look again, where the order holds for so long.
-    fn due(&mut self, now: u64, holds: u64) -> u64 {
+    fn due(&self, now: u64, holds: u64) -> u64 {
         let there = || self.seats.iter().filter(|seat| !seat.account.gone);
-        self.end = there().map(|seat| seat.end).min().unwrap_or(NEVER);
         let patience = self.cost.saturating_mul(COST_FACTOR);
         let alone = there().filter(|seat| seat.next).count() == 1;
         let used_up = |seat: &Seat| {

@@ -94,9 +94,9 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// What a look with these takes, ns: about what they take in the lab at 1 ns an instruction.
+    /// What a look with these takes, ns: what they take in the lab at 1 ns an instruction, traced in `rta-scale`.
     fn cost(self) -> u64 {
-        12_000 + 2_500 * self.reads + 8_500 * self.states + 3_000 * self.nexts + 12_000 * self.places
+        12_000 + 3_300 * self.reads + 13_500 * self.states + 3_000 * self.nexts + 5_500 * self.places
     }
 }
 
