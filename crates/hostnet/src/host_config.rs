@@ -47,6 +47,8 @@ pub struct NicConfig {
     pub tenants: Vec<String>,
     /// The CPU for its polling threads ([`Method::Busypoll`]).
     pub poll_cpu: Option<u32>,
+    /// Whether nothing but VMs sends by it, so that packets may bypass its qdisc ([`RuleId::QdiscBypass`]).
+    pub qdisc_bypass: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -80,6 +82,8 @@ struct NicEntry {
     queue: BTreeMap<String, Spanned<QueueEntry>>,
     tenants: Option<Vec<String>>,
     poll_cpu: Option<Spanned<u32>>,
+    #[serde(default)]
+    qdisc_bypass: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -193,7 +197,8 @@ fn nic(text: &Text, name: &str, entry: Spanned<NicEntry>) -> Result<NicConfig, C
         return Err(text.error(&span, format!("`{name}` is not an interface name: 1 to 15 bytes, no space, no `/`")));
     }
     let entry = entry.into_inner();
-    let mut config = NicConfig { tenants: entry.tenants.unwrap_or_default(), ..NicConfig::default() };
+    let tenants = entry.tenants.unwrap_or_default();
+    let mut config = NicConfig { tenants, qdisc_bypass: entry.qdisc_bypass, ..NicConfig::default() };
     config.poll_cpu = entry.poll_cpu.as_ref().map(|cpu| one_cpu(text, cpu)).transpose()?;
     match (entry.class, entry.level) {
         (Some(class), level) => config.class = Some(class.with(level).map_err(|what| text.error(&span, what))?),
@@ -212,7 +217,10 @@ fn nic(text: &Text, name: &str, entry: Spanned<NicEntry>) -> Result<NicConfig, C
         }
     }
     if config == NicConfig::default() {
-        return Err(text.error(&span, format!("nothing is said of `{name}`: give class, queue, tenants or poll_cpu")));
+        return Err(text.error(
+            &span,
+            format!("nothing is said of `{name}`: give class, queue, tenants, poll_cpu or qdisc_bypass"),
+        ));
     }
     Ok(config)
 }
@@ -257,6 +265,9 @@ mod tests {
         assert_eq!(read("bulk_napi_weight = 8\n").unwrap().bulk_napi_weight, Some(8));
         let without = read("without = [\"halt-poll\", \"device-irq\"]\n").unwrap().without;
         assert_eq!(without, BTreeSet::from([RuleId::HaltPoll, RuleId::DeviceIrq]));
+        let bypass = read("[nic.eth0]\nqdisc_bypass = true\n").unwrap();
+        assert_eq!(bypass.nics["eth0"], NicConfig { qdisc_bypass: true, ..NicConfig::default() });
+        assert!(read("[nic.eth0]\nqdisc_bypass = false\n").is_err(), "it says nothing");
         let only_tenants = read("[nic.eth0]\ntenants = [\"plc\"]\n").unwrap();
         assert_eq!(only_tenants.nics["eth0"].class, None);
     }

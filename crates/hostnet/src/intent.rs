@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ontime_tenants::{Class, Policy, PriorityTable, Tenant, ThreadId};
+use ontime_tenants::{Class, Policy, PriorityTable, Tenant, ThreadId, Vnic};
 use serde::Serialize;
 
 use crate::host_config::{HostConfig, NicConfig};
@@ -166,11 +166,14 @@ impl Intent {
 /// Whether a tenant's packets pass a NIC: it is its own virtual NIC, or one that this leads to, or (where discovery could
 /// not say) the lower device of it.
 pub fn reaches(inventory: &Inventory, tenant: &Tenant, nic: &Nic) -> bool {
-    tenant.vnics.iter().any(|vnic| {
-        vnic.ifname == nic.id.name
-            || vnic.lower.contains(&nic.id.name)
-            || (vnic.lower.is_empty()
-                && nic.physical
-                && inventory.nic(&vnic.ifname).is_some_and(|own| own.link == Some(nic.id.ifindex)))
-    })
+    tenant.vnics.iter().any(|vnic| leads_to(inventory, vnic, nic))
+}
+
+/// Whether a virtual NIC is this NIC, or sends by it.
+pub fn leads_to(inventory: &Inventory, vnic: &Vnic, nic: &Nic) -> bool {
+    vnic.ifname == nic.id.name
+        || vnic.lower.contains(&nic.id.name)
+        || (vnic.lower.is_empty()
+            && nic.physical
+            && inventory.nic(&vnic.ifname).is_some_and(|own| own.link == Some(nic.id.ifindex)))
 }

@@ -157,19 +157,25 @@ pub enum Knob {
         /// Which packets.
         from: SteerFrom,
     },
-    /// The root qdisc: `default` for what the kernel attaches by itself, or a kind. Replacing it drops what waits in it, so this
-    /// is for the methods that are there to compare with.
+    /// The root qdisc: `default` for what the kernel attaches by itself, or a kind. Replacing it drops what waits in it.
     RootQdisc {
         /// Which NIC.
         nic: NicId,
     },
+    /// Bytes of a VM's packets that may be on their way from its tap or macvtap before its sender waits ([`crate::tap`]).
+    SendBuffer {
+        /// The tap or macvtap.
+        nic: NicId,
+        /// The monitor, which has it open.
+        process: ThreadId,
+    },
 }
 
 impl Knob {
-    /// The process in whose namespace it is. Another one may lead to the same knob.
+    /// The process that leads to it, by its namespace or an open file. Another one may lead to the same knob.
     pub fn process(&self) -> Option<ThreadId> {
         match self {
-            Knob::PeerFeature { process, .. } => Some(*process),
+            Knob::PeerFeature { process, .. } | Knob::SendBuffer { process, .. } => Some(*process),
             _ => None,
         }
     }
@@ -191,6 +197,7 @@ impl Knob {
             Knob::TxSteer { nic, queue, from } => format!("nic:{}/steer:{queue}:{}", nic.ifindex, source_key(from)),
             Knob::TxPriority { nic, from } => format!("nic:{}/priority:{}", nic.ifindex, source_key(from)),
             Knob::RootQdisc { nic } => format!("nic:{}/root-qdisc", nic.ifindex),
+            Knob::SendBuffer { nic, .. } => format!("nic:{}/send-buffer", nic.ifindex),
         }
     }
 }
@@ -251,6 +258,9 @@ impl fmt::Display for Knob {
             }
             Knob::TxPriority { nic, from } => write!(f, "{} filter: from {from} to the first band", nic.name),
             Knob::RootQdisc { nic } => write!(f, "{} root qdisc", nic.name),
+            Knob::SendBuffer { nic, process } => {
+                write!(f, "{} send buffer, bytes, by process {}", nic.name, process.pid)
+            }
         }
     }
 }
@@ -287,8 +297,8 @@ pub enum Value {
     Policy(Policy),
     /// Of [`Knob::ThreadAffinity`], [`Knob::IrqAffinity`], [`Knob::XpsCpus`], [`Knob::HostCpus`].
     Cpus(CpuSet),
-    /// Of [`Knob::HostFile`] and [`Knob::NicFile`], without white space around it, of [`Knob::RootQdisc`], [`Knob::Feature`] and
-    /// [`Knob::PeerFeature`].
+    /// Of [`Knob::HostFile`] and [`Knob::NicFile`], without white space around it, of [`Knob::RootQdisc`], [`Knob::SendBuffer`],
+    /// [`Knob::Feature`] and [`Knob::PeerFeature`].
     Text(String),
     /// Of [`Knob::NapiThreaded`].
     Threaded(u32),

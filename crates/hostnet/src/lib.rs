@@ -4,7 +4,7 @@
 //! Out: a pure plan of knobs and values with findings, applying it with every original value kept in a write-ahead
 //! journal, undoing it, noticing what drifted, and the checks behind `ontime doctor`.
 //!
-//! Nothing here resets a NIC or moves a running vCPU, and only the two methods for comparison replace a root qdisc.
+//! Nothing here resets a NIC or moves a running vCPU, and only the two methods for comparison replace a root qdisc, and `vatc` where it is told to.
 
 pub mod adaptive;
 pub mod apply;
@@ -24,6 +24,7 @@ pub mod netlink;
 pub mod plan;
 pub mod rule;
 pub mod rules;
+mod tap;
 
 pub use apply::{ConvergeError, Counts, Done, Drift, Item, Report, adopt, apply, converge, drift, give_back, reset};
 pub use cpus::CpuSet;

@@ -19,6 +19,7 @@ use crate::netlink::link::links;
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
 use crate::netlink::tc::{self, Edit};
+use crate::tap;
 
 /// Where the host's file systems are mounted; tests put others in their place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,6 +191,18 @@ impl LiveHost {
         }
     }
 
+    /// Asks at a tap, under the name it has now.
+    fn at_tap<T>(&self, knob: &Knob, nic: &NicId, run: impl FnOnce(&str) -> io::Result<T>) -> Result<T, KnobError> {
+        let dir = self.nic_dir(knob, nic)?;
+        let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        run(&name).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENODEV | libc::ESRCH | libc::ENOENT) => KnobError::Gone(knob.to_string()),
+            Some(libc::ENOSYS) => unsupported(knob, "it takes pidfd_getfd, Linux 5.6"),
+            Some(libc::EPERM) => unsupported(knob, "it takes CAP_SYS_PTRACE and a security module that lets it be"),
+            _ => os(knob, "asking at the tap", error),
+        })
+    }
+
     /// The source of a steering filter under the name it has now.
     fn source_now(&self, knob: &Knob, from: &SteerFrom) -> Result<SteerFrom, KnobError> {
         let SteerFrom::Interface(source) = from else { return Ok(from.clone()) };
@@ -251,6 +264,10 @@ impl Host for LiveHost {
                 let roots = self.with_route(knob, qdisc::roots)?;
                 let root = roots.get(&nic.ifindex).unwrap_or(&RootQdisc::Default);
                 Ok(Value::Text(root.text()))
+            }
+            Knob::SendBuffer { nic, process } => {
+                let size = self.at_tap(knob, nic, |name| tap::send_buffer(*process, name))?;
+                Ok(Value::Text(size.to_string()))
             }
         }
     }
@@ -316,6 +333,10 @@ impl Host for LiveHost {
             (Knob::RootQdisc { nic }, Value::Text(kind)) => {
                 self.nic_dir(knob, nic)?;
                 self.with_route(knob, |route| qdisc::set_root(route, nic.ifindex, kind))
+            }
+            (Knob::SendBuffer { nic, process }, Value::Text(text)) => {
+                let size = text.parse().map_err(|_| bad(knob, &format!("'{text}' is no number of bytes")))?;
+                self.at_tap(knob, nic, |name| tap::set_send_buffer(*process, name, size))
             }
             _ => Err(bad(knob, &format!("'{value}' is not a kind of value it can have"))),
         }

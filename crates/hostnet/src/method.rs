@@ -116,7 +116,7 @@ impl Method {
             Method::Busypoll => rule == Id::BusyPoll || PARTITIONED.contains(&rule),
             Method::InterruptContext => rule == Id::InterruptContext || PARTITIONED.contains(&rule),
             Method::Vatc => {
-                let own = matches!(rule, Id::NapiThreaded | Id::NapiThread | Id::RtTxQueue);
+                let own = matches!(rule, Id::NapiThreaded | Id::NapiThread | Id::RtTxQueue | Id::QdiscBypass);
                 own || Method::Threaded.has(rule)
             }
             Method::Prio | Method::FqCodel => matches!(rule, Id::HostConfig | Id::VcpuPlace | Id::NicQdisc),

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io;
 use std::thread;
 
-use ontime_tenants::{ThreadError, ThreadId};
+use ontime_tenants::ThreadId;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// Runs `run` in the network namespace of a process; in this thread where that is its own.
@@ -18,10 +18,7 @@ pub(crate) fn inside<T: Send>(process: ThreadId, run: impl FnOnce() -> io::Resul
     let namespace = File::open(&path)?;
     let other = fs::read_link(&path)?;
     // The number was still this process's when its namespace was opened.
-    process.verify().map_err(|error| match error {
-        ThreadError::Gone(_) => io::Error::from_raw_os_error(libc::ESRCH),
-        ThreadError::Os { source, .. } => source,
-    })?;
+    process.verify()?;
     if fs::read_link("/proc/thread-self/ns/net")? == other {
         return run();
     }

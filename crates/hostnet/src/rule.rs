@@ -49,6 +49,8 @@ pub enum RuleId {
     ExclusiveCpu,
     /// A transmit queue of its own for RT packets on a NIC that both classes use.
     RtTxQueue,
+    /// No qdisc on a NIC that both classes send by with one queue.
+    QdiscBypass,
     /// The root qdisc of a comparison method.
     NicQdisc,
     /// Buffers freed where they are used up.
@@ -80,6 +82,7 @@ impl RuleId {
             RuleId::InterruptContext => "interrupt-context",
             RuleId::ExclusiveCpu => "exclusive-cpu",
             RuleId::RtTxQueue => "rt-tx-queue",
+            RuleId::QdiscBypass => "qdisc-bypass",
             RuleId::NicQdisc => "nic-qdisc",
             RuleId::SkbDefer => "skb-defer",
             RuleId::HaltPoll => "halt-poll",

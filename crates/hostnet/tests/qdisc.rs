@@ -1,11 +1,18 @@
-//! Root qdiscs of real interfaces: told apart by who chose them, set for a comparison, given back.
+//! Root qdiscs of real interfaces: told apart by who chose them, set, given back. What stands in for one: a tap's send buffer.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)] // a test that cannot go on fails
 
 mod support;
 
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::Command;
+
 use ontime_hostnet::{
     Done, Host, Inventory, Journal, Knob, KnobError, LiveHost, NicId, Original, Report, Roots, SteerFrom, Value, reset,
 };
+use ontime_tenants::ThreadId;
 use support::{in_namespace, run};
 
 fn id(roots: &Roots, name: &str) -> NicId {
@@ -38,7 +45,7 @@ fn a_root_qdisc_is_set_and_the_kernels_own_comes_back() {
         let host = LiveHost::with_roots(roots.clone());
         let knob = Knob::RootQdisc { nic: id(roots, "va0") };
         assert_eq!(host.read(&knob).unwrap(), text("default"));
-        for kind in ["prio", "fq_codel"] {
+        for kind in ["noqueue", "prio", "fq_codel", "noqueue"] {
             if !done(host.write(&knob, &text(kind))) {
                 return;
             }
@@ -57,6 +64,71 @@ fn a_root_qdisc_is_set_and_the_kernels_own_comes_back() {
         run("ip", "link del va0");
         assert!(matches!(host.read(&knob), Err(KnobError::Gone(_))));
         assert!(matches!(host.write(&knob, &text("prio")), Err(KnobError::Gone(_))));
+    });
+}
+
+/// Opens a tap, as a monitor does.
+fn tap(name: &str) -> File {
+    let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun").unwrap();
+    // SAFETY: zeroes are a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
+    // SAFETY: the kernel reads and writes an ifreq there, which outlives the call.
+    assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) }, 0);
+    file
+}
+
+#[test]
+fn a_send_buffer_holds_a_vms_packets_back_until_what_is_on_its_way_has_gone() {
+    in_namespace(|roots| {
+        if !std::path::Path::new("/dev/net/tun").exists() {
+            return println!("SKIPPED: no /dev/net/tun");
+        }
+        let (mut vm, other) = (tap("vm0"), tap("vm1"));
+        run("ip", "link add br0 type bridge");
+        run("ip", "link add va0 type veth peer name va1");
+        for (name, more) in [("vm0", "master br0 up"), ("va0", "master br0 up"), ("br0", "up"), ("va1", "up")] {
+            run("ip", &format!("link set {name} {more}"));
+        }
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let process = ThreadId::of(pid, pid).unwrap();
+        let host = LiveHost::with_roots(roots.clone());
+        let knob = |name| Knob::SendBuffer { nic: id(roots, name), process };
+        let unlimited = text(&i32::MAX.to_string());
+        assert_eq!(host.read(&knob("vm0")).unwrap(), unlimited);
+        host.write(&knob("vm0"), &text("16384")).unwrap();
+        assert_eq!((host.read(&knob("vm0")).unwrap(), host.read(&knob("vm1")).unwrap()), (text("16384"), unlimited));
+        for bad in ["0", "-1", "much", "99999999999"] {
+            assert!(host.write(&knob("vm0"), &text(bad)).is_err(), "{bad}");
+        }
+        // What the NIC has not sent: here, what waits in a qdisc for a very long time.
+        let stuck = Command::new("tc")
+            .args("qdisc add dev va0 root tbf rate 8bit burst 2000 limit 1000000".split(' '))
+            .output();
+        if !stuck.unwrap().status.success() {
+            return println!("SKIPPED: the kernel has no tbf");
+        }
+        // To one station: a bridge sends copies of what is for all, which belong to nobody.
+        let frame = [&[2, 0, 0, 0, 0, 2][..], &[2, 0, 0, 0, 0, 1], &[0x88, 0xba], &[0; 46]].concat();
+        let sent = (0..1_000).take_while(|_| vm.write(&frame).is_ok()).count();
+        // Those that its first burst lets through, and as many as the buffer has room for.
+        assert!((2_000 / 60..=2_000 / 60 + 16_384 / 768 + 1).contains(&sent), "{sent} packets");
+        assert_eq!(vm.write(&frame).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        run("tc", "qdisc del dev va0 root");
+        assert!(vm.write(&frame).is_ok(), "what was on its way is gone");
+        drop(other);
+        assert!(matches!(
+            host.read(&Knob::SendBuffer { nic: NicId { ifindex: 999, name: "vm1".into() }, process }),
+            Err(KnobError::Gone(_))
+        ));
+        let ended = ThreadId { start_time: process.start_time + 1, ..process };
+        assert!(matches!(
+            host.read(&Knob::SendBuffer { nic: id(roots, "vm0"), process: ended }),
+            Err(KnobError::Gone(_))
+        ));
     });
 }
 

@@ -4,7 +4,10 @@
 #[path = "support/fleet.rs"]
 mod fleet;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use fleet::{host, mixed, of_rule, policies, refusals, rt, two_vms, vm};
+use ontime_hostnet::host_config::NicConfig;
 use ontime_hostnet::inventory::{Inventory, TxQueue};
 use ontime_hostnet::{Intent, Method, NicUse, Refusal, RuleId, Severity, plan};
 use ontime_tenants::{Class, Policy};
@@ -53,6 +56,71 @@ fn on_a_nic_of_one_queue_bulk_senders_go_before_other_bulk_threads() {
     assert!(!policies(&partitioned).contains_key("vhost-1000200"));
     let alone = plan(&inventory, &Intent { tenants: intent.tenants[1..].to_vec(), ..intent });
     assert!(!policies(&alone).contains_key("vhost-1000200"));
+}
+
+#[test]
+fn where_only_vms_send_packets_bypass_the_qdisc_and_bulk_vms_wait_at_their_taps() {
+    let mut inventory = host(1, 1, true);
+    inventory.nics[0].tx_ring = Some(512);
+    let bulk = |inventory: &mut Inventory, number| vm(inventory, number, Class::Bulk, 1, "eth0");
+    let tenants = vec![vm(&mut inventory, 1, rt(0), 1, "eth0"), bulk(&mut inventory, 2), bulk(&mut inventory, 3)];
+    let said = |qdisc_bypass| BTreeMap::from([("eth0".to_owned(), NicConfig { qdisc_bypass, ..NicConfig::default() })]);
+    let intent = Intent { tenants, method: Method::Vatc, nics: said(true), ..Intent::default() };
+    let found = plan(&inventory, &intent);
+    // Half of the ring for both, by packets of the least size.
+    let wanted = [
+        ("tap2 send buffer, bytes, by process 1000200", "98304"),
+        ("tap3 send buffer, bytes, by process 1000300", "98304"),
+        ("eth0 queues/tx-0/byte_queue_limits/limit_max", "1879048192"),
+        ("eth0 queues/tx-0/byte_queue_limits/limit_min", "1879048192"),
+        ("eth0 root qdisc", "noqueue"),
+    ];
+    let wanted = wanted.map(|(knob, value)| (knob.to_owned(), value.to_owned()));
+    assert_eq!(of_rule(&found, RuleId::QdiscBypass), wanted);
+    assert!(!policies(&found).contains_key("vhost-1000200"), "a bulk VM's thread stays as it was found");
+    assert!(refusals(&found, RuleId::RtTxQueue).contains(&Refusal::Device), "and it is still said that they share it");
+    let none = |inventory: &Inventory, intent: &Intent| {
+        let found = plan(inventory, intent);
+        assert!(of_rule(&found, RuleId::QdiscBypass).is_empty(), "{found:?}");
+        refusals(&found, RuleId::QdiscBypass)
+    };
+    assert!(
+        none(&inventory, &Intent { nics: said(false), ..intent.clone() }).is_empty(),
+        "it is the administrator's word"
+    );
+    // Under `partitioned` it is left alone, and without an RT tenant on the NIC under `vatc` too.
+    assert!(none(&inventory, &Intent { method: Method::Partitioned, ..intent.clone() }).is_empty());
+    assert!(none(&inventory, &Intent { tenants: intent.tenants[1..].to_vec(), ..intent.clone() }).is_empty());
+    let with = |change: fn(&mut Inventory)| {
+        let mut inventory = inventory.clone();
+        change(&mut inventory);
+        inventory
+    };
+    assert!(none(&with(|of| of.nics[0].tx_queues.push(TxQueue::default())), &intent).is_empty());
+    // Somebody's qdisc is not given up for it, nor is anything that would fill the ring unheld; then senders go before other bulk threads.
+    let at_sender = |inventory: &Inventory| policies(&plan(inventory, &intent)).get("vhost-1000200").copied();
+    assert_eq!(at_sender(&inventory), None);
+    let theirs = with(|of| of.nics[0].qdisc_by_others = Some("htb 1:".to_owned()));
+    assert_eq!(none(&theirs, &intent), [Refusal::NotLiveSafe]);
+    let container = with(|of| {
+        of.nics.iter_mut().filter(|nic| nic.id.name == "tap3").for_each(|nic| nic.kind = Some("veth".to_owned()))
+    });
+    assert_eq!(none(&container, &intent), [Refusal::Device]);
+    assert_eq!([at_sender(&theirs), at_sender(&container)], [Some(Policy::Fifo(1)); 2]);
+    let without = Intent { without: BTreeSet::from([RuleId::QdiscBypass]), ..intent.clone() };
+    assert_eq!(policies(&plan(&inventory, &without)).get("vhost-1000200"), Some(&Policy::Fifo(1)));
+    let queues = with(|of| {
+        let tap = of.nics.iter_mut().find(|nic| nic.id.name == "tap3").unwrap();
+        tap.tx_queues = vec![TxQueue::default(); 3];
+    });
+    assert_eq!(of_rule(&plan(&queues, &intent), RuleId::QdiscBypass)[1].1, "49152", "four queues in all");
+    // A driver that says nothing, and many VMs.
+    inventory.nics[0].tx_ring = None;
+    inventory.nics[0].tx_queues[0].bql_limit_max = None;
+    let mut intent = intent;
+    intent.tenants.extend((4..40).map(|number| bulk(&mut inventory, number)));
+    let settings = of_rule(&plan(&inventory, &intent), RuleId::QdiscBypass);
+    assert_eq!((settings.len(), settings[0].1.as_str()), (39, "4096"));
 }
 
 #[test]

@@ -66,6 +66,16 @@ pub enum ThreadError {
     },
 }
 
+/// A thread that has ended is ESRCH.
+impl From<ThreadError> for io::Error {
+    fn from(error: ThreadError) -> Self {
+        match error {
+            ThreadError::Gone(_) => Self::from_raw_os_error(libc::ESRCH),
+            ThreadError::Os { source, .. } => source,
+        }
+    }
+}
+
 /// What to do about an error number, as the tail of a message.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {

@@ -153,6 +153,8 @@ pub struct Nic {
     pub irqs: Vec<u32>,
     /// How it holds receive interrupts back; `None` where its driver does not say (or the kernel: 5.7).
     pub moderation: Option<Moderation>,
+    /// Descriptors of a transmit ring; `None` where its driver does not say (or the kernel: 5.7).
+    pub tx_ring: Option<u32>,
 }
 
 /// A transmit queue.
@@ -308,7 +310,8 @@ impl Inventory {
             | Knob::Clsact { nic }
             | Knob::TxSteer { nic, .. }
             | Knob::TxPriority { nic, .. }
-            | Knob::RootQdisc { nic } => self.nic_by_index(nic.ifindex),
+            | Knob::RootQdisc { nic }
+            | Knob::SendBuffer { nic, .. } => self.nic_by_index(nic.ifindex),
             Knob::IrqAffinity { irq } => self.nics.iter().find(|nic| nic.irqs.contains(&irq.irq)),
             Knob::ThreadPolicy { thread, .. } | Knob::ThreadAffinity { thread, .. } => {
                 let kind = self.threads.iter().find(|known| known.id == *thread)?.kind;

@@ -51,6 +51,7 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
     };
     // Of kernels and drivers that do not say, no rule wants it.
     let mut moderations = Ethtool::open().and_then(|mut ethtool| ethtool.moderations()).unwrap_or_default();
+    let rings = Ethtool::open().and_then(|mut ethtool| ethtool.tx_rings()).unwrap_or_default();
     inventory.nics = found
         .into_iter()
         .filter(|link| !link.loopback)
@@ -61,7 +62,8 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
                 _ => None,
             };
             let moderation = moderations.remove(&link.ifindex);
-            Nic { qdisc_by_others: by_others, moderation, ..nic(roots, inventory, link, own) }
+            let tx_ring = rings.get(&link.ifindex).copied();
+            Nic { qdisc_by_others: by_others, moderation, tx_ring, ..nic(roots, inventory, link, own) }
         })
         .collect();
 }
@@ -117,6 +119,7 @@ fn nic(roots: &Roots, inventory: &Inventory, link: Link, napis: Vec<Napi>) -> Ni
         napis,
         irqs,
         moderation: None,
+        tx_ring: None,
     }
 }
 

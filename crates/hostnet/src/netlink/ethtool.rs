@@ -1,7 +1,7 @@
-//! Generic netlink family `ethtool` (5.6): how a NIC holds its receive interrupts back (5.7), which of its features are on.
+//! Generic netlink family `ethtool` (5.6): how a NIC holds its receive interrupts back, how long its rings are (5.7), which of its features are on.
 //!
 //! Source: `include/uapi/linux/ethtool_netlink.h`, `Documentation/netlink/specs/ethtool.yaml`, `net/ethtool/coalesce.c`,
-//! `features.c`, `bitset.c`.
+//! `rings.c`, `features.c`, `bitset.c`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -12,6 +12,7 @@ use crate::knob::Moderation;
 
 const MSG_FEATURES_GET: u8 = 11;
 const MSG_FEATURES_SET: u8 = 12;
+const MSG_RINGS_GET: u8 = 15;
 const MSG_COALESCE_GET: u8 = 19;
 const MSG_COALESCE_SET: u8 = 20;
 
@@ -19,6 +20,9 @@ const COALESCE_HEADER: u16 = 1;
 const COALESCE_RX_USECS: u16 = 2;
 const COALESCE_USE_ADAPTIVE_RX: u16 = 11;
 const HEADER_DEV_INDEX: u16 = 1;
+
+const RINGS_HEADER: u16 = 1;
+const RINGS_TX: u16 = 9;
 
 const FEATURES_HEADER: u16 = 1;
 const FEATURES_WANTED: u16 = 3;
@@ -47,6 +51,15 @@ impl Ethtool {
     pub fn moderations(&mut self) -> io::Result<BTreeMap<u32, Moderation>> {
         let ask = command(MSG_COALESCE_GET).with_nested(COALESCE_HEADER, Attributes::default());
         Ok(self.0.dump(&ask)?.iter().filter_map(|part| parse(part)).collect())
+    }
+
+    /// Descriptors of a transmit ring, of all interfaces whose drivers say so, by interface index.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` before 5.7.
+    pub fn tx_rings(&mut self) -> io::Result<BTreeMap<u32, u32>> {
+        let ask = command(MSG_RINGS_GET).with_nested(RINGS_HEADER, Attributes::default());
+        Ok(self.0.dump(&ask)?.iter().filter_map(|part| parse_ring(part)).collect())
     }
 
     /// Of one interface.
@@ -106,16 +119,31 @@ fn parse(part: &[u8]) -> Option<(u32, Moderation)> {
     let (mut ifindex, mut rx_usecs, mut adaptive) = (None, None, None);
     for (kind, value) in attributes(part.get(HEADER..).unwrap_or_default()) {
         match kind {
-            COALESCE_HEADER => {
-                let mut inner = attributes(value);
-                ifindex = inner.find(|(kind, _)| *kind == HEADER_DEV_INDEX).and_then(|(_, value)| read_u32(value));
-            }
+            COALESCE_HEADER => ifindex = index_in(value),
             COALESCE_RX_USECS => rx_usecs = read_u32(value),
             COALESCE_USE_ADAPTIVE_RX => adaptive = value.first().map(|byte| *byte != 0),
             _ => {}
         }
     }
     Some((ifindex?, Moderation { rx_usecs: rx_usecs?, adaptive }))
+}
+
+/// Interface index and descriptors.
+fn parse_ring(part: &[u8]) -> Option<(u32, u32)> {
+    let (mut ifindex, mut ring) = (None, None);
+    for (kind, value) in attributes(part.get(HEADER..).unwrap_or_default()) {
+        match kind {
+            RINGS_HEADER => ifindex = index_in(value),
+            RINGS_TX => ring = read_u32(value),
+            _ => {}
+        }
+    }
+    Some((ifindex?, ring?))
+}
+
+/// The interface that a header names.
+fn index_in(header: &[u8]) -> Option<u32> {
+    attributes(header).find(|(kind, _)| *kind == HEADER_DEV_INDEX).and_then(|(_, value)| read_u32(value))
 }
 
 /// The active ones, of a bit set in its long form without a mask: those that it names.
@@ -141,12 +169,14 @@ mod tests {
         assert_eq!(parse(part.bytes()), Some((7, Moderation { rx_usecs: 3, adaptive: Some(true) })));
         let mute = command(MSG_COALESCE_GET).with_nested(COALESCE_HEADER, of(7));
         assert_eq!(parse(mute.bytes()), None);
+        let ring = command(MSG_RINGS_GET).with_nested(RINGS_HEADER, of(7)).with_u32(6, 512).with_u32(RINGS_TX, 256);
+        assert_eq!((parse_ring(ring.bytes()), parse_ring(mute.bytes())), (Some((7, 256)), None));
     }
 
     proptest::proptest! {
         #[test]
         fn any_bytes_are_read_without_harm(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
-            let _ = (parse(&bytes), parse_features(&bytes));
+            let _ = (parse(&bytes), parse_ring(&bytes), parse_features(&bytes));
         }
     }
 }

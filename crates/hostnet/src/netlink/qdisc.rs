@@ -1,6 +1,6 @@
-//! Root qdiscs: what every interface has, and putting one there for a comparison.
+//! Root qdiscs: what every interface has, and putting one there.
 //!
-//! Source: `net/sched/sch_api.c`, `net/sched/sch_prio.c`, `include/uapi/linux/pkt_sched.h`. A qdisc that the kernel attached by
+//! Source: `net/sched/sch_api.c`, `net/sched/sch_prio.c`, `net/sched/sch_generic.c` (`noqueue_qdisc_ops`), `include/uapi/linux/pkt_sched.h`. A qdisc that the kernel attached by
 //! itself has handle 0; ours has one of [`OURS`]; any other is somebody's own.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,9 @@ use super::{Attributes, Netlink};
 const TC_H_ROOT: u32 = 0xffff_ffff;
 /// The kinds that are put there, with the handle each has then. A qdisc is never replaced by one of another kind under the same
 /// handle (`net/sched/sch_api.c`, `tc_modify_qdisc`: EINVAL), so each has its own.
-pub const OURS: [(&str, u32); 2] = [("prio", 0x4f4e_0000), ("fq_codel", 0x4f4f_0000)];
+pub const OURS: [(&str, u32); 3] = [("prio", 0x4f4e_0000), ("fq_codel", 0x4f4f_0000), (NONE, 0x4f50_0000)];
+/// No queue: packets go to the driver, or are dropped where it takes none.
+pub const NONE: &str = "noqueue";
 /// What the kernel attaches by itself.
 pub const DEFAULT: &str = "default";
 

@@ -14,6 +14,7 @@ mod moderation;
 mod napi_weight;
 mod nic_qdisc;
 mod nic_threads;
+mod qdisc_bypass;
 mod tenant_threads;
 mod tx_queue;
 mod veth;
@@ -236,6 +237,20 @@ pub static RULES: &[Rule] = &[
         live_safe: "net/core/net-sysfs.c, xps_cpus_store: maps are replaced under RCU; net/sched/sch_ingress.c: clsact stands \
                     beside the root qdisc, which is never replaced",
         plan: tx_queue::rt_tx_queue,
+    },
+    Rule {
+        id: RuleId::QdiscBypass,
+        title: "no qdisc on a NIC that both classes send by with one queue; bulk VMs wait at their taps",
+        waits_behind: "a bulk sender preempted in the qdisc, who sends for all who come meanwhile and is lent no priority (7.2)",
+        cost: Cost {
+            text: "four bulk VMs that send small packets, p95 of a request: 82 us by the qdisc (bulk senders at FIFO 1), 77 without; they \
+                   send 23,606 and 66,981 packets a second",
+            source: "`ontime bench vatc`: Debian 7.2-rt, emulated, virtual clock, one CPU (docs/bench/vatc.md)",
+        },
+        cure: "root qdisc noqueue: senders take the queue's lock, which lends its owner their priority; a send buffer for each bulk \
+               VM's tap in place of BQL, so that the ring is never full",
+        live_safe: "it drops what waits in the qdisc that the kernel chose, once (net/sched/sch_generic.c, dev_deactivate)",
+        plan: qdisc_bypass::qdisc_bypass,
     },
     Rule {
         id: RuleId::NicQdisc,

@@ -2,6 +2,7 @@
 
 use ontime_tenants::{Class, PriorityTable, Tenant, ThreadRole};
 
+use super::qdisc_bypass;
 use crate::cpus::CpuSet;
 use crate::intent::Intent;
 use crate::inventory::{Inventory, Nic};
@@ -38,7 +39,7 @@ fn are_mixed(users: &[&Tenant]) -> bool {
 
 fn separate(inventory: &Inventory, intent: &Intent, nic: &Nic, users: &[&Tenant], outcome: &mut Outcome) {
     let queues = u32::try_from(nic.tx_queues.len()).unwrap_or(u32::MAX);
-    if is_shared(inventory, intent, nic) {
+    if is_shared(inventory, intent, nic) && !qdisc_bypass::is_possible(inventory, intent, nic) {
         outcome.settings.extend(users.iter().flat_map(|tenant| senders(tenant)));
     }
     let remedy_own = "give the RT tenant a NIC or a virtual function of its own";
@@ -77,7 +78,7 @@ fn separate(inventory: &Inventory, intent: &Intent, nic: &Nic, users: &[&Tenant]
     steer(inventory, nic, users, queues - 1, outcome);
 }
 
-/// Of a bulk tenant, the threads that send by a queue which RT packets use too. Whoever sends first, sends for all who come meanwhile, and since 7.2
+/// Of a bulk tenant, the threads that send by a queue which RT packets use too, by a qdisc. Whoever sends first, sends for all who come meanwhile, and since 7.2
 /// (`net/core/dev.c`, `__dev_xmit_skb`: `defer_list` in place of `busylock`) nobody who waits lends it a priority: preempted among all bulk
 /// threads it keeps an RT packet for as long as these run. At the lowest real-time place it goes on as soon as the RT threads rest,
 /// as the paper's thread of a lower level does.

@@ -1,0 +1,130 @@
+//! Method `vatc` on a NIC whose one transmit queue both classes use: packets bypass the qdisc, as in the paper (VATC, III-B 1), where the administrator says that only
+//! VMs send by it.
+//!
+//! Who sends first by a qdisc sends for all who come meanwhile. Since 7.2 these leave their packets on a list (`net/core/dev.c`, `__dev_xmit_skb`,
+//! `defer_list`) and lend him no priority: a bulk sender that is preempted there keeps an RT packet until everybody real-time rests. Without a qdisc each sender
+//! takes the queue's own lock for its packet, and on PREEMPT_RT that lends priority.
+//!
+//! Nothing waits in the host then: a packet that the driver cannot take is dropped, whose ever it is. So what bulk VMs may have on its way is bounded at their taps, where packets wait
+//! in the VM's own ring, and whose turn it is when the NIC has sent something is decided by the senders' priorities. BQL, which would stop the queue sooner, is opened. What
+//! is not bounded so are the host's own packets, and a VM's broadcasts, of which a bridge sends copies that belong to nobody: hence the administrator's word.
+
+use ontime_tenants::{Class, Tenant};
+
+use super::tx_queue;
+use crate::intent::{Intent, leads_to};
+use crate::inventory::{Inventory, Nic};
+use crate::knob::{Knob, Value};
+use crate::netlink::qdisc::NONE;
+use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
+
+/// The kernel's own highest limit (`include/linux/dynamic_queue_limits.h`, `DQL_MAX_LIMIT`).
+const BQL_OPEN: u64 = 1_879_048_192;
+/// Descriptors, where the driver does not say.
+const RING: u32 = 256;
+/// A packet counts for at least so many bytes of a send buffer, whatever is in it (`include/linux/skbuff.h`, `SKB_TRUESIZE`), and takes a descriptor.
+const PACKET: u32 = 768;
+/// A send buffer, at least: a full frame.
+const LEAST: u32 = 4_096;
+
+/// See [`RuleId::QdiscBypass`].
+pub fn qdisc_bypass(inventory: &Inventory, intent: &Intent) -> Outcome {
+    let mut outcome = Outcome::default();
+    for nic in inventory.nics.iter().filter(|nic| is_asked(inventory, intent, nic)) {
+        match taps(inventory, intent, nic) {
+            Ok(taps) => outcome.settings.extend(bypass(inventory, nic, &taps)),
+            Err(kept) => outcome.findings.push(kept.finding(nic)),
+        }
+    }
+    outcome
+}
+
+/// Whether packets bypass the qdisc of this NIC.
+pub fn is_possible(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
+    intent.has(RuleId::QdiscBypass) && is_asked(inventory, intent, nic) && taps(inventory, intent, nic).is_ok()
+}
+
+fn is_asked(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
+    let said = intent.nics.get(&nic.id.name).is_some_and(|config| config.qdisc_bypass);
+    said && tx_queue::is_shared(inventory, intent, nic)
+}
+
+fn bypass(inventory: &Inventory, nic: &Nic, taps: &[Knob]) -> Vec<Setting> {
+    let set = |knob: Knob, text: String| Setting::new(RuleId::QdiscBypass, Stage::Steer, knob, Value::Text(text));
+    // Half of the ring is for all of them, the other for RT packets and what is not held.
+    let packets = nic.tx_ring.unwrap_or(RING) / 2;
+    // Each queue of a tap has a buffer of that size.
+    let queues =
+        taps.iter().map(|tap| inventory.nic_of(tap).map_or(1, |tap| tap.tx_queues.len().max(1))).sum::<usize>();
+    let each = packets.saturating_mul(PACKET) / u32::try_from(queues.max(1)).unwrap_or(u32::MAX);
+    let mut settings: Vec<Setting> = taps.iter().map(|tap| set(tap.clone(), each.max(LEAST).to_string())).collect();
+    if nic.tx_queues.iter().any(|queue| queue.bql_limit_max.is_some()) {
+        for limit in ["limit_max", "limit_min"] {
+            let path = format!("queues/tx-0/byte_queue_limits/{limit}");
+            settings.push(set(Knob::NicFile { nic: nic.id.clone(), path }, BQL_OPEN.to_string()));
+        }
+    }
+    settings.push(set(Knob::RootQdisc { nic: nic.id.clone() }, NONE.to_owned()));
+    settings
+}
+
+/// Why packets go on through the qdisc.
+enum Kept<'a> {
+    /// Somebody chose it.
+    Theirs(&'a str),
+    /// This bulk tenant sends by something else than a tap.
+    Unheld(&'a str),
+}
+
+/// The taps and macvtaps by which bulk tenants send here.
+fn taps<'a>(inventory: &'a Inventory, intent: &'a Intent, nic: &'a Nic) -> Result<Vec<Knob>, Kept<'a>> {
+    if let Some(theirs) = &nic.qdisc_by_others {
+        return Err(Kept::Theirs(theirs));
+    }
+    let mut taps = Vec::new();
+    for tenant in intent.users(inventory, nic).filter(|tenant| tenant.class == Class::Bulk) {
+        let own = taps_of(inventory, nic, tenant).filter(|own| !own.is_empty());
+        taps.extend(own.ok_or(Kept::Unheld(&tenant.name))?);
+    }
+    Ok(taps)
+}
+
+/// Of one tenant; `None` where it has something else that leads there.
+fn taps_of(inventory: &Inventory, nic: &Nic, tenant: &Tenant) -> Option<Vec<Knob>> {
+    let own = tenant.vnics.iter().filter(|vnic| leads_to(inventory, vnic, nic));
+    let taps = own.map(|vnic| {
+        let tap = inventory.nic(&vnic.ifname)?;
+        let is_tap = matches!(tap.kind.as_deref(), Some("tun" | "macvtap"));
+        is_tap.then(|| Knob::SendBuffer { nic: tap.id.clone(), process: tenant.process })
+    });
+    taps.collect()
+}
+
+impl Kept<'_> {
+    fn finding(&self, nic: &Nic) -> Finding {
+        let name = &nic.id.name;
+        let (found, remedy, refusal) = match self {
+            Kept::Theirs(theirs) => (
+                format!("its root qdisc {theirs} was chosen by somebody, and could not be given back as it is"),
+                format!("while it is idle: tc qdisc del dev {name} root"),
+                Refusal::NotLiveSafe,
+            ),
+            Kept::Unheld(tenant) => (
+                format!(
+                    "bulk tenant {tenant} sends by it otherwise than by a VM's tap, and nothing would hold it back"
+                ),
+                format!("give it a NIC of its own; or take qdisc_bypass out of [nic.{name}] in /etc/ontime/host.toml"),
+                Refusal::Device,
+            ),
+        };
+        let found = format!("qdisc_bypass: {found}");
+        Finding {
+            rule: RuleId::QdiscBypass,
+            severity: Severity::Warning,
+            object: name.clone(),
+            found,
+            remedy,
+            refusal: Some(refusal),
+        }
+    }
+}
