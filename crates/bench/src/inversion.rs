@@ -136,9 +136,9 @@ fn switch_off(host: &mut Host, rule: Option<&str>) -> Result<(), MeasureError> {
     let text: String = server::CONFIG.iter().map(|(_, text)| *text).collect();
     let said = |rule: &str| format!("ontime status | grep -q 'rule {rule} is switched off'");
     let holds = rule.map_or_else(|| "! ontime status | grep -q 'is switched off'".to_owned(), said);
+    host.configure(&format!("{without}{text}"))?;
     host.shell(&format!(
-        "printf '%s' '{without}{text}' > /etc/ontime/host.toml; kill -HUP $(pgrep -x -f 'ontime daemon'); \
-         for try in $(seq 200); do {{ {holds}; }} && break; sleep 0.1; done; {{ {holds}; }} || {{ tail -n 5 /lab/daemon.log; exit 1; }}"
+        "for try in $(seq 200); do {{ {holds}; }} && break; sleep 0.1; done; {{ {holds}; }} || {{ tail -n 5 /lab/daemon.log; exit 1; }}"
     ))?;
     host.apply("partitioned")
 }

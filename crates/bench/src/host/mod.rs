@@ -308,6 +308,18 @@ impl Host {
         }
     }
 
+    /// Gives an emulated host's daemon another `host.toml`.
+    ///
+    /// # Errors
+    /// The host is no more.
+    pub fn configure(&mut self, text: &str) -> Result<(), MeasureError> {
+        // The signal is taken before a request that comes a second later.
+        self.shell(&format!(
+            "printf '%s' '{text}' > /etc/ontime/host.toml; kill -HUP $(pgrep -x -f 'ontime daemon'); sleep 1"
+        ))
+        .map(|_| ())
+    }
+
     /// Waits until all that was applied holds: the daemon sets a NIC's moderation twice, 3 s apart (rule `moderation`). For requests that
     /// may come sooner after another than a moderated interrupt does.
     ///

@@ -243,8 +243,8 @@ pub static RULES: &[Rule] = &[
         title: "no qdisc on a NIC that both classes send by with one queue; bulk VMs wait at their taps",
         waits_behind: "a bulk sender preempted in the qdisc, who sends for all who come meanwhile and is lent no priority (7.2)",
         cost: Cost {
-            text: "four bulk VMs that send small packets, p95 of a request: 82 us by the qdisc (bulk senders at FIFO 1), 77 without; they \
-                   send 23,606 and 66,981 packets a second",
+            text: "four bulk VMs that send small packets, p95 of a request: 80 us by the qdisc (bulk senders at FIFO 1), 78 without; they \
+                   send 23,816 and 66,611 packets a second",
             source: "`ontime bench vatc`: Debian 7.2-rt, emulated, virtual clock, one CPU (docs/bench/vatc.md)",
         },
         cure: "root qdisc noqueue: senders take the queue's lock, which lends its owner their priority; a send buffer for each bulk \

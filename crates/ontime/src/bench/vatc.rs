@@ -12,7 +12,8 @@ use super::{Measured, Output, Whose, noted, say};
 /// What both have.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// Methods: prio, fq_codel, vanilla, partitioned, vatc; default: all but partitioned
+    /// Methods: prio, fq_codel, vanilla, partitioned, vatc, vatc-qdisc (vatc where packets go through the NIC's qdisc);
+    /// default: prio, fq_codel, vanilla, vatc
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     #[command(flatten)]
