@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use ontime_hostnet::{
     Done, Host, Inventory, Journal, Knob, KnobError, LiveHost, NicId, Original, Report, Roots, SteerFrom, Value, reset,
@@ -93,7 +93,10 @@ fn a_send_buffer_holds_a_vms_packets_back_until_what_is_on_its_way_has_gone() {
         for (name, more) in [("vm0", "master br0 up"), ("va0", "master br0 up"), ("br0", "up"), ("va1", "up")] {
             run("ip", &format!("link set {name} {more}"));
         }
-        let pid = i32::try_from(std::process::id()).unwrap();
+        // Another process has them open, as a monitor does.
+        let open = |tap: &File| Stdio::from(tap.try_clone().unwrap());
+        let mut monitor = Command::new("sleep").arg("1000").stdin(open(&vm)).stdout(open(&other)).spawn().unwrap();
+        let pid = i32::try_from(monitor.id()).unwrap();
         let process = ThreadId::of(pid, pid).unwrap();
         let host = LiveHost::with_roots(roots.clone());
         let knob = |name| Knob::SendBuffer { nic: id(roots, name), process };
@@ -124,11 +127,14 @@ fn a_send_buffer_holds_a_vms_packets_back_until_what_is_on_its_way_has_gone() {
             host.read(&Knob::SendBuffer { nic: NicId { ifindex: 999, name: "vm1".into() }, process }),
             Err(KnobError::Gone(_))
         ));
-        let ended = ThreadId { start_time: process.start_time + 1, ..process };
+        let other_process = ThreadId { start_time: process.start_time + 1, ..process };
         assert!(matches!(
-            host.read(&Knob::SendBuffer { nic: id(roots, "vm0"), process: ended }),
+            host.read(&Knob::SendBuffer { nic: id(roots, "vm0"), process: other_process }),
             Err(KnobError::Gone(_))
         ));
+        monitor.kill().unwrap();
+        monitor.wait().unwrap();
+        assert!(matches!(host.read(&knob("vm0")), Err(KnobError::Gone(_))), "who had it open has ended");
     });
 }
 
