@@ -11,8 +11,8 @@ use serde::Deserialize;
 use crate::hardware::HardwareError;
 use crate::host::{BULK_VMS, Ground, Host, MeasureError, size};
 use crate::number;
-use crate::paced::Paced;
-use crate::schema::{Load, MethodResult, Polling, ZeroLoss};
+use crate::paced::{Pace, Paced};
+use crate::schema::{Clock, Load, MethodResult, Polling, ZeroLoss};
 use crate::server::{self, Net, Place, Seat};
 use crate::trial::{self, Requests, Trial};
 use crate::wire::{self, RtFlow};
@@ -32,6 +32,8 @@ const WARM_UP: u64 = 10;
 const FIRST_RATE: f64 = 1_000.0;
 /// The search ends where the lossy rate is at most so many times the lossless one.
 const CLOSE: f64 = 1.1;
+/// A trial is so long at least, s of the host's clock (RFC 2544: 60): rings and queues on the way hold some thousand frames, which take no rate to get through.
+const TRIAL_S: f64 = 0.25;
 /// Or after so many trials, where nothing else is said.
 pub const TRIALS: u32 = 12;
 
@@ -48,7 +50,7 @@ pub struct Plan {
     pub requests: u64,
     /// Frames a second of the open loop.
     pub rate: f64,
-    /// Frames of the open loop, and of each trial of the search; 0 for neither.
+    /// Frames of the open loop, and of each trial of the search at least; 0 for neither.
     pub frames_each: u64,
     /// The most trials of the search; 0 for none.
     pub trials: u32,
@@ -114,11 +116,7 @@ fn configure(host: &mut Host, method: &str) -> Result<(), MeasureError> {
     let config: String = server::CONFIG.iter().map(|(_, text)| *text).collect();
     let poll = format!("poll_cpu = {}", host.cpus - 1);
     let adaptive = if method == "busypoll-adaptive" { "[busypoll]\nadaptive = true\n" } else { "" };
-    // The signal is taken before a request that comes a second later.
-    host.shell(&format!(
-        "printf '%s\\n' '{config}{poll}\n{adaptive}' > /etc/ontime/host.toml; kill -HUP $(pgrep -x -f 'ontime daemon'); sleep 1"
-    ))
-    .map(|_| ())
+    host.configure(&format!("{config}{poll}\n{adaptive}"))
 }
 
 fn words(method: &str) -> &str {
@@ -148,10 +146,11 @@ fn measure_case(
     let mut result = trial.run(host, progress)?;
     result.frame_bytes = Some(u32::from(frame));
     result.polling = polling(host, method)?;
-    let load = |rate, count| Paced { server, message_bytes, rate, count, captures: Vec::new(), scale: 1.0 };
+    let load = |rate, count| Paced { server, message_bytes, rate, count };
     if plan.frames_each > 0 && plan.trials > 0 {
         progress(&format!("{case}: searching the highest rate without loss"));
-        result.zero_loss = Some(zero_loss(host, plan, &|rate| load(rate, plan.frames_each))?);
+        result.zero_loss =
+            Some(zero_loss(host, plan, &|rate| load(rate, plan.frames_each.max((rate * TRIAL_S) as u64)))?);
     }
     results.push(result);
     if plan.frames_each > 0 {
@@ -231,7 +230,7 @@ impl Search {
 fn zero_loss(host: &mut Host, plan: &Plan, load: &dyn Fn(f64) -> Paced) -> Result<ZeroLoss, MeasureError> {
     let mut search = Search::from(FIRST_RATE, plan.trials);
     loop {
-        let (at_wire, lost) = trial(host, load(search.next))?;
+        let (at_wire, lost) = trial(host, &load(search.next))?;
         if !search.take(at_wire, lost) {
             break;
         }
@@ -246,12 +245,12 @@ fn zero_loss(host: &mut Host, plan: &Plan, load: &dyn Fn(f64) -> Paced) -> Resul
 }
 
 /// Frames a second at the wire, and how many of them were not answered within 0.3 s.
-fn trial(host: &mut Host, load: Paced) -> Result<(f64, u64), MeasureError> {
+fn trial(host: &mut Host, load: &Paced) -> Result<(f64, u64), MeasureError> {
     let capture = host.capture("rt");
     host.stamp_arrivals(true)?;
     let from = size(&capture);
     let port = load.server.port();
-    let sent = host.paced(load, std::slice::from_ref(&capture));
+    let sent = host.paced(load);
     let settled = host.shell("sleep 0.3");
     host.stamp_arrivals(false)?;
     sent?;
@@ -261,11 +260,13 @@ fn trial(host: &mut Host, load: Paced) -> Result<(f64, u64), MeasureError> {
     let wire = wire::analyse(&cut, RtFlow::new(port))?;
     let requests = wire.counts.requests;
     let span = wire.span_ns.map_or(0, |(first, last)| last - first);
-    if requests < 2 || span == 0 {
+    // Those that came at the first instant are before the span.
+    let first = if host.clock == Clock::Virtual { Pace::of(load.rate).burst } else { 1 };
+    if requests <= first || span == 0 {
         return Err(MeasureError::Flood { vm: "the RT server".to_owned(), said: "nothing was captured".to_owned() });
     }
     let answered = wire.counts.counted + wire.counts.batched;
-    Ok(((requests - 1) as f64 * 1e9 / span as f64, requests - answered))
+    Ok(((requests - first) as f64 * 1e9 / span as f64, requests - answered))
 }
 
 /// Figures 8, 9, 11 and 12 as a table.

@@ -1,25 +1,31 @@
 //! An open loop: datagrams at a steady rate, whether or not replies come.
 //!
-//! In: a [`Paced`] load and a [`Clock`]. Out: datagrams on the wire. What was lost, and the rate that it really was, the captures say: the
-//! sender's machine may be late, and then makes good for at most [`BURST`] datagrams at once, which a NIC's ring holds many times. An emulator
-//! that gets no CPU meanwhile would find all that was sent in one instant of its own: no more than [`BURST`] are out that the
-//! capture of its NIC has not shown.
+//! In: a [`Paced`] load. Out: datagrams on the wire. What was lost, and the rate that it really was, the captures say.
+//!
+//! On the real clock the sender keeps the rate, and makes good for at most [`BURST`] datagrams at once where its machine is late. A clock that counts instructions it cannot
+//! follow: there the emulator keeps the rate, which releases what has arrived at the NIC at fixed times of its own ([`Pace`]). The sender gives it the datagrams of the next release as soon
+//! as the capture shows those of the last one; where it is too late for that, a release goes by without, which is a gap and never a burst.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::client::{self, ClientError};
-use crate::clock::{Clock, RealClock, VirtualClock};
+use crate::clock::{Clock, RealClock};
 use crate::frame::{Frame, parse};
 use crate::pcap::{PcapError, Tail};
 use crate::sockperf;
 
-/// Datagrams in a row at most.
+/// Datagrams in a row at most, which a NIC's ring holds many times.
 pub const BURST: u64 = 16;
+/// Releases in a second of the emulated host's time, where no burst has to be longer for it: for a real machine a millisecond of it is long enough
+/// to have the next datagrams ready.
+const RELEASES: f64 = 1_000.0;
 /// Real time after which a datagram that no capture shows is taken for lost on the way there.
 const UNSEEN: Duration = Duration::from_secs(10);
+/// Real time between looks at the capture.
+const LOOK: Duration = Duration::from_micros(50);
 
 /// What to send.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,67 +38,116 @@ pub struct Paced {
     pub rate: f64,
     /// So many in all.
     pub count: u64,
-    /// Captures whose stamps are the host's clock, that of the server's NIC first; empty for the real clock.
-    pub captures: Vec<PathBuf>,
-    /// The first guess of real seconds a virtual second.
-    pub scale: f64,
+}
+
+/// A rate as an emulated host's NIC has it: so many datagrams at each release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// Datagrams, 1 to [`BURST`].
+    pub burst: u64,
+    /// From one release to the next, us of the emulated host's clock.
+    pub every_us: u32,
+}
+
+impl Pace {
+    /// Of so many datagrams a second.
+    pub fn of(rate: f64) -> Self {
+        let burst = (rate / RELEASES).ceil().clamp(1.0, BURST as f64);
+        Self { burst: burst as u64, every_us: (burst / rate * 1e6).round().clamp(1.0, f64::from(u32::MAX)) as u32 }
+    }
 }
 
 impl Paced {
-    /// Sends. `go_on` is asked all the while and may end it.
+    /// Refuses what is no load.
     ///
     /// # Errors
-    /// The configuration, a socket, a capture.
-    pub fn send(&self, go_on: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), ClientError> {
-        let Some(nic) = self.captures.first() else {
-            return self.send_on(&mut RealClock::default(), Ok, go_on);
-        };
-        let mut seen = Seen::at_end(nic, self.server.port())?;
-        self.send_on(&mut VirtualClock::open(&self.captures, self.scale)?, |sent| seen.of(sent), go_on)
+    /// [`ClientError::Config`].
+    pub fn check(&self) -> Result<(), ClientError> {
+        let Self { message_bytes, rate, .. } = self;
+        if (sockperf::HEADER..=sockperf::LONGEST).contains(message_bytes) && rate.is_finite() && *rate > 0.0 {
+            return Ok(());
+        }
+        Err(ClientError::Config(format!("no load: messages of {message_bytes} bytes, {rate} a second")))
     }
 
-    /// As [`Self::send`], on a given clock; `seen` says how many of those sent have got to the NIC.
+    /// Sends by the real clock. `go_on` is asked all the while and may end it.
     ///
     /// # Errors
-    /// The configuration, a socket, the clock.
-    pub fn send_on(
+    /// The configuration, a socket.
+    pub fn send(&self, go_on: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), ClientError> {
+        self.send_by(&mut RealClock::default(), go_on)
+    }
+
+    /// Sends to an emulated host that releases what arrives by [`Pace::of`] this rate; `nic` is its NIC's capture.
+    ///
+    /// # Errors
+    /// The configuration, a socket, the capture.
+    pub fn send_by_releases(&self, nic: &Path, go_on: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), ClientError> {
+        let mut seen = Seen::at_end(nic, self.server.port())?;
+        self.send_as_seen(|sent| seen.of(sent), go_on)
+    }
+
+    fn send_by(&self, clock: &mut dyn Clock, mut go_on: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), ClientError> {
+        let mut sender = Sender::open(self)?;
+        let mut started = (clock.now_ns()?, 0_u64);
+        while sender.sent < self.count {
+            let now = clock.now_ns()?;
+            let due = started.1 + (now.saturating_sub(started.0) as f64 * self.rate / 1e9) as u64;
+            if due > sender.sent + BURST {
+                // What was missed longer ago stays missed: a burst of all of it would be another load.
+                started = (now, sender.sent + BURST);
+            }
+            sender.send_up_to(due.min(sender.sent + BURST).min(self.count));
+            if go_on(sender.sent).is_break() {
+                break;
+            }
+            let gap = Duration::from_nanos((1e9 / self.rate) as u64);
+            std::thread::sleep(gap.clamp(LOOK, Duration::from_millis(2)));
+        }
+        Ok(())
+    }
+
+    /// `seen` says how many of those sent have got to the NIC.
+    fn send_as_seen(
         &self,
-        clock: &mut dyn Clock,
         mut seen: impl FnMut(u64) -> Result<u64, PcapError>,
         mut go_on: impl FnMut(u64) -> ControlFlow<()>,
     ) -> Result<(), ClientError> {
-        if !(sockperf::HEADER..=sockperf::LONGEST).contains(&self.message_bytes)
-            || !self.rate.is_finite()
-            || self.rate <= 0.0
-        {
-            let Self { message_bytes, rate, .. } = self;
-            return Err(ClientError::Config(format!("no load: messages of {message_bytes} bytes, {rate} a second")));
-        }
-        let socket = client::connected(self.server)?;
-        let mut message = vec![0; self.message_bytes];
-        let (start, mut sent) = (clock.now_ns()?, 0_u64);
-        let mut started = (start, 0_u64);
-        while sent < self.count {
-            let now = clock.now_ns()?;
-            let due = started.1 + (now.saturating_sub(started.0) as f64 * self.rate / 1e9) as u64;
-            if due > sent + BURST {
-                // What was missed longer ago stays missed: a burst of all of it would be another load.
-                started = (now, sent + BURST);
+        let mut sender = Sender::open(self)?;
+        let burst = Pace::of(self.rate).burst;
+        while sender.sent < self.count {
+            if seen(sender.sent)? >= sender.sent {
+                sender.send_up_to((sender.sent + burst).min(self.count));
             }
-            let up_to = due.min(seen(sent)? + BURST).min(self.count);
-            while sent < up_to {
-                sent += 1;
-                sockperf::write_request(&mut message, sent);
-                // A full queue drops, and "port unreachable" comes back from a server that is not there; the capture tells.
-                let _ = socket.send(&message);
-            }
-            if go_on(sent).is_break() {
+            if go_on(sender.sent).is_break() {
                 break;
             }
-            let gap = Duration::from_nanos((1e9 / self.rate * clock.scale()) as u64);
-            std::thread::sleep(gap.clamp(Duration::from_micros(50), Duration::from_millis(2)));
+            std::thread::sleep(LOOK);
         }
         Ok(())
+    }
+}
+
+/// A socket, and how many datagrams it has sent.
+struct Sender {
+    socket: UdpSocket,
+    message: Vec<u8>,
+    sent: u64,
+}
+
+impl Sender {
+    fn open(load: &Paced) -> Result<Self, ClientError> {
+        load.check()?;
+        Ok(Self { socket: client::connected(load.server)?, message: vec![0; load.message_bytes], sent: 0 })
+    }
+
+    fn send_up_to(&mut self, up_to: u64) {
+        while self.sent < up_to {
+            self.sent += 1;
+            sockperf::write_request(&mut self.message, self.sent);
+            // A full queue drops, and "port unreachable" comes back from a server that is not there; the capture tells.
+            let _ = self.socket.send(&self.message);
+        }
     }
 }
 
@@ -129,8 +184,6 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
-    use std::net::UdpSocket;
-
     use super::*;
 
     /// A clock that goes on by a step each time it is looked at.
@@ -150,7 +203,7 @@ mod tests {
     }
 
     fn load(server: SocketAddr, count: u64) -> Paced {
-        Paced { server, message_bytes: 18, rate: 1_000.0, count, captures: Vec::new(), scale: 1.0 }
+        Paced { server, message_bytes: 18, rate: 1_000.0, count }
     }
 
     #[test]
@@ -163,7 +216,7 @@ mod tests {
             sent.push(count);
             ControlFlow::Continue(())
         };
-        load(server.local_addr().unwrap(), 10).send_on(&mut Steps(0, 2_000_000), Ok, each).unwrap();
+        load(server.local_addr().unwrap(), 10).send_by(&mut Steps(0, 2_000_000), each).unwrap();
         assert_eq!(sent, [2, 4, 6, 8, 10]);
         let mut buffer = [0; 100];
         for number in 1..=10_u64 {
@@ -178,26 +231,50 @@ mod tests {
             last = count;
             ControlFlow::Continue(())
         };
-        load(server.local_addr().unwrap(), 100).send_on(&mut Steps(0, 1_000_000_000), Ok, each).unwrap();
+        load(server.local_addr().unwrap(), 100).send_by(&mut Steps(0, 1_000_000_000), each).unwrap();
         assert_eq!((most, last), (BURST, 100));
     }
 
     #[test]
-    fn no_more_is_out_than_a_burst_that_the_nic_has_not_shown() {
+    fn a_rate_is_so_many_datagrams_at_each_release() {
+        for (rate, burst, every_us) in [
+            (1_000.0, 1, 1_000),
+            (250.0, 1, 4_000),
+            (1_001.0, 2, 1_998),
+            (16_000.0, 16, 1_000),
+            (64_000.0, 16, 250),
+            (1e9, 16, 1),
+            (1e-9, 1, u32::MAX),
+        ] {
+            assert_eq!(Pace::of(rate), Pace { burst, every_us }, "{rate}");
+        }
+    }
+
+    #[test]
+    fn the_next_datagrams_wait_until_the_nic_has_shown_the_last_ones() {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         let (mut looks, mut last) = (0_u64, 0);
-        // The emulator stands for five looks, then takes all at once.
-        let seen = |sent| {
+        // The emulator releases all that is there at each sixth look, and once only a part of it.
+        let seen = |sent: u64| {
             looks += 1;
-            Ok(if looks % 6 == 0 { sent } else { 0 })
+            Ok(if looks % 6 == 0 {
+                sent.saturating_sub(u64::from(looks == 12))
+            } else {
+                sent.saturating_sub(1).min(sent / 2)
+            })
         };
+        let mut bursts = Vec::new();
         let each = |count| {
-            assert!(count - last <= BURST, "{last} to {count}");
-            last = count;
+            if count > last {
+                bursts.push(count - last);
+                last = count;
+            }
             ControlFlow::Continue(())
         };
-        load(server.local_addr().unwrap(), 40).send_on(&mut Steps(0, 10_000_000), seen, each).unwrap();
-        assert!(looks > 6, "it did not wait");
+        let load = Paced { rate: 4_000.0, ..load(server.local_addr().unwrap(), 10) };
+        load.send_as_seen(seen, each).unwrap();
+        assert_eq!((bursts, last), (vec![4, 4, 2], 10));
+        assert!(looks > 12, "it did not wait");
     }
 
     #[test]

@@ -155,7 +155,7 @@ impl Trial<'_> {
                 workload.send(client, host, &load, progress)
             }
             // What is still under way at the last one is answered meanwhile.
-            Requests::Paced(paced) => host.paced(paced, &captures).and_then(|()| host.shell("sleep 0.3").map(|_| ())),
+            Requests::Paced(paced) => host.paced(&paced).and_then(|()| host.shell("sleep 0.3").map(|_| ())),
         })?;
         let cut = |capture: &Path, from, nic: &str| {
             let cut = dir.join(format!("{}-{}-{nic}.pcap", self.method, self.load.name()));

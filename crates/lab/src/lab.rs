@@ -54,6 +54,7 @@ pub struct Lab {
     emulator: Child,
     connection: Option<Connection>,
     clock: Clock,
+    release_us: u32,
     silence: Duration,
     next: u64,
 }
@@ -90,7 +91,8 @@ impl Lab {
             remedy: "remove the lab's cache so that its images are built again",
         })?;
         let (clock, silence) = (machine.clock, Duration::from_secs(machine.silence_seconds));
-        let mut lab = Self { dir, emulator, connection: None, clock, silence, next: 0 };
+        let release_us = machine.release_us;
+        let mut lab = Self { dir, emulator, connection: None, clock, release_us, silence, next: 0 };
         if machine.console == Console::Log {
             lab.wait_until_up()?;
         }
@@ -198,6 +200,20 @@ impl Lab {
         }
         let arguments = serde_json::json!({ "path": format!("/objects/{RELEASE}"), "property": "status",
             "value": if on { "on" } else { "off" } });
+        Monitor::open(&self.dir)?.ask("qom-set", &arguments).map(drop)
+    }
+
+    /// Has what arrives at the RT NIC released in these steps of its clock, us; `None`: as it was started. From the next release on, on the virtual
+    /// clock, while arrivals are stamped ([`Self::stamp_arrivals`]).
+    ///
+    /// # Errors
+    /// The emulator refuses.
+    pub fn release_every(&self, us: Option<u32>) -> Result<(), LabError> {
+        if self.clock == Clock::Real {
+            return Ok(());
+        }
+        let arguments = serde_json::json!({ "path": format!("/objects/{RELEASE}"), "property": "interval",
+            "value": us.unwrap_or(self.release_us) });
         Monitor::open(&self.dir)?.ask("qom-set", &arguments).map(drop)
     }
 

@@ -24,7 +24,7 @@ pub use self::cpu::CpuTime;
 pub use self::site::{BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm, machine};
 use crate::client::{self, ClientConfig, ClientError, Peer};
 use crate::hardware::{HardwareError, Target};
-use crate::paced::Paced;
+use crate::paced::{Pace, Paced};
 use crate::pcap::PcapError;
 use crate::schema::Clock;
 use crate::workload::Workload;
@@ -223,6 +223,14 @@ impl Host {
         }
     }
 
+    /// As `Lab::release_every`; a real wire has no such steps.
+    fn release_every(&self, us: Option<u32>) -> Result<(), MeasureError> {
+        match &self.under {
+            Under::Lab(lab) => Ok(lab.release_every(us)?),
+            Under::Real(_) => Ok(()),
+        }
+    }
+
     /// Frames that a real host's monitor has missed so far.
     pub fn missed(&self) -> u64 {
         self.target().map_or(0, Target::missed)
@@ -407,14 +415,20 @@ impl Host {
     ///
     /// # Errors
     /// The host is no more, or the load cannot be sent.
-    pub fn paced(&mut self, mut load: Paced, captures: &[PathBuf]) -> Result<(), MeasureError> {
-        if self.clock == Clock::Virtual {
-            load.captures = captures.to_vec();
-            load.scale = 5.0;
-        }
+    pub fn paced(&mut self, load: &Paced) -> Result<(), MeasureError> {
+        load.check()?;
+        self.release_every(Some(Pace::of(load.rate).every_us))?;
+        let nic = (self.clock == Clock::Virtual).then(|| self.capture("rt"));
+        let sent = self.send_paced(load, nic.as_deref());
+        self.release_every(None)?;
+        sent
+    }
+
+    /// `nic` is the capture of an emulated host's NIC, which keeps the rate.
+    fn send_paced(&mut self, load: &Paced, nic: Option<&Path>) -> Result<(), MeasureError> {
         let mut failure = None;
         let mut looked = Instant::now();
-        load.send(|_| {
+        let go_on = |_| {
             if looked.elapsed() < Duration::from_millis(200) {
                 return ControlFlow::Continue(());
             }
@@ -426,7 +440,11 @@ impl Host {
                     ControlFlow::Break(())
                 }
             }
-        })?;
+        };
+        match nic {
+            Some(nic) => load.send_by_releases(nic, go_on),
+            None => load.send(go_on),
+        }?;
         failure.map_or(Ok(()), Err)
     }
 

@@ -157,7 +157,7 @@ pub struct ZeroLoss {
     pub lossy_frames_per_s: Option<f64>,
     /// Rates that were tried.
     pub trials: u32,
-    /// Frames of a trial.
+    /// Frames of a trial at least: a quarter of a second of them where that is more.
     pub frames_each: u64,
 }
 
