@@ -183,6 +183,7 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
     let mut report = Report { findings: plan.findings.clone(), ..Report::default() };
     let mut pending: Vec<(&Setting, Value)> = Vec::new();
     let mut originals = Vec::new();
+    let mut missing = BTreeSet::new();
     for setting in &plan.settings {
         match host.read(&setting.knob) {
             Ok(found) => {
@@ -204,7 +205,10 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
                     pending.push((setting, found));
                 }
             }
-            Err(error) => report.add(Some(setting.rule), &setting.knob, None, &setting.value, outcome(&error)),
+            Err(error) => {
+                missing.insert(setting.knob.key());
+                report.add(Some(setting.rule), &setting.knob, None, &setting.value, outcome(&error));
+            }
         }
     }
     let kept_now: BTreeSet<String> = originals.iter().map(|original| original.knob.key()).collect();
@@ -212,10 +216,13 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
     release(host, plan, journal, &mut report)?;
     let mut refused = BTreeSet::new();
     for (setting, found) in pending {
-        let done = match host.write(&setting.knob, &setting.value) {
-            Ok(()) => Done::Changed,
-            Err(error) => outcome(&error),
+        let done = match setting.needs.iter().find(|knob| missing.contains(&knob.key())) {
+            Some(lacks) => Done::Unsupported(format!("it needs {lacks}, which could not be set")),
+            None => host.write(&setting.knob, &setting.value).map_or_else(|error| outcome(&error), |()| Done::Changed),
         };
+        if done != Done::Changed {
+            missing.insert(setting.knob.key());
+        }
         crash::point("knob-written");
         if matches!(done, Done::Unsupported(_)) && kept_now.contains(&setting.knob.key()) {
             refused.insert(setting.knob.key());

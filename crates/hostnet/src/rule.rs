@@ -157,6 +157,9 @@ pub struct Setting {
     /// Other knobs that this one overwrites: their originals are kept with its own, and restored after it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub overwrites: Vec<Knob>,
+    /// Knobs without which it would do harm: it is made only where these have been set.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub needs: Vec<Knob>,
     /// What the journal is to keep for its original, where that is not what is found ([`crate::inherit`]).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub original: Option<Value>,
@@ -169,9 +172,10 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// A setting that overwrites no other knob.
+    /// A setting that overwrites no other knob, and needs none.
     pub fn new(rule: RuleId, stage: Stage, knob: Knob, value: Value) -> Self {
-        Self { rule, stage, knob, value, overwrites: Vec::new(), original: None, handed_on: false, insists: false }
+        let (overwrites, needs) = (Vec::new(), Vec::new());
+        Self { rule, stage, knob, value, overwrites, needs, original: None, handed_on: false, insists: false }
     }
 }
 

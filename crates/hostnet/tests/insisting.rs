@@ -1,9 +1,10 @@
-//! A setting whose driver says that it is so and may do otherwise is written in every pass.
+//! Settings that are more than a value: one whose driver says that it is so and may do otherwise is written in every pass, one that needs others only with them.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 
 use ontime_hostnet::{
-    Done, Host, Journal, Knob, KnobError, Moderation, NicId, Plan, RuleId, Setting, Stage, Value, apply, reset,
+    Done, Host, Journal, Knob, KnobError, Moderation, NicId, Plan, Root, RuleId, Setting, Stage, Value, apply, reset,
 };
 
 /// Says that it has what it was told last.
@@ -55,4 +56,55 @@ fn it_is_written_in_every_pass_and_once_more_after_a_change() {
     driver.refuses.set(false);
     reset(&driver, &mut journal).unwrap();
     assert_eq!(driver.has.get(), adaptive);
+}
+
+/// Files, of which some cannot be read and some not be written.
+#[derive(Default)]
+struct Files(RefCell<BTreeMap<String, String>>);
+
+impl Files {
+    fn refuse(knob: &Knob, path: &str, by: &str) -> Result<(), KnobError> {
+        let refused = KnobError::Unsupported { knob: knob.to_string(), why: "no".to_owned() };
+        if path.starts_with(by) { Err(refused) } else { Ok(()) }
+    }
+}
+
+fn path(knob: &Knob) -> &str {
+    match knob {
+        Knob::HostFile { path, .. } => path,
+        _ => "",
+    }
+}
+
+impl Host for Files {
+    fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
+        Self::refuse(knob, path(knob), "unreadable")?;
+        Ok(Value::Text(self.0.borrow().get(path(knob)).cloned().unwrap_or_default()))
+    }
+
+    fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
+        Self::refuse(knob, path(knob), "unwritable")?;
+        self.0.borrow_mut().insert(path(knob).to_owned(), value.to_string());
+        Ok(())
+    }
+}
+
+#[test]
+fn what_needs_others_is_set_only_with_them() {
+    let file = |path: &str| Knob::HostFile { root: Root::Sys, path: path.to_owned() };
+    let set = |path: &str| Setting::new(RuleId::QdiscBypass, Stage::Steer, file(path), Value::Text("1".to_owned()));
+    for (first, is_set) in [("plain", true), ("unreadable", false), ("unwritable", false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
+        let settings = vec![set(first), Setting { needs: vec![file(first)], ..set("second") }];
+        let (files, plan) = (Files::default(), Plan { settings, findings: Vec::new() });
+        let report = apply(&files, &plan, &mut journal).unwrap();
+        assert_eq!(files.0.borrow().contains_key("second"), is_set, "{first}: {report:?}");
+        assert_eq!(journal.has(&file("second")), is_set, "{first}: nothing was changed there");
+        let second = report.items.iter().find(|item| item.knob == file("second")).unwrap();
+        match &second.done {
+            Done::Unsupported(why) => assert!(why.contains(first) && !is_set, "{why}"),
+            done => assert!(is_set && *done == Done::Changed, "{done:?}"),
+        }
+    }
 }

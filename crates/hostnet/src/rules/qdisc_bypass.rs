@@ -64,7 +64,9 @@ fn bypass(inventory: &Inventory, nic: &Nic, taps: &[Knob]) -> Vec<Setting> {
             settings.push(set(Knob::NicFile { nic: nic.id.clone(), path }, BQL_OPEN.to_string()));
         }
     }
-    settings.push(set(Knob::RootQdisc { nic: nic.id.clone() }, NONE.to_owned()));
+    // Unheld, a bulk VM would have RT packets dropped.
+    let needs = settings.iter().map(|setting| setting.knob.clone()).collect();
+    settings.push(Setting { needs, ..set(Knob::RootQdisc { nic: nic.id.clone() }, NONE.to_owned()) });
     settings
 }
 
