@@ -112,6 +112,8 @@ fn a_send_buffer_holds_a_vms_packets_back_until_what_is_on_its_way_has_gone() {
             .args("qdisc add dev va0 root tbf rate 8bit burst 2000 limit 1000000".split(' '))
             .output();
         if !stuck.unwrap().status.success() {
+            monitor.kill().unwrap();
+            monitor.wait().unwrap();
             return println!("SKIPPED: the kernel has no tbf");
         }
         // To one station: a bridge sends copies of what is for all, which belong to nobody.
