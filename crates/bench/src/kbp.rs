@@ -32,10 +32,10 @@ const WARM_UP: u64 = 10;
 const FIRST_RATE: f64 = 1_000.0;
 /// The search ends where the lossy rate is at most so many times the lossless one.
 const CLOSE: f64 = 1.1;
-/// A trial is so long at least, s of the host's clock (RFC 2544: 60): rings and queues on the way hold some thousand frames, which take no rate to get through.
-const TRIAL_S: f64 = 0.25;
 /// Or after so many trials, where nothing else is said.
 pub const TRIALS: u32 = 12;
+/// A trial is so long at least, s of the host's clock (RFC 2544: 60): what rings and buffers on the way hold, some hundred frames, takes no rate to get through.
+const TRIAL_S: f64 = 0.25;
 
 /// What to measure on one host.
 #[derive(Debug, Clone)]

@@ -206,23 +206,23 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
                 }
             }
             Err(error) => {
-                missing.insert(setting.knob.key());
-                report.add(Some(setting.rule), &setting.knob, None, &setting.value, outcome(&error));
+                let done = outcome(&error);
+                missing.extend((done != Done::Gone).then(|| setting.knob.key()));
+                report.add(Some(setting.rule), &setting.knob, None, &setting.value, done);
             }
         }
     }
     let kept_now: BTreeSet<String> = originals.iter().map(|original| original.knob.key()).collect();
     journal.keep(originals)?;
-    release(host, plan, journal, &mut report)?;
+    let stands = plan.settings.iter().filter(|set| set.lacks(&missing).is_none() || kept_now.contains(&set.knob.key()));
+    release(host, stands, journal, &mut report)?;
     let mut refused = BTreeSet::new();
     for (setting, found) in pending {
-        let done = match setting.needs.iter().find(|knob| missing.contains(&knob.key())) {
+        let done = match setting.lacks(&missing) {
             Some(lacks) => Done::Unsupported(format!("it needs {lacks}, which could not be set")),
             None => host.write(&setting.knob, &setting.value).map_or_else(|error| outcome(&error), |()| Done::Changed),
         };
-        if done != Done::Changed {
-            missing.insert(setting.knob.key());
-        }
+        missing.extend(matches!(done, Done::Unsupported(_) | Done::Failed(_)).then(|| setting.knob.key()));
         crash::point("knob-written");
         if matches!(done, Done::Unsupported(_)) && kept_now.contains(&setting.knob.key()) {
             refused.insert(setting.knob.key());
@@ -245,14 +245,15 @@ pub fn adopt(plan: &Plan, journal: &mut Journal) -> Result<(), JournalError> {
     journal.keep(plan.settings.iter().filter_map(original).collect())
 }
 
-/// Gives back every kept knob that the plan does not want, in the reverse order of keeping.
-fn release(host: &dyn Host, plan: &Plan, journal: &mut Journal, report: &mut Report) -> Result<(), JournalError> {
-    let wanted: BTreeSet<String> = plan
-        .settings
-        .iter()
-        .flat_map(|setting| std::iter::once(&setting.knob).chain(&setting.overwrites))
-        .map(Knob::key)
-        .collect();
+/// Gives back every kept knob that none of these settings wants, in the reverse order of keeping.
+fn release<'a>(
+    host: &dyn Host,
+    settings: impl Iterator<Item = &'a Setting>,
+    journal: &mut Journal,
+    report: &mut Report,
+) -> Result<(), JournalError> {
+    let wanted: BTreeSet<String> =
+        settings.flat_map(|setting| std::iter::once(&setting.knob).chain(&setting.overwrites)).map(Knob::key).collect();
     let unwanted: Vec<Original> =
         journal.entries().iter().filter(|entry| !wanted.contains(&entry.knob.key())).cloned().collect();
     let finished = restore(host, &unwanted, report);

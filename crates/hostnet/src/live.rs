@@ -19,7 +19,7 @@ use crate::netlink::link::links;
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
 use crate::netlink::tc::{self, Edit};
-use crate::tap;
+use crate::tap::{self, Tap};
 
 /// Where the host's file systems are mounted; tests put others in their place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -192,11 +192,11 @@ impl LiveHost {
     }
 
     /// Asks at a tap, under the name it has now.
-    fn at_tap<T>(&self, knob: &Knob, nic: &NicId, run: impl FnOnce(&str) -> io::Result<T>) -> Result<T, KnobError> {
+    fn at_tap<T>(&self, knob: &Knob, nic: &NicId, run: impl FnOnce(&Tap<'_>) -> io::Result<T>) -> Result<T, KnobError> {
         let dir = self.nic_dir(knob, nic)?;
-        let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        run(&name).map_err(|error| match error.raw_os_error() {
-            Some(libc::ENODEV | libc::ESRCH | libc::ENOENT) => KnobError::Gone(knob.to_string()),
+        run(&Tap::of(&dir, nic.ifindex)).map_err(|error| match error.raw_os_error() {
+            Some(libc::ESRCH | libc::ENOENT) => KnobError::Gone(knob.to_string()),
+            Some(libc::ENODEV) => unsupported(knob, "the process does not have it open"),
             Some(libc::ENOSYS) => unsupported(knob, "it takes pidfd_getfd, Linux 5.6"),
             Some(libc::EPERM) => unsupported(knob, "it takes CAP_SYS_PTRACE and a security module that lets it be"),
             _ => os(knob, "asking at the tap", error),
@@ -266,7 +266,7 @@ impl Host for LiveHost {
                 Ok(Value::Text(root.text()))
             }
             Knob::SendBuffer { nic, process } => {
-                let size = self.at_tap(knob, nic, |name| tap::send_buffer(*process, name))?;
+                let size = self.at_tap(knob, nic, |tap| tap::send_buffer(*process, tap))?;
                 Ok(Value::Text(size.to_string()))
             }
         }
@@ -336,7 +336,7 @@ impl Host for LiveHost {
             }
             (Knob::SendBuffer { nic, process }, Value::Text(text)) => {
                 let size = text.parse().map_err(|_| bad(knob, &format!("'{text}' is no number of bytes")))?;
-                self.at_tap(knob, nic, |name| tap::set_send_buffer(*process, name, size))
+                self.at_tap(knob, nic, |tap| tap::set_send_buffer(*process, tap, size))
             }
             _ => Err(bad(knob, &format!("'{value}' is not a kind of value it can have"))),
         }

@@ -3,6 +3,7 @@
 //! In: an [`Inventory`] (facts) and an [`Intent`] (what is wanted). Out, by a pure
 //! function: the [`Setting`]s that cure the row on this host, and [`Finding`]s for what no setting can cure.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -157,7 +158,7 @@ pub struct Setting {
     /// Other knobs that this one overwrites: their originals are kept with its own, and restored after it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub overwrites: Vec<Knob>,
-    /// Knobs without which it would do harm: it is made only where these have been set.
+    /// Knobs without which it would do harm: where one of these cannot be set it is not made, and given back if it was. One that is gone is no lack.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<Knob>,
     /// What the journal is to keep for its original, where that is not what is found ([`crate::inherit`]).
@@ -172,6 +173,11 @@ pub struct Setting {
 }
 
 impl Setting {
+    /// One of what it needs that is among these keys of knobs.
+    pub(crate) fn lacks(&self, missing: &BTreeSet<String>) -> Option<&Knob> {
+        self.needs.iter().find(|knob| missing.contains(&knob.key()))
+    }
+
     /// A setting that overwrites no other knob, and needs none.
     pub fn new(rule: RuleId, stage: Stage, knob: Knob, value: Value) -> Self {
         let (overwrites, needs) = (Vec::new(), Vec::new());

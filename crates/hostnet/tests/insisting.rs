@@ -107,4 +107,15 @@ fn what_needs_others_is_set_only_with_them() {
             done => assert!(is_set && *done == Done::Changed, "{done:?}"),
         }
     }
+    // One more that is needed and cannot be set: what stands without it is given back.
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
+    let files = Files::default();
+    let mut settings = vec![set("second")];
+    apply(&files, &Plan { settings: settings.clone(), findings: Vec::new() }, &mut journal).unwrap();
+    assert_eq!(files.0.borrow()["second"], "1");
+    settings[0].needs = vec![file("unreadable")];
+    settings.insert(0, set("unreadable"));
+    apply(&files, &Plan { settings, findings: Vec::new() }, &mut journal).unwrap();
+    assert!(files.0.borrow()["second"].is_empty() && !journal.has(&file("second")));
 }

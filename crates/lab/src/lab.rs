@@ -195,12 +195,7 @@ impl Lab {
     /// # Errors
     /// The emulator refuses.
     pub fn stamp_arrivals(&mut self, on: bool) -> Result<(), LabError> {
-        if self.clock == Clock::Real {
-            return Ok(());
-        }
-        let arguments = serde_json::json!({ "path": format!("/objects/{RELEASE}"), "property": "status",
-            "value": if on { "on" } else { "off" } });
-        Monitor::open(&self.dir)?.ask("qom-set", &arguments).map(drop)
+        self.set_release("status", if on { "on" } else { "off" }.into())
     }
 
     /// Has what arrives at the RT NIC released in these steps of its clock, us; `None`: as it was started. From the next release on, on the virtual
@@ -209,11 +204,16 @@ impl Lab {
     /// # Errors
     /// The emulator refuses.
     pub fn release_every(&self, us: Option<u32>) -> Result<(), LabError> {
+        self.set_release("interval", us.unwrap_or(self.release_us).into())
+    }
+
+    /// Of the object that releases arrivals, which the real clock has none of.
+    fn set_release(&self, property: &str, value: serde_json::Value) -> Result<(), LabError> {
         if self.clock == Clock::Real {
             return Ok(());
         }
-        let arguments = serde_json::json!({ "path": format!("/objects/{RELEASE}"), "property": "interval",
-            "value": us.unwrap_or(self.release_us) });
+        let path = format!("/objects/{RELEASE}");
+        let arguments = serde_json::json!({ "path": path, "property": property, "value": value });
         Monitor::open(&self.dir)?.ask("qom-set", &arguments).map(drop)
     }
 

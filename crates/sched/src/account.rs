@@ -242,6 +242,13 @@ impl Account {
         if self.place == place {
             return false;
         }
+        // The others have been read at this look: the thread is the one that was opened (see `crate::seat`).
+        if self.place == Place::Beyond {
+            self.read(index, threads);
+            if self.gone {
+                return true;
+            }
+        }
         match threads.place(index, place) {
             Some(counts) => {
                 self.charge(counts);

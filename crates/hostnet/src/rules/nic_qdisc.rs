@@ -29,7 +29,7 @@ pub fn nic_qdisc(inventory: &Inventory, intent: &Intent) -> Outcome {
             continue;
         }
         if let Some(theirs) = &nic.qdisc_by_others {
-            outcome.findings.push(kept(nic, theirs));
+            outcome.findings.push(kept(RuleId::NicQdisc, nic, theirs));
             continue;
         }
         let root = Knob::RootQdisc { nic: nic.id.clone() };
@@ -54,13 +54,14 @@ fn first_band(inventory: &Inventory, nic: &Nic, users: &[&Tenant], outcome: &mut
     }
 }
 
-fn kept(nic: &Nic, theirs: &str) -> Finding {
+/// A root qdisc that this rule leaves, for it is somebody's.
+pub fn kept(rule: RuleId, nic: &Nic, theirs: &str) -> Finding {
     Finding {
-        rule: RuleId::NicQdisc,
+        rule,
         severity: Severity::Warning,
         object: nic.id.name.clone(),
         found: format!("its root qdisc {theirs} was chosen by somebody, and could not be given back as it is"),
-        remedy: format!("to compare: tc qdisc del dev {} root, which drops what waits in it", nic.id.name),
+        remedy: format!("if it may go: tc qdisc del dev {} root, which drops what waits in it", nic.id.name),
         refusal: Some(Refusal::NotLiveSafe),
     }
 }

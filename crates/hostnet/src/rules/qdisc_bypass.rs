@@ -11,7 +11,7 @@
 
 use ontime_tenants::{Class, Tenant};
 
-use super::tx_queue;
+use super::{nic_qdisc, tx_queue};
 use crate::intent::{Intent, leads_to};
 use crate::inventory::{Inventory, Nic};
 use crate::knob::{Knob, Value};
@@ -104,29 +104,22 @@ fn taps_of(inventory: &Inventory, nic: &Nic, tenant: &Tenant) -> Option<Vec<Knob
 
 impl Kept<'_> {
     fn finding(&self, nic: &Nic) -> Finding {
-        let name = &nic.id.name;
-        let (found, remedy, refusal) = match self {
-            Kept::Theirs(theirs) => (
-                format!("its root qdisc {theirs} was chosen by somebody, and could not be given back as it is"),
-                format!("while it is idle: tc qdisc del dev {name} root"),
-                Refusal::NotLiveSafe,
-            ),
-            Kept::Unheld(tenant) => (
-                format!(
-                    "bulk tenant {tenant} sends by it otherwise than by a VM's tap, and nothing would hold it back"
-                ),
-                format!("give it a NIC of its own; or take qdisc_bypass out of [nic.{name}] in /etc/ontime/host.toml"),
-                Refusal::Device,
-            ),
+        let tenant = match self {
+            Kept::Theirs(theirs) => return nic_qdisc::kept(RuleId::QdiscBypass, nic, theirs),
+            Kept::Unheld(tenant) => tenant,
         };
-        let found = format!("qdisc_bypass: {found}");
+        let name = &nic.id.name;
         Finding {
             rule: RuleId::QdiscBypass,
             severity: Severity::Warning,
             object: name.clone(),
-            found,
-            remedy,
-            refusal: Some(refusal),
+            found: format!(
+                "bulk tenant {tenant} sends by it otherwise than by a VM's tap, and nothing would hold it back"
+            ),
+            remedy: format!(
+                "give it a NIC of its own; or take qdisc_bypass out of [nic.{name}] in /etc/ontime/host.toml"
+            ),
+            refusal: Some(Refusal::Device),
         }
     }
 }
