@@ -95,7 +95,7 @@ struct ontime_done {
 	__le32 result;      /* 0 or more: what the call gives; else -errno (Linux' numbers, x86-64) */
 	__le32 ready;       /* ONTIME_READY_* of the socket just after the call */
 	__le32 seq;         /* counts the socket's readiness reports, from 1: apply ready only if newer; 0: no report */
-	__le32 msg_flags;   /* RECV: Linux' msg_flags */
+	__le32 msg_flags;   /* RECV: Linux' msg_flags, ONTIME_MSG_* */
 	__le16 addr_len;    /* bytes of addr that are used */
 	__le16 control_len; /* bytes of control messages written */
 	__u8 addr[28];
@@ -104,6 +104,8 @@ struct ontime_done {
 #define ONTIME_CALL_WAIT 0x1 /* RECV, SEND, ACCEPT: complete once there is a result; CANCEL ends it before */
 #define ONTIME_CALL_BLIND 0x2 /* RECV: nobody polls the socket; reports may say IN where nothing is left, until a POLL */
 #define ONTIME_CALL_AHEAD 0x4 /* RECV: nobody wants it yet; ends with -ECANCELED where it would run over urgent data */
+
+#define ONTIME_MSG_WAITED 0x80000000 /* RECV: the message came after the call; no flag that Linux gives */
 
 /* Which calls a channel's call queue takes: those marked c. MAIN's takes all. */
 #define ONTIME_OP_SOCKET 1   /*   arg: family, type (SOCK_STREAM or SOCK_DGRAM), protocol, channel */

@@ -15,7 +15,7 @@ use crate::vring::Vring;
 impl Engine {
     /// The next call, until the queue is empty or `left` calls were taken; then the rest wait for their turn.
     ///
-    /// Calls are looked for on each event: one that came meanwhile saves its own wake-up.
+    /// Calls are looked for on each event but that of a call that waited: one that came meanwhile saves its own wake-up.
     pub(crate) fn next(&mut self, memory: &Memory, calls: &Vring, left: &mut usize) -> Option<Box<Call>> {
         // A ring whose index is nonsense always seems to hold more: it is tried a second time, not for ever.
         for _ in 0..2 {
@@ -235,7 +235,10 @@ impl Engine {
         for (side, served) in served.iter_mut().enumerate() {
             while let Some(mut call) = self.take_waiting(socket.index, side) {
                 match self.attempt(memory, &mut call, socket) {
-                    Outcome::Done(reply) => {
+                    Outcome::Done(mut reply) => {
+                        if matches!(call.request, Request::Recv { .. }) {
+                            reply.flags |= ONTIME_MSG_WAITED;
+                        }
                         self.complete(memory, vring, call, &reply, Some(socket.index));
                         *served = true;
                     }

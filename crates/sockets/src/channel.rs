@@ -9,14 +9,13 @@ use std::thread::JoinHandle;
 use crate::engine::{BELL_EVENT, Engine};
 use crate::shared::Shared;
 use crate::vring::Vring;
-use crate::wait::{Events, Wait};
+use crate::wait::Events;
 
 /// What the thread works with.
 pub struct Channel {
     shared: Arc<Shared>,
     channel: u32,
     engine: Engine,
-    wait: Wait,
 }
 
 /// The thread. It ends with this.
@@ -32,10 +31,9 @@ impl Channel {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn new(shared: Arc<Shared>, channel: u32, mut engine: Engine, mut wait: Wait) -> io::Result<Self> {
-        engine.attach(wait.epoll());
-        wait.doorbell(BELL_EVENT, shared.mail.copy_of_bell(channel)?);
-        Ok(Self { shared, channel, engine, wait })
+    pub fn new(shared: Arc<Shared>, channel: u32, mut engine: Engine) -> io::Result<Self> {
+        engine.wait.doorbell(BELL_EVENT, shared.mail.copy_of_bell(channel)?);
+        Ok(Self { shared, channel, engine })
     }
 
     /// Starts the thread, for these rings. What it does with them is counted in the channel's [`Shared::turns`].
@@ -54,10 +52,10 @@ impl Channel {
         let shared = self.shared.clone();
         let turns = shared.turns(self.channel);
         let mut events = Events::default();
-        self.wait.begin();
+        self.engine.wait.begin();
         place(&self.shared.name, self.channel, self.shared.vm.priority);
         while !ended.load(Ordering::Acquire) {
-            if let Err(error) = self.wait.wait(&mut events) {
+            if let Err(error) = self.engine.wait.wait(&mut events) {
                 tracing::error!(vm = self.shared.name, channel = self.channel, "cannot wait any more: {error}");
                 return;
             }
@@ -76,7 +74,7 @@ impl Channel {
     fn take_doorbells(&mut self, vrings: &[Vring]) {
         for (number, vring) in vrings.iter().enumerate() {
             if let Some(doorbell) = vring.take_doorbell() {
-                self.wait.doorbell(number as u16, doorbell);
+                self.engine.wait.doorbell(number as u16, doorbell);
             }
         }
     }

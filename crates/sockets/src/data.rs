@@ -186,7 +186,7 @@ impl Engine {
         call.buffers.writable.iovecs(memory, call.room_at() + call.moved, left, &mut self.iov)?;
         let room = self.control.get_mut(..usize::from(call.words.control_room)).ok_or(Errno(libc::EINVAL))?;
         // SAFETY: the iovecs name guest memory, which stays mapped while `memory` is borrowed.
-        let received = match unsafe { host::recv(socket.fd, &mut self.iov, room, flags) } {
+        let received = match unsafe { host::recv(socket.fd, socket.protocol, &mut self.iov, room, flags) } {
             Ok(received) => received,
             Err(Errno(libc::EAGAIN)) => {
                 self.unready(socket, ONTIME_READY_IN);

@@ -19,7 +19,7 @@ use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_con
 use crate::abi::*;
 use crate::channel::{Channel, Running};
 use crate::control_queue::ControlQueue;
-use crate::engine::Engine;
+use crate::engine::{Engine, SOCKET_EVENTS};
 use crate::memory::Memory;
 use crate::shared::{QUEUE_MAX, Shared};
 use crate::turns::Turns;
@@ -64,10 +64,11 @@ impl Device {
     ) -> std::io::Result<Self> {
         let threads = if channel == 0 {
             let control = Mutex::new(ControlQueue::new(shared.clone(), memory.clone()));
-            Threads::Main { worker: Mutex::new(Worker::new(shared.clone(), memory)?), control }
+            Threads::Main { worker: Mutex::new(Worker::new(shared.clone(), memory)), control }
         } else {
-            let engine = Engine::new(shared.clone(), channel, memory)?;
-            let made = Channel::new(shared.clone(), channel, engine, Wait::new(ring)?)?;
+            let wait = Wait::new(ring, usize::from(SOCKET_EVENTS) + shared.table.len())?;
+            let engine = Engine::new(shared.clone(), channel, memory, wait);
+            let made = Channel::new(shared.clone(), channel, engine)?;
             Threads::Channel { epoll: OnceLock::new(), made: Mutex::new(Some(made)), running: OnceLock::new() }
         };
         Ok(Self { shared, channel, threads, control: Turns::default() })

@@ -5,7 +5,6 @@
 //! the queue's size, the number of sockets or the call's segments.
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
@@ -19,8 +18,9 @@ use crate::notify::Notifier;
 use crate::shared::{QUEUE_MAX, Shared, count};
 use crate::table::{NOBODY, Socket};
 use crate::vring::Vring;
+use crate::wait::Wait;
 
-/// Events of the thread's epoll: below are the queues and the backend's own.
+/// Numbers of what the thread waits for: below are the queues and the backend's own.
 pub const BELL_EVENT: u16 = 8;
 /// The socket at place 0.
 pub const SOCKET_EVENTS: u16 = 16;
@@ -31,7 +31,7 @@ pub(crate) struct Local {
     pub owned: bool,
     pub dirty: bool,
     pub again: bool,
-    /// The epoll waits for EPOLLOUT too.
+    /// EPOLLOUT is waited for, too.
     pub out_watched: bool,
     /// Somebody asked how ready it is, and means to be told.
     pub polled: bool,
@@ -58,7 +58,8 @@ pub struct Engine {
     pub(crate) shared: Arc<Shared>,
     pub(crate) channel: u32,
     memory: GuestMemoryAtomic<Memory>,
-    epoll: RawFd,
+    /// For its sockets.
+    pub(crate) wait: Wait,
     pub(crate) locals: Box<[Local]>,
     pub(crate) pool: Pool,
     /// Never more than the pool has calls.
@@ -82,16 +83,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Of a channel.
-    ///
-    /// # Errors
-    /// Where no timer can be made.
-    pub fn new(shared: Arc<Shared>, channel: u32, memory: GuestMemoryAtomic<Memory>) -> std::io::Result<Self> {
+    /// Of a channel, whose sockets are waited for by this.
+    pub fn new(shared: Arc<Shared>, channel: u32, memory: GuestMemoryAtomic<Memory>, wait: Wait) -> Self {
         let segments = Shared::segments(channel) as usize;
-        Ok(Self {
+        Self {
             channel,
             memory,
-            epoll: -1,
+            wait,
             locals: vec![Local::default(); shared.table.len()].into(),
             pool: Pool::new(QUEUE_MAX, segments),
             owed: VecDeque::with_capacity(QUEUE_MAX + 1),
@@ -109,12 +107,7 @@ impl Engine {
             used: [false; 2],
             waiter: 0,
             shared,
-        })
-    }
-
-    /// Has its sockets waited for by this epoll from now on.
-    pub fn attach(&mut self, epoll: RawFd) {
-        self.epoll = epoll;
+        }
     }
 
     /// The guest's memory as it is now.
@@ -130,11 +123,20 @@ impl Engine {
         self.restarted(calls, events);
         self.orders(memory, calls);
         self.catch_up(memory, calls);
-        self.event(memory, vrings, event, ready);
+        let answered = self.event(memory, vrings, event, ready);
         let mut left = QUEUE_MAX;
-        while let Some(call) = self.next(memory, calls, &mut left) {
-            self.fast(memory, calls, call);
+        // Whose call was answered goes on first. Calls that came meanwhile have rung; those that do not (receives ahead) come with one that does.
+        let queue = Some(calls).filter(|_| !answered);
+        let mut later = None;
+        while let Some(call) = queue.and_then(|calls| self.next(memory, calls, &mut left)) {
+            // What nobody waits for yet comes behind an answer.
+            let ahead = u32::from(call.words.flags) & ONTIME_CALL_AHEAD != 0;
+            let sends = u32::from(call.words.op) == ONTIME_OP_SEND;
+            let first = later.take_if(|_| !sends);
+            let now = if ahead { later.replace(call) } else { Some(call) };
+            first.into_iter().chain(now).for_each(|call| self.fast(memory, calls, call));
         }
+        later.into_iter().for_each(|call| self.fast(memory, calls, call));
         self.finish(memory, vrings);
     }
 
@@ -161,15 +163,16 @@ impl Engine {
         }
     }
 
-    /// What an event asks for, besides a look at the queue.
-    pub(crate) fn event(&mut self, memory: &Memory, vrings: &[Vring], event: u16, ready: u32) {
+    /// What an event asks for, besides a look at the queue. Whether it was a socket's, and a call that waited for it was answered.
+    pub(crate) fn event(&mut self, memory: &Memory, vrings: &[Vring], event: u16, ready: u32) -> bool {
         match (event, vrings) {
             (BELL_EVENT, _) => self.notifier.again(&self.shared, memory, vrings),
             (SOCKET_EVENTS.., [calls, ..]) => {
-                self.socket_event(memory, calls, u32::from(event - SOCKET_EVENTS), Some(ready));
+                return self.socket_event(memory, calls, u32::from(event - SOCKET_EVENTS), Some(ready));
             }
             _ => {}
         }
+        false
     }
 
     /// Looks at a socket again, after what else is waiting.
@@ -262,7 +265,7 @@ impl Engine {
         let ready = host::ready(socket.fd);
         let out_watched = awaits_out(ready);
         // What came since is an event at once.
-        host::watch(self.epoll, socket.fd, socket_event(index), out_watched)?;
+        self.wait.watch(socket_event(index), socket.fd, awaited(out_watched))?;
         // The count goes on: the last owner's reports may still be on their way, in another queue.
         let seq = self.shared.table.reports(index);
         if let Some(local) = self.local(index) {
@@ -285,8 +288,8 @@ impl Engine {
     }
 
     pub(crate) fn watch_out(&mut self, socket: &Socket, wanted: bool) {
-        // It is in the epoll as long as it is owned: this does not fail.
-        let done = host::watch_out(self.epoll, socket.fd, socket_event(socket.index), wanted);
+        // It is waited for as long as it is owned: this does not fail.
+        let done = self.wait.change(socket_event(socket.index), socket.fd, awaited(wanted));
         if let Some(local) = self.local(socket.index).filter(|_| done.is_ok()) {
             local.out_watched = wanted;
         }
@@ -303,7 +306,7 @@ impl Engine {
         }
         self.end_waiting(memory, vring, index);
         if let Some(socket) = self.shared.table.at(index) {
-            host::unwatch(self.epoll, socket.fd);
+            self.wait.unwatch(socket_event(index), socket.fd);
         }
         if let Some(local) = self.local(index) {
             local.owned = false;
@@ -335,7 +338,7 @@ impl Engine {
                 continue;
             }
             if let Some(socket) = self.shared.table.at(index).filter(|socket| socket.owner == self.channel) {
-                host::unwatch(self.epoll, socket.fd);
+                self.wait.unwatch(socket_event(index), socket.fd);
                 self.shared.table.set_owner(index, NOBODY);
             }
         }
@@ -364,7 +367,13 @@ pub(crate) fn awaits_out(ready: u32) -> bool {
     ready & (ONTIME_READY_OUT | ONTIME_READY_HUP) != ONTIME_READY_OUT
 }
 
-/// A socket's event in the thread's epoll.
-fn socket_event(index: u32) -> u64 {
-    u64::from(SOCKET_EVENTS) + u64::from(index)
+/// A socket's number among what the thread waits for ([`SOCKETS_MAX`](crate::policy::SOCKETS_MAX) is the bound).
+fn socket_event(index: u32) -> u16 {
+    SOCKET_EVENTS + index as u16
+}
+
+/// The EPOLL* bits that a socket is waited for by: everything, or all but EPOLLOUT.
+fn awaited(out: bool) -> u32 {
+    let out = if out { libc::EPOLLOUT } else { 0 };
+    (libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLRDHUP | out) as u32
 }

@@ -197,47 +197,26 @@ pub fn ready(fd: RawFd) -> u32 {
     u32::from(poll.revents as u16)
 }
 
-/// Adds a descriptor to an epoll, edge-triggered, for everything, or for all but EPOLLOUT.
+/// Adds a descriptor to an epoll, edge-triggered, for these events.
 ///
 /// # Errors
 /// The kernel's.
-pub fn watch(epoll: RawFd, fd: RawFd, data: u64, out: bool) -> Result<(), Errno> {
-    control(epoll, libc::EPOLL_CTL_ADD, fd, watched(out), data)
+pub fn watch(epoll: RawFd, fd: RawFd, data: u64, events: u32) -> Result<(), Errno> {
+    control(epoll, libc::EPOLL_CTL_ADD, fd, events, data)
 }
 
-/// Has an epoll wait for EPOLLOUT of a descriptor that [`watch`] added, or no longer. What is ready already is an event.
-///
-/// # Errors
-/// The kernel's.
-pub fn watch_out(epoll: RawFd, fd: RawFd, data: u64, out: bool) -> Result<(), Errno> {
-    control(epoll, libc::EPOLL_CTL_MOD, fd, watched(out), data)
-}
-
-fn watched(out: bool) -> libc::c_int {
-    let out = if out { libc::EPOLLOUT } else { 0 };
-    libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLRDHUP | libc::EPOLLET | out
-}
-
-fn control(epoll: RawFd, op: libc::c_int, fd: RawFd, events: libc::c_int, data: u64) -> Result<(), Errno> {
-    let mut event = libc::epoll_event { events: events as u32, u64: data };
-    // SAFETY: one valid epoll_event.
-    check(unsafe { libc::epoll_ctl(epoll, op, fd, &raw mut event) }).map(drop)
-}
-
-/// Adds a descriptor to an epoll, edge-triggered, for reading.
-///
-/// # Errors
-/// The kernel's.
-pub fn watch_reading(epoll: RawFd, fd: RawFd, data: u64) -> Result<(), Errno> {
-    control(epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN | libc::EPOLLET, data)
-}
-
-/// Has an epoll, which waits for reading already, tell of each event once.
+/// Has an epoll that waits for a descriptor already wait for these events of it, edge-triggered. What is ready already is an event.
 ///
 /// # Errors
 /// The kernel's: ENOENT where it does not wait for it.
-pub fn edge(epoll: RawFd, fd: RawFd, data: u64) -> Result<(), Errno> {
-    control(epoll, libc::EPOLL_CTL_MOD, fd, libc::EPOLLIN | libc::EPOLLET, data)
+pub fn change(epoll: RawFd, fd: RawFd, data: u64, events: u32) -> Result<(), Errno> {
+    control(epoll, libc::EPOLL_CTL_MOD, fd, events, data)
+}
+
+fn control(epoll: RawFd, op: libc::c_int, fd: RawFd, events: u32, data: u64) -> Result<(), Errno> {
+    let mut event = libc::epoll_event { events: events | libc::EPOLLET as u32, u64: data };
+    // SAFETY: one valid epoll_event.
+    check(unsafe { libc::epoll_ctl(epoll, op, fd, &raw mut event) }).map(drop)
 }
 
 /// Takes a socket out of an epoll. Not being in it is no error.
@@ -258,32 +237,44 @@ pub struct Received {
     pub control: usize,
 }
 
-/// recvmsg(2).
+/// recvmsg(2); of one iovec without control messages recvfrom(2), of which the kernel copies no header.
 ///
 /// # Errors
 /// The kernel's.
 ///
 /// # Safety
 /// Each iovec must name memory that may be written while this runs, or none.
-pub unsafe fn recv(fd: RawFd, iov: &mut [libc::iovec], control: &mut [u8], flags: i32) -> Result<Received, Errno> {
-    let mut from = Address::default();
-    // SAFETY: zeros are an empty message header.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_name = (&raw mut from.storage).cast();
-    message.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-    message.msg_iov = iov.as_mut_ptr();
-    message.msg_iovlen = iov.len();
-    if !control.is_empty() {
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = control.len();
+pub unsafe fn recv(
+    fd: RawFd,
+    protocol: Protocol,
+    iov: &mut [libc::iovec],
+    control: &mut [u8],
+    flags: i32,
+) -> Result<Received, Errno> {
+    let mut from = Address { len: size_of::<libc::sockaddr_storage>() as libc::socklen_t, ..Address::default() };
+    let flagged = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0;
+    if let ([one], [], false) = (&*iov, &*control, flagged) {
+        // Of a datagram that was cut the kernel tells its whole length so.
+        let truncated = if protocol == Protocol::Udp { libc::MSG_TRUNC } else { 0 };
+        let name = (&raw mut from.storage).cast();
+        // SAFETY: the iovec's memory is the caller's promise, the storage is valid for `len` bytes, which the kernel updates.
+        let whole = check_size(unsafe {
+            libc::recvfrom(fd, one.iov_base, one.iov_len, flags | truncated, name, &raw mut from.len)
+        })?;
+        let cut = protocol == Protocol::Udp && whole > one.iov_len;
+        let len = if flags & libc::MSG_TRUNC == 0 { whole.min(one.iov_len) } else { whole };
+        return Ok(Received { len, flags: if cut { libc::MSG_TRUNC } else { 0 }, from, control: 0 });
     }
+    let mut message = header(iov, control);
+    message.msg_name = (&raw mut from.storage).cast();
+    message.msg_namelen = from.len;
     // SAFETY: every pointer of the header is valid for its length: the caller's promise for the iovecs, borrows for the rest.
     let len = check_size(unsafe { libc::recvmsg(fd, &raw mut message, flags) })?;
     from.len = message.msg_namelen;
     Ok(Received { len, flags: message.msg_flags, from, control: message.msg_controllen })
 }
 
-/// sendmsg(2).
+/// sendmsg(2); of one iovec without control messages sendto(2), of which the kernel copies no header.
 ///
 /// # Errors
 /// The kernel's.
@@ -297,18 +288,27 @@ pub unsafe fn send(
     control: &mut [u8],
     flags: i32,
 ) -> Result<usize, Errno> {
+    let (name, name_len) = to.map_or((std::ptr::null(), 0), |to| (&raw const to.storage, to.len));
+    if let ([one], []) = (&*iov, &*control) {
+        // SAFETY: the iovec's memory is the caller's promise, the storage is valid for its length.
+        return check_size(unsafe { libc::sendto(fd, one.iov_base, one.iov_len, flags, name.cast(), name_len) });
+    }
+    let mut message = header(iov, control);
+    message.msg_name = name.cast_mut().cast();
+    message.msg_namelen = name_len;
+    // SAFETY: every pointer of the header is valid for its length: the caller's promise for the iovecs, borrows for the rest.
+    check_size(unsafe { libc::sendmsg(fd, &raw const message, flags) })
+}
+
+/// Of a message without a name. It holds both for as long as it is used.
+fn header(iov: &mut [libc::iovec], control: &mut [u8]) -> libc::msghdr {
     // SAFETY: zeros are an empty message header.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    if let Some(to) = to {
-        message.msg_name = (&raw const to.storage).cast_mut().cast();
-        message.msg_namelen = to.len;
-    }
     message.msg_iov = iov.as_mut_ptr();
     message.msg_iovlen = iov.len();
     if !control.is_empty() {
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = control.len();
     }
-    // SAFETY: every pointer of the header is valid for its length: the caller's promise for the iovecs, borrows for the rest.
-    check_size(unsafe { libc::sendmsg(fd, &raw const message, flags) })
+    message
 }

@@ -6,31 +6,34 @@ use crate::abi::*;
 use crate::engine::{Engine, Local, awaits_out};
 use crate::host;
 use crate::memory::Memory;
+use crate::request::Protocol;
 use crate::shared::{QUEUE_MAX, count};
 use crate::vring::Vring;
 
 impl Engine {
-    /// Something happened to a socket: `said` are the EPOLL* bits it came with.
-    pub(crate) fn socket_event(&mut self, memory: &Memory, vring: &Vring, index: u32, said: Option<u32>) {
+    /// Something happened to a socket: `said` are the EPOLL* bits it came with. Whether a call that waited was answered.
+    pub(crate) fn socket_event(&mut self, memory: &Memory, vring: &Vring, index: u32, said: Option<u32>) -> bool {
         if !self.live(vring) {
             // The VM is paused, or its driver is being set up. Edges do not come twice: all are looked at when it goes on.
             self.missed = true;
-            return;
+            return false;
         }
-        let Some(socket) = self.shared.table.at(index).filter(|socket| socket.owner == self.channel) else { return };
+        let socket = self.shared.table.at(index).filter(|socket| socket.owner == self.channel);
+        let Some(socket) = socket else { return false };
         let (before, out_watched, receiver) = match self.local(index) {
             Some(local) if local.owned => (local.ready, local.out_watched, !local.waiting[0].is_empty()),
-            _ => return,
+            _ => return false,
         };
         if out_watched && !awaits_out(before) && said.unwrap_or(0) & ONTIME_READY_OUT != 0 {
             self.watch_out(&socket, false);
         }
-        // A call of the same batch of events may have taken what had come: only a receiver, who finds out, takes their word for it.
-        let told = said.filter(|bits| receiver && bits & (ONTIME_READY_IN | ONTIME_READY_ERR) == ONTIME_READY_IN);
+        // A call of the same batch of events may have taken what had come: only a receiver, who finds out, takes their word for it. And a
+        // stream has more to tell than the wake-up.
+        let word = |bits: &u32| bits & (ONTIME_READY_IN | ONTIME_READY_ERR) == ONTIME_READY_IN;
+        let told = said.filter(word).filter(|_| receiver && socket.protocol == Protocol::Udp);
         let mut ready = match told {
-            // What the kernel is not to tell is as it was.
-            Some(bits) if !out_watched => bits | before & ONTIME_READY_OUT,
-            Some(bits) => bits,
+            // What was not said is as it was.
+            Some(bits) => bits & ONTIME_READY_IN | (bits | before) & ONTIME_READY_OUT,
             None => host::ready(socket.fd),
         };
         if ready & ONTIME_READY_ERR != 0 {
@@ -42,13 +45,14 @@ impl Engine {
         }
         self.note(&socket, ready);
         let [received, sent] = self.serve(memory, vring, &socket);
-        let Some(local) = self.local(index) else { return };
+        let Some(local) = self.local(index) else { return received };
         let changed = local.ready != before && !received && !sent;
         // IN that nobody waited for is a new arrival even if it was reported before: edge-triggered pollers want to know.
         let arrived = local.ready & ONTIME_READY_IN != 0 && !received;
         if local.error != 0 || changed || arrived {
             self.mark_dirty(index);
         }
+        received || sent
     }
 
     pub(crate) fn look_again(&mut self, index: u32) {

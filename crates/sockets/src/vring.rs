@@ -56,7 +56,10 @@ impl Vring {
         let state = self.inner.get_ref();
         // Set before it is true: who registers the eventfd anew meanwhile clears it after this.
         self.edge.store(true, Ordering::Release);
-        let changed = state.get_kick().as_ref().map(|kick| host::edge(epoll, kick.as_raw_fd(), u64::from(number)));
+        let changed = state
+            .get_kick()
+            .as_ref()
+            .map(|kick| host::change(epoll, kick.as_raw_fd(), u64::from(number), libc::EPOLLIN as u32));
         if !matches!(changed, Some(Ok(()))) {
             self.edge.store(false, Ordering::Release);
         }

@@ -1,13 +1,15 @@
-//! How a channel's thread waits: for its doorbells and its bell by io_uring, where there is one, and for its sockets by epoll.
+//! How the thread of an engine waits for its sockets, and a channel's for its doorbells and its bell as well: by io_uring, where there is
+//! one, or by epoll. All by edge.
 //!
 //! Why not by epoll alone: a doorbell's eventfd is signalled by the vCPU thread, and epoll wakes its waiter with the epoll's own lock
 //! held (`fs/eventpoll.c`, `ep_poll_callback`). On a PREEMPT_RT host the waiter, who stands above the vCPU, preempts it at once,
 //! finds that lock taken, lends its priority, and two more changes of thread follow. io_uring's wake-up (`io_uring/poll.c`,
-//! `io_poll_wake`) leaves a note for the waiter and wakes it, and what the waiter does then takes no lock of the eventfd. An epoll
-//! that is waited for itself tells of it after its lock was released, so the ring waits for the sockets' epoll, too.
+//! `io_poll_wake`) leaves a note for the waiter and wakes it, and what the waiter does then takes no lock of the eventfd. And the note is
+//! the event: nobody has to ask an epoll for it.
 //!
 //! A ring can do more than wait, past the system call filter. It is made before the filter, is restricted to polls and their end for good
-//! (IORING_REGISTER_RESTRICTIONS), and the filter lets no other be made.
+//! (IORING_REGISTER_RESTRICTIONS), and the filter lets no other be made. A poll keeps the socket open: [`Wait::unwatch`] ends it before
+//! the socket is closed.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -15,19 +17,17 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use io_uring::register::Restriction;
 use io_uring::{IoUring, cqueue, opcode, types};
 
+use crate::abi::Errno;
 use crate::host;
 
 /// Doorbells, and the bell: numbers below.
 pub const DOORBELLS: usize = 9;
-/// Events of sockets that one look at the epoll takes.
-const SOCKETS_AT_ONCE: usize = 64;
-
-/// The ring's number for the sockets' epoll.
-const SOCKETS: usize = DOORBELLS;
-/// What is waited for.
-const PLACES: usize = DOORBELLS + 1;
-/// Entries of the ring: each place is armed and called off once in a round at most.
-const ENTRIES: u32 = 2 * PLACES as u32;
+/// Events that one wait gives at most.
+const AT_ONCE: usize = 64;
+/// Requests that are queued for the kernel at most; then it is given them.
+const QUEUED: u32 = 32;
+/// Completions that the ring has room for. A poll for which there is none ends, and is armed again.
+const ROOM: u32 = 1024;
 /// Of a request whose answer says nothing.
 const NOBODY: u64 = u64::MAX;
 
@@ -40,7 +40,8 @@ const NO_IOWAIT: u32 = 1 << 7;
 pub struct Event {
     /// The number it was waited for by.
     pub number: u16,
-    /// EPOLL* bits.
+    /// EPOLL* bits: what the wake-up was for. That is all there is to know of a datagram socket; a stream's may say EPOLLPRI with every arrival
+    /// (`sock_def_readable`).
     pub ready: u32,
 }
 
@@ -62,8 +63,9 @@ impl Ring {
             .setup_r_disabled()
             .setup_single_issuer()
             .setup_defer_taskrun()
+            .setup_cqsize(ROOM)
             .dontfork()
-            .build(ENTRIES.next_power_of_two())?;
+            .build(QUEUED)?;
         let mut polls = [opcode::PollAdd::CODE, opcode::AsyncCancel::CODE].map(Restriction::sqe_op);
         uring.submitter().register_restrictions(&mut polls)?;
         let iowait = if uring.params().is_feature_no_iowait() { NO_IOWAIT } else { 0 };
@@ -74,9 +76,9 @@ impl Ring {
         self.uring.submitter().register_enable_rings()
     }
 
-    /// Has the kernel tell each time that there is something to read.
-    fn arm(&mut self, fd: RawFd, data: u64) -> io::Result<()> {
-        let poll = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).multi(true).build();
+    /// Has the kernel tell each time that one of these happens. What is so already is told at once.
+    fn arm(&mut self, fd: RawFd, events: u32, data: u64) -> io::Result<()> {
+        let poll = opcode::PollAdd::new(types::Fd(fd), events).multi(true).build();
         self.push(&poll.user_data(data))
     }
 
@@ -85,6 +87,9 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &io_uring::squeue::Entry) -> io::Result<()> {
+        if self.queued == QUEUED {
+            self.enter(0)?;
+        }
         // SAFETY: a poll has no memory that would have to outlive it.
         unsafe { self.uring.submission().push(entry) }.map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
         self.queued += 1;
@@ -100,97 +105,143 @@ impl Ring {
     }
 }
 
-/// One that is waited for by edge, and never read.
-#[derive(Default)]
-struct Doorbell {
-    fd: Option<OwnedFd>,
-    /// How often the ring was told to wait here: a completion of an earlier time says nothing.
+/// What a number stands for.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// -1: nothing.
+    fd: RawFd,
+    /// EPOLL* bits that are waited for, by edge.
+    events: u32,
+    /// How often the ring was told to wait here, or no longer: a completion of an earlier time says nothing.
     armed: u32,
 }
 
+/// Nothing is waited for.
+const NOTHING: Place = Place { fd: -1, events: 0, armed: 0 };
+
 /// See above.
 pub struct Wait {
-    epoll: OwnedFd,
+    epoll: RawFd,
     ring: Option<Ring>,
-    doorbells: [Doorbell; PLACES],
-    ready: Box<[libc::epoll_event; SOCKETS_AT_ONCE]>,
-    /// The epoll may hold more sockets' events than were taken.
-    more: bool,
+    /// By number. None where another waits.
+    places: Box<[Place]>,
+    /// Waited for, and never read.
+    doorbells: [Option<OwnedFd>; DOORBELLS],
+    ready: Box<[libc::epoll_event; AT_ONCE]>,
+    /// The epoll's, if it was made here.
+    _own: Option<OwnedFd>,
 }
 
 impl Wait {
-    /// By this ring (see [`Ring::new`]); by epoll alone where there is none.
+    /// By this ring (see [`Ring::new`]); by epoll where there is none. Numbers are below `numbers`.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn new(ring: Option<Ring>) -> io::Result<Self> {
+    pub fn new(ring: Option<Ring>, numbers: usize) -> io::Result<Self> {
         // SAFETY: no memory is passed.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if epoll < 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: a new descriptor that nobody else has.
-        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
-        let ready = Box::new([libc::epoll_event { events: 0, u64: 0 }; SOCKETS_AT_ONCE]);
-        Ok(Self { epoll, ring, doorbells: Default::default(), ready, more: true })
+        let own = unsafe { OwnedFd::from_raw_fd(epoll) };
+        let places = vec![NOTHING; numbers.max(DOORBELLS)].into();
+        Ok(Self { ring, places, _own: Some(own), ..Self::by(epoll) })
     }
 
-    /// The epoll to which sockets are added, by edge, with numbers from [`DOORBELLS`] on.
-    pub fn epoll(&self) -> RawFd {
-        self.epoll.as_raw_fd()
+    /// Of sockets that another waits for, by this epoll: for [`Self::watch`] and what undoes it only.
+    pub fn by(epoll: RawFd) -> Self {
+        let ready = Box::new([libc::epoll_event { events: 0, u64: 0 }; AT_ONCE]);
+        Self { epoll, ring: None, places: Box::default(), doorbells: Default::default(), ready, _own: None }
     }
 
     /// Makes the calling thread the one that waits.
     pub fn begin(&mut self) {
-        let enabled = self.ring.as_ref().map(Ring::enable);
-        let result = enabled.unwrap_or(Ok(())).and_then(|()| self.arm(SOCKETS));
-        self.without_ring(result);
+        let enabled = self.ring.as_ref().map_or(Ok(()), Ring::enable);
+        self.without_ring(enabled);
     }
 
     /// Waits for this doorbell by this number, below [`DOORBELLS`], and no longer for the one before it. Rung already is an event.
     pub fn doorbell(&mut self, number: u16, fd: OwnedFd) {
-        let result = self.replace(usize::from(number), fd);
-        self.without_ring(result);
+        let raw = fd.as_raw_fd();
+        let Some(place) = self.doorbells.get_mut(usize::from(number)) else { return };
+        // Open until it is no longer waited for: its number is not another's.
+        if let Some(before) = place.replace(fd) {
+            self.unwatch(number, before.as_raw_fd());
+        }
+        if let Err(error) = self.watch(number, raw, libc::EPOLLIN as u32) {
+            tracing::warn!(number, "waiting for a doorbell: {error}");
+        }
     }
 
-    fn replace(&mut self, number: usize, fd: OwnedFd) -> io::Result<()> {
-        let Some(doorbell) = self.doorbells.get_mut(number) else { return Ok(()) };
-        let before = doorbell.fd.replace(fd);
-        match (&mut self.ring, before) {
-            (Some(ring), Some(_)) => ring.call_off(user_data(number, doorbell.armed))?,
-            (None, Some(before)) => host::unwatch(self.epoll.as_raw_fd(), before.as_raw_fd()),
-            (_, None) => {}
+    /// Waits for these events of a descriptor by this number. What is so already is an event.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn watch(&mut self, number: u16, fd: RawFd, events: u32) -> Result<(), Errno> {
+        self.set(number, fd, events);
+        if self.ring.is_none() {
+            return host::watch(self.epoll, fd, u64::from(number), events);
         }
-        self.arm(number)
+        self.arm(number);
+        Ok(())
     }
 
-    /// Waits here (again), where there is a ring; by epoll, for ever.
-    fn arm(&mut self, number: usize) -> io::Result<()> {
-        let Some(doorbell) = self.doorbells.get_mut(number) else { return Ok(()) };
-        let fd = match &doorbell.fd {
-            _ if number == SOCKETS => self.epoll.as_raw_fd(),
-            Some(fd) => fd.as_raw_fd(),
-            None => return Ok(()),
-        };
-        doorbell.armed = doorbell.armed.wrapping_add(1);
-        match &mut self.ring {
-            Some(ring) => ring.arm(fd, user_data(number, doorbell.armed)),
-            None if number == SOCKETS => Ok(()),
-            None => host::watch_reading(self.epoll.as_raw_fd(), fd, number as u64)
-                .map_err(|error| io::Error::from_raw_os_error(error.0)),
+    /// Waits for other events of a descriptor that [`Self::watch`] has. What is so already is an event.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn change(&mut self, number: u16, fd: RawFd, events: u32) -> Result<(), Errno> {
+        let before = self.set(number, fd, events);
+        if self.ring.is_none() {
+            return host::change(self.epoll, fd, u64::from(number), events);
         }
+        self.call_off(number, before);
+        self.arm(number);
+        Ok(())
+    }
+
+    /// No longer waits for a descriptor, and holds it open no longer. Not having waited is no error.
+    pub fn unwatch(&mut self, number: u16, fd: RawFd) {
+        let before = self.set(number, -1, 0);
+        if self.ring.is_none() {
+            return host::unwatch(self.epoll, fd);
+        }
+        self.call_off(number, before);
+        let given = self.ring.as_mut().map_or(Ok(()), |ring| ring.enter(0));
+        self.without_ring(given);
+    }
+
+    /// Notes what is waited for by a number from now on, and gives what was.
+    fn set(&mut self, number: u16, fd: RawFd, events: u32) -> Place {
+        let Some(place) = self.places.get_mut(usize::from(number)) else { return NOTHING };
+        let armed = place.armed.wrapping_add(1);
+        std::mem::replace(place, Place { fd, events, armed })
+    }
+
+    /// Has the ring wait here (again).
+    fn arm(&mut self, number: u16) {
+        let Some(Place { fd, events, armed }) = self.places.get(usize::from(number)).copied() else { return };
+        let queued = self.ring.as_mut().filter(|_| fd >= 0).map(|ring| ring.arm(fd, events, user_data(number, armed)));
+        self.without_ring(queued.unwrap_or(Ok(())));
+    }
+
+    fn call_off(&mut self, number: u16, before: Place) {
+        let ring = self.ring.as_mut().filter(|_| before.fd >= 0);
+        let queued = ring.map(|ring| ring.call_off(user_data(number, before.armed)));
+        self.without_ring(queued.unwrap_or(Ok(())));
     }
 
     /// Goes on by epoll where the ring failed: edges that are not told yet are told by it.
     fn without_ring(&mut self, result: io::Result<()>) {
         let Err(error) = result else { return };
         tracing::warn!("waiting: {error}{}", if self.ring.is_some() { "; by epoll from now on" } else { "" });
-        self.more = true;
-        if self.ring.take().is_some() {
-            for number in 0..DOORBELLS {
-                if let Err(error) = self.arm(number) {
-                    tracing::warn!("waiting: {error}");
-                }
+        if self.ring.take().is_none() {
+            return;
+        }
+        for (number, place) in self.places.iter().enumerate().filter(|(_, place)| place.fd >= 0) {
+            if let Err(error) = host::watch(self.epoll, place.fd, number as u64, place.events) {
+                tracing::warn!(number, "waiting: {error}");
             }
         }
     }
@@ -201,64 +252,59 @@ impl Wait {
     /// The kernel's, where waiting is not possible at all.
     pub fn wait(&mut self, Events(events): &mut Events) -> io::Result<()> {
         events.clear();
-        let Some(ring) = &mut self.ring else { return self.look(events, -1) };
-        let entered = ring.enter(u32::from(!self.more));
+        let Some(ring) = &mut self.ring else { return self.look(events) };
+        let entered = ring.enter(1);
         if !entered.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Interrupted) {
             let result = entered.and_then(|()| self.completions(events));
             self.without_ring(result);
         }
-        if self.more { self.look(events, 0) } else { Ok(()) }
+        Ok(())
     }
 
     fn completions(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        // The ring's size is the bound.
-        for _ in 0..COMPLETIONS {
+        for _ in 0..AT_ONCE {
             let Some(done) = self.ring.as_mut().and_then(|ring| ring.uring.completion().next()) else { break };
             let (data, result) = (done.user_data(), done.result());
-            let number = (data & 0xffff) as usize;
-            if self.doorbells.get(number).is_none_or(|doorbell| data != user_data(number, doorbell.armed)) {
+            let number = data as u16;
+            let waited = self.places.get(usize::from(number)).filter(|place| place.fd >= 0);
+            if waited.is_none_or(|place| data != user_data(number, place.armed)) {
                 continue;
             }
             if result < 0 {
                 return Err(io::Error::from_raw_os_error(-result));
             }
             if !cqueue::more(done.flags()) {
-                self.arm(number)?;
+                if let Some(place) = self.places.get_mut(usize::from(number)) {
+                    place.armed = place.armed.wrapping_add(1);
+                }
+                self.arm(number);
             }
-            if number == SOCKETS {
-                self.more = true;
-            } else {
-                events.push(Event { number: number as u16, ready: result as u32 });
-            }
+            events.push(Event { number, ready: result as u32 });
         }
         Ok(())
     }
 
     /// Takes events from the epoll.
-    fn look(&mut self, events: &mut Vec<Event>, timeout: i32) -> io::Result<()> {
-        let (at, most) = (self.ready.as_mut_ptr(), SOCKETS_AT_ONCE as i32);
+    fn look(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        let (at, most) = (self.ready.as_mut_ptr(), AT_ONCE as i32);
         // SAFETY: room for `most` events.
-        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), at, most, timeout) };
+        let count = unsafe { libc::epoll_wait(self.epoll, at, most, -1) };
         if count < 0 {
             let error = io::Error::last_os_error();
             return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };
         }
-        self.more = count == most;
         let event = |event: &libc::epoll_event| Event { number: event.u64 as u16, ready: event.events };
         events.extend(self.ready.iter().take(count as usize).map(event));
         Ok(())
     }
 }
 
-/// Completions taken in a row.
-const COMPLETIONS: usize = 4 * PLACES;
-
 /// Room for what one wait gives.
 pub struct Events(Vec<Event>);
 
 impl Default for Events {
     fn default() -> Self {
-        Self(Vec::with_capacity(COMPLETIONS + SOCKETS_AT_ONCE))
+        Self(Vec::with_capacity(AT_ONCE))
     }
 }
 
@@ -270,24 +316,30 @@ impl std::ops::Deref for Events {
     }
 }
 
-fn user_data(number: usize, armed: u32) -> u64 {
-    number as u64 | u64::from(armed) << 32
+/// The number in the lowest 16 bits.
+fn user_data(number: u16, armed: u32) -> u64 {
+    u64::from(number) | u64::from(armed) << 32
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::UdpSocket;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
     use std::os::fd::BorrowedFd;
+    use std::time::Duration;
 
     use vmm_sys_util::eventfd::EventFd;
 
     use super::*;
 
+    const NUMBERS: usize = 1000;
+    const READING: u32 = libc::EPOLLIN as u32;
+
     /// By epoll, and by a ring where this machine lets one be made.
     fn ways() -> Vec<Wait> {
         let ring = Ring::new().inspect_err(|error| println!("SKIPPED: no io_uring: {error}")).ok();
-        let rings = ring.map(|ring| Wait::new(Some(ring)).unwrap());
-        let mut ways: Vec<_> = rings.into_iter().chain([Wait::new(None).unwrap()]).collect();
+        let rings = ring.map(|ring| Wait::new(Some(ring), NUMBERS).unwrap());
+        let mut ways: Vec<_> = rings.into_iter().chain([Wait::new(None, NUMBERS).unwrap()]).collect();
         ways.iter_mut().for_each(Wait::begin);
         ways
     }
@@ -314,7 +366,7 @@ mod tests {
         for mut wait in ways() {
             let (call, bell) = (doorbell(&mut wait, 0), doorbell(&mut wait, 8));
             let (socket, client) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
-            host::watch(wait.epoll(), socket.as_raw_fd(), 17, false).unwrap();
+            wait.watch(17, socket.as_raw_fd(), READING).unwrap();
             for _ in 0..300 {
                 // Never read.
                 call.write(1).unwrap();
@@ -357,9 +409,9 @@ mod tests {
     fn more_sockets_than_one_look_takes() {
         for mut wait in ways() {
             let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-            let sockets: Vec<_> = (0..3 * SOCKETS_AT_ONCE).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+            let sockets: Vec<_> = (0..3 * AT_ONCE).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
             for (number, socket) in sockets.iter().enumerate() {
-                host::watch(wait.epoll(), socket.as_raw_fd(), 16 + number as u64, false).unwrap();
+                wait.watch(16 + number as u16, socket.as_raw_fd(), READING).unwrap();
                 client.send_to(b"one", socket.local_addr().unwrap()).unwrap();
             }
             let mut seen = Vec::new();
@@ -378,12 +430,12 @@ mod tests {
             let bell = doorbell(&mut wait, 8);
             bell.write(1).unwrap();
             assert_eq!(next(&mut wait), [8]);
-            let one_shot = opcode::PollAdd::new(types::Fd(bell.as_raw_fd()), libc::POLLIN as u32).build();
-            let armed = wait.doorbells[8].armed;
-            let ring = wait.ring.as_mut().unwrap();
-            ring.call_off(user_data(8, armed)).unwrap();
-            ring.push(&one_shot.user_data(user_data(8, armed + 1))).unwrap();
-            wait.doorbells[8].armed += 1;
+            let Place { fd, events, .. } = wait.places[8];
+            let before = wait.set(8, fd, events);
+            wait.call_off(8, before);
+            let one_shot =
+                opcode::PollAdd::new(types::Fd(fd), events).build().user_data(user_data(8, wait.places[8].armed));
+            wait.ring.as_mut().unwrap().push(&one_shot).unwrap();
             for _ in 0..10 {
                 assert_eq!(next(&mut wait), [8]);
                 bell.write(1).unwrap();
@@ -395,10 +447,52 @@ mod tests {
     fn a_ring_that_fails_is_replaced_by_the_epoll() {
         for mut wait in ways() {
             let bell = doorbell(&mut wait, 8);
+            let (socket, client) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+            wait.watch(17, socket.as_raw_fd(), READING).unwrap();
             wait.without_ring(Err(io::Error::from_raw_os_error(libc::ENOMEM)));
             bell.write(1).unwrap();
             assert_eq!(next(&mut wait), [8]);
+            client.send_to(b"one", socket.local_addr().unwrap()).unwrap();
+            assert_eq!(next(&mut wait), [17]);
             assert!(wait.ring.is_none());
+        }
+    }
+
+    #[test]
+    fn what_is_waited_for_can_change() {
+        for mut wait in ways() {
+            let (socket, client) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+            wait.watch(17, socket.as_raw_fd(), READING).unwrap();
+            wait.change(17, socket.as_raw_fd(), READING | libc::EPOLLOUT as u32).unwrap();
+            let mut events = Events::default();
+            wait.wait(&mut events).unwrap();
+            assert_eq!(*events, [Event { number: 17, ready: libc::EPOLLOUT as u32 }], "it can be sent to already");
+            wait.change(17, socket.as_raw_fd(), READING).unwrap();
+            client.send_to(b"one", socket.local_addr().unwrap()).unwrap();
+            wait.wait(&mut events).unwrap();
+            let ready: Vec<_> = events.iter().map(|event| event.ready & (READING | libc::EPOLLOUT as u32)).collect();
+            assert_eq!(ready, [READING]);
+        }
+    }
+
+    #[test]
+    fn a_socket_that_is_no_longer_waited_for_closes() {
+        for mut wait in ways() {
+            let bell = doorbell(&mut wait, 8);
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (socket, _) = listener.accept().unwrap();
+            wait.watch(17, socket.as_raw_fd(), READING).unwrap();
+            peer.write_all(b"one").unwrap();
+            assert_eq!(next(&mut wait), [17]);
+            let mut told = [0; 3];
+            (&socket).read_exact(&mut told).unwrap();
+            wait.unwatch(17, socket.as_raw_fd());
+            drop(socket);
+            peer.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            assert_eq!(peer.read(&mut told).expect("the peer is not told"), 0);
+            bell.write(1).unwrap();
+            assert_eq!(next(&mut wait), [8], "nothing more of the socket");
         }
     }
 }

@@ -23,6 +23,7 @@ use crate::shared::{QUEUE_MAX, Shared, count};
 use crate::status::{self, SocketStatus};
 use crate::table::{NOBODY, Socket};
 use crate::vring::Vring;
+use crate::wait::Wait;
 
 /// What to do once a channel has let go of a socket.
 enum After {
@@ -62,21 +63,18 @@ const SAY_EVERY: Duration = Duration::from_secs(10);
 
 impl Worker {
     /// Of a VM.
-    ///
-    /// # Errors
-    /// As [`Engine::new`].
-    pub fn new(shared: Arc<Shared>, memory: GuestMemoryAtomic<Memory>) -> std::io::Result<Self> {
+    pub fn new(shared: Arc<Shared>, memory: GuestMemoryAtomic<Memory>) -> Self {
         let (channels, asked) = shared.mail.take_worker().map(|ends| (ends.channels, ends.asked)).unzip();
-        Ok(Self {
+        Self {
             orders: Orders::new(channels.unwrap_or_default()),
             asked,
-            engine: Engine::new(shared, 0, memory)?,
+            engine: Engine::new(shared, 0, memory, Wait::by(-1)),
             epoll: -1,
             tickets: Vec::new(),
             value: vec![0; ONTIME_OPTION_MAX as usize],
             refused: 0,
             said: None,
-        })
+        }
     }
 
     /// Waits by this epoll from now on.
@@ -84,9 +82,9 @@ impl Worker {
     /// # Errors
     /// The kernel's.
     pub fn attach(&mut self, epoll: RawFd) -> Result<(), Errno> {
-        self.engine.attach(epoll);
+        self.engine.wait = Wait::by(epoll);
         self.epoll = epoll;
-        host::watch(epoll, self.shared().mail.bell(0), u64::from(BELL_EVENT), false)
+        host::watch(epoll, self.shared().mail.bell(0), u64::from(BELL_EVENT), libc::EPOLLIN as u32)
     }
 
     fn shared(&self) -> &Shared {
@@ -461,7 +459,7 @@ mod tests {
     #[test]
     fn no_socket_is_lost_to_a_channel_that_is_kept_from_running() {
         let shared = Arc::new(Shared::new("a", Vm { channels: 1, ..Vm::default() }, 1, None).unwrap());
-        let mut worker = Worker::new(shared.clone(), GuestMemoryAtomic::new(Memory::new())).unwrap();
+        let mut worker = Worker::new(shared.clone(), GuestMemoryAtomic::new(Memory::new()));
         let mut end = shared.mail.take_channel(1).unwrap();
         let all = ROOM as u32 + 20;
         for id in 0..all {

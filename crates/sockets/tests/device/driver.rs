@@ -286,6 +286,8 @@ impl Call {
 /// What came back.
 #[derive(Debug, Clone)]
 pub struct Done {
+    /// Its place among all answers that were not drained.
+    pub nth: u64,
     pub len: u32,
     pub header: ontime_done,
     pub control: Vec<u8>,
@@ -320,6 +322,7 @@ pub struct Driver {
     free: Vec<u16>,
     out: HashMap<u16, (u64, Call)>,
     done: HashMap<u64, Done>,
+    answers: u64,
 }
 
 impl Driver {
@@ -349,6 +352,7 @@ impl Driver {
             free: (0..128).rev().collect(),
             out: HashMap::new(),
             done: HashMap::new(),
+            answers: 0,
         };
         driver.share(file);
         driver.start();
@@ -505,7 +509,8 @@ impl Driver {
             self.memory.read_slice(&mut rest, GuestAddress(at + DONE_LEN as u64)).unwrap();
             let data = rest.get(usize::from(call.words.control_room)..).unwrap_or_default().to_vec();
             rest.truncate(usize::from(header.control_len));
-            self.done.insert(call.words.id, Done { len, header, control: rest, data });
+            self.answers += 1;
+            self.done.insert(call.words.id, Done { nth: self.answers, len, header, control: rest, data });
         }
     }
 

@@ -11,7 +11,7 @@ use libc::{AF_INET, SOCK_DGRAM, SOCK_STREAM};
 use ontime_sockets::abi::*;
 use vhost::vhost_user::VhostUserFrontend;
 
-use super::driver::{Call, Driver, Vm};
+use super::driver::{Call, Done, Driver, Vm};
 use super::{FREE, bind, local};
 
 /// A reset comes with the data before it in one event: a call that waits gets the data, the one after them the error.
@@ -99,6 +99,65 @@ fn a_receive_ahead_leaves_urgent_data_alone() {
     assert_eq!((byte.result(), &byte.data[..]), (Ok(1), &b"!"[..]));
     peer.write_all(b"again").unwrap();
     assert_eq!(driver.call(Call::new(ONTIME_OP_RECV, 0).wait().room(100)).data, b"again");
+}
+
+/// Of a message that was there already, and of one that came after the call.
+#[test]
+fn a_receive_says_whether_it_waited() {
+    let mut vm = Vm::start(FREE);
+    for channel in 0..2u32 {
+        vm.main().socket(channel, AF_INET, SOCK_DGRAM, channel);
+        let address = bind(&mut vm, channel);
+        let client = UdpSocket::bind(local(0)).unwrap();
+        let driver = &mut vm.channels[channel as usize];
+        let receive = || Call::new(ONTIME_OP_RECV, channel).wait().room(100);
+        let waited = |done: &Done| done.header.msg_flags & ONTIME_MSG_WAITED != 0;
+        let waiting = driver.post(receive());
+        driver.settle();
+        client.send_to(b"late", address).unwrap();
+        let late = driver.wait(waiting);
+        assert_eq!((&late.data[..], waited(&late)), (&b"late"[..], true), "channel {channel}");
+        client.send_to(b"there", address).unwrap();
+        let there = driver.call(receive());
+        assert_eq!((&there.data[..], waited(&there)), (&b"there"[..], false), "channel {channel}");
+    }
+}
+
+/// What nobody waits for yet does not keep an answer that somebody does wait for.
+#[test]
+fn a_receive_ahead_comes_behind_the_calls_of_its_notification() {
+    let mut vm = Vm::start(FREE);
+    vm.main().socket(0, AF_INET, SOCK_DGRAM, 1);
+    let address = bind(&mut vm, 0);
+    let client = UdpSocket::bind(local(0)).unwrap();
+    let driver = &mut vm.channels[1];
+    driver.settle();
+    let stood = driver.stop();
+    client.send_to(b"request", address).unwrap();
+    let ahead = [(); 2].map(|()| driver.post(Call::new(ONTIME_OP_RECV, 0).wait().ahead().room(100)));
+    let sent = driver.post(Call::new(ONTIME_OP_SEND, 0).to(client.local_addr().unwrap()).data(b"answer"));
+    driver.start_at(&stood);
+    let [first, sent] = [ahead[0], sent].map(|call| driver.wait(call));
+    assert_eq!((&first.data[..], sent.result()), (&b"request"[..], Ok(6)));
+    // Of several, only one is put off: the guest posts one a socket.
+    assert!(first.nth < sent.nth, "in their order");
+    client.send_to(b"another", address).unwrap();
+    let second = driver.wait(ahead[1]);
+    assert_eq!((&second.data[..], second.header.msg_flags & ONTIME_MSG_WAITED), (&b"another"[..], ONTIME_MSG_WAITED));
+    let stood = driver.stop();
+    client.send_to(b"third", address).unwrap();
+    let ahead = driver.post(Call::new(ONTIME_OP_RECV, 0).wait().ahead().room(100));
+    let sent = driver.post(Call::new(ONTIME_OP_SEND, 0).to(client.local_addr().unwrap()).data(b"answer"));
+    driver.start_at(&stood);
+    let [ahead, sent] = [ahead, sent].map(|call| driver.wait(call));
+    assert_eq!(&ahead.data[..], b"third");
+    assert!(sent.nth < ahead.nth, "the answer first");
+    let stood = driver.stop();
+    let ahead = driver.post(Call::new(ONTIME_OP_RECV, 0).wait().ahead().room(100));
+    let cancel = driver.post(Call::new(ONTIME_OP_CANCEL, 0).arg([ahead as i32]));
+    driver.start_at(&stood);
+    let [ahead, cancel] = [ahead, cancel].map(|call| driver.wait(call));
+    assert_eq!((ahead.result(), cancel.result()), (Err(libc::ECANCELED), Ok(0)), "one that is called off at once");
 }
 
 /// The kernel is asked to tell of room to send only while there is none: each time it comes back it is told.
