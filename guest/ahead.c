@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Receiving ahead: the next small message of a real-time stream waits in the device before the application asks for it. It
- * comes with its data, so that neither readiness nor the receive costs a call: they are in the guest when the receiver runs.
+ * Receiving ahead: a receive for the next small message of a real-time socket waits in the device before the application asks for it. The
+ * message comes with its data, so that neither readiness nor the receive costs a call: they are in the guest when the receiver runs.
  *
  * The receive is posted after a few small ones, without a doorbell: the call that answers the message brings it along. One
  * a socket, taken out of the places for calls that wait. What it brought counts as unread: it is readable, peeked at,
- * counted by FIONREAD; a socket that is closed with it is reset.
+ * counted by FIONREAD; a stream that is closed with it is reset.
+ *
+ * For datagrams it has room for the largest. It is posted while receives mostly find something there: one that waits costs no call on the
+ * way of its message. And only while nobody else receives: what it brought would lie there while who posted it is busy and another waits
+ * behind it in the device.
  */
 #include <linux/rcupdate.h>
 
@@ -59,6 +63,11 @@ void ontime_ahead_done(struct ontime_rpc *rpc)
 	os = xa_load(&rpc->dev->socks, id & (ONTIME_SOCKETS_MAX - 1));
 	/* The call's address is not another's while it is held. */
 	if (os && os->id == id && READ_ONCE(os->ahead) == rpc) {
+		/* A datagram socket's error is for whatever is called next. */
+		if (holds && result < 0 && ((struct sock *)os)->sk_type == SOCK_DGRAM) {
+			WRITE_ONCE(((struct sock *)os)->sk_err, -result);
+			holds = false;
+		}
 		smp_store_release(&os->ahead_state, holds ? AHEAD_HOLDS : AHEAD_VOID);
 		ontime_sock_arrived((struct sock *)os, rpc, holds);
 	}
@@ -107,6 +116,44 @@ void ontime_ahead_flush(struct ontime_sock *os)
 	ontime_chan_put(chan);
 }
 
+/* Whether a stream's next message is worth it, of which the last had so many bytes of those there was room for. */
+static bool ahead_of_stream(struct ontime_sock *os, size_t received, size_t room, bool plain)
+{
+	if (!plain || received >= min_t(size_t, room, ONTIME_SMALL)) {
+		WRITE_ONCE(os->streak, 0);
+		return false;
+	}
+	if (READ_ONCE(os->streak) < ONTIME_STREAK) {
+		WRITE_ONCE(os->streak, os->streak + 1);
+		return false;
+	}
+	return true;
+}
+
+/* Whether the next datagram is. */
+static bool ahead_of_datagrams(struct ontime_sock *os, bool plain)
+{
+	u32 busy = READ_ONCE(os->busy);
+
+	if (!READ_ONCE(os->waited))
+		busy = ONTIME_BUSY;
+	else if (busy)
+		busy--;
+	WRITE_ONCE(os->busy, busy);
+	return busy && plain && READ_ONCE(os->streak) >= ONTIME_STREAK && atomic_read(&os->receivers) == 1;
+}
+
+/* Room for one: what a stream has more stays where it is, a datagram would be cut. */
+static bool ahead_room(struct sock *sk, struct ontime_rpc *rpc)
+{
+	size_t most = sk->sk_type == SOCK_STREAM ? ONTIME_SMALL : ontime_datagram_max(rpc);
+
+	if (!ontime_rpc_grow(rpc, most))
+		return false;
+	rpc->in_small = most;
+	return true;
+}
+
 /* A receive gave so many bytes of those it had room for: has the next one wait in the device where that is worth it. */
 void ontime_ahead_next(struct sock *sk, size_t received, size_t room, bool plain)
 {
@@ -115,21 +162,18 @@ void ontime_ahead_next(struct sock *sk, size_t received, size_t room, bool plain
 
 	if (!READ_ONCE(os->chan) || READ_ONCE(os->ahead_off))
 		return;
-	if (!plain || received >= min_t(size_t, room, ONTIME_SMALL)) {
-		WRITE_ONCE(os->streak, 0);
+	if (sk->sk_type == SOCK_STREAM ? !ahead_of_stream(os, received, room, plain) : !ahead_of_datagrams(os, plain))
 		return;
-	}
-	if (READ_ONCE(os->streak) < ONTIME_STREAK) {
-		WRITE_ONCE(os->streak, os->streak + 1);
-		return;
-	}
 	mutex_lock(&os->ahead_lock);
-	if (os->ahead || READ_ONCE(os->dead))
+	if (os->ahead || READ_ONCE(os->ahead_off) || READ_ONCE(os->dead))
 		goto out;
 	rpc = ontime_sock_rpc(sk, ONTIME_OP_RECV);
 	if (IS_ERR(rpc))
 		goto out;
-	rpc->in_small = ONTIME_SMALL;
+	if (!ahead_room(sk, rpc)) {
+		ontime_sock_rpc_put(sk, rpc);
+		goto out;
+	}
 	os->ahead_at = 0;
 	smp_store_release(&os->ahead_state, AHEAD_POSTED);
 	WRITE_ONCE(os->ahead, rpc);
@@ -139,10 +183,42 @@ out:
 	mutex_unlock(&os->ahead_lock);
 }
 
-/* Never again on this socket: for options that a receive ahead would not honour. One that is posted still comes. */
+/* Never again on this socket: for options that a receive ahead would not honour. One that waits is called off; what has come ahead stays. */
 void ontime_ahead_never(struct sock *sk)
 {
-	WRITE_ONCE(ontime_sk(sk)->ahead_off, true);
+	struct ontime_sock *os = ontime_sk(sk);
+	struct ontime_rpc *rpc;
+
+	WRITE_ONCE(os->ahead_off, true);
+	mutex_lock(&os->ahead_lock);
+	rpc = ahead_state(os) == AHEAD_POSTED ? os->ahead : NULL;
+	if (rpc)
+		refcount_inc(&rpc->refs);
+	mutex_unlock(&os->ahead_lock);
+	if (!rpc)
+		return;
+	ontime_rpc_cancel(rpc);
+	ontime_rpc_put(rpc);
+}
+
+/* With ahead_lock, of one that has come back with a datagram: as recvmsg(2). */
+static int ahead_take_datagram(struct ontime_sock *os, struct msghdr *msg, int flags)
+{
+	struct ontime_rpc *rpc = os->ahead;
+	size_t whole = rpc->result, length = min_t(size_t, whole, msg_data_left(msg));
+	int result = flags & MSG_TRUNC ? whole : length;
+
+	if (length < whole)
+		msg->msg_flags |= MSG_TRUNC;
+	if (copy_to_iter(ontime_rpc_in(rpc), length, &msg->msg_iter) != length)
+		result = -EFAULT;
+	else if (msg->msg_name)
+		msg->msg_namelen = ontime_addr_out(&rpc->in->done, msg->msg_name);
+	if (whole > ONTIME_SMALL)
+		WRITE_ONCE(os->streak, 0);
+	if (!(flags & MSG_PEEK))
+		ahead_drop(os);
+	return result;
 }
 
 /* With ahead_lock, of one that has come back: as recvmsg(2); -ONTIME_AGAIN where the host is to be asked. */
@@ -173,12 +249,13 @@ static int ahead_take(struct ontime_sock *os, struct msghdr *msg, int flags)
 }
 
 /*
- * A receive on a stream where one is posted or has come back: waits for it up to *timeout (jiffies). -ONTIME_AGAIN: there
+ * A receive where one is posted or has come back: waits for it up to *timeout (jiffies). -ONTIME_AGAIN: there
  * is none, the host is to be asked.
  */
 int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *timeout)
 {
 	struct ontime_sock *os = ontime_sk(sk);
+	bool stream = sk->sk_type == SOCK_STREAM;
 	int result;
 
 	while (READ_ONCE(os->ahead) && !READ_ONCE(os->dead)) {
@@ -189,16 +266,18 @@ int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *time
 		mutex_lock(&os->ahead_lock);
 		result = os->ahead ? -EAGAIN : -ONTIME_AGAIN;
 		if (ontime_ahead_holds(os)) {
-			result = ahead_take(os, msg, flags);
+			result = stream ? ahead_take(os, msg, flags) : ahead_take_datagram(os, msg, flags);
 		} else if (ahead_state(os) == AHEAD_VOID) {
 			ahead_drop(os);
 			result = -ONTIME_AGAIN;
 		}
 		mutex_unlock(&os->ahead_lock);
+		/* Of a stream after its data. */
+		if (READ_ONCE(sk->sk_err) && (stream ? result == -EAGAIN && *timeout : result == -EAGAIN || result == -ONTIME_AGAIN))
+			return sock_error(sk);
 		if (result != -EAGAIN || !*timeout)
 			return result;
-		if (READ_ONCE(sk->sk_err))
-			return sock_error(sk);
+		WRITE_ONCE(os->waited, true);
 		result = ontime_sock_wait_ready(sk, 0, timeout);
 		if (result)
 			return result;

@@ -30,11 +30,18 @@ static bool io_gathered(struct sock *sk, struct ontime_rpc *rpc, struct iov_iter
 	return sk->sk_type == SOCK_DGRAM && iov_iter_npages(iter, rpc->chan->pages_max + 1) > rpc->chan->pages_max;
 }
 
-/* No datagram is longer; of a stream, what can be allocated where memory is fragmented. */
+/* No datagram is longer. */
+size_t ontime_datagram_max(struct ontime_rpc *rpc)
+{
+	return min_t(size_t, rpc->chan->bytes_max, U16_MAX + 1);
+}
+
+/* Of a stream, what can be allocated where memory is fragmented. */
 static size_t io_gather_max(struct sock *sk, struct ontime_rpc *rpc)
 {
-	return min_t(size_t, rpc->chan->bytes_max,
-		     sk->sk_type == SOCK_DGRAM ? U16_MAX + 1 : PAGE_SIZE << PAGE_ALLOC_COSTLY_ORDER);
+	if (sk->sk_type == SOCK_DGRAM)
+		return ontime_datagram_max(rpc);
+	return min_t(size_t, rpc->chan->bytes_max, PAGE_SIZE << PAGE_ALLOC_COSTLY_ORDER);
 }
 
 static int io_gather(struct ontime_rpc *rpc, size_t length)
@@ -279,12 +286,15 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN | ONTIME_READY_RDHUP);
 	err = recv_data(rpc, msg, chunk, clamp_t(int, result, 0, chunk), discard);
 	if (result >= 0) {
-		msg->msg_flags |= le32_to_cpu(rpc->in->done.msg_flags) & ~(MSG_CMSG_CLOEXEC | MSG_CMSG_COMPAT);
+		msg->msg_flags |= le32_to_cpu(rpc->in->done.msg_flags) &
+				  ~(MSG_CMSG_CLOEXEC | MSG_CMSG_COMPAT | ONTIME_MSG_WAITED);
 		if (msg->msg_name)
 			msg->msg_namelen = ontime_addr_out(&rpc->in->done, msg->msg_name);
 		recv_control(rpc, msg);
 		if (sk->sk_type == SOCK_DGRAM && rpc->chan->number)
 			recv_seen(sk, result);
+		if (le32_to_cpu(rpc->in->done.msg_flags) & ONTIME_MSG_WAITED)
+			WRITE_ONCE(ontime_sk(sk)->waited, true);
 		if (err)
 			result = err;
 	}
@@ -301,25 +311,41 @@ static int recv_peek_on(struct sock *sk, struct msghdr *msg, int flags, int seen
 	return more > 0 ? seen + more : seen;
 }
 
+/* A datagram socket tells its error first. */
+static int recv_datagram(struct sock *sk, struct msghdr *msg, int flags, long *timeout, bool plain)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	int result = flags & MSG_ERRQUEUE ? 0 : sock_error(sk);
+
+	if (result)
+		return result;
+	atomic_inc(&os->receivers);
+	WRITE_ONCE(os->waited, false);
+	do {
+		result = flags & RECV_AT_ONCE ? -ONTIME_AGAIN : ontime_ahead_recv(sk, msg, flags, timeout);
+		if (result == -ONTIME_AGAIN)
+			result = recv_chunk(sk, msg, flags, timeout);
+	} while (result == -ONTIME_AGAIN);
+	if (result >= 0 && !(flags & RECV_AT_ONCE))
+		ontime_ahead_next(sk, result, 0, plain);
+	atomic_dec(&os->receivers);
+	return result == -ERESTARTSYS ? sock_intr_errno(*timeout) : result;
+}
+
 int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int flags)
 {
 	struct sock *sk = sock->sk;
-	bool stream = sk->sk_type == SOCK_STREAM;
 	long timeout = flags & RECV_AT_ONCE ? 0 : sock_rcvtimeo(sk, flags & MSG_DONTWAIT);
-	bool all = stream && (flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL;
+	bool all = (flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL;
 	bool plain = !(flags & RECV_FLAGS) && !(msg->msg_control && msg->msg_controllen);
 	size_t received = 0;
 	int result;
 
 	ontime_sock_place(sk);
-	/* A datagram socket tells its error first, a stream after its data. */
-	if (!stream && !(flags & MSG_ERRQUEUE)) {
-		result = sock_error(sk);
-		if (result)
-			return result;
-	}
+	if (sk->sk_type == SOCK_DGRAM)
+		return recv_datagram(sk, msg, flags, &timeout, plain);
 	do {
-		result = stream && !(flags & RECV_AT_ONCE) ? ontime_ahead_recv(sk, msg, flags, &timeout) : -ONTIME_AGAIN;
+		result = flags & RECV_AT_ONCE ? -ONTIME_AGAIN : ontime_ahead_recv(sk, msg, flags, &timeout);
 		if (result > 0 && flags & MSG_PEEK)
 			result = recv_peek_on(sk, msg, flags, result);
 		else if (result == -ONTIME_AGAIN)
@@ -332,12 +358,11 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 	} while (result == -ONTIME_AGAIN || (all && timeout && msg_data_left(msg)));
 	if (received) {
 		io_keep_error(sk, result);
-		if (stream)
-			ontime_ahead_next(sk, received, length, plain);
+		ontime_ahead_next(sk, received, length, plain);
 		return received;
 	}
-	if (stream && (!result || result == -EAGAIN || result == -ENOTCONN) && READ_ONCE(sk->sk_err) &&
-	    !(flags & MSG_ERRQUEUE))
+	/* A stream tells its error after its data. */
+	if ((!result || result == -EAGAIN || result == -ENOTCONN) && READ_ONCE(sk->sk_err) && !(flags & MSG_ERRQUEUE))
 		result = sock_error(sk);
 	return result == -ERESTARTSYS ? sock_intr_errno(timeout) : result;
 }

@@ -7,7 +7,7 @@
  *   sock.c   the life of a socket: names, connections, its end
  *   ready.c  readiness: reports of the device, poll
  *   io.c     sending and receiving
- *   ahead.c  the next small message of a stream, received before it is asked for
+ *   ahead.c  the next small message, received before it is asked for
  *   opt.c    options and ioctls
  *   rpc.c    calls to the device process
  *   idle.c   the idle loop that looks at the queues, and what the host is told of the vCPU
@@ -62,6 +62,8 @@
 #define ONTIME_SMALL 1536
 /* After so many in a row, the next one received is taken for small as well. */
 #define ONTIME_STREAK 4
+/* After a datagram that was there already, so many receives may wait before the next is no longer received ahead. */
+#define ONTIME_BUSY 8
 /* Pages and bytes of the caller's memory in one call. */
 #define ONTIME_CHUNK_PAGES 256
 #define ONTIME_CHUNK_BYTES (ONTIME_CHUNK_PAGES << 10)
@@ -220,6 +222,7 @@ void ontime_rpc_begin(struct ontime_rpc *rpc, u16 op, u32 sock);
 void ontime_rpc_put_later(struct ontime_rpc *rpc);
 int ontime_rpc_post(struct ontime_rpc *rpc);
 void ontime_rpc_kick(struct ontime_chan *chan);
+void ontime_rpc_cancel(struct ontime_rpc *rpc);
 bool ontime_rpc_grow(struct ontime_rpc *rpc, size_t length);
 int ontime_rpc_pages(struct ontime_rpc *rpc, struct iov_iter *iter, size_t length);
 int ontime_rpc_run(struct ontime_rpc *rpc);
@@ -279,6 +282,9 @@ struct ontime_sock {
 	bool blind;			/* reports may say IN too much: a receive left that out, as nobody had asked */
 	struct ontime_rpc *spare[2];	/* calls of its channel that are over, for the next ones */
 	u32 streak;			/* small messages received in a row */
+	atomic_t receivers;		/* of datagrams, at it now; and whether the last one waited */
+	bool waited;
+	u32 busy;			/* receives ahead of datagrams, until one finds something there again */
 	/* The receive posted ahead: ahead.c. */
 	struct mutex ahead_lock;
 	struct ontime_rpc *ahead;
@@ -343,6 +349,7 @@ static inline u32 ontime_sock_ready(struct ontime_sock *os)
 
 int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length);
 int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int flags);
+size_t ontime_datagram_max(struct ontime_rpc *rpc);
 
 /* ---- ahead.c ---- */
 

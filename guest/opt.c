@@ -175,26 +175,26 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	}
 }
 
-/* Options that say when a stream's receive returns and what comes with it. */
+/* Options that say when a receive returns and what comes with it. */
 static bool opt_of_receiving(int level, int name)
 {
-	if (level == SOL_TCP)
-		return name == TCP_INQ;
-	if (level != SOL_SOCKET)
-		return false;
-	switch (name) {
-	case SO_RCVLOWAT:
-	case SO_OOBINLINE:
-	case SO_TIMESTAMP_OLD:
-	case SO_TIMESTAMP_NEW:
-	case SO_TIMESTAMPNS_OLD:
-	case SO_TIMESTAMPNS_NEW:
-	case SO_TIMESTAMPING_OLD:
-	case SO_TIMESTAMPING_NEW:
-		return true;
-	default:
-		return false;
-	}
+	static const struct {
+		int level, name;
+	} options[] = {
+		{ SOL_SOCKET, SO_RCVLOWAT }, { SOL_SOCKET, SO_OOBINLINE }, { SOL_SOCKET, SO_RXQ_OVFL },
+		{ SOL_SOCKET, SO_TIMESTAMP_OLD }, { SOL_SOCKET, SO_TIMESTAMP_NEW },
+		{ SOL_SOCKET, SO_TIMESTAMPNS_OLD }, { SOL_SOCKET, SO_TIMESTAMPNS_NEW },
+		{ SOL_SOCKET, SO_TIMESTAMPING_OLD }, { SOL_SOCKET, SO_TIMESTAMPING_NEW },
+		{ SOL_TCP, TCP_INQ }, { SOL_UDP, UDP_GRO },
+		{ SOL_IP, IP_PKTINFO }, { SOL_IP, IP_RECVTTL }, { SOL_IP, IP_RECVTOS },
+		{ SOL_IPV6, IPV6_RECVPKTINFO }, { SOL_IPV6, IPV6_RECVHOPLIMIT }, { SOL_IPV6, IPV6_RECVTCLASS },
+	};
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(options); i++)
+		if (options[i].level == level && options[i].name == name)
+			return true;
+	return false;
 }
 
 int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int length)
@@ -247,11 +247,12 @@ int ontime_getsockopt(struct socket *sock, int level, int name, char __user *val
 	return result;
 }
 
-/* What was received ahead is unread as well, and before the mark. */
+/* What was received ahead is unread as well, and before the mark; of datagrams the first counts alone. */
 static int opt_query(struct socket *sock, u32 which, int __user *number)
 {
+	bool next = sock->sk->sk_type == SOCK_DGRAM && which == ONTIME_QUERY_INQ && ontime_ahead_holds(ontime_sk(sock->sk));
 	int unread = ontime_ahead_unread(ontime_sk(sock->sk));
-	int result = ontime_simple(sock->sk, ONTIME_OP_QUERY, which, 0);
+	int result = next ? 0 : ontime_simple(sock->sk, ONTIME_OP_QUERY, which, 0);
 
 	if (result >= 0 && which == ONTIME_QUERY_INQ)
 		result += unread;

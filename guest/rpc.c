@@ -494,7 +494,7 @@ void ontime_rpc_close(struct ontime_dev *dev, u32 id, u32 index, u32 how)
  * The call's own completion comes before CANCEL's, in the same queue. A killed caller sends it too: what nobody cancels
  * waits in the device for as long as the socket is there, its pages pinned.
  */
-static void rpc_cancel(struct ontime_rpc *rpc)
+void ontime_rpc_cancel(struct ontime_rpc *rpc)
 {
 	struct ontime_rpc *cancel;
 	u64 id = le64_to_cpu(rpc->out.call.id);
@@ -531,7 +531,7 @@ int ontime_rpc_wait(struct ontime_rpc *rpc, long *timeout)
 		*timeout = left;
 	if (left <= 0) {
 		err = left ? -ERESTARTSYS : -EAGAIN;
-		rpc_cancel(rpc);
+		ontime_rpc_cancel(rpc);
 		if (rpc_sleep(rpc, TASK_KILLABLE, MAX_SCHEDULE_TIMEOUT) < 0 || rpc->result == -ECANCELED)
 			goto out;
 	}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Streams of small messages, received ahead on outsourced sockets of real-time threads: what the application sees is the same as on the
-guest's own stack. Prints what each step gave; the outputs are compared."""
+"""Small messages of streams and datagrams, received ahead on outsourced sockets of real-time threads: what the application sees is the same as
+on the guest's own stack. Prints what each step gave; the outputs are compared."""
 import array
 import errno
 import fcntl
@@ -10,10 +10,12 @@ import socket
 import struct
 import termios
 import threading
+import time
 
 HERE = "127.0.0.1"
 BUFFER = 16384
 SO_TIMESTAMP = 29
+IP_PKTINFO = 8
 
 
 def pair():
@@ -242,8 +244,174 @@ def passed_on():
     say(outcome(client.recv, BUFFER))
 
 
+def datagrams(count=12):
+    """A client and a server; the server has found so many small datagrams there already: from then on the next is received ahead."""
+    server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    server.bind((HERE, 0))
+    client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    client.connect(server.getsockname())
+    for each in (client, server):
+        each.settimeout(60)
+    for number in range(count):
+        client.send(b"request %d" % number)
+    for number in range(count):
+        message, sender = server.recvfrom(BUFFER)
+        assert message == b"request %d" % number and sender == client.getsockname()
+        server.sendto(message, sender)
+        assert client.recv(BUFFER) == message
+    return client, server
+
+
+def datagrams_keep_their_borders():
+    client, server = datagrams()
+    # Three at once: the first was received ahead, or is when it is asked for.
+    for message in (b"0123456789", b"", b"abc"):
+        client.send(message)
+    say(readable(server), unread(server), server.recv(4, socket.MSG_PEEK), server.recv(4, socket.MSG_PEEK | socket.MSG_TRUNC))
+    data, control, flags, sender = server.recvmsg(4)
+    say(data, control, flags == socket.MSG_TRUNC, sender == client.getsockname())
+    say(readable(server), unread(server), server.recvfrom(BUFFER)[1] == client.getsockname(), readable(server), unread(server))
+    say(server.recv(BUFFER), readable(server, 0), unread(server))
+    client.send(b"whole length")
+    say(readable(server), len(server.recv(3)))
+    client.send(b"scattered")
+    buffers = [bytearray(4), bytearray(20)]
+    length, _, flags, sender = server.recvmsg_into(buffers)
+    say(length, flags, bytes(buffers[0]), bytes(buffers[1][:5]), sender == client.getsockname())
+    client.send(b"one")
+    client.send(b"two")
+    say(server.recv(0), server.recv(BUFFER), readable(server, 0))
+
+
+def no_datagram_is_none():
+    client, server = datagrams()
+    server.setblocking(False)
+    say(outcome(server.recv, BUFFER), outcome(server.recv, BUFFER, socket.MSG_PEEK), readable(server, 0))
+    client.send(b"one")
+    say(readable(server), server.recv(BUFFER), outcome(server.recv, BUFFER), readable(server, 0))
+    server.settimeout(0.05)
+    say(outcome(server.recv, BUFFER))
+    server.settimeout(60)
+    late = threading.Timer(0.05, client.send, [b"late"])
+    late.start()
+    say(server.recv(BUFFER))
+    late.join()
+
+
+def large_datagrams_come_whole():
+    client, server = datagrams()
+    for size in (1535, 1536, 1537, 9000, 65507, 3, 40000):
+        data = os.urandom(size)
+        client.send(data)
+        say(size, server.recv(65536) == data, readable(server, 0))
+        for _ in range(6):
+            client.send(b"small")
+        say([server.recv(BUFFER) for _ in range(6)])
+
+
+def errors_of_datagrams():
+    client, server = datagrams()
+    # From the server's side: its answers go to a port that nobody has any more.
+    server.connect(client.getsockname())
+    for _ in range(6):
+        client.send(b"small")
+    say([server.recv(BUFFER) for _ in range(6)])
+    client.close()
+    say(server.send(b"to nobody"), bool(select.select([server], [], [], 60)[0]))
+    say(outcome(server.recv, BUFFER))
+    server.setblocking(False)
+    say(outcome(server.recv, BUFFER))
+    server.send(b"to nobody")
+    poller = select.poll()
+    poller.register(server, 0)
+    say(poller.poll(60000)[0][1] == select.POLLERR, outcome(server.send, b"again"))
+
+
+def edges_of_datagrams():
+    for mode in (0, select.EPOLLET):
+        client, server = datagrams()
+        server.setblocking(False)
+        with select.epoll() as poller:
+            poller.register(server, select.EPOLLIN | mode)
+            say(poller.poll(0))
+            for number in range(20):
+                client.send(b"%d" % number)
+                found = poller.poll(60)
+                data, sender = server.recvfrom(BUFFER)
+                say(len(found), found[0][1], data, outcome(server.recv, BUFFER), poller.poll(0))
+                server.sendto(b"answer", sender)
+                assert client.recv(BUFFER) == b"answer"
+            client.send(b"left")
+            say(len(poller.poll(60)), len(poller.poll(0)), server.recv(BUFFER), poller.poll(0))
+
+
+def options_of_datagrams():
+    client, server = datagrams()
+    server.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 1)
+    server.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+    # What was posted before comes as it was asked for then; after it the options hold.
+    client.send(b"once")
+    say(server.recv(BUFFER))
+    for _ in range(3):
+        client.send(b"stamped")
+        data, control, _, _ = server.recvmsg(BUFFER, 200)
+        say(data, sorted(each[:2] for each in control))
+
+
+def many_receivers():
+    client, server = datagrams()
+    taken, lock = [], threading.Lock()
+
+    def receiver():
+        while True:
+            data = server.recv(BUFFER)
+            if data == b"end":
+                return
+            with lock:
+                taken.append(data)
+
+    receivers = [threading.Thread(target=receiver) for _ in range(4)]
+    for each in receivers:
+        each.start()
+    for number in range(200):
+        client.send(bytes([number]))
+    while len(taken) < 200:
+        time.sleep(0.01)
+    # One that is busy with what it has keeps nobody else from what comes.
+    for _ in receivers:
+        client.send(b"end")
+    for each in receivers:
+        each.join(120)
+    say(len(taken), sorted(taken) == [bytes([number]) for number in range(200)])
+
+
+def one_is_busy_and_another_free():
+    client, server = datagrams()
+    busy, done = threading.Event(), threading.Event()
+    got = []
+
+    def takes_its_time():
+        server.recv(BUFFER)
+        busy.set()
+        done.wait(60)
+
+    slow = threading.Thread(target=takes_its_time)
+    slow.start()
+    client.send(b"slow")
+    busy.wait(60)
+    quick = threading.Thread(target=lambda: [got.append(server.recv(BUFFER)) for _ in range(3)])
+    quick.start()
+    for number in range(3):
+        client.send(b"quick %d" % number)
+    quick.join(60)
+    say(quick.is_alive(), got)
+    done.set()
+    slow.join()
+
+
 for test in (peeks_and_counts, nothing_is_nothing, parts_and_wholes, large_ones_come_whole, ends, edges_and_levels, urgent,
-             options_of_receiving, many_readers, passed_on):
+             options_of_receiving, many_readers, passed_on, datagrams_keep_their_borders, no_datagram_is_none, large_datagrams_come_whole,
+             errors_of_datagrams, edges_of_datagrams, options_of_datagrams, many_receivers, one_is_busy_and_another_free):
     say("--", test.__name__)
     test()
 say("end")
