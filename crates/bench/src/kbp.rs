@@ -19,7 +19,7 @@ use crate::wire::{self, RtFlow};
 use crate::workload::Workload;
 
 /// Nothing applied; the paper's tuned baseline; KBP by the kernel's own means; the same, polling only while packets come.
-pub const METHODS: [&str; 4] = ["napi", "napi-tuned", "busypoll", "busypoll-adaptive"];
+pub const METHODS: [&str; 5] = ["napi", "napi-tuned", "partitioned", "busypoll", "busypoll-adaptive"];
 /// A VM (virtio-net, vhost-net, bridge), a container behind a bridge with NAT as Docker's, a container with a macvlan.
 pub const PLACES: [&str; 3] = ["vm", "nat", "macvlan"];
 /// The paper's frames, bytes with the frame check sequence.
@@ -107,6 +107,7 @@ fn apply(host: &mut Host, method: &str) -> Result<(), MeasureError> {
     match method {
         "napi" => host.reset(),
         "napi-tuned" => host.apply("vanilla"),
+        "partitioned" => host.apply(method),
         _ => host.apply("busypoll"),
     }
 }
@@ -123,6 +124,7 @@ fn words(method: &str) -> &str {
     match method {
         "napi" => "NAPI, the kernel's defaults, nothing at real-time priority",
         "napi-tuned" => "NAPI, vCPU, vhost and the container's threads at real-time priority",
+        "partitioned" => "Ontime without polling: every NAPI threaded, one priority table for the whole path",
         "busypoll" => "a polling thread for the RT NIC (KBP)",
         "busypoll-adaptive" => "a polling thread while packets come",
         other => other,

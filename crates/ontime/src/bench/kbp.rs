@@ -11,7 +11,7 @@ use super::{Measured, Output, Whose, chosen, noted, say};
 
 #[derive(Debug, clap::Args)]
 pub struct Kbp {
-    /// Methods: napi (nothing applied), napi-tuned (the paper's baseline), busypoll, busypoll-adaptive
+    /// Methods: napi (nothing applied), napi-tuned (the paper's baseline), partitioned (without polling), busypoll, busypoll-adaptive
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// Places of the server: vm, nat (a container behind a bridge with NAT, as Docker's), macvlan (a container)
