@@ -37,6 +37,7 @@
 pub mod bulk;
 pub mod client;
 pub mod clock;
+pub mod connections;
 pub mod flood;
 pub mod frame;
 pub mod goals;

@@ -1,6 +1,7 @@
 //! `ontime bench`: the experiments, one for each figure or table of the papers.
 
 mod bulk;
+mod connections;
 mod inversion;
 mod kbp;
 mod path;
@@ -75,6 +76,8 @@ enum Experiment {
     XenArm(xen_arm::XenArm),
     /// Access'18 IV-F (Fig. 13): what a byte of bulk TCP costs host and guest, through vhost-net and by outsourced sockets
     Bulk(bulk::Bulk),
+    /// How many fresh TCP connections a second a VM takes, of one request each, through vhost-net and by outsourced sockets
+    Connections(connections::Connections),
     /// Access'18 IV-G 1 (Fig. 14): forward delays of Kamailio between two SIPp, beside the same bulk VMs
     Voip(rt_server::Args),
     /// Access'18 IV-G 2 (Fig. 15): GET response times of memcached, beside the same bulk VMs
@@ -272,6 +275,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         Experiment::Voip(args) => rt_server::run(args, &rt_server::VOIP),
         Experiment::Memcached(args) => rt_server::memcached(args),
         Experiment::Bulk(args) => bulk::run(args),
+        Experiment::Connections(args) => connections::run(args),
         Experiment::Vatc(args) => vatc::run(args),
         Experiment::VatcNetwork(args) => vatc::network(args),
         Experiment::XenArm(args) => xen_arm::run(args),

@@ -2,7 +2,7 @@
 //!
 //! In: nothing. Out: [`GOALS`]. A constant: which case's figure is compared with which, and the target.
 
-use super::Figure::{Bulk, Cost, HostTime, Max, P50, P95, P99, P99_9, Sd, ZeroLoss};
+use super::Figure::{Bulk, Connections, Cost, HostTime, Max, P50, P95, P99, P99_9, Sd, ZeroLoss};
 use super::{Case, GoalSpec, Measure};
 use crate::schema::{Bound, Load};
 
@@ -40,7 +40,7 @@ const TABLE_1: [GoalSpec; 12] = [
 ];
 
 /// Every experiment's goals, by its name on the command line: on the virtual clock, for the series that the project promises.
-pub const GOALS: [(&str, &[GoalSpec]); 16] = [
+pub const GOALS: [(&str, &[GoalSpec]); 17] = [
     (
         "rt-server",
         &[
@@ -292,6 +292,17 @@ pub const GOALS: [(&str, &[GoalSpec]); 16] = [
             goal("receive-cost", "outsourced TCP receive: host and guest CPU time a byte at most 0.64 of threaded's")
                 .of(Cost, tcp("outsourcing-receive"), tcp("threaded-receive"))
                 .at_most(0.64),
+        ],
+    ),
+    (
+        "connections",
+        &[
+            goal("rate-threaded", "outsourced sockets: at least as many fresh TCP connections a second as vhost-net, threaded")
+                .of(Connections, idle("outsourcing"), idle("threaded"))
+                .at_least(1.0),
+            goal("rate-partitioned", "outsourced sockets: at least as many as vhost-net, partitioned")
+                .of(Connections, idle("outsourcing"), idle("partitioned"))
+                .at_least(1.0),
         ],
     ),
 ];

@@ -3,7 +3,7 @@
 //! In: [`GoalSpec`]s and the results. Out: [`Goal`]s with the figures they were computed from. A goal whose results are
 //! missing is neither met nor not met, and says what is missing.
 
-use Figure::{Bulk, Cost, HostTime, Max, P50, P95, P99, P99_9, Sd, ZeroLoss};
+use Figure::{Bulk, Connections, Cost, HostTime, Max, P50, P95, P99, P99_9, Sd, ZeroLoss};
 
 mod list;
 
@@ -41,6 +41,8 @@ pub enum Figure {
     Bulk,
     /// CPU time a byte, host and guest.
     Cost,
+    /// Connections a second.
+    Connections,
     /// CPU time of the host a change of bandwidth.
     HostTime,
 }
@@ -275,6 +277,7 @@ impl Figure {
             ZeroLoss => result.zero_loss.map(|of| of.frames_per_s),
             Bulk => result.bulk_gbps,
             Cost => result.cost.map(|of| of.host_ns_per_byte + of.guest_ns_per_byte),
+            Connections => result.connections.map(|of| of.per_s),
             HostTime => result.host_time.map(|of| of.sum_us()),
         }
     }
@@ -283,6 +286,7 @@ impl Figure {
         match self {
             P50 | P95 | P99 | P99_9 | Max | Sd | HostTime => "µs",
             ZeroLoss => "frames/s",
+            Connections => "a second",
             Bulk => "Gbit/s",
             Cost => "ns a byte",
         }

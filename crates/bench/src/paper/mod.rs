@@ -21,7 +21,7 @@ pub enum PaperError {
     Figures(#[from] toml::de::Error),
     /// No paper has such an experiment.
     #[error(
-        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, vatc, vatc-network, inversion, kbp, memcached, voip, sampled-values, rta-periodic, rta-sporadic, rta-scale, memcached-slo, video, registration, xen-arm"
+        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, connections, vatc, vatc-network, inversion, kbp, memcached, voip, sampled-values, rta-periodic, rta-sporadic, rta-scale, memcached-slo, video, registration, xen-arm"
     )]
     Experiment(String),
 }
@@ -62,7 +62,7 @@ impl Figures {
             // Figure 11 is a plot; its load, and so the whole of its three segments, is Table 3's.
             "segments" => vec![("vanilla", vanilla), ("threaded", threaded)],
             // The text has ratios or no figure.
-            "bulk" | "vatc" | "vatc-network" | "inversion" | "kbp" | "xen-arm" => Vec::new(),
+            "bulk" | "connections" | "vatc" | "vatc-network" | "inversion" | "kbp" | "xen-arm" => Vec::new(),
             // No paper has it.
             "sampled-values" => Vec::new(),
             // No response times, or of percentiles only.
@@ -117,7 +117,9 @@ mod tests {
         assert!(figures.notes("rt-server").is_empty());
         let xen_arm = figures.notes("xen-arm");
         assert!(xen_arm.len() == 1 && xen_arm[0].contains("16 %") && xen_arm[0].contains("60 ms"), "{xen_arm:?}");
-        for experiment in ["bulk", "vatc", "vatc-network", "inversion", "kbp", "sampled-values", "xen-arm"] {
+        for experiment in
+            ["bulk", "connections", "vatc", "vatc-network", "inversion", "kbp", "sampled-values", "xen-arm"]
+        {
             assert!(figures.rows(experiment).unwrap().is_empty(), "{experiment}");
         }
     }

@@ -5,7 +5,7 @@ use crate::schema::{Clock, Distribution, MethodResult, PaperRow, Report};
 use crate::segments::SEGMENTS;
 
 /// The columns, in order. Units are in the names; an empty cell was not measured.
-const COLUMNS: [&str; 62] = [
+const COLUMNS: [&str; 63] = [
     "experiment",
     "method",
     "label",
@@ -50,6 +50,7 @@ const COLUMNS: [&str; 62] = [
     "host_send_max_us",
     "doctor_state",
     "doctor_found",
+    "connections_per_s",
     "frame_bytes",
     "zero_loss_frames_per_s",
     "lossy_frames_per_s",
@@ -121,6 +122,7 @@ fn ours(result: &MethodResult, seed: u64) -> Vec<String> {
     cells.extend(
         [doctor.map(|row| row.state.clone()), doctor.map(|row| row.found.clone())].map(Option::unwrap_or_default),
     );
+    cells.push(cell(result.connections.map(|of| of.per_s)));
     cells.push(result.frame_bytes.map_or_else(String::new, |bytes| bytes.to_string()));
     let rate = result.zero_loss.as_ref();
     cells.extend([cell(rate.map(|of| of.frames_per_s)), cell(rate.and_then(|of| of.lossy_frames_per_s))]);

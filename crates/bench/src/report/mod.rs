@@ -120,7 +120,7 @@ pub fn unfavourable(report: &Report) -> Vec<String> {
             let (missed, jobs) = (number::count(rtas.missed), number::count(result.count));
             sentences.push(format!("{name}: {missed} of {jobs} deadlines were missed."));
         }
-        if result.latency_us.is_none() && result.cost.is_none() {
+        if result.latency_us.is_none() && result.cost.is_none() && result.connections.is_none() {
             sentences.push(format!("{name}: no request could be counted."));
         }
         if let Some(vanilla) = vanilla(report, result).filter(|vanilla| vanilla.method != result.method) {

@@ -7,7 +7,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 
 use super::{Row, condition, rows, timed, unfavourable};
 use crate::schema::{Bound, Distribution, Report};
-use crate::{heavy, inversion, kbp, number, rta, sampled, segments, slo, vatc, xen_arm};
+use crate::{connections, heavy, inversion, kbp, number, rta, sampled, segments, slo, vatc, xen_arm};
 
 const DASH: &str = "-";
 /// Column heads; the first line names the group.
@@ -75,6 +75,7 @@ pub fn terminal(report: &Report) -> String {
 fn own(report: &Report) -> Option<String> {
     let table = match report.experiment.as_str() {
         "bulk" => heavy::table,
+        "connections" => connections::table,
         "vatc" | "vatc-network" => vatc::table,
         "segments" => segments::table,
         "inversion" => inversion::table,

@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 
 pub use self::condition::{Clock, Load, kernel_series};
 pub use self::result::{
-    Cost, Distribution, DoctorRow, HistogramBin, HostTime, InversionRow, Inversions, Late, MethodResult, Polling,
-    RtaRow, Rtas, SegmentTime, ZeroLoss,
+    Connections, Cost, Distribution, DoctorRow, HistogramBin, HostTime, InversionRow, Inversions, Late, MethodResult,
+    Polling, RtaRow, Rtas, SegmentTime, ZeroLoss,
 };
 pub use self::run::Run;
 
 /// The version that this code writes and reads.
-pub const SCHEMA_VERSION: u32 = 10;
+pub const SCHEMA_VERSION: u32 = 11;
 
 /// Why a report could not be read or written.
 #[derive(Debug, thiserror::Error)]

@@ -45,6 +45,8 @@ pub struct MethodResult {
     pub cpu_share: Option<f64>,
     /// CPU time of a byte of bulk payload, in `bulk`; `null` elsewhere.
     pub cost: Option<Cost>,
+    /// Connections that were made, answered and closed, in `connections`; `null` elsewhere.
+    pub connections: Option<Connections>,
     /// What `ontime doctor` says of the rule that is switched off, in `inversion`; `null` elsewhere.
     pub doctor: Option<DoctorRow>,
     /// Bytes of a frame with its check sequence, in `kbp`; `null` elsewhere.
@@ -159,6 +161,18 @@ pub struct ZeroLoss {
     pub trials: u32,
     /// Frames of a trial at least: a quarter of a second of them where that is more.
     pub frames_each: u64,
+}
+
+/// TCP connections of one request and its answer, at the NIC.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Connections {
+    /// A second, from the first that was over to the last. On the virtual clock one a count of instructions.
+    pub per_s: f64,
+    /// Those that were answered and closed by both sides.
+    pub completed: u64,
+    /// Clients at once.
+    pub clients: u32,
 }
 
 /// Adaptive polling's balance since it was put in force, s.

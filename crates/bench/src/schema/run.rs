@@ -60,6 +60,7 @@ impl MethodResult {
             bulk: run.bulk.map_or_else(Vec::new, |bulk| bulk.receivers.clone()),
             cpu_share: run.cpu_share.filter(|share| share.is_finite()),
             cost: None,
+            connections: None,
             doctor: None,
             frame_bytes: None,
             zero_loss: None,

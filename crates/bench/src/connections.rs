@@ -1,0 +1,299 @@
+//! `connections`: how many TCP connections a second a VM can take, each of one request, its reply and its end, through vhost-net and by
+//! outsourced sockets. No paper has it: it is where others who outsource sockets collapsed (docs/bench/outsourcing.md).
+//!
+//! In: methods on one emulated host, nobody beside. Out: a [`MethodResult`] for each, with the rate at the NIC. The RT VM runs a stock
+//! `memcached`; clients outside connect, ask for a key that it does not have, read the answer and close, each as fast as it can.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ontime_lab::images::Images;
+
+use crate::frame::{Frame, Segment, parse};
+use crate::host::{Ground, Host, MeasureError, Site, size};
+use crate::number;
+use crate::pcap::{PcapError, Record, Tail};
+use crate::schema::{Connections, Load, MethodResult, Run};
+use crate::server::{self, Place, Seat, Wake};
+use crate::trial;
+use crate::wire::WireAnalysis;
+
+/// What is compared: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
+pub const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
+/// What a client asks, and the answer (memcached's text protocol).
+const REQUEST: &[u8] = b"get nothing\r\n";
+const ANSWER: &[u8] = b"END\r\n";
+/// Real time that a connection may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What to measure on one emulated host.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Of [`METHODS`].
+    pub methods: Vec<String>,
+    /// Connections of each.
+    pub count: u64,
+    /// Clients at once.
+    pub clients: u32,
+}
+
+/// Boots the host and measures every method. A case that fails is passed to `missing` with its name, and the rest is
+/// measured, as long as the host lives.
+///
+/// # Errors
+/// The host does not come up, the guest module cannot be built.
+pub fn measure(
+    plan: &Plan,
+    site: &Site,
+    images: &Images,
+    progress: &mut dyn FnMut(&str),
+    missing: &mut dyn FnMut(&str, MeasureError),
+) -> Result<Vec<MethodResult>, MeasureError> {
+    let ground = Ground::Emulated(site, images);
+    let outsourced = plan.methods.iter().any(|method| method == "outsourcing");
+    let mut seat = Seat::new(server::MEMCACHED, &ground, outsourced, progress)?;
+    let host = ground.start(&[], &server::CONFIG, progress)?;
+    trial::each(
+        host,
+        &plan.methods,
+        |method| (*method).clone(),
+        missing,
+        |host, method, results| {
+            let (place, applied) = match method.as_str() {
+                "outsourcing" => (Place::Outsourced(Wake::Idle), "partitioned"),
+                other => (Place::Vm, other),
+            };
+            seat.put(host, place, progress)?;
+            progress(&format!("{method}: applying"));
+            host.apply(applied)?;
+            results.push(measure_case(host, plan, method, progress)?);
+            Ok(())
+        },
+    )
+}
+
+fn measure_case(
+    host: &mut Host,
+    plan: &Plan,
+    method: &str,
+    progress: &mut dyn FnMut(&str),
+) -> Result<MethodResult, MeasureError> {
+    let server = SocketAddr::from((server::ADDRESS, server::MEMCACHED.port));
+    ready(server)?;
+    progress(&format!("{method}: {} connections by {} clients", plan.count, plan.clients));
+    let capture = host.capture("rt");
+    let from = size(&capture);
+    let before = host.cpu_time()?;
+    let asked = connect(server, plan);
+    let after = host.cpu_time()?;
+    asked?;
+    let cut = host.dir.join(format!("{method}.pcap"));
+    host.cut(&capture, from, &cut)?;
+    let seen = analyse(&cut, server.port())?;
+    // Its sums are in the result.
+    let _ = std::fs::remove_file(&cut);
+    let mut result = MethodResult::new(&Run {
+        method,
+        label: label(method),
+        kernel: &host.kernel,
+        clock: host.clock,
+        cpus: u32::from(host.cpus),
+        load: Load::None,
+        wire: &WireAnalysis::default(),
+        bulk: None,
+        cpu_share: after.share_since(&before, host.cpus),
+        late_ns: None,
+    });
+    result.connections =
+        seen.per_s().map(|per_s| Connections { per_s, completed: seen.completed, clients: plan.clients });
+    Ok(result)
+}
+
+fn label(method: &str) -> &str {
+    match method {
+        "threaded" => "vhost-net, the paper's threaded interrupt handling",
+        "partitioned" => "vhost-net, every NAPI threaded, one priority table",
+        "outsourcing" => "outsourced sockets, as partitioned",
+        other => other,
+    }
+}
+
+/// Waits until the server answers.
+fn ready(server: SocketAddr) -> Result<(), MeasureError> {
+    let start = Instant::now();
+    loop {
+        match ask(server) {
+            Ok(()) => return Ok(()),
+            Err(error) if start.elapsed() > PATIENCE => return Err(failed(&error)),
+            Err(_) => thread::sleep(Duration::from_millis(200)),
+        }
+    }
+}
+
+fn failed(error: &io::Error) -> MeasureError {
+    MeasureError::Program { program: "a connection to memcached".to_owned(), said: error.to_string() }
+}
+
+/// All connections, by so many clients at once.
+fn connect(server: SocketAddr, plan: &Plan) -> Result<(), MeasureError> {
+    let begun = AtomicU64::new(0);
+    let client = || {
+        while begun.fetch_add(1, Ordering::Relaxed) < plan.count {
+            ask(server)?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..plan.clients).map(|_| scope.spawn(client)).collect();
+        let ended = |client: thread::ScopedJoinHandle<'_, io::Result<()>>| {
+            client.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")))
+        };
+        // The scope waits for the others, too.
+        clients.into_iter().try_for_each(ended)
+    })
+    .map_err(|error| failed(&error))
+}
+
+/// One connection, from its first packet until its end is sent.
+fn ask(server: SocketAddr) -> io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(REQUEST)?;
+    let mut answer = [0; ANSWER.len()];
+    stream.read_exact(&mut answer)?;
+    if answer == *ANSWER { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidData, "another answer")) }
+}
+
+/// What passed the NIC.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+struct Seen {
+    /// Connections that were answered and closed by both sides.
+    completed: u64,
+    /// When the first and the last were, ns.
+    span: Option<(u64, u64)>,
+}
+
+impl Seen {
+    fn per_s(&self) -> Option<f64> {
+        let (first, last) = self.span?;
+        (last > first).then(|| (self.completed - 1) as f64 * 1e9 / (last - first) as f64)
+    }
+}
+
+/// How far a connection is.
+#[derive(Debug, Default, Clone, Copy)]
+struct Progress {
+    answered: bool,
+    client_ended: bool,
+    server_ended: bool,
+}
+
+/// Counts connections to a port, packet by packet. Pure.
+#[derive(Debug)]
+struct Monitor {
+    port: u16,
+    open: HashMap<SocketAddr, Progress>,
+    seen: Seen,
+}
+
+impl Monitor {
+    fn new(port: u16) -> Self {
+        Self { port, open: HashMap::new(), seen: Seen::default() }
+    }
+
+    fn record(&mut self, record: &Record<'_>) {
+        if let Some(Frame::Tcp(segment)) = parse(record) {
+            self.segment(record.at_ns, &segment);
+        }
+    }
+
+    fn segment(&mut self, at_ns: u64, segment: &Segment<'_>) {
+        let (client, by_client) = match (segment.to.port() == self.port, segment.from.port() == self.port) {
+            (true, _) => (segment.from, true),
+            (_, true) => (segment.to, false),
+            _ => return,
+        };
+        if by_client && segment.syn {
+            // Also where the port is used again.
+            self.open.insert(client, Progress::default());
+        }
+        // One of before the capture, or that is over: its last packets say nothing.
+        let Some(of) = self.open.get_mut(&client) else { return };
+        of.answered |= !by_client && segment.len as usize >= ANSWER.len();
+        of.client_ended |= by_client && segment.fin;
+        of.server_ended |= !by_client && segment.fin;
+        if of.answered && of.client_ended && of.server_ended {
+            self.open.remove(&client);
+            self.seen.completed += 1;
+            self.seen.span = Some((self.seen.span.map_or(at_ns, |(first, _)| first), at_ns));
+        }
+    }
+}
+
+fn analyse(path: &Path, port: u16) -> Result<Seen, PcapError> {
+    let mut tail = Tail::open(path)?;
+    let mut monitor = Monitor::new(port);
+    match tail.read_new(|record| monitor.record(&record)) {
+        Ok(_) | Err(PcapError::Damaged { .. }) => Ok(monitor.seen),
+        Err(error) => Err(error),
+    }
+}
+
+/// The rates as a table: the general one has no column for them.
+pub fn table(results: &[MethodResult]) -> String {
+    let mut text = String::from("method          connections  clients  CPU busy  a second\n");
+    for result in results {
+        let busy = result.cpu_share.unwrap_or(0.0) * 100.0;
+        let of = result.connections.map_or_else(
+            || format!("{:>11} {:>8}", "none", ""),
+            |of| format!("{:>11} {:>8}", number::count(of.completed), of.clients),
+        );
+        let rate = result.connections.map_or_else(String::new, |of| number::significant(of.per_s));
+        text.push_str(&format!("{:<15} {of} {busy:>8.0}%  {rate:>8}\n", result.method));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(from_client: bool, flags: &str, len: u32) -> Segment<'static> {
+        let (client, server) = ("10.1.0.1:40000".parse().unwrap(), "10.1.0.2:11211".parse().unwrap());
+        let (from, to) = if from_client { (client, server) } else { (server, client) };
+        let [syn, fin] = ['S', 'F'].map(|flag| flags.contains(flag));
+        Segment { from, to, sequence: 0, acknowledged: None, len, syn, fin, payload: &[] }
+    }
+
+    #[test]
+    fn a_connection_counts_once_it_is_answered_and_closed_by_both() {
+        let mut monitor = Monitor::new(11_211);
+        let whole = [(true, "S", 0), (false, "S", 0), (true, "", 13), (false, "", 5), (true, "F", 0), (false, "F", 0)];
+        for (at, (from_client, flags, len)) in whole.into_iter().enumerate() {
+            assert_eq!(monitor.seen.completed, 0);
+            monitor.segment(at as u64, &segment(from_client, flags, len));
+        }
+        assert_eq!(monitor.seen, Seen { completed: 1, span: Some((5, 5)) });
+        // Sent again, and another one without an answer, on the same port.
+        monitor.segment(6, &segment(false, "F", 0));
+        for (from_client, flags, len) in [(true, "S", 0), (true, "", 13), (true, "F", 0), (false, "F", 0)] {
+            monitor.segment(7, &segment(from_client, flags, len));
+        }
+        assert_eq!(monitor.seen.completed, 1);
+        for (from_client, flags, len) in whole {
+            monitor.segment(1_000_000_005, &segment(from_client, flags, len));
+        }
+        assert_eq!(monitor.seen.per_s(), Some(1.0));
+    }
+
+    #[test]
+    fn nothing_has_no_rate() {
+        assert_eq!(Seen::default().per_s(), None);
+        assert_eq!(Seen { completed: 1, span: Some((5, 5)) }.per_s(), None);
+    }
+}
