@@ -120,7 +120,7 @@ struct ontime_done {
 #define ONTIME_OP_GETOPT 10  /*   arg: level, name; readable data: the value passed in; writable: out; gives its length */
 #define ONTIME_OP_NAME 11    /* c arg: ONTIME_NAME_*; done.addr */
 #define ONTIME_OP_QUERY 12   /* c arg: ONTIME_QUERY_*; gives the number */
-#define ONTIME_OP_CLOSE 13   /*   arg: ONTIME_CLOSE_*; ends the socket's waiting calls first, on every channel */
+#define ONTIME_OP_CLOSE 13   /* c arg: ONTIME_CLOSE_*; ends the socket's waiting calls first; a channel closes accepted connections only */
 #define ONTIME_OP_CANCEL 14  /* c arg: low, high half of the id of a waiting call of this queue */
 #define ONTIME_OP_CHANNEL 15 /*   arg: channel; moves the socket there; -EBUSY while calls wait on it */
 #define ONTIME_OP_POLL 16    /* c reports ready and seq, nothing else */
@@ -164,6 +164,7 @@ struct ontime_event {
 #define ONTIME_READY_ERR 0x8 /* the socket's error queue is not empty */
 #define ONTIME_READY_HUP 0x10
 #define ONTIME_READY_RDHUP 0x2000
+#define ONTIME_READY_END 0x10000 /* a stream, beside RDHUP: all was received, and each RECV gives 0 */
 
 /*
  * ---- Shared page: one ontime_vcpu a channel, in guest memory, 64 bytes aligned, named by ONTIME_CTL_VCPU ----

@@ -332,6 +332,12 @@ static int recv_datagram(struct sock *sk, struct msghdr *msg, int flags, long *t
 	return result == -ERESTARTSYS ? sock_intr_errno(*timeout) : result;
 }
 
+/* The host has said that a stream has come to its end and all of it was received. */
+static bool recv_at_end(struct sock *sk, int flags)
+{
+	return !(flags & RECV_AT_ONCE) && ontime_sock_ready(ontime_sk(sk)) & ONTIME_READY_END && !READ_ONCE(sk->sk_err);
+}
+
 int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int flags)
 {
 	struct sock *sk = sock->sk;
@@ -349,7 +355,7 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 		if (result > 0 && flags & MSG_PEEK)
 			result = recv_peek_on(sk, msg, flags, result);
 		else if (result == -ONTIME_AGAIN)
-			result = recv_chunk(sk, msg, flags, &timeout);
+			result = recv_at_end(sk, flags) ? 0 : recv_chunk(sk, msg, flags, &timeout);
 		if (result == -ONTIME_AGAIN)
 			continue;
 		if (result <= 0)

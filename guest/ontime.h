@@ -227,7 +227,7 @@ bool ontime_rpc_grow(struct ontime_rpc *rpc, size_t length);
 int ontime_rpc_pages(struct ontime_rpc *rpc, struct iov_iter *iter, size_t length);
 int ontime_rpc_run(struct ontime_rpc *rpc);
 int ontime_rpc_wait(struct ontime_rpc *rpc, long *timeout);
-void ontime_rpc_close(struct ontime_dev *dev, u32 id, u32 index, u32 how);
+void ontime_rpc_close(struct ontime_dev *dev, u32 number, u32 id, u32 index, u32 how);
 struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main);
 s64 ontime_ctl_took(struct ontime_chan *main);
 int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address);

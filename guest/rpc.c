@@ -172,7 +172,7 @@ static void rpc_end_abandoned(struct ontime_rpc *rpc)
 	if (rpc->abandoned == ONTIME_SOCK_NONE)
 		return;
 	if (rpc->answered && !rpc->result)
-		ontime_rpc_close(rpc->dev, rpc->abandoned, index, ONTIME_CLOSE_GRACEFUL);
+		ontime_rpc_close(rpc->dev, 0, rpc->abandoned, index, ONTIME_CLOSE_GRACEFUL);
 	else
 		ida_free(&rpc->dev->indices, index);
 }
@@ -236,7 +236,8 @@ void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result)
 		rpc->chan->sleepers--;
 		atomic_dec(&rpc->chan->waiting);
 	}
-	if (rpc->closes >= 0)
+	/* What a channel does not close, MAIN does. */
+	if (rpc->closes >= 0 && !(rpc->chan->number && result == -EOPNOTSUPP))
 		ida_free(&rpc->dev->indices, rpc->closes);
 	if (!rpc->lost)
 		ontime_rpc_finish(rpc, result);
@@ -471,10 +472,14 @@ int ontime_rpc_run(struct ontime_rpc *rpc)
 	return err ? err : rpc->result;
 }
 
-/* Closes a host socket; its index is free again once the device has done it, also where the caller is killed. */
-void ontime_rpc_close(struct ontime_dev *dev, u32 id, u32 index, u32 how)
+/*
+ * Closes a host socket; its index is free again once the device has done it, also where the caller is killed. By channel @number where that may
+ * close it (a connection that was accepted), else by MAIN, which has the channel's thread let go of it first.
+ */
+void ontime_rpc_close(struct ontime_dev *dev, u32 number, u32 id, u32 index, u32 how)
 {
-	struct ontime_rpc *rpc = rpc_alloc(dev, 0, ONTIME_OP_CLOSE, id, GFP_KERNEL | __GFP_NOFAIL);
+	struct ontime_rpc *rpc = rpc_alloc(dev, number, ONTIME_OP_CLOSE, id, GFP_KERNEL | __GFP_NOFAIL);
+	bool refused = false;
 
 	if (IS_ERR(rpc)) {
 		/* The device has gone, and its sockets with it. */
@@ -483,11 +488,15 @@ void ontime_rpc_close(struct ontime_dev *dev, u32 id, u32 index, u32 how)
 	}
 	rpc->out.call.arg[0] = cpu_to_le32(how);
 	rpc->closes = index;
-	if (rpc_submit(rpc, false) < 0)
+	if (rpc_submit(rpc, false) < 0) {
 		ida_free(&dev->indices, index);
-	else
-		rpc_sleep(rpc, TASK_KILLABLE, MAX_SCHEDULE_TIMEOUT);
+	} else {
+		rpc_sleep(rpc, number ? TASK_UNINTERRUPTIBLE : TASK_KILLABLE, MAX_SCHEDULE_TIMEOUT);
+		refused = number && rpc->result == -EOPNOTSUPP;
+	}
 	ontime_rpc_put(rpc);
+	if (refused)
+		ontime_rpc_close(dev, 0, id, index, how);
 }
 
 /*

@@ -169,7 +169,8 @@ static void sock_give_id(struct ontime_sock *os, enum sock_rest rest)
 		struct sock *sk = (struct sock *)os;
 		bool abort = sk->sk_type == SOCK_STREAM && os->abort;
 
-		ontime_rpc_close(os->dev, os->id, index, abort ? ONTIME_CLOSE_ABORT : ONTIME_CLOSE_GRACEFUL);
+		ontime_rpc_close(os->dev, os->peer_len ? os->chan : 0, os->id, index,
+				 abort ? ONTIME_CLOSE_ABORT : ONTIME_CLOSE_GRACEFUL);
 	} else if (rest == REST_NOTHING) {
 		ida_free(&os->dev->indices, index);
 	}
@@ -365,7 +366,22 @@ int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 	return err;
 }
 
-/* accept4() asks for the peer of the socket it has just got: that one is known. */
+/*
+ * Whether the peer's name is known: that of an accepted socket, which is the same for as long as the connection is there. accept4() asks for it
+ * in any case.
+ */
+static bool sock_peer_known(struct sock *sk, int peer)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+
+	if (!os->peer_len || !peer)
+		return false;
+	if (peer == 2)
+		return true;
+	ontime_sock_reap(sk);
+	return !(ontime_sock_ready(os) & (ONTIME_READY_HUP | ONTIME_READY_ERR)) && !READ_ONCE(sk->sk_err) && !READ_ONCE(os->dead);
+}
+
 int ontime_getname(struct socket *sock, struct sockaddr *addr, int peer)
 {
 	struct sock *sk = sock->sk;
@@ -373,7 +389,7 @@ int ontime_getname(struct socket *sock, struct sockaddr *addr, int peer)
 	struct ontime_rpc *rpc;
 	int result;
 
-	if (peer == 2 && os->peer_len) {
+	if (sock_peer_known(sk, peer)) {
 		memcpy(addr, os->peer, os->peer_len);
 		return os->peer_len;
 	}

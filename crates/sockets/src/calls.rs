@@ -101,11 +101,20 @@ impl Engine {
             self.orders(memory, vring);
             owned = self.owns(&socket);
         }
-        // Only the worker may ask about another's socket: it cannot be closed meanwhile.
+        // Only the worker may ask about another's socket, which is not closed meanwhile.
         let anywhere = self.channel == 0 && matches!(request, Request::Name { .. } | Request::Query(_));
+        let shared = (anywhere && !owned).then(|| self.shared.clone());
+        let held = shared.as_ref().and_then(|shared| shared.table.hold(socket.index));
+        if shared.as_ref().is_some_and(|shared| held.is_none() || shared.table.find(socket.id).is_err()) {
+            return self.complete(memory, vring, call, &Errno(libc::EBADF).into(), None);
+        }
         if !owned && !anywhere {
             let error = if request.is_fast() { libc::EXDEV } else { libc::EOPNOTSUPP };
             return self.complete(memory, vring, call, &Errno(error).into(), None);
+        }
+        if let (Request::Close { abort }, true) = (request, owned) {
+            let closed = self.close(memory, vring, &socket, abort);
+            return self.complete(memory, vring, call, &Reply::number(closed.map(|()| 0)), None);
         }
         let prio = call.words.prio;
         if let Some(local) = self.local(socket.index).filter(|_| owned) {

@@ -8,6 +8,7 @@ use crate::engine::{Engine, Outcome};
 use crate::host;
 use crate::memory::Memory;
 use crate::name::Name;
+use crate::readiness;
 use crate::request::{self, Protocol, Request};
 use crate::shared::count;
 use crate::table::Socket;
@@ -15,7 +16,7 @@ use crate::table::Socket;
 /// ioctl: bytes not yet sent of a TCP socket (linux/sockios.h).
 const SIOCOUTQNSD: libc::Ioctl = 0x894b;
 /// ioctl: whether the next byte is the urgent one.
-const SIOCATMARK: libc::Ioctl = 0x8905;
+pub(crate) const SIOCATMARK: libc::Ioctl = 0x8905;
 
 /// How often a call is tried in a row while it moves bytes.
 const TRIES: usize = 16;
@@ -74,13 +75,13 @@ impl Engine {
     /// Looks how ready the socket is now, and why it failed: a guest that sees the one asks for the other. Calls that wait
     /// have a right to the error; the event that is on its way gives it to them.
     pub(crate) fn look(&mut self, socket: &Socket) {
-        let mut ready = host::ready(socket.fd);
+        let mut ready = readiness::ask(socket);
         let Some(local) = self.local(socket.index).filter(|local| local.owned) else { return };
         if ready & ONTIME_READY_ERR != 0 && local.waiting.iter().all(crate::call::List::is_empty) {
             let error = host::take_error(socket.fd);
             if error != 0 {
                 local.error = error as u16;
-                ready = host::ready(socket.fd);
+                ready = readiness::ask(socket);
             }
         }
         let failed = local.error != 0;
@@ -225,6 +226,7 @@ impl Engine {
         match host::accept(socket.fd) {
             Ok((fd, peer)) => {
                 table.set(index, fd, socket.family, socket.protocol, self.channel);
+                table.set_accepted(index);
                 self.look(socket);
                 // Only out of kernel memory or watches: the guest has the socket and sees that it does nothing.
                 if self.adopt(index).is_err() {

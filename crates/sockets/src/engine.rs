@@ -15,6 +15,7 @@ use crate::host;
 use crate::mail::{ChannelEnd, Order, ROOM, Released};
 use crate::memory::{Iovecs, Memory};
 use crate::notify::Notifier;
+use crate::readiness;
 use crate::shared::{QUEUE_MAX, Shared, count};
 use crate::table::{NOBODY, Socket};
 use crate::vring::Vring;
@@ -35,6 +36,8 @@ pub(crate) struct Local {
     pub out_watched: bool,
     /// Somebody asked how ready it is, and means to be told.
     pub polled: bool,
+    /// What it was ready for when it was adopted is still to come as an event, too.
+    pub adopted: bool,
     pub prio: u16,
     pub error: u16,
     pub ready: u32,
@@ -262,7 +265,7 @@ impl Engine {
     /// Makes a socket this engine's. Its readiness is reported.
     pub(crate) fn adopt(&mut self, index: u32) -> Result<(), Errno> {
         let socket = self.shared.table.at(index).ok_or(Errno(libc::EBADF))?;
-        let ready = host::ready(socket.fd);
+        let ready = readiness::ask(&socket);
         let out_watched = awaits_out(ready);
         // What came since is an event at once.
         self.wait.watch(socket_event(index), socket.fd, awaited(out_watched))?;
@@ -270,7 +273,7 @@ impl Engine {
         let seq = self.shared.table.reports(index);
         if let Some(local) = self.local(index) {
             let Local { dirty, again, .. } = *local;
-            *local = Local { owned: true, dirty, again, out_watched, seq, ready, ..Local::default() };
+            *local = Local { owned: true, adopted: true, dirty, again, out_watched, seq, ready, ..Local::default() };
         }
         self.shared.table.set_owner(index, self.channel);
         self.mark_dirty(index);
@@ -304,18 +307,39 @@ impl Engine {
         if waiting && !force {
             return Err(Errno(libc::EBUSY));
         }
+        let seq = self.leave(memory, vring, index);
+        self.shared.table.set_reports(index, seq);
+        self.shared.table.set_owner(index, NOBODY);
+        Ok(())
+    }
+
+    /// Has nothing more to do with a socket that is this engine's; gives the number of its reports.
+    fn leave(&mut self, memory: &Memory, vring: &Vring, index: u32) -> u32 {
         self.end_waiting(memory, vring, index);
         if let Some(socket) = self.shared.table.at(index) {
             self.wait.unwatch(socket_event(index), socket.fd);
         }
-        if let Some(local) = self.local(index) {
-            local.owned = false;
-            local.ready = 0;
-            local.error = 0;
-            let seq = local.seq;
-            self.shared.table.set_reports(index, seq);
+        let Some(local) = self.local(index) else { return 0 };
+        local.owned = false;
+        local.ready = 0;
+        local.error = 0;
+        local.seq
+    }
+
+    /// Closes a connection that was accepted here: of that nothing blocks, as no host socket lingers, and an accepted one has no members of
+    /// groups and no connections that wait.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP for other sockets, and where the worker uses it just now: then it is main's to close.
+    pub(crate) fn close(&mut self, memory: &Memory, vring: &Vring, socket: &Socket, abort: bool) -> Result<(), Errno> {
+        let shared = self.shared.clone();
+        let held = shared.table.hold(socket.index).filter(|_| socket.accepted && self.channel != 0);
+        let _held = held.ok_or(Errno(libc::EOPNOTSUPP))?;
+        self.leave(memory, vring, socket.index);
+        if abort {
+            host::abort_at_close(socket.fd);
         }
-        self.shared.table.set_owner(index, NOBODY);
+        shared.table.close(socket.index);
         Ok(())
     }
 

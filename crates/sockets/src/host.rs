@@ -126,6 +126,12 @@ pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
     check(unsafe { libc::shutdown(fd, how) }).map(drop)
 }
 
+/// Has the socket's close reset its connection: SO_LINGER with no time. One that cannot be reset is closed all the same.
+pub fn abort_at_close(fd: RawFd) {
+    let linger = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()];
+    let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, linger.as_flattened());
+}
+
 /// close(2). The number must not be used any more.
 pub fn close(fd: RawFd) {
     // SAFETY: the caller gives the descriptor up; an error leaves it closed too.

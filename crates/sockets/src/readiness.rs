@@ -3,11 +3,13 @@
 use vhost_user_backend::VringT;
 
 use crate::abi::*;
+use crate::data::SIOCATMARK;
 use crate::engine::{Engine, Local, awaits_out};
 use crate::host;
 use crate::memory::Memory;
 use crate::request::Protocol;
 use crate::shared::{QUEUE_MAX, count};
+use crate::table::Socket;
 use crate::vring::Vring;
 
 impl Engine {
@@ -34,21 +36,23 @@ impl Engine {
         let mut ready = match told {
             // What was not said is as it was.
             Some(bits) => bits & ONTIME_READY_IN | (bits | before) & ONTIME_READY_OUT,
-            None => host::ready(socket.fd),
+            None => ask(&socket),
         };
         if ready & ONTIME_READY_ERR != 0 {
             let error = host::take_error(socket.fd);
             if error != 0 {
                 self.failed(memory, vring, &socket, error);
-                ready = host::ready(socket.fd);
+                ready = ask(&socket);
             }
         }
         self.note(&socket, ready);
         let [received, sent] = self.serve(memory, vring, &socket);
         let Some(local) = self.local(index) else { return received };
         let changed = local.ready != before && !received && !sent;
-        // IN that nobody waited for is a new arrival even if it was reported before: edge-triggered pollers want to know.
-        let arrived = local.ready & ONTIME_READY_IN != 0 && !received;
+        // IN that nobody waited for is a new arrival even if it was reported before: edge-triggered pollers want to know. But not what was
+        // there when the socket was adopted, which was reported then.
+        let known = std::mem::take(&mut local.adopted) && local.ready == before;
+        let arrived = local.ready & ONTIME_READY_IN != 0 && !received && !known;
         if local.error != 0 || changed || arrived {
             self.mark_dirty(index);
         }
@@ -139,6 +143,17 @@ impl Engine {
         self.waiter = self.waiter.max(local.prio);
         Some(ontime_event { type_: ONTIME_EVENT_READY as u16, error, sock, ready, seq, generation })
     }
+}
+
+/// How ready a socket is, as ONTIME_READY_*, asked of the kernel.
+pub(crate) fn ask(socket: &Socket) -> u32 {
+    let ready = host::ready(socket.fd);
+    let told = ONTIME_READY_IN | ONTIME_READY_RDHUP;
+    let may_end = socket.protocol == Protocol::Tcp && ready & (told | ONTIME_READY_PRI | ONTIME_READY_ERR) == told;
+    // Who is told so need not ask for it. But a receive would also pass an urgent byte, which would be unread at the close.
+    let none = |request| host::query(socket.fd, request) == Ok(0);
+    let at_end = may_end && none(libc::FIONREAD as libc::Ioctl) && none(SIOCATMARK);
+    if at_end { ready | ONTIME_READY_END } else { ready }
 }
 
 impl Local {

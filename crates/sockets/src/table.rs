@@ -1,11 +1,11 @@
 //! The VM's sockets: which id is which host socket, and which channel's thread owns it.
 //!
 //! Shared by all threads, lock-free. Rules: whoever claims a slot opens it; only the channel in `owner` does data calls on
-//! the descriptor; only the worker closes descriptors, and only when the owner has let go. So no thread ever uses a
-//! number that was closed and given to another file.
+//! the descriptor; others use it only while they hold it ([`Table::hold`]). The worker closes descriptors, when the owner has let go; a channel
+//! closes a connection that it has accepted and holds. So no thread ever uses a number that was closed and given to another file.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 
 use crate::abi::{Errno, ONTIME_SOCK_INDEX_BITS, ONTIME_SOCK_NONE};
 use crate::host;
@@ -17,6 +17,7 @@ pub const NOBODY: u32 = u32::MAX;
 const UDP: u8 = 1;
 const V6: u8 = 2;
 const BOUND: u8 = 4;
+const ACCEPTED: u8 = 8;
 
 struct Slot {
     id: AtomicU32,
@@ -25,6 +26,8 @@ struct Slot {
     facts: AtomicU8,
     /// Reports of its readiness so far, while nobody owns it.
     reports: AtomicU32,
+    /// Somebody has it for a call that its owner does not make, or closes it.
+    held: AtomicBool,
 }
 
 /// A socket as the table has it.
@@ -44,6 +47,18 @@ pub struct Socket {
     pub family: Family,
     /// Whether the guest gave it a local port.
     pub bound: bool,
+    /// Whether it is a connection that a listener has accepted.
+    pub accepted: bool,
+}
+
+/// Nobody closes a socket meanwhile.
+#[derive(Debug)]
+pub struct Held<'a>(&'a AtomicBool);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 /// The table.
@@ -61,6 +76,7 @@ impl Table {
             owner: AtomicU32::new(NOBODY),
             facts: AtomicU8::new(0),
             reports: AtomicU32::new(0),
+            held: AtomicBool::new(false),
         };
         Self { slots: (0..sockets).map(|_| slot()).collect(), open: AtomicU32::new(0) }
     }
@@ -116,7 +132,14 @@ impl Table {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Closes a socket and gives its place back. For the worker only, once nobody owns it.
+    /// Has a socket to oneself among those who are not its owner, and its owner where that closes it. None: another has it. Nobody waits for it: a
+    /// channel's thread may be what keeps the other from running.
+    pub fn hold(&self, index: u32) -> Option<Held<'_>> {
+        let held = &self.slots.get(index as usize)?.held;
+        held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Held(held))
+    }
+
+    /// Closes a socket and gives its place back. For the worker, once nobody owns it; for an owner that holds it.
     pub fn close(&self, index: u32) {
         let Some(slot) = self.slots.get(index as usize) else { return };
         let fd = slot.fd.swap(-1, Ordering::AcqRel);
@@ -151,13 +174,23 @@ impl Table {
             protocol: if facts & UDP == 0 { Protocol::Tcp } else { Protocol::Udp },
             family: if facts & V6 == 0 { Family::V4 } else { Family::V6 },
             bound: facts & BOUND != 0,
+            accepted: facts & ACCEPTED != 0,
         })
     }
 
     /// Notes that the guest gave the socket a local port.
     pub fn set_bound(&self, index: u32) {
+        self.note(index, BOUND);
+    }
+
+    /// Notes that a listener has accepted it.
+    pub fn set_accepted(&self, index: u32) {
+        self.note(index, ACCEPTED);
+    }
+
+    fn note(&self, index: u32, fact: u8) {
         if let Some(slot) = self.slots.get(index as usize) {
-            slot.facts.fetch_or(BOUND, Ordering::Relaxed);
+            slot.facts.fetch_or(fact, Ordering::Relaxed);
         }
     }
 

@@ -247,9 +247,7 @@ impl Worker {
 
     fn close(&self, index: u32, abort: bool) {
         if let Some(socket) = self.shared().table.at(index).filter(|_| abort) {
-            let linger = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()].concat();
-            // A socket that cannot be reset is closed all the same.
-            let _ = host::set_option(socket.fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+            host::abort_at_close(socket.fd);
         }
         self.shared().table.close(index);
     }
@@ -274,11 +272,22 @@ impl Worker {
             Ok(socket) => socket,
             Err(error) => return self.engine.complete(memory, calls, call, &error.into(), None),
         };
+        match request {
+            Request::Close { abort } => return self.let_go(memory, calls, call, &socket, After::Close { abort }),
+            Request::Channel { channel } if channel != socket.owner => {
+                return self.let_go(memory, calls, call, &socket, After::Move { channel });
+            }
+            _ => {}
+        }
+        // Its channel may close it: not meanwhile, and maybe it has.
+        let shared = self.engine.shared.clone();
+        let held = shared.table.hold(socket.index);
+        if held.is_none() || shared.table.find(socket.id).is_err() {
+            return self.engine.complete(memory, calls, call, &Errno(libc::EBADF).into(), None);
+        }
         let ours = socket.owner == 0;
         let reply = match request {
-            Request::Close { abort } => return self.let_go(memory, calls, call, &socket, After::Close { abort }),
-            Request::Channel { channel } if channel == socket.owner => Ok(Reply::done()),
-            Request::Channel { channel } => return self.let_go(memory, calls, call, &socket, After::Move { channel }),
+            Request::Channel { .. } => Ok(Reply::done()),
             Request::Bind(name) => self.bind(&socket, name),
             Request::Listen { backlog } => self.listen(&socket, backlog),
             Request::Connect(name) => self.connect(&socket, name),
@@ -426,7 +435,13 @@ impl Worker {
     }
 
     fn sockets(&self) -> Vec<SocketStatus> {
-        self.shared().table.iter().map(|socket| SocketStatus::of(&socket, &self.shared().vm.policy)).collect()
+        let table = &self.shared().table;
+        let status = |index| {
+            // Held before it is looked at: one that its channel closes is left out.
+            let _held = table.hold(index)?;
+            Some(SocketStatus::of(&table.at(index)?, &self.shared().vm.policy))
+        };
+        (0..table.len() as u32).filter_map(status).collect()
     }
 }
 

@@ -270,6 +270,38 @@ fn sockets_move_between_channels() {
     assert_eq!(vm.channels[1].result(Call::new(ONTIME_OP_CLOSE, 1)), Err(libc::EOPNOTSUPP), "the worker's");
 }
 
+/// Without the worker, and only these: what else a close does may block.
+#[test]
+fn a_channel_closes_the_connections_it_has_accepted() {
+    let mut vm = Vm::start(FREE);
+    vm.main().socket(1, AF_INET, SOCK_STREAM, 1);
+    let address = bind(&mut vm, 1);
+    assert_eq!(vm.main().result(Call::new(ONTIME_OP_LISTEN, 1).arg([9])), Ok(0));
+    let close = |abort: i32| Call::new(ONTIME_OP_CLOSE, 2).arg([abort]);
+    for abort in [0, 1, 0] {
+        let mut peer = TcpStream::connect(address).unwrap();
+        let driver = &mut vm.channels[1];
+        assert_eq!(driver.result(Call::new(ONTIME_OP_ACCEPT, 1).arg([2]).wait()), Ok(0));
+        let waiting = driver.post(Call::new(ONTIME_OP_RECV, 2).wait().room(10));
+        assert_eq!(driver.result(close(abort)), Ok(0));
+        assert_eq!(driver.poll(waiting).expect("answered before CLOSE is").result(), Err(libc::ECANCELED));
+        assert_eq!(driver.result(Call::new(ONTIME_OP_RECV, 2).room(10)), Err(libc::EBADF));
+        let ended = peer.read(&mut [0; 1]).map_err(|error| error.raw_os_error());
+        assert_eq!(ended, if abort == 0 { Ok(0) } else { Err(Some(libc::ECONNRESET)) });
+        assert_eq!(vm.main().result(close(0)), Err(libc::EBADF));
+    }
+    assert_eq!(
+        vm.channels[1].result(Call::new(ONTIME_OP_CLOSE, 1)),
+        Err(libc::EOPNOTSUPP),
+        "a listener is the worker's"
+    );
+    let _peer = TcpStream::connect(address).unwrap();
+    assert_eq!(vm.channels[1].result(Call::new(ONTIME_OP_ACCEPT, 1).arg([2]).wait()), Ok(0));
+    assert_eq!(vm.main().result(close(0)), Ok(0), "by the worker, too");
+    assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, 1)), Ok(0));
+    assert!(vm.status().sockets.is_empty(), "{:?}", vm.status().sockets);
+}
+
 #[test]
 fn large_sends_wait_for_a_slow_reader_and_lose_nothing() {
     let mut vm = Vm::start(FREE);

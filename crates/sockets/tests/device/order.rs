@@ -101,6 +101,47 @@ fn a_receive_ahead_leaves_urgent_data_alone() {
     assert_eq!(driver.call(Call::new(ONTIME_OP_RECV, 0).wait().room(100)).data, b"again");
 }
 
+/// Not before all that came before it was received.
+#[test]
+fn the_end_of_a_stream_is_told_once_nothing_is_left() {
+    let mut vm = Vm::start(FREE);
+    for channel in 0..2u32 {
+        let server = TcpListener::bind(local(0)).unwrap();
+        vm.channels[channel as usize].event_buffers(64);
+        vm.main().socket(channel, AF_INET, SOCK_STREAM, channel);
+        let _ = vm.main().result(Call::new(ONTIME_OP_CONNECT, channel).to(server.local_addr().unwrap()));
+        let (mut peer, _) = server.accept().unwrap();
+        peer.write_all(b"last words").unwrap();
+        drop(peer);
+        let driver = &mut vm.channels[channel as usize];
+        assert_eq!(driver.ready(channel, ONTIME_READY_RDHUP).ready & ONTIME_READY_END, 0, "channel {channel}");
+        let mut receive = |room| driver.call(Call::new(ONTIME_OP_RECV, channel).room(room));
+        let (part, rest) = (receive(4), receive(100));
+        assert_eq!((&part.data[..], part.header.ready & ONTIME_READY_END), (&b"last"[..], 0));
+        assert_eq!((&rest.data[..], rest.header.ready & ONTIME_READY_END), (&b" words"[..], ONTIME_READY_END));
+        assert_eq!(receive(100).result(), Ok(0));
+    }
+}
+
+/// The receive of the end passes it; a close with it is a reset.
+#[test]
+fn an_urgent_byte_is_something_left() {
+    let mut vm = Vm::start(FREE);
+    let server = TcpListener::bind(local(0)).unwrap();
+    vm.channels[1].event_buffers(64);
+    vm.main().socket(0, AF_INET, SOCK_STREAM, 1);
+    let _ = vm.main().result(Call::new(ONTIME_OP_CONNECT, 0).to(server.local_addr().unwrap()));
+    let (peer, _) = server.accept().unwrap();
+    assert_eq!(unsafe { libc::send(peer.as_raw_fd(), c"!".as_ptr().cast(), 1, libc::MSG_OOB) }, 1);
+    drop(peer);
+    let driver = &mut vm.channels[1];
+    driver.ready(0, ONTIME_READY_RDHUP);
+    let byte = driver.call(Call::new(ONTIME_OP_RECV, 0).arg([libc::MSG_OOB]).room(1));
+    assert_eq!((&byte.data[..], byte.header.ready & ONTIME_READY_END), (&b"!"[..], 0));
+    let end = driver.call(Call::new(ONTIME_OP_RECV, 0).room(1));
+    assert_eq!((end.result(), end.header.ready & ONTIME_READY_END), (Ok(0), ONTIME_READY_END));
+}
+
 /// Of a message that was there already, and of one that came after the call.
 #[test]
 fn a_receive_says_whether_it_waited() {
