@@ -154,6 +154,22 @@ static bool ahead_room(struct sock *sk, struct ontime_rpc *rpc)
 	return true;
 }
 
+/* One that waits comes back with nothing. */
+static void ahead_call_off(struct ontime_sock *os)
+{
+	struct ontime_rpc *rpc;
+
+	mutex_lock(&os->ahead_lock);
+	rpc = ahead_state(os) == AHEAD_POSTED ? os->ahead : NULL;
+	if (rpc)
+		refcount_inc(&rpc->refs);
+	mutex_unlock(&os->ahead_lock);
+	if (!rpc)
+		return;
+	ontime_rpc_cancel(rpc);
+	ontime_rpc_put(rpc);
+}
+
 /* A receive gave so many bytes of those it had room for: has the next one wait in the device where that is worth it. */
 void ontime_ahead_next(struct sock *sk, size_t received, size_t room, bool plain)
 {
@@ -181,24 +197,19 @@ void ontime_ahead_next(struct sock *sk, size_t received, size_t room, bool plain
 		ahead_drop(os);
 out:
 	mutex_unlock(&os->ahead_lock);
+	/* A receiver that came meanwhile sees it, or is seen here: it would wait behind it. */
+	smp_mb();
+	if (sk->sk_type == SOCK_DGRAM && atomic_read(&os->receivers) > 1)
+		ahead_call_off(os);
 }
 
-/* Never again on this socket: for options that a receive ahead would not honour. One that waits is called off; what has come ahead stays. */
+/* Never again on this socket: for options that a receive ahead would not honour. What has come ahead stays. */
 void ontime_ahead_never(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
-	struct ontime_rpc *rpc;
 
 	WRITE_ONCE(os->ahead_off, true);
-	mutex_lock(&os->ahead_lock);
-	rpc = ahead_state(os) == AHEAD_POSTED ? os->ahead : NULL;
-	if (rpc)
-		refcount_inc(&rpc->refs);
-	mutex_unlock(&os->ahead_lock);
-	if (!rpc)
-		return;
-	ontime_rpc_cancel(rpc);
-	ontime_rpc_put(rpc);
+	ahead_call_off(os);
 }
 
 /* With ahead_lock, of one that has come back with a datagram: as recvmsg(2). */

@@ -320,6 +320,8 @@ static int recv_datagram(struct sock *sk, struct msghdr *msg, int flags, long *t
 	if (result)
 		return result;
 	atomic_inc(&os->receivers);
+	/* Before it is seen whether one is posted (ontime_ahead_next()). */
+	smp_mb__after_atomic();
 	WRITE_ONCE(os->waited, false);
 	do {
 		result = flags & RECV_AT_ONCE ? -ONTIME_AGAIN : ontime_ahead_recv(sk, msg, flags, timeout);

@@ -26,6 +26,11 @@ impl Engine {
             Some(local) if local.owned => (local.ready, local.out_watched, !local.waiting[0].is_empty()),
             _ => return false,
         };
+        let adopted = self.local(index).is_some_and(|local| std::mem::take(&mut local.adopted));
+        if adopted && !receiver && before & ONTIME_READY_IN != 0 && said.is_some_and(|bits| bits & !before == 0) {
+            // What was there when the socket was adopted, and was reported then.
+            return false;
+        }
         if out_watched && !awaits_out(before) && said.unwrap_or(0) & ONTIME_READY_OUT != 0 {
             self.watch_out(&socket, false);
         }
@@ -49,10 +54,8 @@ impl Engine {
         let [received, sent] = self.serve(memory, vring, &socket);
         let Some(local) = self.local(index) else { return received };
         let changed = local.ready != before && !received && !sent;
-        // IN that nobody waited for is a new arrival even if it was reported before: edge-triggered pollers want to know. But not what was
-        // there when the socket was adopted, which was reported then.
-        let known = std::mem::take(&mut local.adopted) && local.ready == before;
-        let arrived = local.ready & ONTIME_READY_IN != 0 && !received && !known;
+        // IN that nobody waited for is a new arrival even if it was reported before: edge-triggered pollers want to know.
+        let arrived = local.ready & ONTIME_READY_IN != 0 && !received;
         if local.error != 0 || changed || arrived {
             self.mark_dirty(index);
         }

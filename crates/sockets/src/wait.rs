@@ -8,8 +8,8 @@
 //! the event: nobody has to ask an epoll for it.
 //!
 //! A ring can do more than wait, past the system call filter. It is made before the filter, is restricted to polls and their end for good
-//! (IORING_REGISTER_RESTRICTIONS), and the filter lets no other be made. A poll keeps the socket open: [`Wait::unwatch`] ends it before
-//! the socket is closed.
+//! (IORING_REGISTER_RESTRICTIONS), and the filter lets no other be made. A poll keeps a socket open that is closed: until the wait after
+//! [`Wait::unwatch`], which ends the thread's turn.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -201,15 +201,13 @@ impl Wait {
         Ok(())
     }
 
-    /// No longer waits for a descriptor, and holds it open no longer. Not having waited is no error.
+    /// No longer waits for a descriptor, and holds it open no longer than until the next wait. Not having waited is no error.
     pub fn unwatch(&mut self, number: u16, fd: RawFd) {
         let before = self.set(number, -1, 0);
         if self.ring.is_none() {
             return host::unwatch(self.epoll, fd);
         }
         self.call_off(number, before);
-        let given = self.ring.as_mut().map_or(Ok(()), |ring| ring.enter(0));
-        self.without_ring(given);
     }
 
     /// Notes what is waited for by a number from now on, and gives what was.
@@ -489,10 +487,10 @@ mod tests {
             (&socket).read_exact(&mut told).unwrap();
             wait.unwatch(17, socket.as_raw_fd());
             drop(socket);
-            peer.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-            assert_eq!(peer.read(&mut told).expect("the peer is not told"), 0);
             bell.write(1).unwrap();
             assert_eq!(next(&mut wait), [8], "nothing more of the socket");
+            peer.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            assert_eq!(peer.read(&mut told).expect("the peer is not told"), 0);
         }
     }
 }
