@@ -11,7 +11,7 @@ demo: release images
 	@mkdir -p $(REPORT)
 	$(ONTIME) bench rt-server --load tcp,small-packets,none --requests $(REQUESTS) --json $(REPORT)/rt-server.json \
 		--csv $(REPORT)/rt-server.csv --html $(REPORT)/index.html
-	@echo "The report page: $(CURDIR)/$(REPORT)/index.html"
+	@echo "The report page: $(abspath $(REPORT))/index.html"
 
 ## test: every test, those that need a host of their own in the emulated one
 test: release

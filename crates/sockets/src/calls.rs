@@ -104,10 +104,12 @@ impl Engine {
         // Only the worker may ask about another's socket, which is not closed meanwhile.
         let anywhere = self.channel == 0 && matches!(request, Request::Name { .. } | Request::Query(_));
         let shared = (anywhere && !owned).then(|| self.shared.clone());
-        let held = shared.as_ref().and_then(|shared| shared.table.hold(socket.index));
-        if shared.as_ref().is_some_and(|shared| held.is_none() || shared.table.find(socket.id).is_err()) {
-            return self.complete(memory, vring, call, &Errno(libc::EBADF).into(), None);
-        }
+        let held = shared.as_ref().map(|shared| shared.table.held(socket.id));
+        let (socket, _held) = match held {
+            Some(Err(error)) => return self.complete(memory, vring, call, &error.into(), None),
+            Some(Ok((socket, held))) => (socket, Some(held)),
+            None => (socket, None),
+        };
         if !owned && !anywhere {
             let error = if request.is_fast() { libc::EXDEV } else { libc::EOPNOTSUPP };
             return self.complete(memory, vring, call, &Errno(error).into(), None);

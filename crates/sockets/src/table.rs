@@ -139,6 +139,15 @@ impl Table {
         held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Held(held))
     }
 
+    /// The socket an id names, held: it is what it is until that is dropped.
+    ///
+    /// # Errors
+    /// EBADF, also for one that is being closed.
+    pub fn held(&self, id: u32) -> Result<(Socket, Held<'_>), Errno> {
+        let held = self.hold(id & ((1 << ONTIME_SOCK_INDEX_BITS) - 1)).ok_or(Errno(libc::EBADF))?;
+        Ok((self.find(id)?, held))
+    }
+
     /// Closes a socket and gives its place back. For the worker, once nobody owns it; for an owner that holds it.
     pub fn close(&self, index: u32) {
         let Some(slot) = self.slots.get(index as usize) else { return };

@@ -68,6 +68,7 @@ impl Worker {
         Self {
             orders: Orders::new(channels.unwrap_or_default()),
             asked,
+            // Until `attach`.
             engine: Engine::new(shared, 0, memory, Wait::by(-1)),
             epoll: -1,
             tickets: Vec::new(),
@@ -281,10 +282,10 @@ impl Worker {
         }
         // Its channel may close it: not meanwhile, and maybe it has.
         let shared = self.engine.shared.clone();
-        let held = shared.table.hold(socket.index);
-        if held.is_none() || shared.table.find(socket.id).is_err() {
-            return self.engine.complete(memory, calls, call, &Errno(libc::EBADF).into(), None);
-        }
+        let (socket, _held) = match shared.table.held(socket.id) {
+            Ok(held) => held,
+            Err(error) => return self.engine.complete(memory, calls, call, &error.into(), None),
+        };
         let ours = socket.owner == 0;
         let reply = match request {
             Request::Channel { .. } => Ok(Reply::done()),
