@@ -260,4 +260,27 @@ mod tests {
         table.close(index);
         assert!(table.is_empty() && table.claim(2).is_ok());
     }
+
+    #[test]
+    fn one_holds_a_socket_at_a_time_and_sees_what_it_is_then() {
+        let table = Table::new(4);
+        let open = |id| {
+            let index = table.claim(id).unwrap();
+            let fd = host::socket(Family::V4, Protocol::Tcp).unwrap();
+            table.set(index, fd, Family::V4, Protocol::Tcp, 1);
+            fd
+        };
+        let first = open(2);
+        assert!(!table.at(2).unwrap().accepted);
+        table.set_accepted(2);
+        let (socket, held) = table.held(2).unwrap();
+        assert_eq!((socket.fd, socket.accepted), (first, true));
+        assert!(table.hold(2).is_none() && table.held(2).is_err() && table.hold(4).is_none());
+        drop(held);
+        table.close(2);
+        assert!(table.held(2).is_err(), "it is gone, and not held for that");
+        let second = open(2);
+        let (socket, _held) = table.held(2).unwrap();
+        assert_eq!((socket.fd, socket.accepted), (second, false));
+    }
 }
