@@ -1,6 +1,6 @@
 //! What a guest can do that means harm, and what QEMU does in between. The process answers or ignores, and goes on.
 
-use std::net::UdpSocket;
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use libc::{AF_INET, SOCK_DGRAM};
@@ -320,20 +320,36 @@ fn a_wake_up_that_shows_no_effect_is_sent_again() {
 #[test]
 fn no_garbage_ends_the_process() {
     let vm = std::cell::RefCell::new(Vm::start(EVERYTHING));
-    // Garbage closes sockets, and hardly ever makes one: there are to be some that it can be about.
+    // Garbage closes sockets, and hardly ever makes one: there are to be some that it can be about, connections of a listener among them.
     let case = std::cell::Cell::new(0_u32);
+    let place = TcpListener::bind(local(0)).unwrap().local_addr().unwrap();
+    let peers = std::cell::RefCell::new(std::collections::VecDeque::new());
     let make_sockets = |vm: &mut Vm| {
         let (turn, sock) = (case.get() % 16, case.get() / 16 % 4);
-        if turn == 0 {
-            let kind = if sock < 2 { SOCK_DGRAM } else { libc::SOCK_STREAM };
-            vm.main().post(Call::new(ONTIME_OP_SOCKET, sock).arg([AF_INET, kind, 0, (sock % 2) as i32]));
+        match turn {
+            0 => {
+                let kind = if sock < 2 { SOCK_DGRAM } else { libc::SOCK_STREAM };
+                vm.main().post(Call::new(ONTIME_OP_SOCKET, sock).arg([AF_INET, kind, 0, (sock % 2) as i32]));
+            }
+            4 if sock == 3 => {
+                vm.main().post(Call::new(ONTIME_OP_BIND, sock).to(place));
+                vm.main().post(Call::new(ONTIME_OP_LISTEN, sock).arg([9]));
+            }
+            8 => {
+                let mut peers = peers.borrow_mut();
+                peers.extend(TcpStream::connect_timeout(&place, Duration::from_millis(10)).ok());
+                let old = peers.len().saturating_sub(8);
+                peers.drain(..old);
+                vm.channels[1].post(Call::new(ONTIME_OP_ACCEPT, 3).arg([4 + (case.get() / 64 % 2) as i32]));
+            }
+            _ => {}
         }
         case.set(case.get().wrapping_add(1));
     };
     let cases = std::env::var("ONTIME_HOSTILE_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(300);
     let call = (
         0u16..20,
-        0u16..3,
+        0u16..9,
         0u32..6,
         proptest::array::uniform4(prop_oneof![0u32..12, any::<u32>()]),
         0u16..120,
