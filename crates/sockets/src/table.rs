@@ -47,7 +47,7 @@ pub struct Socket {
     pub family: Family,
     /// Whether the guest gave it a local port.
     pub bound: bool,
-    /// Whether it is a connection that a listener has accepted.
+    /// Whether it is a connection that a listener has accepted, and nothing else since.
     pub accepted: bool,
 }
 
@@ -195,6 +195,13 @@ impl Table {
     /// Notes that a listener has accepted it.
     pub fn set_accepted(&self, index: u32) {
         self.note(index, ACCEPTED);
+    }
+
+    /// Notes that it may be more than an accepted connection: a member of groups, a listener.
+    pub fn set_more(&self, index: u32) {
+        if let Some(slot) = self.slots.get(index as usize) {
+            slot.facts.fetch_and(!ACCEPTED, Ordering::Relaxed);
+        }
     }
 
     fn note(&self, index: u32, fact: u8) {

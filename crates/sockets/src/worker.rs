@@ -354,6 +354,7 @@ impl Worker {
             // The kernel would choose a port by itself.
             self.may_bind(socket, (Ipv4Addr::UNSPECIFIED, 0).into())?;
         }
+        self.shared().table.set_more(socket.index);
         host::listen(socket.fd, backlog.min(self.shared().vm.policy.limits.backlog))?;
         self.shared().table.set_bound(socket.index);
         Ok(Reply::done().named(self.local_name(socket)))
@@ -402,6 +403,8 @@ impl Worker {
             Access::Group(group) => {
                 let group = group_address(group, value).ok_or(Errno(libc::EINVAL))?;
                 shared.vm.policy.join(group).inspect_err(|_| count(&shared.counters.refused_reach))?;
+                // A close that leaves groups waits for the kernel's `rtnl`.
+                shared.table.set_more(socket.index);
             }
         }
         host::set_option(socket.fd, level, name, value)?;

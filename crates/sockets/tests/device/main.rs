@@ -273,7 +273,7 @@ fn sockets_move_between_channels() {
 /// Without the worker, and only these: what else a close does may block.
 #[test]
 fn a_channel_closes_the_connections_it_has_accepted() {
-    let mut vm = Vm::start(FREE);
+    let mut vm = Vm::start(&FREE.replace("127.0.0.0/8", "127.0.0.0/8\", \"224.0.0.0/4"));
     vm.main().socket(1, AF_INET, SOCK_STREAM, 1);
     let address = bind(&mut vm, 1);
     assert_eq!(vm.main().result(Call::new(ONTIME_OP_LISTEN, 1).arg([9])), Ok(0));
@@ -298,6 +298,17 @@ fn a_channel_closes_the_connections_it_has_accepted() {
     let _peer = TcpStream::connect(address).unwrap();
     assert_eq!(vm.channels[1].result(Call::new(ONTIME_OP_ACCEPT, 1).arg([2]).wait()), Ok(0));
     assert_eq!(vm.main().result(close(0)), Ok(0), "by the worker, too");
+    // What a guest has made more of one may block.
+    let mut group = 0u32.to_ne_bytes().repeat(34);
+    group[8..16].copy_from_slice(&[2, 0, 0, 0, 224, 0, 0, 251]);
+    let join = Call::new(ONTIME_OP_SETOPT, 2).arg([libc::IPPROTO_IP, libc::MCAST_JOIN_GROUP]).data(&group);
+    for more in [Call::new(ONTIME_OP_LISTEN, 2).arg([9]), join] {
+        let _peer = TcpStream::connect(address).unwrap();
+        assert_eq!(vm.channels[1].result(Call::new(ONTIME_OP_ACCEPT, 1).arg([2]).wait()), Ok(0));
+        let _ = vm.main().result(more);
+        assert_eq!(vm.channels[1].result(close(0)), Err(libc::EOPNOTSUPP));
+        assert_eq!(vm.main().result(close(0)), Ok(0));
+    }
     assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, 1)), Ok(0));
     assert!(vm.status().sockets.is_empty(), "{:?}", vm.status().sockets);
 }
