@@ -65,18 +65,18 @@ pub struct Seats(pub Vec<Option<Seat>>);
 
 impl Seats {
     /// Puts those that are not in `other` at a place.
-    fn place_others(&self, other: Option<&Seats>, place: Place) {
+    fn place_others(&mut self, other: Option<&Seats>, place: Place) {
         let is_there = |seat: &Seat| other.iter().any(|other| other.0.iter().flatten().any(|there| there.is_of(seat)));
-        for seat in self.0.iter().flatten().filter(|seat| !is_there(seat)) {
+        for seat in self.0.iter_mut().flatten().filter(|seat| !is_there(seat)) {
             // Ended, or not permitted: then it is where it is.
-            let _ = seat.read().and_then(|_| seat.place(place));
+            let _ = seat.look().and_then(|_| seat.place(place));
         }
     }
 }
 
 impl Threads for Seats {
     fn read(&mut self, seat: usize) -> Option<Counts> {
-        self.0.get(seat)?.as_ref()?.read().ok()
+        self.0.get_mut(seat)?.as_mut()?.read().ok()
     }
 
     fn sleeps(&mut self, seat: usize) -> bool {
@@ -92,12 +92,7 @@ impl Threads for Seats {
     }
 
     fn place(&mut self, seat: usize, place: Place) -> Option<Counts> {
-        let seat = self.0.get(seat)?.as_ref()?;
-        // That the thread has ended shows in the reading.
-        if seat.place(place).is_err() {
-            seat.tally.refused.fetch_add(1, Ordering::Relaxed);
-        }
-        seat.read().ok()
+        self.0.get_mut(seat)?.as_mut()?.place(place).ok()
     }
 }
 
@@ -195,8 +190,8 @@ impl Shared {
 
     /// Puts everybody behind: a vCPU that spins and that nobody looks after would keep the daemon itself from its CPU, which is to place it.
     fn leave(&self) {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pacing) = &state.pacing {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pacing) = &mut state.pacing {
             pacing.seats.place_others(None, Place::Beyond);
         }
     }
@@ -240,10 +235,14 @@ impl State {
                     }
                 }
                 // Who comes is where shares believe it; who goes is behind, as in `leave`.
-                let next = next.as_deref().map(|next| &next.seats);
-                let old = old.map(|old| &old.seats);
-                next.inspect(|next| next.place_others(old, Place::Entitled));
-                old.inspect(|old| old.place_others(next, Place::Beyond));
+                let mut next = next.as_deref_mut().map(|next| &mut next.seats);
+                let mut old = self.pacing.as_deref_mut().map(|old| &mut old.seats);
+                if let Some(next) = &mut next {
+                    next.place_others(old.as_deref(), Place::Entitled);
+                }
+                if let Some(old) = &mut old {
+                    old.place_others(next.as_deref(), Place::Beyond);
+                }
                 if let Some(Order::Replace(next)) = self.waiting.as_deref_mut() {
                     std::mem::swap(next, &mut self.pacing);
                 }

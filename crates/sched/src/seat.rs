@@ -1,17 +1,21 @@
-//! One vCPU thread: what it has had, and its change of place. Two system calls a change where the place is a policy, one
+//! One vCPU thread: what it has had, and its change of place. Two system calls a change where the place is a policy, at most two
 //! where it stands in a table; no allocation.
 //!
 //! The thread's `schedstat` file is held open, which names the thread and not its number: reading it fails with ESRCH once the
-//! thread has ended, whoever has the number then. It is read a moment before and right after every change, the same proof as
-//! `ontime_tenants::thread` gives by pidfd. Source of its form: `fs/proc/base.c`, `proc_pid_schedstat`. Whether the thread sleeps is in its `stat`
+//! thread has ended, whoever has the number then. It is read right after every change, the same proof as `ontime_tenants::thread` gives by pidfd: who took over
+//! the number meanwhile gets back what it had. Source of its form: `fs/proc/base.c`, `proc_pid_schedstat`. Whether the thread sleeps is in its `stat`
 //! (`fs/proc/array.c`, `do_task_stat`), which takes three times as long.
+//!
+//! A thread that did not run when it was read last is read only if its process has had some of a CPU since, by the process's clock: where nobody of it ran, the
+//! thread did not, and has not waited to the end either. That question takes a quarter of a reading, and most vCPUs sleep at most looks.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use ontime_tenants::{Class, Level, Policy, PriorityTable, Role, ThreadId};
+use ontime_tenants::{Class, Level, Policy, PriorityTable, ProcessClock, Role, ThreadId};
 
 use crate::account::{Counts, Place, Share, Tally};
 use crate::config::Beyond;
@@ -55,13 +59,16 @@ impl Places {
         at_beyond || policy == self.planned || policy == self.entitled
     }
 
-    fn raw(&self, place: Place) -> (libc::c_int, libc::c_int) {
-        let policy = match place {
+    fn policy(&self, place: Place) -> Policy {
+        match place {
             Place::Planned => self.planned,
             Place::Entitled => self.entitled,
             Place::Beyond => self.beyond,
-        };
-        match policy {
+        }
+    }
+
+    fn raw(&self, place: Place) -> (libc::c_int, libc::c_int) {
+        match self.policy(place) {
             Policy::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
             Policy::Idle => (libc::SCHED_IDLE, 0),
             _ => (libc::SCHED_OTHER, 0),
@@ -117,8 +124,12 @@ pub struct Claims {
 /// A vCPU thread.
 #[derive(Debug)]
 pub struct Seat {
-    tid: i32,
+    id: ThreadId,
     files: Arc<Files>,
+    clock: ProcessClock,
+    /// What it had had when it was read last, and whether that was no more than the time before.
+    last: Counts,
+    still: bool,
     hand: Hand,
     /// For what the kernel refuses.
     pub(crate) tally: Arc<Tally>,
@@ -139,14 +150,16 @@ impl Seat {
         // The number means the thread that was found, now that the files are open: so they are its.
         id.verify().map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
         let seat = Self::with(Arc::new(files), id, hand, tally, guest);
-        seat.read()?;
+        seat.look()?;
         Ok(seat)
     }
 
     /// The same thread as one that was opened before, by its files. That it has ended meanwhile shows in the first reading, which is for its pacer: a
     /// file is read under a lock of its own (`fs/seq_file.c`), which the daemon's thread must not hold.
     pub fn with(files: Arc<Files>, id: ThreadId, hand: Hand, tally: Arc<Tally>, guest: Guest) -> Self {
-        Self { tid: id.tid, files, hand, tally, published: guest.published, claims: guest.claims }
+        let clock = ProcessClock::new(id.pid);
+        let Guest { published, claims } = guest;
+        Self { id, files, clock, last: Counts::default(), still: false, hand, tally, published, claims }
     }
 
     /// For [`Seat::with`].
@@ -166,14 +179,26 @@ impl Seat {
 
     /// Whether both are of one thread.
     pub(crate) fn is_of(&self, other: &Seat) -> bool {
-        self.tid == other.tid
+        self.id == other.id
     }
 
     /// What it has had.
     ///
     /// # Errors
     /// ESRCH where it has ended.
-    pub fn read(&self) -> io::Result<Counts> {
+    pub fn read(&mut self) -> io::Result<Counts> {
+        // Asked before the reading: what it takes in between shows the next time.
+        if self.still && self.clock.take() == 0 {
+            return Ok(self.last);
+        }
+        let counts = self.look()?;
+        self.still = counts.ran == self.last.ran;
+        self.last = counts;
+        Ok(counts)
+    }
+
+    /// Reads its file.
+    pub(crate) fn look(&self) -> io::Result<Counts> {
         let mut line = [0; 96];
         let length = self.files.schedstat.read_at(&mut line, 0)?;
         counts(line.get(..length).unwrap_or_default()).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -188,25 +213,34 @@ impl Seat {
         matches!(state(line.get(..length).unwrap_or_default()), None | Some(b'S' | b'T' | b't' | b'Z' | b'X'))
     }
 
-    /// Gives it a place, which what it makes does not inherit. To be read before and after.
+    /// Gives it a place, which what it makes does not inherit, and says what it has had then. A change that the kernel refuses is counted.
     ///
     /// # Errors
-    /// ESRCH where it has ended; else the kernel's.
-    pub fn place(&self, place: Place) -> io::Result<()> {
+    /// ESRCH where it has ended: who took over its number, if somebody did, has what it had.
+    pub fn place(&mut self, place: Place) -> io::Result<Counts> {
         let places = match &self.hand {
-            Hand::Policy(places) => places,
+            Hand::Policy(places) => *places,
             Hand::Table(slot) => {
                 slot.place(place);
-                return Ok(());
+                return self.read();
             }
         };
         let (policy, priority) = places.raw(place);
         let param = libc::sched_param { sched_priority: priority };
         // SAFETY: the kernel copies param, which outlives the call.
-        if unsafe { libc::sched_setscheduler(self.tid, policy | libc::SCHED_RESET_ON_FORK, &raw const param) } != 0 {
-            return Err(io::Error::last_os_error());
+        if unsafe { libc::sched_setscheduler(self.id.tid, policy | libc::SCHED_RESET_ON_FORK, &raw const param) } != 0 {
+            self.tally.refused.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(())
+        match self.look() {
+            Ok(counts) => {
+                (self.last, self.still) = (counts, false);
+                Ok(counts)
+            }
+            Err(error) => {
+                self.id.undo_policy_on_successor(places.policy(place));
+                Err(error)
+            }
+        }
     }
 }
 
@@ -271,7 +305,7 @@ mod tests {
         let pid = i32::try_from(child.id()).unwrap();
         let id = ThreadId::of(pid, pid).unwrap();
         let places = Places::of(PriorityTable::default(), Beyond::Idle);
-        let seat = Seat::open(id, Hand::Policy(places), Arc::default(), Guest::default()).unwrap();
+        let mut seat = Seat::open(id, Hand::Policy(places), Arc::default(), Guest::default()).unwrap();
         for (place, policy) in
             [(Place::Planned, places.planned), (Place::Entitled, places.entitled), (Place::Beyond, places.beyond)]
         {
@@ -281,14 +315,37 @@ mod tests {
         while !seat.sleeps() {
             std::thread::yield_now();
         }
-        let again = Seat::with(seat.files(), id, Hand::Policy(places), Arc::default(), Guest::default());
+        let mut again = Seat::with(seat.files(), id, Hand::Policy(places), Arc::default(), Guest::default());
         assert!(again.is_of(&seat) && again.read().is_ok());
         child.kill().unwrap();
         child.wait().unwrap();
-        for seat in [seat, again] {
+        for mut seat in [seat, again] {
             assert!(seat.read().is_err());
             assert_eq!(seat.place(Place::Planned).unwrap_err().raw_os_error(), Some(libc::ESRCH));
         }
         assert!(Seat::open(id, Hand::Policy(places), Arc::default(), Guest::default()).is_err());
+    }
+    /// The files of a thread that has ended, and the number of another: as if that had taken it over.
+    #[test]
+    fn who_took_over_a_number_keeps_its_policy() {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED: placing threads needs root");
+            return;
+        }
+        let sleeper = || std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let id = |child: &std::process::Child| ThreadId::of(child.id() as i32, child.id() as i32).unwrap();
+        let (mut ended, mut successor) = (sleeper(), sleeper());
+        let hand = Hand::Policy(Places::of(PriorityTable::default(), Beyond::Idle));
+        let files = Seat::open(id(&ended), hand.clone(), Arc::default(), Guest::default()).unwrap().files();
+        ended.kill().unwrap();
+        ended.wait().unwrap();
+        let before = id(&successor).policy().unwrap();
+        let mut seat = Seat::with(files, id(&successor), hand, Arc::default(), Guest::default());
+        for place in [Place::Planned, Place::Beyond] {
+            assert_eq!(seat.place(place).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+            assert_eq!(id(&successor).policy().unwrap(), before);
+        }
+        successor.kill().unwrap();
+        successor.wait().unwrap();
     }
 }

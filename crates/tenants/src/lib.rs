@@ -7,7 +7,7 @@
 //! | file | |
 //! |---|---|
 //! | `class`, `model`, `cpus` | the words: classes, places, policies, tenants, CPU sets |
-//! | `thread`, `sched` | a thread's identity; its policy and affinity, read and set |
+//! | `thread`, `sched`, `clock` | a thread's identity; its policy and affinity, read and set; a process's CPU time |
 //! | `config`, `rules`, `users` | strict TOML; which tenant has which class |
 //! | `discover`, `host`, `files`, `devices` | finding tenants; reading a host; who was found to serve a VM |
 //! | `watch`, `connector` | learning that something changed |
@@ -19,6 +19,7 @@
 extern crate self as ontime_tenants;
 
 pub mod class;
+pub mod clock;
 pub mod config;
 pub mod conflict;
 pub mod connector;
@@ -46,6 +47,7 @@ pub mod vnic;
 pub mod watch;
 
 pub use class::{Class, Level, Policy, PriorityTable, Role};
+pub use clock::ProcessClock;
 pub use config::ConfigError;
 pub use conflict::Conflict;
 pub use cpus::CpuList;

@@ -20,8 +20,11 @@
 //! process's, and the thread's start time is compared again: a number reused inside the same process within one clock tick
 //! stays unnoticed, which touches nobody but that same tenant.
 
-use std::io;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
@@ -121,8 +124,9 @@ impl Change<'_> {
     /// Gives a thread what its creator has, where it has what this change gives.
     fn undo(&self, tid: i32, creator: i32) -> io::Result<()> {
         match self {
-            Change::Policy(policy) | Change::PolicyAlone(policy) if sched::policy(tid)? == *policy => {
-                sched::set_policy(tid, sched::policy(creator)?)
+            Change::Policy(policy) if sched::policy(tid)? == *policy => sched::set_policy(tid, sched::policy(creator)?),
+            Change::PolicyAlone(policy) if sched::policy(tid)? == *policy => {
+                sched::set_policy_alone(tid, sched::policy(creator)?)
             }
             Change::Affinity(cpus) if sched::affinity(tid)? == **cpus => {
                 sched::set_affinity(tid, &sched::affinity(creator)?)
@@ -232,11 +236,19 @@ impl ThreadId {
         Err(ThreadError::Gone(self))
     }
 
+    /// Takes `policy` from a thread that took over the number of this one, which has ended, if it has that. For who places threads by number and learns
+    /// afterwards that they had ended. Allocates nothing.
+    pub fn undo_policy_on_successor(self, policy: Policy) {
+        self.undo_on_successor(&Change::PolicyAlone(policy));
+    }
+
     /// Gives a thread that took over the number what it inherited: its process's leader's settings, or for a leader its
     /// parent's.
     fn undo_on_successor(self, change: &Change<'_>) {
-        let Ok(status) = std::fs::read(format!("/proc/{}/status", self.tid)) else { return };
-        let number = |key| proc::status_value(&status, key).and_then(|value| value.parse::<i32>().ok());
+        let mut status = [0; STATUS_HEAD];
+        let Ok(length) = read_status(self.tid, &mut status) else { return };
+        let status = status.get(..length).unwrap_or_default();
+        let number = |key| proc::status_value(status, key).and_then(|value| value.parse::<i32>().ok());
         let (Some(leader), Some(parent)) = (number("Tgid"), number("PPid")) else { return };
         let creator = if leader == self.tid { parent } else { leader };
         // Nothing to report to: the successor may itself be gone by now, and the caller learns of the lost thread anyway.
@@ -285,6 +297,19 @@ fn pidfd_open(number: i32, flags: libc::c_uint) -> io::Result<OwnedFd> {
     let fd = i32::try_from(fd).map_err(io::Error::other)?;
     // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Name, Umask, State, Tgid, Ngid, Pid and PPid of `/proc/TID/status` are well within so many bytes (`fs/proc/array.c`, `proc_pid_status`).
+const STATUS_HEAD: usize = 512;
+
+/// Reads the beginning of `/proc/TID/status`. The path is short enough for the standard library to keep it on the stack.
+fn read_status(tid: i32, into: &mut [u8]) -> io::Result<usize> {
+    let mut path = [0; 32];
+    let mut rest = &mut path[..];
+    write!(rest, "/proc/{tid}/status")?;
+    let length = 32 - rest.len();
+    let path = OsStr::from_bytes(path.get(..length).unwrap_or_default());
+    File::open(path)?.read(into)
 }
 
 /// A pidfd is readable once its thread or process has ended. Where asking fails, the careful answer is yes.

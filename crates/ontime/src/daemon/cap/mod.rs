@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use ontime_tenants::{Policy, ThreadId};
+use ontime_tenants::{Policy, ProcessClock, ThreadId};
 use ontime_trace::TraceError;
 use ontime_trace::interrupts::Interrupts;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
@@ -43,7 +43,7 @@ use thiserror::Error;
 
 pub use self::account::Share;
 use self::place::Place;
-use self::reading::{ProcessClock, Reading};
+use self::reading::Reading;
 pub use self::table::Rank;
 use self::table::{SlotIndex, Table};
 use self::watcher::{Channels, Hearing, Order, Returned, Slot, Tally, Watcher};

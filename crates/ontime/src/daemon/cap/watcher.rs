@@ -20,6 +20,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use ontime_tenants::ProcessClock;
 use ontime_trace::interrupts::Rings;
 use rtrb::{Consumer, Producer};
 use rustix::event::epoll;
@@ -29,7 +30,7 @@ use rustix::time::Timespec;
 use super::account::{Account, Share, Verdict};
 use super::boost::GRANT;
 use super::place::Place;
-use super::reading::{ProcessClock, Reading};
+use super::reading::Reading;
 use super::table::{Action, Rank, SlotIndex, Table, Watched};
 use super::who::Who;
 
