@@ -64,6 +64,15 @@ pub struct Pacing {
 pub struct Seats(pub Vec<Option<Seat>>);
 
 impl Seats {
+    /// Goes on with what is known of those that are in `old`, too.
+    fn go_on(&mut self, old: &Seats) {
+        for seat in self.0.iter_mut().flatten() {
+            if let Some(before) = old.0.iter().flatten().find(|before| before.is_of(seat)) {
+                seat.go_on(before);
+            }
+        }
+    }
+
     /// Puts those that are not in `other` at a place.
     fn place_others(&mut self, other: Option<&Seats>, place: Place) {
         let is_there = |seat: &Seat| other.iter().any(|other| other.0.iter().flatten().any(|there| there.is_of(seat)));
@@ -238,6 +247,7 @@ impl State {
                 let mut next = next.as_deref_mut().map(|next| &mut next.seats);
                 let mut old = self.pacing.as_deref_mut().map(|old| &mut old.seats);
                 if let Some(next) = &mut next {
+                    old.iter().for_each(|old| next.go_on(old));
                     next.place_others(old.as_deref(), Place::Entitled);
                 }
                 if let Some(old) = &mut old {

@@ -174,6 +174,13 @@ impl Published {
         self.follow.set_period(period);
     }
 
+    /// Goes on where another of the same vCPU ends: what it knows of the guest's clock, and how often slices have ended for it.
+    pub(crate) fn go_on(&mut self, before: &Published) {
+        if (&self.page, self.vcpu) == (&before.page, before.vcpu) {
+            self.follow = Follow { distance: self.follow.distance, ..before.follow };
+        }
+    }
+
     /// Its next deadline after `after`. On a pacer: two system calls at most, nothing allocated.
     pub fn next(&mut self, after: u64) -> Option<Next> {
         let line = self.page.read(self.vcpu)?;
@@ -191,7 +198,7 @@ fn distance(period: u64) -> u64 {
 }
 
 /// The pure part of [`Published`].
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Follow {
     /// See [`distance`].
     distance: u64,
@@ -328,6 +335,28 @@ mod tests {
         assert_eq!(follow.next(&both, 1_000 * MS, AHEAD), Some(Next { at: 1_010 * MS, live: false }));
         assert_eq!(follow.next(&line(1, &[]), 110 * MS, AHEAD), None);
         assert_eq!(follow.next(&line(0, &[(real(120), 20 * MS)]), 110 * MS, AHEAD), None, "it never read the clock");
+    }
+
+    /// Pacers are replaced whenever a VM comes or goes: neither a step of the clock before nor a guest that cuts time into pieces gains by that.
+    #[test]
+    fn who_takes_over_knows_what_was_known() {
+        let file = tempfile::tempfile().unwrap();
+        let whole = u64::from(VCPUS) * LINE as u64;
+        file.set_len(whole).unwrap();
+        let page = Page(Arc::new(Inner { id: id(&rustix::fs::fstat(&file).unwrap()), file, offset: 0 }));
+        let next = |published: &mut Published, ahead| {
+            published.follow.next(&line(1, &[(real(120), 20 * MS)]), 110 * MS, ahead).unwrap().at
+        };
+        let mut before = Published::new(page.clone(), 0, 20 * MS);
+        assert_eq!(next(&mut before, AHEAD), 120 * MS);
+        before.follow.left = 3;
+        let stepped = AHEAD + i128::from(3_600_007 * MS);
+        for (vcpu, known) in [(0, true), (1, false)] {
+            let mut after = Published::new(page.clone(), vcpu, 10 * MS);
+            after.go_on(&before);
+            assert_eq!((after.follow.left == 3, after.follow.distance), (known, distance(10 * MS)));
+            assert_eq!(next(&mut after, stepped) == 120 * MS, known);
+        }
     }
 
     #[test]

@@ -177,6 +177,13 @@ impl Seat {
         Some(share)
     }
 
+    /// Goes on where another seat of the same thread ends.
+    pub(crate) fn go_on(&mut self, before: &Seat) {
+        if let (Some(published), Some(before)) = (&mut self.published, &before.published) {
+            published.go_on(before);
+        }
+    }
+
     /// Whether both are of one thread.
     pub(crate) fn is_of(&self, other: &Seat) -> bool {
         self.id == other.id
