@@ -15,8 +15,13 @@
 //! **Looks.** A vCPU that ran since the last look is looked at when its share may be used up. One that did not run, although for a quarter of the time nobody of them ran, was asleep (three quarters, if
 //! it used its last share up; what is less may have gone to interrupts; and the kernel is asked whether it sleeps, once a window at the most, and where the answer matters): what it may still want
 //! shrinks with the time that is left (DP-Fair, for sporadic tasks). One that sleeps and wakes is noticed at the next look; until then it may take more than its share of the
-//! others' slack, or of [`FLOOR`]. What it did not want lately, of the last 100 ms at most, pays for that: an application whose job came in one piece is not kept waiting for its next one; then it
-//! pays back, so that nobody has more than its bandwidth in the long run.
+//! others' slack, or of [`FLOOR`]. The end of the window of a sleeper that publishes deadlines needs no look: it changes nothing for the others, in whose slack the next
+//! window's grant is.
+//!
+//! **What is not wanted** is a vCPU's own for 100 ms: it pays for what that takes too much, and where everybody's slack is long ([`Ordered::lend`]) nobody looks before it is used up as well,
+//! so an application whose job comes in one piece costs no look in its midst and is not kept waiting for its next one. What is too much for that those have who have used their shares up,
+//! the one that is due first before the others, and all of them ahead of bulk; [`UNUSED_MAX`] is kept for them. Then they pay back. So all together never have more than their bandwidth in the long
+//! run, and bulk has what is nobody's.
 //!
 //! **Calm.** Where no guest has live deadlines and nobody used an eighth of its share in its last window, all are at [`Place::Planned`] and there is one look a shortest period; where nobody ran
 //! at all, looks come ever more seldom, [`CALM_MAX`] apart at last. Hence the price: when all have been calm and one begins to spin, all others wait for it until that look, once.
@@ -31,7 +36,7 @@ use ontime_tenants::ThreadId;
 
 use crate::account::{Account, Place, Tally, Threads, signed};
 use crate::settle::{Reserved, Settled};
-use crate::shares::{CALM_MAX, NEVER};
+use crate::shares::{CALM_MAX, NEVER, UNUSED_MAX};
 use crate::show::{Planned, Snapshot};
 use crate::wrapped::Wrapped;
 
@@ -43,6 +48,12 @@ const COST_FACTOR: u64 = 4;
 /// last share up takes three quarters.
 const IDLE: u64 = 20_000;
 const IDLE_QUARTERS: [u64; 2] = [1, 3];
+/// So much of what it did not want lately a vCPU may have beyond its share: its part of this time, ns.
+const LENT: u64 = 20_000_000;
+/// One that sleeps and publishes deadlines is looked at this seldom, ns: so long it may keep bulk waiting, once, should it begin to spin.
+const NAP: u64 = 20_000_000;
+/// Who stands behind bulk is put ahead of it again for no less than this, ns.
+const WORTH_A_TURN: u64 = 1_000_000;
 /// One, as a rate.
 const RATE: u64 = 1 << 20;
 
@@ -57,8 +68,11 @@ struct Seat {
     /// Its window, and what it was granted for it.
     end: u64,
     granted: u64,
-    /// What it did not want lately, ns: this pays for what it takes when nobody needs it.
+    /// What it did not want lately, ns: this pays for what it takes when nobody needs it; what is too much for that, until the CPU's others have it.
     spare: u64,
+    unused: u64,
+    /// What it may have beyond its share until the next look, ns.
+    lent: u64,
     /// Whether its guest publishes deadlines; whether one of its tasks has run lately.
     silent: bool,
     live: bool,
@@ -90,6 +104,8 @@ impl Seat {
             end: now,
             granted: 0,
             spare: 0,
+            unused: 0,
+            lent: 0,
             silent: true,
             live: false,
             quiet: false,
@@ -126,10 +142,27 @@ impl Seat {
         }
         self.ran = ran > 0;
         account.close_period(now);
-        let paid = account.balance.min(0).unsigned_abs().min(self.spare);
-        self.spare -= paid;
-        account.balance += signed(paid);
+        self.spare -= self.pay(self.spare);
         ran
+    }
+
+    /// Pays what it took too much, with so much at the most; returns what that took.
+    fn pay(&mut self, most: u64) -> u64 {
+        let paid = self.account.balance.min(0).unsigned_abs().min(most);
+        self.account.balance += signed(paid);
+        paid
+    }
+
+    /// Has so much more of what it did not want.
+    fn save(&mut self, ns: u64) {
+        let spare = self.spare.saturating_add(ns);
+        self.spare = spare.min(self.account.share(SLICE_MAX.0));
+        self.unused = self.unused.saturating_add(spare - self.spare);
+    }
+
+    /// What it may have until the next look, and no more, ns.
+    fn left(&self) -> u64 {
+        u64::try_from(self.account.balance.saturating_add(signed(self.lent))).unwrap_or(0)
     }
 
     /// Judges whether it sleeps, after a time of which vCPUs at its place or ahead of it ran for `busy`, and none of them for a part if `idle`. The kernel is
@@ -173,7 +206,7 @@ impl Seat {
         let account = &mut self.account;
         let less = account.balance.saturating_sub(most).max(0);
         account.balance -= less;
-        self.spare = self.spare.saturating_add(less.unsigned_abs()).min(account.share(SLICE_MAX.0));
+        self.save(less.unsigned_abs());
     }
 
     /// Whether it used more than this part of what it was granted.
@@ -189,10 +222,13 @@ impl Seat {
 
     /// Begins its next window.
     fn roll(&mut self, now: u64, threads: &mut impl Threads) {
-        let start = if now.saturating_sub(self.end) < SLICE_MIN.0 { self.end } else { now };
-        let next = threads.next(self.index, start);
+        let late = now.saturating_sub(self.end);
+        let soon = late < SLICE_MIN.0;
+        let next = threads.next(self.index, if soon { self.end } else { now });
+        // Nobody looks at the end of a sleeper's window: its next one begins there, where the order that held until now has room for it.
+        let start = if soon || self.asleep && next.is_some() && !self.silent { self.end } else { now };
         (self.silent, self.live) = (next.is_none(), next.is_some_and(|next| next.live));
-        self.greedy = self.account.place == Place::Beyond;
+        self.greedy = self.account.place == Place::Beyond || self.account.is_used_up();
         self.quiet = self.granted > 0 && self.is_quiet();
         // What it did not want is forfeited; the grain that a look left it is not.
         if self.account.place != Place::Beyond {
@@ -206,6 +242,11 @@ impl Seat {
         self.granted = account.share(self.end - start);
         account.balance = account.balance.saturating_add(signed(self.granted));
         self.asleep = false;
+    }
+
+    /// When its window is to be looked at. The end of a sleeper's changes nothing for the others: what it is granted next is in the slack of all.
+    fn looked_at(&self, now: u64) -> u64 {
+        if self.asleep && !self.silent { self.end.max(now.saturating_add(NAP)) } else { self.end }
     }
 
     /// Ends its window sooner where its guest has begun to publish deadlines.
@@ -236,6 +277,8 @@ pub struct Ordered {
     calm_length: u64,
     /// The shortest period, ns.
     shortest: u64,
+    /// What vCPUs did not want, and nobody else has had, ns.
+    unused: u64,
     windows: u64,
     looks: u64,
     /// What a look takes, ns, over the last few; and what the last one took.
@@ -265,6 +308,7 @@ impl Ordered {
             calm: false,
             calm_length: shortest,
             shortest,
+            unused: 0,
             windows: 0,
             looks: 0,
             cost: 0,
@@ -306,6 +350,7 @@ impl Ordered {
         }
         if old.cpu == self.cpu {
             (self.windows, self.looks, self.cost, self.took) = (old.windows, old.looks, old.cost, old.took);
+            self.unused = old.unused;
         }
     }
 
@@ -353,6 +398,7 @@ impl Ordered {
             busy[1] = busy[1].saturating_add(ran);
             busy[0] = busy[0].saturating_add(if seat.was == Place::Planned { ran } else { 0 });
         }
+        self.settle();
         let passed = now.saturating_sub(self.last).saturating_sub(self.took);
         self.last = now;
         if self.roll(now, threads) {
@@ -370,14 +416,47 @@ impl Ordered {
             seat.doze(now, busy, passed > busy.saturating_add(IDLE.max(least)), threads);
         }
         let mut holds = self.choose(now);
+        let there = self.seats.iter().filter(|seat| !seat.account.gone);
+        self.end = there.map(|seat| seat.looked_at(now)).min().unwrap_or(NEVER);
         // What sleepers may still want matters where it cuts the time short.
-        self.end = self.seats.iter().filter(|seat| !seat.account.gone).map(|seat| seat.end).min().unwrap_or(NEVER);
         if holds < self.end.saturating_sub(now) && self.seats.iter().any(|seat| seat.unsure) {
             self.seats.iter_mut().for_each(|seat| seat.make_sure(now, threads));
             holds = self.choose(now);
         }
+        self.lend(holds);
         self.place(threads);
         self.due(now, holds)
+    }
+
+    /// What a look that need not be at once waits for, ns.
+    fn patience(&self) -> u64 {
+        self.cost.saturating_mul(COST_FACTOR)
+    }
+
+    /// Lets vCPUs go on beyond their shares where nobody misses the time: each for what it did not want itself, then the one that is due first and wants
+    /// the CPU for what others did not want.
+    fn lend(&mut self, holds: u64) {
+        let unhurried = holds >= 2 * FLOOR.max(self.patience());
+        let Self { seats, order, unused, .. } = self;
+        seats.iter_mut().for_each(|seat| seat.lent = 0);
+        let mut others = *unused;
+        for at in order.iter().filter(|_| unhurried) {
+            let Some(seat) = seats.get_mut(*at) else { continue };
+            seat.lent = seat.spare.min(seat.account.share(LENT));
+            if seat.wants {
+                seat.lent += std::mem::take(&mut others);
+            }
+        }
+    }
+
+    /// Has those who took what others did not want, or could not be stopped in time, pay with it.
+    fn settle(&mut self) {
+        let Self { seats, order, unused, .. } = self;
+        let given_up: u64 = seats.iter_mut().map(|seat| std::mem::take(&mut seat.unused)).sum();
+        *unused = unused.saturating_add(given_up).min(UNUSED_MAX);
+        for at in order.iter() {
+            *unused -= seats.get_mut(*at).map_or(0, |seat| seat.pay(*unused));
+        }
     }
 
     /// Begins the windows that are due. True if nothing needs a plan any more.
@@ -462,7 +541,9 @@ impl Ordered {
 
     fn place(&mut self, threads: &mut impl Threads) {
         for seat in self.seats.iter_mut().filter(|seat| !seat.account.gone) {
-            let place = if seat.account.is_used_up() {
+            let behind = seat.account.is_used_up() && seat.account.place == Place::Beyond;
+            let least = if behind { WORTH_A_TURN } else { seat.account.grain };
+            let place = if seat.left() <= least {
                 Place::Beyond
             } else if seat.next {
                 Place::Planned
@@ -476,12 +557,12 @@ impl Ordered {
     /// When to look again, where the order holds for so long.
     fn due(&self, now: u64, holds: u64) -> u64 {
         let there = || self.seats.iter().filter(|seat| !seat.account.gone);
-        let patience = self.cost.saturating_mul(COST_FACTOR);
+        let patience = self.patience();
         let alone = there().filter(|seat| seat.next).count() == 1;
         let used_up = |seat: &Seat| {
             let runs = seat.ran || alone && seat.next && !seat.asleep;
             let least = if runs { seat.account.grain } else { seat.account.grain.max(patience) };
-            now.saturating_add(self.cost).saturating_add(u64::try_from(seat.account.balance).unwrap_or(0).max(least))
+            now.saturating_add(self.cost).saturating_add(seat.left().max(least))
         };
         let awake = there().filter(|seat| seat.account.place != Place::Beyond && seat.wants).map(used_up);
         let bounds = awake.chain([self.end, now.saturating_add(holds.max(FLOOR).max(patience))]);

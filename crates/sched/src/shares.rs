@@ -14,6 +14,8 @@ use crate::wrapped::{PROMPT, Wrapped};
 pub const NEVER: u64 = u64::MAX;
 /// The longest time between two looks at vCPUs that all sleep, ns.
 pub const CALM_MAX: u64 = 50_000_000;
+/// What vCPUs were granted and did not want is kept for others that have used theirs up, to this much, ns.
+pub(crate) const UNUSED_MAX: u64 = 10_000_000;
 
 /// How vCPUs are planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -10,7 +10,7 @@
 //! | [`Place::Beyond`] | its share of the slice is used up |
 //!
 //! Use is *measured*, at every change of place and whenever a share may have been used up. So time that one does not use goes to
-//! the others that are entitled, then to bulk; and a vCPU that never idles has its share and no more while others want
+//! the others that are entitled; what nobody of a slice wanted, the one that had used its share up and is due first has beside its share of the next; the rest goes to bulk. A vCPU that never idles has its share and no more while others want
 //! the CPU. A look takes time itself, and is followed by the next only after whoever is looked at could have run for what it has left; who waits for its turn is looked
 //! at seldom enough that such looks take a fifth of the CPU at most. What it took too much (a look comes some microseconds late) is taken off its next share; what it did not want is forfeited.
 //! Within a slice the order in which shares are had does not matter to anybody's deadline, which is never before its end.
@@ -44,7 +44,7 @@ use ontime_tenants::ThreadId;
 use crate::account::{Account, Place, Tally, Threads, signed};
 use crate::ordered::Ordered;
 use crate::settle::Settled;
-use crate::shares::{CALM_MAX, NEVER};
+use crate::shares::{CALM_MAX, NEVER, UNUSED_MAX};
 use crate::show::{Planned, Snapshot};
 
 /// Longer is no prompt vCPU's period, ns.
@@ -148,6 +148,8 @@ pub struct Wrapped {
     calm_length: u64,
     /// The shortest period, ns.
     shortest: u64,
+    /// What vCPUs did not want, and nobody else has had, ns.
+    unused: u64,
     stirred: bool,
     slices: u64,
     looks: u64,
@@ -203,6 +205,7 @@ impl Wrapped {
             fresh: true,
             calm_length: shortest,
             shortest: shortest.min(CALM_MAX),
+            unused: 0,
             stirred: false,
             slices: 0,
             looks: 0,
@@ -229,7 +232,7 @@ impl Wrapped {
             seat.account.take_over(&before.account, 0);
             (seat.granted, seat.kept, seat.at_start) = (before.granted, before.kept, before.at_start);
         }
-        (self.slices, self.looks, self.cost) = (old.slices, old.looks, old.cost);
+        (self.slices, self.looks, self.cost, self.unused) = (old.slices, old.looks, old.cost, old.unused);
     }
 
     /// Goes on where a plan of another kind ends: vCPUs of both keep their place, their debt and their period.
@@ -331,7 +334,9 @@ impl Wrapped {
             account.close_period(now);
             // What it did not want is forfeited; the grain that a look left it is not.
             if account.place != Place::Beyond {
-                account.balance = account.balance.min(if silent { seat.keeps } else { 0 });
+                let kept = account.balance.min(if silent { seat.keeps } else { 0 });
+                self.unused = self.unused.saturating_add((account.balance - kept).unsigned_abs()).min(UNUSED_MAX);
+                account.balance = kept;
             }
         }
         for seat in &mut self.seats {
@@ -376,6 +381,21 @@ impl Wrapped {
             let balance = &mut seat.account.balance;
             seat.kept = (*balance).max(0);
             *balance = balance.saturating_add(signed(seat.granted));
+        }
+        self.lend();
+    }
+
+    /// Lets the one that has used its share up and is due first have what others did not want, beside its share. Not where the order within the slice is free: there
+    /// nobody's share would be kept from that.
+    fn lend(&mut self) {
+        if self.seats.iter().any(|seat| seat.below) {
+            return;
+        }
+        let waits = self.seats.iter_mut().filter(|seat| seat.account.place == Place::Beyond && !seat.account.gone);
+        if let Some(seat) = waits.min_by_key(|seat| seat.next.unwrap_or(seat.account.deadline)) {
+            let more = signed(std::mem::take(&mut self.unused));
+            seat.kept += more;
+            seat.account.balance = seat.account.balance.saturating_add(more);
         }
     }
 
