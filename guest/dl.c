@@ -233,7 +233,8 @@ static int dl_change(struct task_struct *p, const struct sched_attr *attr)
 	if (wanted && before.vcpu != PLACE_NONE)
 		set_cpus_allowed_ptr(p, t->allowed);
 	err = dl_kernel(p, attr);
-	if (p->policy != SCHED_DEADLINE || p->flags & PF_EXITING) {
+	/* Refused, one may still be a deadline task: from before the module, placed nowhere and with its own mask. It stays that. */
+	if (p->policy != SCHED_DEADLINE || p->flags & PF_EXITING || (err && before.vcpu == PLACE_NONE)) {
 		if (before.vcpu != PLACE_NONE)
 			set_cpus_allowed_ptr(p, t->allowed);
 		dl_drop(t);

@@ -3,7 +3,7 @@
  * A periodic real-time application that knows nothing of Ontime: rta POLICY RUNTIME PERIOD WORK JOBS (us; POLICY deadline, forks or other).
  * Each job computes for WORK us of an idle CPU and is to be done within its period. JOBS 0: only holds its reservation; forks
  * is deadline with SCHED_FLAG_RESET_ON_FORK, and a child that stays. Says "refused: EBUSY" (status 16), "holds" or "holds, child PID", or "jobs N missed M worst US".
- * rta leave PID: has another one leave SCHED_DEADLINE.
+ * rta leave PID: has another one leave SCHED_DEADLINE; rta change PID RUNTIME PERIOD (us) has it ask for something else, and says "changed" or "refused: ...".
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -56,6 +56,18 @@ static uint64_t calibrate(void)
 	return loops * 1000000 / best;
 }
 
+static int refused(void)
+{
+	printf("refused: %s\n", errno == EBUSY ? "EBUSY" : strerror(errno));
+	return errno == EBUSY ? 16 : 1;
+}
+
+static void ask_for(struct attr *attr, const char *runtime, const char *period)
+{
+	attr->runtime = strtoull(runtime, NULL, 10) * 1000;
+	attr->deadline = attr->period = strtoull(period, NULL, 10) * 1000;
+}
+
 int main(int argc, char **argv)
 {
 	struct attr attr = { .size = sizeof(attr), .policy = 6 };
@@ -67,20 +79,25 @@ int main(int argc, char **argv)
 		attr.policy = 0;
 		return !!syscall(SYS_sched_setattr, atoi(argv[2]), &attr, 0);
 	}
+	if (argc == 5 && !strcmp(argv[1], "change")) {
+		ask_for(&attr, argv[3], argv[4]);
+		if (syscall(SYS_sched_setattr, atoi(argv[2]), &attr, 0))
+			return refused();
+		printf("changed\n");
+		return 0;
+	}
 	if (argc != 6)
 		return 2;
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	mlockall(MCL_CURRENT | MCL_FUTURE);
-	attr.runtime = strtoull(argv[2], NULL, 10) * 1000;
-	attr.deadline = attr.period = period = strtoull(argv[3], NULL, 10) * 1000;
+	ask_for(&attr, argv[2], argv[3]);
+	period = attr.period;
 	jobs = strtoul(argv[5], NULL, 10);
 	loops = jobs ? calibrate() * strtoull(argv[4], NULL, 10) / 1000 : 0;
 	forks = !strcmp(argv[1], "forks");
 	attr.flags = forks ? 1 : 0; /* SCHED_FLAG_RESET_ON_FORK */
-	if (strcmp(argv[1], "other") && syscall(SYS_sched_setattr, 0, &attr, 0)) {
-		printf("refused: %s\n", errno == EBUSY ? "EBUSY" : strerror(errno));
-		return errno == EBUSY ? 16 : 1;
-	}
+	if (strcmp(argv[1], "other") && syscall(SYS_sched_setattr, 0, &attr, 0))
+		return refused();
 	if (!jobs) {
 		pid_t child = forks ? fork() : 0;
 

@@ -78,8 +78,18 @@ g=$(guest 'cat /tmp/g.pid')
 guest 'insmod /lab/ontime.ko && echo loaded' | grep -q loaded || fail "the module does not come back"
 hooked() { [ "$(guest "dmesg | grep -c 'SCHED_DEADLINE is guaranteed'")" = 2 ]; }
 within 60 hooked
+# Of a deadline task from before, the host takes what its kernel then refuses (less than 1,024 ns): it is as before, and may ask again.
+said=$(guest "/lab/rta change $g 1 20000")
+[ "$said" = "refused: Invalid argument" ] || fail "1 us of 20 ms: $said"
+within 60 holds '' ''
+on g 0-1
+[ "$(policy "$g")" = 6 ] || fail "a deadline task whose change was refused has policy $(policy "$g")"
 fits h 4000
 within 60 holds 4000 ''
+said=$(guest "/lab/rta change $g 6000 20000")
+[ "$said" = changed ] || fail "6 ms of 20 for a deadline task from before: $said"
+on g 0
+within 60 holds 10000 ''
 for task in b c d g h; do ends $task; done
 within 60 holds '' ''
 kill $vm
