@@ -175,9 +175,10 @@ static void ontime_config_changed(struct virtio_device *vdev)
 
 	if (!chan)
 		return;
-	ontime_reap(chan);
+	/* First the channels: their receivers are real-time threads. */
 	if (!chan->number)
 		dev_attention();
+	ontime_reap(chan);
 }
 
 /* Gives the first @count queues the device's one vector. */
@@ -221,13 +222,14 @@ static int dev_set_vectors(struct virtio_device *vdev, unsigned int count)
 static int chan_read_config(struct ontime_chan *chan, u32 *role, u32 *sockets_max)
 {
 	struct virtio_device *vdev = chan->vdev;
-	u32 magic, version, segments, data, wake;
+	u32 magic, version, segments, data, wake, channels;
 
 	virtio_cread_le(vdev, struct ontime_config, magic, &magic);
 	virtio_cread_le(vdev, struct ontime_config, version, &version);
 	virtio_cread_le(vdev, struct ontime_config, generation, &chan->generation);
 	virtio_cread_le(vdev, struct ontime_config, role, role);
 	virtio_cread_le(vdev, struct ontime_config, channel, &chan->number);
+	virtio_cread_le(vdev, struct ontime_config, channels, &channels);
 	virtio_cread_le(vdev, struct ontime_config, wake, &wake);
 	virtio_cread_le(vdev, struct ontime_config, sockets_max, sockets_max);
 	virtio_cread_le(vdev, struct ontime_config, calls_max, &chan->calls_max);
@@ -247,6 +249,7 @@ static int chan_read_config(struct ontime_chan *chan, u32 *role, u32 *sockets_ma
 		return -EINVAL;
 	}
 	chan->wake = *role == ONTIME_ROLE_CHANNEL && wake == ONTIME_WAKE_IDLE;
+	chan->urgent = channels > 1;
 	*sockets_max = min_t(u32, *sockets_max, ONTIME_SOCKETS_MAX);
 	chan->pages_max = min_t(u32, segments - 4, ONTIME_CHUNK_PAGES);
 	chan->bytes_max = min_t(u32, data, ONTIME_CHUNK_BYTES);
@@ -306,6 +309,8 @@ static int chan_start(struct ontime_chan *chan, unsigned int queues)
 		vdev->config->del_vqs(vdev);
 		return err;
 	}
+	if (chan->urgent)
+		ontime_irq_first(chan);
 	vdev->priv = chan;
 	virtio_device_ready(vdev);
 	virtqueue_enable_cb(chan->eventq);

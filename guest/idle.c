@@ -21,6 +21,7 @@
 #include <linux/tracepoint.h>
 #include <linux/virtio_ring.h>
 #include <trace/events/sched.h>
+#include <uapi/linux/sched/types.h>
 
 #include "ontime.h"
 
@@ -43,6 +44,20 @@ static bool chan_has_used(struct ontime_chan *chan)
 {
 	return virtqueue_poll(chan->callq, READ_ONCE(chan->seen[ONTIME_VQ_CALL])) ||
 	       virtqueue_poll(chan->eventq, READ_ONCE(chan->seen[ONTIME_VQ_EVENT]));
+}
+
+/*
+ * Puts a thread that takes what was used above every application's: one that computes between its priority and a receiver's would else keep
+ * the receiver waiting. It takes the place of an interrupt that preempts them all: it copies nothing, does a few steps for each answer and
+ * report of the device, and who is woken runs at his own priority. Only SCHED_DEADLINE is above it.
+ */
+void ontime_thread_first(struct task_struct *thread)
+{
+	const struct sched_attr attr = { .sched_policy = SCHED_FIFO, .sched_priority = MAX_RT_PRIO - 1 };
+	int err = sched_setattr_nocheck(thread, &attr);
+
+	if (err)
+		pr_warn("%s does not run before all others: %d\n", thread->comm, err);
 }
 
 /*
@@ -301,7 +316,7 @@ static int chan_start_thread(struct ontime_chan *chan)
 	if (IS_ERR(thread))
 		return PTR_ERR(thread);
 	kthread_bind(thread, chan->cpu);
-	sched_set_fifo(thread);
+	ontime_thread_first(thread);
 	chan->thread = thread;
 	wake_up_process(thread);
 	return 0;

@@ -95,6 +95,7 @@ struct ontime_chan {
 	bool silent;			/* it does not answer: watch.c */
 	bool quiet;			/* the call queue holds calls that no doorbell told of */
 	bool hints;			/* ONTIME_F_HINTS */
+	bool urgent;			/* real-time threads wait for its interrupt */
 	unsigned int sleepers;		/* callers that need an interrupt, and receives ahead */
 	unsigned int in_flight;
 	struct list_head calls;
@@ -162,8 +163,10 @@ bool ontime_chan_answers(struct ontime_chan *main);
 int ontime_idle_bind(struct ontime_chan *chan, struct ontime_chan *main);
 void ontime_idle_unbind(struct ontime_chan *chan, struct ontime_chan *main);
 void ontime_ring(struct ontime_chan *chan);
+void ontime_thread_first(struct task_struct *thread);
 int ontime_wake_arm(struct ontime_chan *chan);
 void ontime_wake_disarm(struct ontime_chan *chan);
+void ontime_irq_first(struct ontime_chan *chan);
 
 /* ---- rpc.c ---- */
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
  * The wake-up: a channel's MSI of delivery mode 3 (remote read). KVM takes it for "end the halt" and injects nothing, so
- * that no handler runs; on hardware the mode is reserved.
+ * that no handler runs; on hardware the mode is reserved. And where a channel interrupts: the priority of the interrupt's thread.
  */
+#include <linux/delay.h>
 #include <linux/interrupt.h>
 #include <linux/io.h>
 #include <linux/irq.h>
@@ -46,9 +47,14 @@ static void wake_write(struct msi_desc *desc, void *data)
 			 (desc->msg.data & ~MSI_DATA_MODE) | MSI_DATA_WAKE);
 }
 
+static int wake_irq(struct ontime_chan *chan)
+{
+	return pci_irq_vector(to_pci_dev(chan->vdev->dev.parent), 0);
+}
+
 static struct msi_desc *wake_desc(struct ontime_chan *chan)
 {
-	int irq = pci_irq_vector(to_pci_dev(chan->vdev->dev.parent), 0);
+	int irq = wake_irq(chan);
 
 	return irq < 0 ? NULL : irq_get_msi_desc(irq);
 }
@@ -75,4 +81,24 @@ void ontime_wake_disarm(struct ontime_chan *chan)
 		return;
 	desc->write_msi_msg = NULL;
 	wake_write_entry(desc, desc->msg.address_hi, desc->msg.address_lo, desc->msg.data);
+}
+
+/*
+ * Where the kernel has interrupts handled by threads (PREEMPT_RT, threadirqs), it puts them at FIFO 50. The device was started, and its vector is
+ * nobody else's.
+ */
+void ontime_irq_first(struct ontime_chan *chan)
+{
+	int irq = wake_irq(chan);
+	struct irq_data *data = irq < 0 ? NULL : irq_get_irq_data(irq);
+	struct irqaction *action = data ? irq_data_to_desc(data)->action : NULL;
+	struct task_struct *thread = action ? action->thread : NULL;
+	unsigned int tries;
+
+	if (!thread)
+		return;
+	/* It gives itself its priority when it first runs. */
+	for (tries = 0; READ_ONCE(thread->policy) != SCHED_FIFO && tries < 1000; tries++)
+		msleep(1);
+	ontime_thread_first(thread);
 }

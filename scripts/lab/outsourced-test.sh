@@ -69,6 +69,12 @@ received_ahead() {
     tail -n 1 out/ahead-none | grep -q end && diff out/ahead-none out/ahead-all
 }
 
+# What is promised for sockets on a channel: what computes below a receiver does not keep it waiting.
+on_channel() {
+    grep -q 'channels=[1-9]' /lab/args || return 0
+    python "$1"
+}
+
 # The same under a real-time priority: the sockets are on the vCPU's channel. With wake=idle that ends halts and interrupts
 # nobody.
 channel_interrupts() {
@@ -239,6 +245,7 @@ check same-calls same_calls
 check rt-channel rt_channel
 check unusual unusual
 check received-ahead received_ahead
+check beside-a-spinner on_channel spinner
 check steering steering
 check own-namespace-stays own_namespace_stays
 check not-while-open not_while_open
