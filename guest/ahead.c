@@ -4,7 +4,8 @@
  * message comes with its data, so that neither readiness nor the receive costs a call: they are in the guest when the receiver runs.
  *
  * The receive is posted after a few small ones, without a doorbell: the call that answers the message brings it along. One
- * a socket, taken out of the places for calls that wait. What it brought counts as unread: it is readable, peeked at,
+ * a socket, taken out of the places for calls that wait; where none is left, the oldest is called off that nobody waits for, if its socket is
+ * less busy. What it brought counts as unread: it is readable, peeked at,
  * counted by FIONREAD; a stream that is closed with it is reset.
  *
  * For datagrams it has room for the largest. It is posted while receives mostly find something there: one that waits costs no call on the
@@ -97,6 +98,15 @@ bool ontime_ahead_end(struct ontime_sock *os)
 		ahead_drop(os);
 	mutex_unlock(&os->ahead_lock);
 	return unread;
+}
+
+/* Whether a caller waits for it. */
+static void ahead_wanted(struct ontime_sock *os, bool wanted)
+{
+	mutex_lock(&os->ahead_lock);
+	if (os->ahead)
+		ontime_rpc_wanted(os->ahead, wanted);
+	mutex_unlock(&os->ahead_lock);
 }
 
 /* Has the device know of what was posted, before somebody waits for it. */
@@ -193,7 +203,7 @@ void ontime_ahead_next(struct sock *sk, size_t received, size_t room, bool plain
 	os->ahead_at = 0;
 	smp_store_release(&os->ahead_state, AHEAD_POSTED);
 	WRITE_ONCE(os->ahead, rpc);
-	if (ontime_rpc_post(rpc))
+	if (ontime_rpc_post(rpc, &os->ahead_refused))
 		ahead_drop(os);
 out:
 	mutex_unlock(&os->ahead_lock);
@@ -289,9 +299,12 @@ int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *time
 		if (result != -EAGAIN || !*timeout)
 			return result;
 		WRITE_ONCE(os->waited, true);
+		ahead_wanted(os, true);
 		result = ontime_sock_wait_ready(sk, 0, timeout);
-		if (result)
+		if (result) {
+			ahead_wanted(os, false);
 			return result;
+		}
 	}
 	return -ONTIME_AGAIN;
 }

@@ -267,6 +267,7 @@ static struct ontime_chan *chan_alloc(struct virtio_device *vdev)
 	init_waitqueue_head(&chan->room);
 	spin_lock_init(&chan->lock);
 	INIT_LIST_HEAD(&chan->calls);
+	INIT_LIST_HEAD(&chan->idle);
 	return chan;
 }
 

@@ -99,6 +99,8 @@ struct ontime_chan {
 	unsigned int sleepers;		/* callers that need an interrupt, and receives ahead */
 	unsigned int in_flight;
 	struct list_head calls;
+	struct list_head idle;		/* receives ahead that nobody waits for, the oldest first */
+	u64 aheads;			/* how often a receive ahead was posted or refused */
 	u16 seen[ONTIME_VQS_CHANNEL];	/* how far the queues were taken */
 
 	/* MAIN's. */
@@ -182,6 +184,7 @@ struct ontime_rpc {
 	struct ontime_chan *chan;
 	struct ontime_dev *dev;
 	struct list_head link;
+	struct list_head idle_link;	/* in chan->idle, or in none */
 	struct work_struct free_work;
 	struct scatterlist out_sg, in_sg;
 	struct ontime_reply *in;	/* what the device writes: in_own, or of more pages */
@@ -195,6 +198,8 @@ struct ontime_rpc {
 		s32 result;
 		bool control;		/* for the control queue */
 		bool ahead;		/* a receive that nobody waits for: ahead.c */
+		u64 posted;		/* chan->aheads then */
+		bool quiet;		/* another call that needs no doorbell of its own */
 		bool answered;		/* by the device: in->done holds something */
 		bool lost;		/* its caller was told that no answer will come; the queue keeps it */
 		/* The caller's pages, for large transfers. */
@@ -223,7 +228,8 @@ void ontime_rpc_put(struct ontime_rpc *rpc);
 bool ontime_rpc_rest(struct ontime_rpc *rpc);
 void ontime_rpc_begin(struct ontime_rpc *rpc, u16 op, u32 sock);
 void ontime_rpc_put_later(struct ontime_rpc *rpc);
-int ontime_rpc_post(struct ontime_rpc *rpc);
+int ontime_rpc_post(struct ontime_rpc *rpc, u64 *refused);
+void ontime_rpc_wanted(struct ontime_rpc *rpc, bool wanted);
 void ontime_rpc_kick(struct ontime_chan *chan);
 void ontime_rpc_cancel(struct ontime_rpc *rpc);
 bool ontime_rpc_grow(struct ontime_rpc *rpc, size_t length);
@@ -293,6 +299,7 @@ struct ontime_sock {
 	struct ontime_rpc *ahead;
 	u32 ahead_state;
 	u32 ahead_at;			/* bytes of it that were read */
+	u64 ahead_refused;		/* chan->aheads when there was no place for it last */
 	bool ahead_off;
 	bool failed;			/* connect(2)'s error was given to the application, unknown to the host */
 	u16 peer_len;

@@ -36,6 +36,7 @@ static void rpc_make(void *memory)
 
 	memset(rpc, 0, sizeof(*rpc));
 	INIT_LIST_HEAD(&rpc->link);
+	INIT_LIST_HEAD(&rpc->idle_link);
 	INIT_WORK(&rpc->free_work, rpc_free_work);
 	sg_init_one(&rpc->out_sg, &rpc->out, sizeof(rpc->out));
 	sg_init_table(&rpc->in_sg, 1);
@@ -233,6 +234,7 @@ void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result)
 	list_del_init(&rpc->link);
 	rpc->chan->in_flight--;
 	if (rpc->ahead) {
+		list_del_init(&rpc->idle_link);
 		rpc->chan->sleepers--;
 		atomic_dec(&rpc->chan->waiting);
 	}
@@ -306,6 +308,20 @@ static int rpc_add(struct ontime_rpc *rpc, struct virtqueue *vq)
 	return virtqueue_add_sgs(vq, sgs, out, in, rpc, GFP_ATOMIC);
 }
 
+/* The call that ends one that waits. */
+static struct ontime_rpc *rpc_cancel_new(struct ontime_rpc *rpc, gfp_t gfp)
+{
+	u64 id = le64_to_cpu(rpc->out.call.id);
+	struct ontime_rpc *cancel;
+
+	cancel = rpc_alloc(rpc->dev, rpc->chan->number, ONTIME_OP_CANCEL, le32_to_cpu(rpc->out.call.sock), gfp);
+	if (!IS_ERR(cancel)) {
+		cancel->out.call.arg[0] = cpu_to_le32(lower_32_bits(id));
+		cancel->out.call.arg[1] = cpu_to_le32(upper_32_bits(id));
+	}
+	return cancel;
+}
+
 static int rpc_try_submit(struct ontime_rpc *rpc)
 {
 	struct ontime_chan *chan = rpc->chan;
@@ -329,7 +345,11 @@ static int rpc_try_submit(struct ontime_rpc *rpc)
 			/* The next doorbell tells of it; until then nobody waits for it. */
 			chan->quiet = true;
 			chan->sleepers++;
+			rpc->posted = ++chan->aheads;
+			list_add_tail(&rpc->idle_link, &chan->idle);
 			missed = ontime_rearm(chan, vq, ONTIME_VQ_CALL);
+		} else if (!err && rpc->quiet) {
+			chan->quiet = true;
 		} else if (!err) {
 			notify = virtqueue_kick_prepare(vq);
 			chan->quiet &= rpc->control;
@@ -347,22 +367,88 @@ static int rpc_try_submit(struct ontime_rpc *rpc)
 	return err;
 }
 
-/* Has a receive wait in the device, from the next doorbell on; its end is ontime_ahead_done()'s. */
-int ontime_rpc_post(struct ontime_rpc *rpc)
+/* Whether one more call may wait in the device: half of the places stay free for calls that do not. */
+bool ontime_rpc_may_wait(struct ontime_chan *chan)
+{
+	return atomic_read(&chan->waiting) < chan->calls_max / 2;
+}
+
+/* A caller waits for a receive ahead, or no more: what is waited for keeps its place. */
+void ontime_rpc_wanted(struct ontime_rpc *rpc, bool wanted)
 {
 	struct ontime_chan *chan = rpc->chan;
+	unsigned long flags;
+
+	spin_lock_irqsave(&chan->lock, flags);
+	if (wanted)
+		list_del_init(&rpc->idle_link);
+	else if (list_empty(&rpc->idle_link) && !list_empty(&rpc->link))
+		list_add_tail(&rpc->idle_link, &chan->idle);
+	spin_unlock_irqrestore(&chan->lock, flags);
+}
+
+/*
+ * The oldest receive ahead, held, where its socket is less busy than the one that asks: that was refused once since then. So sockets that have their
+ * turns one after the other, more than there are places, do not each call off the next one's. NULL: the one that asks is refused.
+ */
+static struct ontime_rpc *rpc_oldest(struct ontime_chan *chan, u64 *refused)
+{
+	struct ontime_rpc *oldest;
+	unsigned long flags;
+
+	spin_lock_irqsave(&chan->lock, flags);
+	oldest = list_first_entry_or_null(&chan->idle, struct ontime_rpc, idle_link);
+	if (oldest && oldest->posted < *refused) {
+		list_del_init(&oldest->idle_link);
+		refcount_inc(&oldest->refs);
+	} else {
+		oldest = NULL;
+		*refused = ++chan->aheads;
+	}
+	spin_unlock_irqrestore(&chan->lock, flags);
+	return oldest;
+}
+
+/* Makes room for a receive ahead: one that is older ends with what it has got, or nothing. The doorbell that tells of the one tells of that too. */
+static int rpc_call_off_oldest(struct ontime_chan *chan, u64 *refused)
+{
+	struct ontime_rpc *oldest = ontime_rpc_may_wait(chan) ? rpc_oldest(chan, refused) : NULL, *cancel;
 	int err;
+
+	if (!oldest)
+		return -EBUSY;
+	cancel = rpc_cancel_new(oldest, GFP_KERNEL);
+	err = PTR_ERR_OR_ZERO(cancel);
+	if (!err) {
+		cancel->quiet = true;
+		err = rpc_try_submit(cancel);
+		ontime_rpc_put(cancel);
+	}
+	if (err)
+		ontime_rpc_wanted(oldest, false);
+	ontime_rpc_put(oldest);
+	return err;
+}
+
+/*
+ * Has a receive wait in the device, from the next doorbell on; its end is ontime_ahead_done()'s. @refused is the socket's, for the next time if there
+ * is no place.
+ */
+int ontime_rpc_post(struct ontime_rpc *rpc, u64 *refused)
+{
+	struct ontime_chan *chan = rpc->chan;
+	int err = 0;
 
 	if (!chan->hints)
 		return -EOPNOTSUPP;
 	/* Sockets that only might receive do not take the places of callers that do. */
-	if (atomic_inc_return(&chan->waiting) > chan->calls_max / 4) {
-		atomic_dec(&chan->waiting);
-		return -EBUSY;
+	if (atomic_inc_return(&chan->waiting) > chan->calls_max / 4)
+		err = rpc_call_off_oldest(chan, refused);
+	if (!err) {
+		rpc->out.call.flags |= cpu_to_le16(ONTIME_CALL_WAIT | ONTIME_CALL_AHEAD);
+		rpc->ahead = true;
+		err = rpc_try_submit(rpc);
 	}
-	rpc->out.call.flags |= cpu_to_le16(ONTIME_CALL_WAIT | ONTIME_CALL_AHEAD);
-	rpc->ahead = true;
-	err = rpc_try_submit(rpc);
 	if (err)
 		atomic_dec(&chan->waiting);
 	return err;
@@ -505,15 +591,10 @@ void ontime_rpc_close(struct ontime_dev *dev, u32 number, u32 id, u32 index, u32
  */
 void ontime_rpc_cancel(struct ontime_rpc *rpc)
 {
-	struct ontime_rpc *cancel;
-	u64 id = le64_to_cpu(rpc->out.call.id);
+	struct ontime_rpc *cancel = rpc_cancel_new(rpc, GFP_KERNEL | __GFP_NOFAIL);
 
-	cancel = rpc_alloc(rpc->dev, rpc->chan->number, ONTIME_OP_CANCEL, le32_to_cpu(rpc->out.call.sock),
-			   GFP_KERNEL | __GFP_NOFAIL);
 	if (IS_ERR(cancel))
 		return;
-	cancel->out.call.arg[0] = cpu_to_le32(lower_32_bits(id));
-	cancel->out.call.arg[1] = cpu_to_le32(upper_32_bits(id));
 	if (!rpc_submit(cancel, false))
 		rpc_sleep(cancel, TASK_KILLABLE, MAX_SCHEDULE_TIMEOUT);
 	ontime_rpc_put(cancel);
@@ -650,10 +731,4 @@ int ontime_ctl_bw(struct ontime_chan *main, u16 op, const struct ontime_bw *entr
 	rpc->out_small = count * sizeof(*entries);
 	memcpy(rpc->out.body, entries, rpc->out_small);
 	return ctl_run(main, rpc);
-}
-
-/* Whether one more call may wait in the device: half of the places stay free for calls that do not. */
-bool ontime_rpc_may_wait(struct ontime_chan *chan)
-{
-	return atomic_read(&chan->waiting) < chan->calls_max / 2;
 }

@@ -69,7 +69,7 @@ received_ahead() {
     tail -n 1 out/ahead-none | grep -q end && diff out/ahead-none out/ahead-all
 }
 
-# What is promised for sockets on a channel: what computes below a receiver does not keep it waiting.
+# What is promised for sockets on a channel: its places for receives ahead go to who is busy; what computes below a receiver does not keep it waiting.
 on_channel() {
     grep -q 'channels=[1-9]' /lab/args || return 0
     python "$1"
@@ -245,6 +245,7 @@ check same-calls same_calls
 check rt-channel rt_channel
 check unusual unusual
 check received-ahead received_ahead
+check many-connections on_channel many
 check beside-a-spinner on_channel spinner
 check steering steering
 check own-namespace-stays own_namespace_stays
