@@ -43,7 +43,7 @@ pub struct NicConfig {
     pub class: Option<Class>,
     /// Classes of single receive queues, by number.
     pub queues: BTreeMap<u32, Class>,
-    /// Names of tenants whose packets pass it, besides those that discovery finds to: behind a router, NAT or Open vSwitch.
+    /// Names of tenants whose packets pass it, besides those that discovery finds to: behind a router, NAT, a VRF or Open vSwitch.
     pub tenants: Vec<String>,
     /// The CPU for its polling threads ([`Method::Busypoll`]).
     pub poll_cpu: Option<u32>,

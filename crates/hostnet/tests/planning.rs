@@ -128,6 +128,83 @@ fn a_nic_has_the_class_of_its_tenants_unless_configured() {
 }
 
 #[test]
+/// What rule `host-config` says, how gravely.
+fn said(inventory: &Inventory, intent: &Intent) -> Vec<(Severity, String)> {
+    let found = plan(inventory, intent).findings.into_iter().filter(|finding| finding.rule == RuleId::HostConfig);
+    found.map(|of| (of.severity, format!("{}: {}; {}", of.object, of.found, of.remedy))).collect()
+}
+
+#[test]
+fn a_nic_configured_as_bulk_that_only_rt_tenants_use_is_told() {
+    let (inventory, mut intent) = two_vms();
+    let bulk = NicConfig { class: Some(Class::Bulk), ..NicConfig::default() };
+    intent.nics = BTreeMap::from([("eth0".to_owned(), bulk.clone()), ("eth1".to_owned(), bulk.clone())]);
+    let told = said(&inventory, &intent);
+    let [(Severity::Warning, text)] = told.as_slice() else { panic!("one, of the RT VM's NIC: {told:?}") };
+    assert!(text.starts_with("eth0: ") && text.contains("(vm1)") && text.contains("[nic.eth0]"), "{text}");
+    // A bulk tenant there too is rule rt-tx-queue's to tell, a queue for RT packets is an answer, and without a class there is no question.
+    let mut shared = intent.clone();
+    shared.nics.insert("eth0".to_owned(), NicConfig { tenants: vec!["vm2".to_owned()], ..bulk.clone() });
+    assert!(said(&inventory, &shared).is_empty());
+    assert!(plan(&inventory, &shared).findings.iter().any(|of| of.severity == Severity::Critical));
+    intent.nics.insert("eth0".to_owned(), NicConfig { queues: BTreeMap::from([(1, rt(1))]), ..bulk });
+    assert!(said(&inventory, &intent).is_empty());
+    intent.nics.clear();
+    assert!(said(&inventory, &intent).is_empty());
+}
+
+#[test]
+fn every_nic_of_a_bond_is_its_tenants_and_the_bond_itself_is_none() {
+    let mut inventory = host(3, 2, true);
+    let bond = NicId { ifindex: 900, name: "bond0".to_owned() };
+    inventory.nics.push(Nic { id: bond, kind: Some("bond".to_owned()), up: true, ..Nic::default() });
+    for name in ["eth0", "eth1"] {
+        inventory.nics.iter_mut().find(|nic| nic.id.name == name).unwrap().controller = Some(900);
+    }
+    let mut tenant = vm(&mut inventory, 1, rt(0), 1, "eth0");
+    tenant.vnics[0].lower = vec!["eth0".to_owned(), "eth1".to_owned()];
+    let mut intent = Intent { tenants: vec![tenant], ..Intent::default() };
+    let found = policies(&plan(&inventory, &intent));
+    let of_nic =
+        |at: usize| inventory.threads.iter().filter(move |thread| thread.comm.starts_with(&format!("napi/eth{at}-")));
+    for (at, policy) in [(0, Policy::Fifo(49)), (1, Policy::Fifo(49)), (2, Policy::BULK_DRIVER)] {
+        assert_eq!(of_nic(at).count(), 2);
+        assert!(of_nic(at).all(|thread| found.get(&thread.comm) == Some(&policy)), "eth{at}: {found:?}");
+    }
+    intent.nics = BTreeMap::from([("bond0".to_owned(), NicConfig { class: Some(rt(0)), ..NicConfig::default() })]);
+    let told = said(&inventory, &intent);
+    let [(Severity::Warning, text)] = told.as_slice() else { panic!("{told:?}") };
+    assert!(text.starts_with("bond0: ") && text.ends_with(": eth0, eth1"), "{text}");
+}
+
+#[test]
+fn an_rt_tenant_whose_nic_nobody_can_tell_is_asked_for() {
+    let (mut inventory, mut intent) = two_vms();
+    for tenant in &mut intent.tenants {
+        tenant.vnics[0].lower.clear();
+    }
+    let told = said(&inventory, &intent);
+    let [(Severity::Info, text)] = told.as_slice() else { panic!("one, of the RT VM: {told:?}") };
+    assert!(text.starts_with("vm1: tap1 ") && text.contains("tenants = [\"vm1\"]"), "{text}");
+    // A port of a datapath, whatever its name, and one that stands on an internal port.
+    let port = |ifindex, name: &str| Nic {
+        id: NicId { ifindex, name: name.to_owned() },
+        kind: Some("openvswitch".to_owned()),
+        ..Nic::default()
+    };
+    inventory.nics.push(port(3000, "my-datapath"));
+    let tap = inventory.nics.iter().position(|nic| nic.id.name == "tap1").unwrap();
+    for (controller, link) in [(Some(3000), None), (None, Some(3000))] {
+        (inventory.nics[tap].controller, inventory.nics[tap].link) = (controller, link);
+        let told = said(&inventory, &intent);
+        let [(Severity::Warning, text)] = told.as_slice() else { panic!("{told:?}") };
+        assert!(text.contains("Open vSwitch") && text.contains("tenants = [\"vm1\"]"), "{text}");
+    }
+    intent.nics.insert("eth0".to_owned(), NicConfig { tenants: vec!["vm1".to_owned()], ..NicConfig::default() });
+    assert!(said(&inventory, &intent).is_empty());
+    assert_eq!(intent.nic_use(&inventory, inventory.nic("eth0").unwrap()), NicUse::Derived(rt(1)));
+}
+
 fn a_queue_kept_for_rt_has_its_own_threads_class() {
     let (inventory, mut intent) = mixed(4);
     let queues = BTreeMap::from([(3, rt(1))]);

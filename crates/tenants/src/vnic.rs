@@ -1,7 +1,7 @@
 //! Virtual NICs: from a VM's open files to the host's interfaces, and from those to the physical NICs below.
 //!
 //! In: `/proc/PID/fd`, `/proc/PID/fdinfo`, `/sys/class/net`. Out: [`Vnic`]s.
-//! Source: `drivers/net/tun.c` (`tun_chr_show_fdinfo` prints `iff:`), `net/core/dev.c` (`lower_*` links).
+//! Source: `drivers/net/tun.c` (`tun_chr_show_fdinfo` prints `iff:`), `net/core/dev.c` (`lower_*` links), `net/bridge/br_sysfs_br.c`.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap};
@@ -60,13 +60,20 @@ impl Network {
             .iter()
             .filter_map(|name| name.strip_prefix("lower_").map(str::to_owned))
             .collect();
-        if let Ok(bridge) = std::fs::read_link(self.root.join(ifname).join("master")) {
-            next.extend(bridge.file_name().map(|name| name.to_string_lossy().into_owned()));
-        }
+        next.extend(self.bridge_of(ifname));
         next.extend(self.veth_peer(ifname).map(str::to_owned));
         for one in next {
             self.descend(&one, seen, physical);
         }
+    }
+
+    /// The bridge that an interface is a port of. A master that is none says nothing of which ports its packets leave by: a VRF routes
+    /// them, and a datapath of Open vSwitch (`ovs-system`) is the master of the ports of all its bridges
+    /// (`net/openvswitch/vport-netdev.c`, `ovs_netdev_link`).
+    fn bridge_of(&self, ifname: &str) -> Option<String> {
+        let master = std::fs::read_link(self.root.join(ifname).join("master")).ok()?;
+        let name = master.file_name()?.to_string_lossy().into_owned();
+        self.root.join(&name).join("bridge").exists().then_some(name)
     }
 
     fn is_physical(&self, ifname: &str) -> bool {
@@ -139,6 +146,18 @@ mod tests {
         fn link(&self, from: &str, to: &str) {
             symlink(format!("../{to}"), self.0.path().join(from)).unwrap();
         }
+        /// One with a device on a bus.
+        fn physical(&self, ifname: &str) {
+            std::fs::create_dir(self.0.path().join(ifname).join("device")).unwrap();
+        }
+        fn port(&self, master: &str, port: &str) {
+            self.link(&format!("{master}/lower_{port}"), port);
+            self.link(&format!("{port}/master"), master);
+        }
+        fn bridge(&self, name: &str, ports: &[&str]) {
+            std::fs::create_dir(self.0.path().join(name).join("bridge")).unwrap();
+            ports.iter().for_each(|port| self.port(name, port));
+        }
         fn lower(&self, ifname: &str) -> Vec<String> {
             Network::at(self.0.path()).vnic(ifname).lower
         }
@@ -157,19 +176,67 @@ mod tests {
             ("lonely", 8, 8),
         ]);
         for nic in ["eth0", "eth1"] {
-            std::fs::create_dir(tree.0.path().join(nic).join("device")).unwrap();
+            tree.physical(nic);
+            tree.port("bond0", nic);
         }
         tree.link("macvtap0/lower_eth0", "eth0");
-        tree.link("bond0/lower_eth0", "eth0");
-        tree.link("bond0/lower_eth1", "eth1");
-        for port in ["bond0", "tap0", "tap1"] {
-            tree.link(&format!("br0/lower_{port}"), port);
-            tree.link(&format!("{port}/master"), "br0");
-        }
+        tree.bridge("br0", &["bond0", "tap0", "tap1"]);
         assert_eq!(tree.lower("macvtap0"), ["eth0"]);
         assert_eq!(tree.lower("tap0"), ["eth0", "eth1"]);
         assert!(tree.lower("lonely").is_empty());
         assert!(tree.lower("gone").is_empty());
+    }
+
+    #[test]
+    fn vlans_lead_to_the_nic_or_the_bonds_nics_below_them() {
+        let tree = Tree::new(&[
+            ("eth0", 1, 1),
+            ("eth1", 2, 2),
+            ("eth2", 3, 3),
+            ("bond0", 4, 4),
+            ("eth2.5", 5, 3),
+            ("bond0.7", 6, 4),
+            ("br5", 7, 7),
+            ("br7", 8, 8),
+            ("tap5", 9, 9),
+            ("tap7", 10, 10),
+            ("macvtap0", 11, 6),
+        ]);
+        ["eth0", "eth1", "eth2"].iter().for_each(|nic| tree.physical(nic));
+        ["eth0", "eth1"].iter().for_each(|nic| tree.port("bond0", nic));
+        tree.link("eth2.5/lower_eth2", "eth2");
+        tree.link("bond0.7/lower_bond0", "bond0");
+        tree.link("macvtap0/lower_bond0.7", "bond0.7");
+        tree.bridge("br5", &["eth2.5", "tap5"]);
+        tree.bridge("br7", &["bond0.7", "tap7"]);
+        assert_eq!(tree.lower("tap5"), ["eth2"]);
+        assert_eq!(tree.lower("tap7"), ["eth0", "eth1"]);
+        assert_eq!(tree.lower("macvtap0"), ["eth0", "eth1"]);
+    }
+
+    #[test]
+    fn open_vswitchs_datapath_and_a_vrf_lead_nowhere() {
+        let tree = Tree::new(&[
+            ("eth0", 1, 1),
+            ("eth1", 2, 2),
+            ("ovs-system", 3, 3),
+            ("tap0", 4, 4),
+            ("tap1", 5, 5),
+            ("qbr1", 6, 6),
+            ("qvb1", 7, 8),
+            ("qvo1", 8, 7),
+            ("red", 9, 9),
+            ("tap2", 10, 10),
+        ]);
+        ["eth0", "eth1"].iter().for_each(|nic| tree.physical(nic));
+        // eth0 and tap0 are ports of one bridge, eth1 and qvo1 of another: the kernel does not say so.
+        ["eth0", "tap0", "eth1", "qvo1"].iter().for_each(|port| tree.port("ovs-system", port));
+        tree.bridge("qbr1", &["tap1", "qvb1"]);
+        tree.port("red", "tap2");
+        tree.link("red/lower_eth0", "eth0");
+        for tap in ["tap0", "tap1", "tap2"] {
+            assert!(tree.lower(tap).is_empty(), "{tap}: {:?}", tree.lower(tap));
+        }
     }
 
     #[test]
@@ -183,11 +250,9 @@ mod tests {
             ("tap0", 6, 6),
             ("vc", 7, 4),
         ]);
-        std::fs::create_dir(tree.0.path().join("eth0/device")).unwrap();
-        for (bridge, port) in [("br0", "tap0"), ("br0", "va"), ("br1", "vb"), ("br1", "eth0")] {
-            tree.link(&format!("{bridge}/lower_{port}"), port);
-            tree.link(&format!("{port}/master"), bridge);
-        }
+        tree.physical("eth0");
+        tree.bridge("br0", &["tap0", "va"]);
+        tree.bridge("br1", &["vb", "eth0"]);
         assert_eq!(tree.lower("tap0"), ["eth0"]);
         assert!(tree.lower("vc").is_empty(), "its peer is in another namespace; the number only looks alike");
     }

@@ -1,13 +1,17 @@
-//! What `host.toml` names and the host does not have, or has in one piece where two classes are wanted of it.
+//! What `host.toml` names and the host does not have, or has in one piece where two classes are wanted of it; and what it does not say and
+//! nobody else can.
 
 use std::collections::BTreeSet;
 
-use ontime_tenants::Class;
+use ontime_tenants::{Class, Tenant};
 
 use crate::host_config::NicConfig;
-use crate::intent::Intent;
+use crate::intent::{Intent, reaches};
 use crate::inventory::{Inventory, Nic};
 use crate::rule::{Finding, Outcome, RuleId, Severity};
+
+/// The kind of a datapath's own port and of internal ones (`net/openvswitch/vport-internal_dev.c`). Ports have the former as their master.
+const OPEN_VSWITCH: &str = "openvswitch";
 
 /// See [`RuleId::HostConfig`].
 pub fn host_config(inventory: &Inventory, intent: &Intent) -> Outcome {
@@ -31,7 +35,11 @@ pub fn host_config(inventory: &Inventory, intent: &Intent) -> Outcome {
             ));
         }
         match inventory.nic(name) {
-            Some(nic) => queues(intent, inventory, nic, config, &mut outcome),
+            Some(nic) => {
+                outcome.findings.extend(stands_on_others(inventory, nic));
+                outcome.findings.extend(bulk_for_rt(intent, inventory, nic, config));
+                queues(intent, inventory, nic, config, &mut outcome);
+            }
             None => outcome.findings.push(finding(
                 Severity::Warning,
                 name,
@@ -40,7 +48,75 @@ pub fn host_config(inventory: &Inventory, intent: &Intent) -> Outcome {
             )),
         }
     }
+    outcome.findings.extend(intent.rt_tenants().filter_map(|tenant| leads_nowhere(intent, inventory, tenant)));
     outcome
+}
+
+/// An interface that has neither interrupts nor NAPI: what is said of it is said of nothing.
+fn stands_on_others(inventory: &Inventory, nic: &Nic) -> Option<Finding> {
+    let kind =
+        nic.kind.as_deref().filter(|kind| matches!(*kind, "bond" | "team" | "bridge" | "vlan" | OPEN_VSWITCH))?;
+    let below =
+        |one: &&Nic| one.physical && (one.controller == Some(nic.id.ifindex) || nic.link == Some(one.id.ifindex));
+    let names: Vec<&str> = inventory.nics.iter().filter(below).map(|one| one.id.name.as_str()).collect();
+    let which = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
+    let found = format!("is of kind {kind}, which has no interrupt and no NAPI of its own: nothing follows from it");
+    let remedy = format!("name the NICs below it in /etc/ontime/host.toml in its place{which}");
+    Some(finding(Severity::Warning, &nic.id.name, found, &remedy))
+}
+
+/// A NIC that is bulk by its configuration, whoever uses it. Where both classes do, rule `rt-tx-queue` says so.
+fn bulk_for_rt(intent: &Intent, inventory: &Inventory, nic: &Nic, config: &NicConfig) -> Option<Finding> {
+    let rt = |class: &Class| *class != Class::Bulk;
+    let users: Vec<&Tenant> = intent.users(inventory, nic).collect();
+    let only_rt = !users.is_empty() && users.iter().all(|tenant| rt(&tenant.class));
+    if config.class != Some(Class::Bulk) || !only_rt || config.queues.values().any(rt) {
+        return None;
+    }
+    let names: Vec<&str> = users.iter().map(|tenant| tenant.name.as_str()).collect();
+    let name = &nic.id.name;
+    let found = format!(
+        "is of class bulk, and only RT tenants use it ({}): its threads are at bulk priority",
+        names.join(", ")
+    );
+    let remedy = format!(
+        "take class = \"bulk\" out of [nic.{name}] in /etc/ontime/host.toml, so that it has its tenants' class; or keep a receive queue \
+         for them: [nic.{name}.queue.N] class = \"rt\""
+    );
+    Some(finding(Severity::Warning, name, found, &remedy))
+}
+
+/// An RT tenant that has interfaces here, none of which leads to a NIC. By which NIC a switch in Open vSwitch sends, the kernel does not say.
+fn leads_nowhere(intent: &Intent, inventory: &Inventory, tenant: &Tenant) -> Option<Finding> {
+    let named = intent.nics.values().any(|config| config.tenants.contains(&tenant.name));
+    let leads = |nic: &Nic| reaches(inventory, tenant, nic);
+    let vnic = tenant.vnics.first()?;
+    if named || inventory.nics.iter().filter(|nic| nic.physical).any(leads) {
+        return None;
+    }
+    let naming = format!(
+        "write [nic.X] tenants = [\"{}\"] into /etc/ontime/host.toml, where X is the NIC by which they leave",
+        tenant.name
+    );
+    let switched = tenant.vnics.iter().find(|vnic| is_switched(inventory, &vnic.ifname));
+    Some(match switched {
+        Some(vnic) => {
+            let what = "is a port of Open vSwitch, which does not say by which NIC its packets leave: that NIC has no RT class for them";
+            finding(Severity::Warning, &tenant.name, format!("{} {what}", vnic.ifname), &naming)
+        }
+        None => {
+            let what = "leads to no NIC that is known: its network is the host's own, or behind a router or NAT";
+            let remedy = format!("nothing, if its packets leave by none; else {naming}");
+            finding(Severity::Info, &tenant.name, format!("{} {what}", vnic.ifname), &remedy)
+        }
+    })
+}
+
+/// Whether an interface is a port of a datapath, or stands on an internal port.
+fn is_switched(inventory: &Inventory, ifname: &str) -> bool {
+    let around = inventory.nic(ifname).map(|nic| [nic.controller, nic.link]);
+    let nics = around.into_iter().flatten().flatten().filter_map(|index| inventory.nic_by_index(index));
+    nics.into_iter().any(|nic| nic.kind.as_deref() == Some(OPEN_VSWITCH))
 }
 
 fn queues(intent: &Intent, inventory: &Inventory, nic: &Nic, config: &NicConfig, outcome: &mut Outcome) {
