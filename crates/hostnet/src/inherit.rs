@@ -122,6 +122,7 @@ mod tests {
             runtime_cap: 0.95,
             threads,
             vnics: Vec::new(),
+            attached: Vec::new(),
         }
     }
 

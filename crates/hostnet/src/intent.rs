@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ontime_tenants::{Class, Policy, PriorityTable, Tenant, ThreadId, Vnic};
+use ontime_tenants::{Attached, Class, Policy, PriorityTable, Tenant, ThreadId, Vnic};
 use serde::Serialize;
 
 use crate::host_config::{HostConfig, NicConfig};
@@ -164,9 +164,14 @@ impl Intent {
 }
 
 /// Whether a tenant's packets pass a NIC: it is its own virtual NIC, or one that this leads to, or (where discovery could
-/// not say) the lower device of it.
+/// not say) the lower device of it, or what an interface in its own network namespace stands on.
 pub fn reaches(inventory: &Inventory, tenant: &Tenant, nic: &Nic) -> bool {
-    tenant.vnics.iter().any(|vnic| leads_to(inventory, vnic, nic))
+    tenant.vnics.iter().any(|vnic| leads_to(inventory, vnic, nic)) || attached_to(tenant, nic).next().is_some()
+}
+
+/// The interfaces in a tenant's own network namespace that send by this NIC.
+pub fn attached_to<'a>(tenant: &'a Tenant, nic: &'a Nic) -> impl Iterator<Item = &'a Attached> {
+    tenant.attached.iter().filter(|own| own.lower.contains(&nic.id.name))
 }
 
 /// Whether a virtual NIC is this NIC, or sends by it.

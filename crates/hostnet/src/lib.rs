@@ -19,7 +19,6 @@ pub mod knob;
 pub mod kvm;
 pub mod live;
 pub mod method;
-mod namespace;
 pub mod netlink;
 pub mod plan;
 pub mod rule;

@@ -8,11 +8,10 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use ontime_tenants::{Policy, ThreadError, ThreadId};
+use ontime_tenants::{Policy, ThreadError, ThreadId, namespace};
 
 use crate::cpus::CpuSet;
 use crate::knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
-use crate::namespace;
 use crate::netlink::Netlink;
 use crate::netlink::ethtool::Ethtool;
 use crate::netlink::link::links;

@@ -13,7 +13,7 @@ use ontime_hostnet::{
     Host, Intent, Inventory, Knob, KnobError, Method, Moderation, NicConfig, NicId, NicUse, Plan, RULES, Refusal,
     RuleId, Severity, State, SteerFrom, Value, examine, kvm, plan, rules,
 };
-use ontime_tenants::{Class, Policy, PriorityTable, Tenant, Vnic};
+use ontime_tenants::{Attached, Class, Kind, Policy, PriorityTable, Tenant, Vnic};
 
 #[test]
 fn partitioned_places_every_thread_by_the_table() {
@@ -389,6 +389,29 @@ fn a_macvtap_is_known_by_its_address() {
 }
 
 #[test]
+#[test]
+fn a_containers_macvlan_is_its_nics_tenant_and_known_by_its_address() {
+    let (inventory, mut intent) = mixed(2);
+    let mac = [0x02, 0, 0, 0, 0, 7];
+    let attached = |mac| Attached { name: "eth0".to_owned(), mac, lower: vec!["eth0".to_owned()] };
+    let container = &mut intent.tenants[0];
+    (container.kind, container.vnics) = (Kind::Container, Vec::new());
+    container.attached = vec![attached(Some(mac))];
+    let nic = inventory.nic("eth0").unwrap();
+    assert_eq!(intent.nic_use(&inventory, nic), NicUse::Mixed(rt(0)));
+    let filters = |intent: &Intent| -> Vec<SteerFrom> {
+        let knobs = plan(&inventory, intent).settings.into_iter().map(|setting| setting.knob);
+        knobs.filter_map(|knob| if let Knob::TxSteer { from, .. } = knob { Some(from) } else { None }).collect()
+    };
+    assert_eq!(filters(&intent), [SteerFrom::SourceMac(mac)]);
+    // An ipvlan has the address of its NIC, as everybody's packets there.
+    intent.tenants[0].attached = vec![attached(None)];
+    assert!(filters(&intent).is_empty());
+    intent.tenants.truncate(1);
+    assert_eq!(intent.nic_use(&inventory, nic), NicUse::Derived(rt(0)));
+    assert!(said(&inventory, &intent).is_empty());
+}
+
 fn a_nic_that_cannot_be_shared_live_is_a_finding_with_a_remedy() {
     type Spoil = fn(&mut Inventory);
     let one_queue: Spoil = |inventory| inventory.nics[0].tx_queues.truncate(1);

@@ -60,7 +60,7 @@ pub struct Thread {
 /// A tenant's virtual NIC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TenantNic {
-    /// The host's interface.
+    /// The host's interface; of a container's macvlan, ipvlan or VLAN, which is none of the host's, its name in the container: `eth0 (inside)`.
     pub name: String,
     /// The physical NICs it reaches.
     pub lower: Vec<String>,

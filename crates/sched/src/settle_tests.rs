@@ -29,6 +29,7 @@ fn vm(name: &str, started: u64, vcpus: u32, affinity: &str) -> Tenant {
         runtime_cap: 0.95,
         threads: (0..vcpus).map(thread).collect(),
         vnics: Vec::new(),
+        attached: Vec::new(),
     }
 }
 

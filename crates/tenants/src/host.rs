@@ -63,12 +63,11 @@ impl Sources {
         self.proc.join(pid.to_string())
     }
 
-    /// Whether a process has a network namespace other than this thread's, as far as the kernel tells.
-    pub(crate) fn has_own_network(&self, pid: i32) -> bool {
+    /// A process's network namespace where that is another than this thread's, as far as the kernel tells.
+    pub(crate) fn own_network(&self, pid: i32) -> Option<PathBuf> {
         let namespace = |process: &Path| std::fs::read_link(process.join("ns/net")).ok();
-        self.live
-            && namespace(&self.process_dir(pid))
-                .is_some_and(|its| namespace(&self.proc.join("thread-self")) != Some(its))
+        let its = self.live.then(|| namespace(&self.process_dir(pid)))??;
+        (namespace(&self.proc.join("thread-self")).as_ref() != Some(&its)).then_some(its)
     }
 
     /// A file of a process; `None` where the process is gone or the file is not to be had.

@@ -12,6 +12,7 @@
 //! | `discover`, `host`, `files`, `devices` | finding tenants; reading a host; who was found to serve a VM |
 //! | `watch`, `connector` | learning that something changed |
 //! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source each |
+//! | `namespace` | asking the kernel from within a tenant's network namespace |
 //! | `ownership`, `conflict`, `problem` | who decides about a thread; what works against the table; what went wrong |
 
 // The built host of `tests/common` names the crate.
@@ -31,6 +32,7 @@ mod files;
 pub mod host;
 pub mod libvirt;
 pub mod model;
+pub mod namespace;
 pub mod ownership;
 mod peers;
 pub mod problem;
@@ -53,7 +55,7 @@ pub use conflict::Conflict;
 pub use cpus::CpuList;
 pub use discover::{Discovery, discover};
 pub use host::Sources;
-pub use model::{ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
+pub use model::{Attached, ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
 pub use ownership::{Owner, owner, wanted};
 pub use problem::{Problem, ProblemKind};
 pub use rules::Rules;

@@ -105,6 +105,18 @@ pub struct Vnic {
     pub lower: Vec<String>,
 }
 
+/// An interface in a container's network namespace that sends by one of the host's: macvlan, ipvlan, a VLAN. The host has none that stands for
+/// it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attached {
+    /// Its name, in there.
+    pub name: String,
+    /// Its hardware address, where that tells its packets from others' on the NIC.
+    pub mac: Option<[u8; 6]>,
+    /// The physical NICs it reaches, as [`Vnic::lower`].
+    pub lower: Vec<String>,
+}
+
 /// A virtual machine or container on this host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Tenant {
@@ -132,4 +144,7 @@ pub struct Tenant {
     pub threads: Vec<TenantThread>,
     /// Its virtual NICs.
     pub vnics: Vec<Vnic>,
+    /// Interfaces in its own network namespace that stand on the host's.
+    #[serde(default)]
+    pub attached: Vec<Attached>,
 }

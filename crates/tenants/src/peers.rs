@@ -1,20 +1,26 @@
-//! Which of the host's interfaces lead into which container: the near ends of veth (and netkit) pairs.
+//! Which of the host's interfaces lead into which container: the near ends of veth (and netkit) pairs, and those that a container's macvlan, ipvlan
+//! or VLAN stands on.
 //!
-//! In: the kernel's link table, and a process of the container. Out: interface names. Nothing of the container is read, since
+//! In: the kernel's link table, and a process of the container. Out: interface names. No file of the container is read, since
 //! it could put anything there: the kernel says into which network namespace each pair leads (`IFLA_LINK_NETNSID`), and
 //! which number that namespace has (`RTM_GETNSID`). Source: `net/core/rtnetlink.c`, `net/core/net_namespace.c`.
 //!
-//! A container on macvlan or ipvlan has no near end: its interface hangs off the host's NIC, and only the container's side tells.
+//! A macvlan has no near end, and its NIC does not tell of it, so the kernel is asked from within the container's namespace: there it says on
+//! which interface of which namespace each stands. That is not the container's word: who has no rights outside cannot put an interface on one that is
+//! outside (`rtnl_newlink` asks for CAP_NET_ADMIN there, `net/core/rtnetlink.c`).
 
 use std::collections::HashMap;
 use std::io;
 
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
+
+use crate::namespace;
+use crate::thread::ThreadId;
 
 /// Near ends by the number of the namespace they lead into.
 #[derive(Debug)]
@@ -26,23 +32,11 @@ pub(crate) struct Peers {
 impl Peers {
     /// Reads the host's link table.
     pub(crate) fn read() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
-        socket.bind_auto()?;
-        socket.connect(&SocketAddr::new(0, 0))?;
+        let socket = connected()?;
         let mut by_namespace: HashMap<i32, Vec<String>> = HashMap::new();
-        let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
-        for reply in ask(&socket, request, NLM_F_REQUEST | NLM_F_DUMP)? {
-            let RouteNetlinkMessage::NewLink(link) = reply else { continue };
-            let (mut name, mut namespace) = (None, None);
-            for attribute in link.attributes {
-                match attribute {
-                    LinkAttribute::IfName(given) => name = Some(given),
-                    LinkAttribute::LinkNetNsId(number) => namespace = Some(number),
-                    _ => {}
-                }
-            }
-            if let (Some(name), Some(namespace)) = (name, namespace) {
-                by_namespace.entry(namespace).or_default().push(name);
+        for link in links(&socket)? {
+            if let Some(namespace) = link.namespace {
+                by_namespace.entry(namespace).or_default().push(link.name);
             }
         }
         Ok(Self { socket, by_namespace })
@@ -50,26 +44,115 @@ impl Peers {
 
     /// The near ends of the pairs that lead into a process's network namespace, in name order.
     pub(crate) fn of_process(&self, pid: i32) -> Vec<String> {
-        let namespace = self.namespace_of(pid).unwrap_or(None);
+        let namespace = number_of(&self.socket, pid).unwrap_or(None);
         let mut names = namespace.and_then(|number| self.by_namespace.get(&number)).cloned().unwrap_or_default();
         names.sort();
         names
     }
+}
 
-    /// The number that this namespace has for a process's; `None` where it has none, so no pair leads there.
-    fn namespace_of(&self, pid: i32) -> io::Result<Option<i32>> {
-        let mut message = NsidMessage::default();
-        message.attributes.push(NsidAttribute::Pid(u32::try_from(pid).map_err(io::Error::other)?));
-        for reply in ask(&self.socket, RouteNetlinkMessage::GetNsId(message), NLM_F_REQUEST)? {
-            let RouteNetlinkMessage::NewNsId(answer) = reply else { continue };
-            let number = answer.attributes.iter().find_map(|attribute| match attribute {
-                NsidAttribute::Id(number) => Some(*number),
-                _ => None,
-            });
-            return Ok(number.filter(|number| *number >= 0));
+/// An interface of a container that stands on one of the host's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// Its name, in there.
+    pub name: String,
+    /// Its hardware address, where it has one of its own.
+    pub mac: Option<[u8; 6]>,
+    /// Index of the host's interface.
+    pub on: u32,
+}
+
+/// The interfaces in a process's network namespace that stand on ones of this thread's, in name order; none where it has the same.
+///
+/// # Errors
+/// `ESRCH` where the process ended, `EPERM` without CAP_SYS_ADMIN.
+pub(crate) fn standing(process: ThreadId) -> io::Result<Vec<Standing>> {
+    let host = rustix::thread::gettid().as_raw_nonzero().get();
+    namespace::inside(process, || {
+        let socket = connected()?;
+        // The kernel gives a namespace its number when it tells of the first link that leads there, so they come first.
+        let links = links(&socket)?;
+        let Some(host) = number_of(&socket, host)? else { return Ok(Vec::new()) };
+        let stands = |link: Link| {
+            let own_address = match link.kind? {
+                InfoKind::MacVlan | InfoKind::MacVtap => true,
+                // They have the address of what they stand on.
+                InfoKind::IpVlan | InfoKind::IpVtap | InfoKind::Vlan => false,
+                _ => return None,
+            };
+            let mac = link.address.filter(|_| own_address);
+            Some(Standing { name: link.name, mac, on: link.lower.filter(|_| link.namespace == Some(host))? })
+        };
+        let mut found: Vec<Standing> = links.into_iter().filter_map(stands).collect();
+        found.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(found)
+    })
+}
+
+/// A socket to this thread's namespace.
+fn connected() -> io::Result<Socket> {
+    let mut socket = Socket::new(NETLINK_ROUTE)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    Ok(socket)
+}
+
+/// What is looked at of an interface.
+#[derive(Debug, Default)]
+struct Link {
+    name: String,
+    kind: Option<InfoKind>,
+    address: Option<[u8; 6]>,
+    /// Index of its peer or of what it stands on, there.
+    lower: Option<u32>,
+    /// The number of the namespace where that is, where it is another.
+    namespace: Option<i32>,
+}
+
+/// The link table of the socket's namespace, as far as links have names.
+fn links(socket: &Socket) -> io::Result<Vec<Link>> {
+    let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
+    let replies = ask(socket, request, NLM_F_REQUEST | NLM_F_DUMP)?;
+    let links = replies.into_iter().filter_map(|reply| match reply {
+        RouteNetlinkMessage::NewLink(message) => Some(link(message)),
+        _ => None,
+    });
+    Ok(links.filter(|link| !link.name.is_empty()).collect())
+}
+
+fn link(message: LinkMessage) -> Link {
+    let mut link = Link::default();
+    for attribute in message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name = name,
+            LinkAttribute::Address(bytes) => link.address = bytes.try_into().ok(),
+            LinkAttribute::Link(index) => link.lower = Some(index),
+            LinkAttribute::LinkNetNsId(number) => link.namespace = Some(number),
+            LinkAttribute::LinkInfo(infos) => {
+                link.kind = infos.into_iter().find_map(|info| match info {
+                    LinkInfo::Kind(kind) => Some(kind),
+                    _ => None,
+                });
+            }
+            _ => {}
         }
-        Ok(None)
     }
+    link
+}
+
+/// The number that the socket's namespace has for that of a process or thread; `None` where it has none, so no link leads there.
+fn number_of(socket: &Socket, pid: i32) -> io::Result<Option<i32>> {
+    let mut message = NsidMessage::default();
+    message.attributes.push(NsidAttribute::Pid(u32::try_from(pid).map_err(io::Error::other)?));
+    for reply in ask(socket, RouteNetlinkMessage::GetNsId(message), NLM_F_REQUEST)? {
+        let RouteNetlinkMessage::NewNsId(answer) = reply else { continue };
+        let number = answer.attributes.iter().find_map(|attribute| match attribute {
+            NsidAttribute::Id(number) => Some(*number),
+            _ => None,
+        });
+        return Ok(number.filter(|number| *number >= 0));
+    }
+    Ok(None)
 }
 
 /// Asks the kernel and reads its whole answer.
@@ -168,6 +251,52 @@ mod tests {
         assert!(of(alone.0.id()).is_empty());
         assert!(of(std::process::id()).is_empty(), "the host's own namespace");
         assert!(peers.of_process(i32::MAX).is_empty());
+    }
+
+    /// Ends both ends of a pair with the test.
+    struct Pair(String);
+
+    impl Drop for Pair {
+        fn drop(&mut self) {
+            ip(&format!("link del {}", self.0));
+        }
+    }
+
+    #[test]
+    fn a_macvlan_in_a_container_is_found_with_what_it_stands_on() {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED: needs root");
+            return;
+        }
+        let (Some(inside), Some(alone)) = (Contained::start(), Contained::start()) else {
+            println!("SKIPPED: unshare is not installed");
+            return;
+        };
+        let (nic, far) = (format!("otm{}", std::process::id()), format!("otn{}", std::process::id()));
+        if !ip(&format!("link add {nic} type veth peer name {far}")) {
+            println!("SKIPPED: no veth here, or no ip command");
+            return;
+        }
+        let _pair = Pair(nic.clone());
+        let address = "02:00:00:00:0a:01";
+        if !ip(&format!("link add link {nic} name eth0 netns {} address {address} type macvlan", inside.0.id())) {
+            println!("SKIPPED: no macvlan here");
+            return;
+        }
+        // One on an interface of the container's own, which has the NIC's number there as likely as not.
+        for own in ["name va type veth peer name vb", "link va name on-own type macvlan"] {
+            let enter = format!("-t {} -n ip link add {own}", inside.0.id());
+            assert!(Command::new("nsenter").args(enter.split(' ')).status().unwrap().success(), "{own}");
+        }
+        let of = |pid: u32| {
+            let pid = i32::try_from(pid).unwrap();
+            standing(ThreadId::of(pid, pid).unwrap()).unwrap()
+        };
+        let on = std::fs::read_to_string(format!("/sys/class/net/{nic}/ifindex")).unwrap().trim().parse().unwrap();
+        let mac = Some([2, 0, 0, 0, 0x0a, 1]);
+        assert_eq!(of(inside.0.id()), [Standing { name: "eth0".to_owned(), mac, on }]);
+        assert!(of(alone.0.id()).is_empty());
+        assert!(of(std::process::id()).is_empty(), "the host's own namespace");
     }
 
     #[test]

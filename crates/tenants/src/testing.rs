@@ -17,6 +17,7 @@ pub(crate) fn tenant(name: &str, class: Class) -> Tenant {
         runtime_cap: 0.95,
         threads: Vec::new(),
         vnics: Vec::new(),
+        attached: Vec::new(),
     }
 }
 

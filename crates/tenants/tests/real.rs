@@ -314,3 +314,66 @@ fn a_tap_in_another_network_namespace_is_not_the_hosts_of_that_name() {
     };
     assert!(found.problems.iter().any(is_told), "{:?}", found.problems);
 }
+
+/// A process in a cgroup and a network namespace of its own, which ends with the test, as its cgroup does.
+struct Contained {
+    process: Child,
+    cgroup: std::path::PathBuf,
+}
+
+impl Contained {
+    fn start(name: &str) -> Option<Self> {
+        let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+        let mount = mounts.iter().map(Path::new).find(|mount| mount.join("cgroup.procs").exists())?;
+        let cgroup = mount.join(name);
+        std::fs::create_dir(&cgroup).ok()?;
+        let process = Command::new("unshare").args(["--net", "sleep", "600"]).spawn().unwrap();
+        let this = Self { process, cgroup };
+        std::fs::write(this.cgroup.join("cgroup.procs"), this.process.id().to_string()).unwrap();
+        let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+        let deadline = Instant::now() + PATIENCE;
+        while namespace(&this.process.id().to_string()) == namespace("self") {
+            assert!(Instant::now() < deadline, "no namespace");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Some(this)
+    }
+}
+
+impl Drop for Contained {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = std::fs::remove_dir(&self.cgroup);
+    }
+}
+
+#[test]
+fn a_containers_macvlan_leads_to_the_hosts_nic() {
+    if !is_root() {
+        return;
+    }
+    let id = std::process::id();
+    let (name, nic) = (format!("ontime-test-{id}"), format!("otr{id}"));
+    let Some(container) = Contained::start(&name) else { return println!("SKIPPED: needs a cgroup v2 mount") };
+    let ip =
+        |arguments: &str| Command::new("ip").args(arguments.split(' ')).status().is_ok_and(|status| status.success());
+    if !ip(&format!("link add {nic} type veth peer name eth9 netns {}", container.process.id()))
+        || !ip(&format!("link add link {nic} name eth0 netns {} type macvlan", container.process.id()))
+    {
+        return println!("SKIPPED: needs ip(8), veth and macvlan");
+    }
+    // The host as its sysfs would show it if the NIC had a device; the kernel's table has the rest.
+    let index = std::fs::read_to_string(format!("/sys/class/net/{nic}/ifindex")).unwrap();
+    let net = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(net.path().join(&nic).join("device")).unwrap();
+    std::fs::write(net.path().join(&nic).join("ifindex"), index).unwrap();
+    let sources = Sources { net: net.path().to_owned(), ..Sources::host() };
+    let rule = format!("[[tenant]]\ncgroup = \"/{name}\"\nclass = \"rt\"\n");
+    let found = discover(&sources, &Rules::parse(&[Text::new("/etc/ontime/tenants.toml", rule)]).unwrap());
+    let tenant = found.tenants.iter().find(|tenant| tenant.name == name).unwrap_or_else(|| panic!("{found:#?}"));
+    assert_eq!(tenant.class, Class::Rt(Level::HIGHEST));
+    let attached: Vec<_> =
+        tenant.attached.iter().map(|own| (own.name.as_str(), own.mac.is_some(), &own.lower)).collect();
+    assert_eq!(attached, [("eth0", true, &vec![nic])], "and not the far end of the pair");
+}

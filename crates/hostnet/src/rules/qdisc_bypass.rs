@@ -12,7 +12,7 @@
 use ontime_tenants::{Class, Tenant};
 
 use super::{nic_qdisc, tx_queue};
-use crate::intent::{Intent, leads_to};
+use crate::intent::{Intent, attached_to, leads_to};
 use crate::inventory::{Inventory, Nic};
 use crate::knob::{Knob, Value};
 use crate::netlink::qdisc::NONE;
@@ -93,6 +93,9 @@ fn taps<'a>(inventory: &'a Inventory, intent: &'a Intent, nic: &'a Nic) -> Resul
 
 /// Of one tenant; `None` where it has something else that leads there.
 fn taps_of(inventory: &Inventory, nic: &Nic, tenant: &Tenant) -> Option<Vec<Knob>> {
+    if attached_to(tenant, nic).next().is_some() {
+        return None;
+    }
     let own = tenant.vnics.iter().filter(|vnic| leads_to(inventory, vnic, nic));
     let taps = own.map(|vnic| {
         let tap = inventory.nic(&vnic.ifname)?;

@@ -129,12 +129,14 @@ fn steer(inventory: &Inventory, nic: &Nic, users: &[&Tenant], queue: u32, outcom
 /// How packets of RT tenants are known on their way out.
 pub fn sources<'a>(inventory: &'a Inventory, users: &'a [&Tenant]) -> impl Iterator<Item = SteerFrom> + 'a {
     let rt = users.iter().filter(|tenant| tenant.class != Class::Bulk);
+    let attached = rt.clone().flat_map(|tenant| &tenant.attached).filter_map(|own| own.mac.map(SteerFrom::SourceMac));
     let vnics = rt.flat_map(|tenant| &tenant.vnics).filter_map(|vnic| inventory.nic(&vnic.ifname));
-    vnics.filter_map(|vnic| match vnic.kind.as_deref() {
+    let vnics = vnics.filter_map(|vnic| match vnic.kind.as_deref() {
         // These hand packets to the lower device themselves, so there is no ingress interface to match.
         Some("macvtap" | "macvlan" | "ipvlan" | "ipvtap") => vnic.mac.map(SteerFrom::SourceMac),
         _ => Some(SteerFrom::Interface(vnic.id.clone())),
-    })
+    });
+    vnics.chain(attached)
 }
 
 fn shared(nic: &Nic, found: &str, remedy: &str, refusal: Refusal) -> Finding {

@@ -147,6 +147,7 @@ pub fn vm(inventory: &mut Inventory, number: i32, class: Class, vcpus: u32, lowe
         runtime_cap: 0.9,
         threads,
         vnics: vec![Vnic { ifname: tap, lower: vec![lower.to_owned()] }],
+        attached: Vec::new(),
     }
 }
 

@@ -21,12 +21,14 @@ pub fn tenant(tenant: &tenants::Tenant, table: PriorityTable) -> api::Tenant {
         pid: tenant.process.pid,
         cgroup: tenant.cgroup.clone(),
         threads: tenant.threads.iter().map(|thread| tenant_thread(tenant, thread, table)).collect(),
-        nics: tenant
-            .vnics
-            .iter()
-            .map(|vnic| api::TenantNic { name: vnic.ifname.clone(), lower: vnic.lower.clone() })
-            .collect(),
+        nics: nics_of(tenant),
     }
+}
+
+fn nics_of(tenant: &tenants::Tenant) -> Vec<api::TenantNic> {
+    let vnics = tenant.vnics.iter().map(|vnic| (vnic.ifname.clone(), &vnic.lower));
+    let attached = tenant.attached.iter().map(|own| (format!("{} (inside)", own.name), &own.lower));
+    vnics.chain(attached).map(|(name, lower)| api::TenantNic { name, lower: lower.clone() }).collect()
 }
 
 fn tenant_thread(tenant: &tenants::Tenant, thread: &tenants::TenantThread, table: PriorityTable) -> api::Thread {

@@ -135,6 +135,7 @@ mod tests {
             runtime_cap: if class == Class::Bulk { 1.0 } else { RUNTIME_CAP },
             threads,
             vnics: Vec::new(),
+            attached: Vec::new(),
         }
     }
 

@@ -6,6 +6,7 @@
 mod vm;
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -16,10 +17,10 @@ use crate::devices;
 use crate::files;
 use crate::host::{KernelThread, Process, Processes, Sources};
 use crate::libvirt::{self, Domain};
-use crate::model::{ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
-use crate::peers::Peers;
+use crate::model::{Attached, ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
+use crate::peers::{self, Peers};
 use crate::problem::{Problem, ProblemKind};
-use crate::proc::Stat;
+use crate::proc::{Stat, printable};
 use crate::rules::{Decision, Namer, Rules, Subject, Verdict};
 use crate::thread::ThreadId;
 use crate::vmm;
@@ -46,6 +47,7 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
         network: Network::at(&sources.net),
         names: Names::below(&sources.runtimes),
         peers: None,
+        standing: HashMap::new(),
         tenants: Vec::new(),
         problems: Vec::new(),
         unlisted: None,
@@ -74,6 +76,8 @@ struct Finder<'a> {
     names: Names,
     /// Read when the first container asks; `None` inside where the kernel refused.
     peers: Option<Option<Peers>>,
+    /// What stands on the host's interfaces, by network namespace: containers of a pod share theirs.
+    standing: HashMap<PathBuf, Vec<Attached>>,
     tenants: Vec<Tenant>,
     problems: Vec<Problem>,
     /// Why processes could not be listed.
@@ -108,6 +112,7 @@ impl Found {
             runtime_cap: decision.runtime_cap,
             threads,
             vnics,
+            attached: Vec::new(),
         }
     }
 }
@@ -270,7 +275,8 @@ impl Finder<'_> {
         };
         let decision = self.decide(&found, None);
         let vnics = self.container_vnics(process.pid);
-        self.tenants.push(found.into_tenant(decision, threads, vnics));
+        let attached = self.attached(process);
+        self.tenants.push(Tenant { attached, ..found.into_tenant(decision, threads, vnics) });
     }
 
     /// The host's ends of a container's veth pairs. Where the kernel does not tell, there are none.
@@ -281,6 +287,20 @@ impl Finder<'_> {
         let peers = self.peers.get_or_insert_with(|| Peers::read().inspect_err(files::note).ok());
         let names = peers.as_ref().map(|peers| peers.of_process(pid)).unwrap_or_default();
         names.iter().map(|name| self.network.vnic(name)).collect()
+    }
+
+    /// The interfaces in a container's own network namespace that stand on the host's. Where they cannot be asked for, there are none.
+    fn attached(&mut self, process: ThreadId) -> Vec<Attached> {
+        let Some(namespace) = self.sources.own_network(process.pid) else { return Vec::new() };
+        let known = self.standing.entry(namespace).or_insert_with(|| {
+            let standing = peers::standing(process).inspect_err(files::note).unwrap_or_default();
+            let attached = standing.into_iter().filter_map(|own| {
+                let lower = self.network.vnic(self.network.name_of(own.on)?).lower;
+                Some(Attached { name: printable(own.name.as_bytes()), mac: own.mac, lower })
+            });
+            attached.collect()
+        });
+        known.clone()
     }
 
     fn decide(&mut self, found: &Found, metadata: Option<Verdict>) -> Decision {

@@ -188,7 +188,7 @@ impl Finder<'_> {
             None => {
                 let open = vnic::of_open_files(&self.sources.process_dir(pid), &self.network);
                 // In a namespace of its own anybody may name interfaces like the host's.
-                let is_here = !self.sources.has_own_network(pid);
+                let is_here = self.sources.own_network(pid).is_none();
                 (open.unwrap_or_else(|_| vm.arguments.interfaces.clone()), is_here)
             }
         };

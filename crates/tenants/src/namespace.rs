@@ -1,4 +1,4 @@
-//! Looking into a tenant's network namespace: for the end of its veth pair that is there.
+//! Looking into a tenant's network namespace: for the end of its veth pair that is there, and for what stands on the host's NICs.
 //!
 //! Only sockets are used inside, in a thread of its own that ends with the call: nothing of the tenant's files is read.
 
@@ -6,14 +6,18 @@ use std::fs::{self, File};
 use std::io;
 use std::thread;
 
-use ontime_tenants::ThreadId;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::thread::ThreadId;
+
+/// For a socket and what it answers; the daemon's memory is locked, so that a stack of the usual size would be two megabytes.
+const STACK: usize = 256 << 10;
 
 /// Runs `run` in the network namespace of a process; in this thread where that is its own.
 ///
 /// # Errors
 /// `ESRCH` where the process ended, `EPERM` without CAP_SYS_ADMIN, those of `run`.
-pub(crate) fn inside<T: Send>(process: ThreadId, run: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+pub fn inside<T: Send>(process: ThreadId, run: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     let path = format!("/proc/{}/ns/net", process.pid);
     let namespace = File::open(&path)?;
     let other = fs::read_link(&path)?;
@@ -22,12 +26,11 @@ pub(crate) fn inside<T: Send>(process: ThreadId, run: impl FnOnce() -> io::Resul
     if fs::read_link("/proc/thread-self/ns/net")? == other {
         return run();
     }
-    let entered = thread::scope(|scope| {
-        let thread = scope.spawn(|| {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || {
             move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), Some(LinkNameSpaceType::Network))?;
             run()
-        });
-        thread.join()
-    });
-    entered.unwrap_or_else(|_| Err(io::Error::other("the thread in the namespace ended")))
+        })?;
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread in the namespace ended")))
+    })
 }
