@@ -13,7 +13,8 @@ use ontime_hostnet::{
     Host, Intent, Inventory, Knob, KnobError, Method, Moderation, NicConfig, NicId, NicUse, Plan, RULES, Refusal,
     RuleId, Severity, State, SteerFrom, Value, examine, kvm, plan, rules,
 };
-use ontime_tenants::{Attached, Class, Kind, Policy, PriorityTable, Tenant, Vnic};
+use ontime_tenants::vmm::Delay;
+use ontime_tenants::{Attached, Class, Kind, Policy, PriorityTable, Problem, ProblemKind, Tenant, Vnic};
 
 #[test]
 fn partitioned_places_every_thread_by_the_table() {
@@ -127,7 +128,6 @@ fn a_nic_has_the_class_of_its_tenants_unless_configured() {
     assert_eq!(used(&intent, "eth0").class(), Class::Bulk);
 }
 
-#[test]
 /// What rule `host-config` says, how gravely.
 fn said(inventory: &Inventory, intent: &Intent) -> Vec<(Severity, String)> {
     let found = plan(inventory, intent).findings.into_iter().filter(|finding| finding.rule == RuleId::HostConfig);
@@ -205,6 +205,7 @@ fn an_rt_tenant_whose_nic_nobody_can_tell_is_asked_for() {
     assert_eq!(intent.nic_use(&inventory, inventory.nic("eth0").unwrap()), NicUse::Derived(rt(1)));
 }
 
+#[test]
 fn a_queue_kept_for_rt_has_its_own_threads_class() {
     let (inventory, mut intent) = mixed(4);
     let queues = BTreeMap::from([(3, rt(1))]);
@@ -389,7 +390,6 @@ fn a_macvtap_is_known_by_its_address() {
 }
 
 #[test]
-#[test]
 fn a_containers_macvlan_is_its_nics_tenant_and_known_by_its_address() {
     let (inventory, mut intent) = mixed(2);
     let mac = [0x02, 0, 0, 0, 0, 7];
@@ -412,6 +412,7 @@ fn a_containers_macvlan_is_its_nics_tenant_and_known_by_its_address() {
     assert!(said(&inventory, &intent).is_empty());
 }
 
+#[test]
 fn a_nic_that_cannot_be_shared_live_is_a_finding_with_a_remedy() {
     type Spoil = fn(&mut Inventory);
     let one_queue: Spoil = |inventory| inventory.nics[0].tx_queues.truncate(1);
@@ -574,7 +575,7 @@ fn what_the_kernel_does_by_itself_is_told_with_its_remedy() {
     let (mut inventory, intent) = two_vms();
     let probe = kvm::KvmProbe::Unknown("not asked".to_owned());
     let check = |inventory: &Inventory, id: &str| {
-        let found = examine(&Otherwise, inventory, &intent, &Refused::new(), &probe);
+        let found = examine(&Otherwise, inventory, &intent, &[], &Refused::new(), &probe);
         found.checks.into_iter().find(|check| check.id == id).unwrap()
     };
     assert_eq!(check(&inventory, "guest-memory").state, State::Ok);
@@ -593,11 +594,33 @@ fn what_the_kernel_does_by_itself_is_told_with_its_remedy() {
 }
 
 #[test]
+fn how_an_rt_vms_qemu_was_started_is_told_with_its_remedy() {
+    let (inventory, intent) = two_vms();
+    let probe = kvm::KvmProbe::Unknown("not asked".to_owned());
+    let check = |problems: &[Problem]| {
+        let found = examine(&Otherwise, &inventory, &intent, problems, &Refused::new(), &probe);
+        found.checks.into_iter().find(|check| check.id == "vmm-settings").unwrap()
+    };
+    let problem = |kind| Problem { subject: "vm1".to_owned(), kind };
+    assert_eq!(check(&[problem(ProblemKind::SameName)]).state, State::Ok);
+    let found = check(&[
+        problem(ProblemKind::Delay(Delay::HiddenIdle)),
+        problem(ProblemKind::Delay(Delay::NoVectors("virtio-net-pci".to_owned()))),
+    ]);
+    assert!(found.state == State::Warning && !found.ontime_can_apply, "{found:?}");
+    assert!(
+        found.found.contains("vm1: ") && found.found.contains("cpu-pm=on") && found.found.contains("vectors=0"),
+        "{found:?}"
+    );
+    assert!(found.remedy.contains("-overcommit") && found.remedy.contains("-device virtio-net-pci"), "{found:?}");
+}
+
+#[test]
 fn what_a_daemon_could_not_set_is_not_promised() {
     let (inventory, intent) = two_vms();
     let probe = kvm::KvmProbe::Unknown("not asked".to_owned());
     let check = |refused: &Refused| {
-        let found = examine(&Otherwise, &inventory, &intent, refused, &probe);
+        let found = examine(&Otherwise, &inventory, &intent, &[], refused, &probe);
         found.checks.into_iter().find(|check| check.id == "napi-threaded").unwrap()
     };
     let without = check(&Refused::new());

@@ -42,7 +42,8 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let found = discover(&Sources::host(), &config.rules);
     let intent = Intent::new(&config.host, config.rules.table(), found.tenants, caps);
     let probe = probe.join().unwrap_or_else(|_| kvm::KvmProbe::Unknown("the probe ended early".to_owned()));
-    let diagnosis = doctor::examine(&LiveHost::with_roots(roots), &inventory, &intent, &refused, &probe);
+    let diagnosis =
+        doctor::examine(&LiveHost::with_roots(roots), &inventory, &intent, &found.problems, &refused, &probe);
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &diagnosis)?;

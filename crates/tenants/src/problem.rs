@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use crate::conflict::Conflict;
 use crate::rules::Namer;
+use crate::vmm::Delay;
 
 /// Something an administrator should know. Discovery goes on without it.
 ///
@@ -40,6 +41,8 @@ pub enum ProblemKind {
     },
     /// An interface of the VM is not in the host's network namespace.
     VnicElsewhere(String),
+    /// An RT VM's QEMU was started so that its guest's requests are late.
+    Delay(Delay),
     /// Two tenants have one name.
     SameName,
     /// Settings that work against the priority table.
@@ -73,6 +76,7 @@ impl Problem {
             ProblemKind::VnicElsewhere(_) => {
                 "none needed if intended; its path outside this namespace is not covered".to_owned()
             }
+            ProblemKind::Delay(delay) => delay.remedy(),
             ProblemKind::SameName => "give them different names: metrics and rules go by name".to_owned(),
             ProblemKind::Conflict(conflict) => conflict.remedy().to_owned(),
         }
@@ -88,6 +92,7 @@ impl Problem {
             ProblemKind::VcpusUnnamed(_) => "vcpus-unnamed",
             ProblemKind::RuleWithheld { .. } => "rule-withheld",
             ProblemKind::VnicElsewhere(_) => "vnic-elsewhere",
+            ProblemKind::Delay(_) => "vmm-settings",
             ProblemKind::SameName => "same-name",
             ProblemKind::Conflict(Conflict::AbovePath { .. }) => "above-path",
             ProblemKind::Conflict(Conflict::BelowKernel { .. }) => "below-kernel",
@@ -115,6 +120,7 @@ impl Problem {
                 format!("rule {rule} fits by what {who} chose to call it; not applied")
             }
             ProblemKind::VnicElsewhere(ifname) => format!("its interface `{ifname}` is not in this network namespace"),
+            ProblemKind::Delay(delay) => delay.to_string(),
             ProblemKind::SameName => "another tenant has the same name".to_owned(),
             ProblemKind::Conflict(conflict) => conflict.to_string(),
         }

@@ -3,8 +3,11 @@
 //! Pure. A name alone proves nothing: a process names its threads as it likes. What would give a thread a place above its
 //! vCPUs (vhost, kvm-pit) must also carry the kernel's own flag, which user space cannot set.
 
+use std::collections::BTreeSet;
+use std::fmt;
+
 use crate::model::ThreadRole;
-use crate::proc::Stat;
+use crate::proc::{Stat, printable};
 
 /// A virtual machine monitor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,12 +126,20 @@ pub struct QemuArguments {
     pub interfaces: Vec<String>,
 }
 
+/// QEMU's options, without their dashes, and what follows each.
+fn options(arguments: &[String]) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = arguments.iter().zip(arguments.iter().skip(1));
+    pairs.filter_map(|(option, value)| {
+        let option = option.strip_prefix('-')?;
+        Some((option.strip_prefix('-').unwrap_or(option), value.as_str()))
+    })
+}
+
 /// Reads QEMU's arguments. Options take one or two dashes; a doubled comma in a value is a comma.
 pub fn qemu_arguments(arguments: &[String]) -> QemuArguments {
     let mut found = QemuArguments::default();
-    for (option, value) in arguments.iter().zip(arguments.iter().skip(1)) {
-        let Some(option) = option.strip_prefix('-') else { continue };
-        match option.strip_prefix('-').unwrap_or(option) {
+    for (option, value) in options(arguments) {
+        match option {
             "name" => found.name = option_value(value, "guest", true).or(found.name),
             "uuid" => found.uuid = Some(value.to_ascii_lowercase()),
             "qmp" => found.qmp_sockets.extend(qmp_socket(value)),
@@ -137,6 +148,123 @@ pub fn qemu_arguments(arguments: &[String]) -> QemuArguments {
         }
     }
     found
+}
+
+/// What a QEMU was told that makes its guest's requests late, whatever place its threads have.
+///
+/// `kernel-irqchip=split` is none: interrupts of devices with MSI-X go by irqfd under it, too (`target/i386/kvm/kvm.c`,
+/// `kvm_arch_init_irq_routing`), and it is what many vCPUs and an IOMMU for the guest take.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Delay {
+    /// `kernel-irqchip=off`: there is no irqfd.
+    NoIrqchip,
+    /// A device without MSI-X (`vectors=0`): irqfd is for MSI-X alone (`hw/virtio/virtio-pci.c`, `virtio_pci_set_guest_notifiers`).
+    NoVectors(String),
+    /// A device whose doorbell is answered by the vCPU's own thread (`ioeventfd=off`).
+    NoDoorbell(String),
+    /// `-overcommit cpu-pm=on`: the guest halts without leaving.
+    HiddenIdle,
+}
+
+impl Delay {
+    /// What to do.
+    pub fn remedy(&self) -> String {
+        match self {
+            Delay::NoIrqchip => "take kernel-irqchip=off out of -machine or -accel".to_owned(),
+            Delay::NoVectors(device) => format!("take vectors=0 out of -device {device}"),
+            Delay::NoDoorbell(device) => {
+                format!(
+                    "take ioeventfd=off out of -device {device} (libvirt: <driver ioeventfd='on'/> of the interface)"
+                )
+            }
+            Delay::HiddenIdle => "take cpu-pm=on out of -overcommit (libvirt: <qemu:commandline>)".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Delay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Delay::NoIrqchip => f.write_str(
+                "KVM does not keep its interrupt controllers (kernel-irqchip=off): each interrupt goes through QEMU's main thread and lock",
+            ),
+            Delay::NoVectors(device) => write!(
+                f,
+                "device {device} has no MSI-X (vectors=0): KVM cannot be given its interrupts directly (irqfd), so each goes through QEMU's main \
+                 thread and lock"
+            ),
+            Delay::NoDoorbell(device) => write!(
+                f,
+                "device {device} has no ioeventfd: its vCPU leaves the guest for QEMU with each packet, and vhost is not used"
+            ),
+            Delay::HiddenIdle => f.write_str(
+                "its vCPUs halt without leaving the guest (-overcommit cpu-pm=on): to the host they compute all the time, so that an idle one \
+                 keeps others of its level waiting and is paused by its runtime cap, and a device process cannot wake it (wake = \"idle\")",
+            ),
+        }
+    }
+}
+
+/// What in QEMU's arguments makes its guest's requests late.
+pub fn delays(arguments: &[String]) -> Vec<Delay> {
+    let mut found = BTreeSet::new();
+    for (option, value) in options(arguments) {
+        match option {
+            "machine" | "M" | "accel" => {
+                let named = ["kernel-irqchip", "kernel_irqchip"].iter().find_map(|key| option_value(value, key, false));
+                if named.is_some_and(|word| is_off(&word)) {
+                    found.insert(Delay::NoIrqchip);
+                }
+            }
+            "device" => {
+                let driver = option_value(value, "driver", true).filter(|driver| is_virtio(driver));
+                let says = |key| option_value(value, key, false);
+                found.extend(driver.iter().flat_map(|driver| of_device(driver, says("vectors"), says("ioeventfd"))));
+            }
+            "global" => {
+                // DRIVER.PROPERTY=VALUE
+                let Some(((driver, property), word)) =
+                    value.split_once('=').and_then(|(name, word)| Some((name.split_once('.')?, word.to_owned())))
+                else {
+                    continue;
+                };
+                let says = |key| (property == key).then(|| word.clone());
+                found.extend(
+                    is_virtio(driver)
+                        .then(|| of_device(driver, says("vectors"), says("ioeventfd")))
+                        .into_iter()
+                        .flatten(),
+                );
+            }
+            "overcommit" if option_value(value, "cpu-pm", false).is_some_and(|word| is_on(&word)) => {
+                found.insert(Delay::HiddenIdle);
+            }
+            _ => {}
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// A network card's, or a device process's.
+fn is_virtio(driver: &str) -> bool {
+    driver.starts_with("virtio-net") || driver.starts_with("vhost-user")
+}
+
+fn of_device(driver: &str, vectors: Option<String>, ioeventfd: Option<String>) -> impl Iterator<Item = Delay> {
+    let none = vectors.is_some_and(|number| number.parse() == Ok(0u32));
+    let driver = || printable(driver.as_bytes());
+    let vectors = none.then(|| Delay::NoVectors(driver()));
+    let doorbell = ioeventfd.is_some_and(|word| is_off(&word)).then(|| Delay::NoDoorbell(driver()));
+    vectors.into_iter().chain(doorbell)
+}
+
+/// QEMU's words for a switch (`qapi/qapi-util.c`, `qapi_bool_parse`).
+fn is_off(word: &str) -> bool {
+    matches!(word, "off" | "no" | "false" | "n")
+}
+
+fn is_on(word: &str) -> bool {
+    matches!(word, "on" | "yes" | "true" | "y")
 }
 
 /// A Cloud Hypervisor or Firecracker VM's name: the identifier it was given, else nothing.
@@ -149,7 +277,12 @@ pub fn other_name(arguments: &[String]) -> Option<String> {
 fn option_value(text: &str, key: &str, implied: bool) -> Option<String> {
     if text.starts_with('{') {
         let object: serde_json::Value = serde_json::from_str(text).ok()?;
-        return object.get(key)?.as_str().map(str::to_owned);
+        return match object.get(key)? {
+            serde_json::Value::String(text) => Some(text.clone()),
+            serde_json::Value::Bool(on) => Some(if *on { "on" } else { "off" }.to_owned()),
+            serde_json::Value::Number(number) => Some(number.to_string()),
+            _ => None,
+        };
     }
     let items = split_options(text);
     let named = items.iter().find_map(|item| item.strip_prefix(key)?.strip_prefix('=').map(str::to_owned));
@@ -299,10 +432,52 @@ mod tests {
         assert!(read(&["qemu", "-netdev", "{broken"]).interfaces.is_empty());
     }
 
+    #[test]
+    fn what_delays_a_guest_is_read_from_every_form() {
+        let card = || "virtio-net-pci".to_owned();
+        for (option, value, delay) in [
+            ("-machine", "q35,accel=kvm,kernel-irqchip=off", Some(Delay::NoIrqchip)),
+            ("-M", "pc,kernel_irqchip=off", Some(Delay::NoIrqchip)),
+            ("-accel", "kvm,kernel-irqchip=no", Some(Delay::NoIrqchip)),
+            ("-machine", "q35,kernel_irqchip=split", None),
+            ("-machine", "q35,kernel-irqchip=on", None),
+            ("-machine", "kernel-irqchip", None),
+            ("-device", "virtio-net-pci,netdev=n0,vectors=0", Some(Delay::NoVectors(card()))),
+            ("--device", "virtio-net-pci,netdev=n0,vectors=4", None),
+            ("-device", r#"{"driver":"virtio-net-pci","netdev":"n0","vectors":0}"#, Some(Delay::NoVectors(card()))),
+            (
+                "-device",
+                r#"{"driver":"virtio-net-pci","ioeventfd":false,"vectors":4}"#,
+                Some(Delay::NoDoorbell(card())),
+            ),
+            ("-device", "driver=virtio-net-pci,ioeventfd=off", Some(Delay::NoDoorbell(card()))),
+            (
+                "-device",
+                "vhost-user-test-device-pci,vectors=0",
+                Some(Delay::NoVectors("vhost-user-test-device-pci".to_owned())),
+            ),
+            ("-device", "virtio-balloon-pci,vectors=0,ioeventfd=off", None),
+            ("-device", "{broken", None),
+            ("-global", "virtio-net-pci.vectors=0", Some(Delay::NoVectors(card()))),
+            ("-global", "virtio-net-pci.ioeventfd=off", Some(Delay::NoDoorbell(card()))),
+            ("-global", "driver=virtio-net-pci,property=vectors,value=2", None),
+            ("-overcommit", "mem-lock=on,cpu-pm=on", Some(Delay::HiddenIdle)),
+            ("-overcommit", "mem-lock=on,cpu-pm=off", None),
+            ("-overcommit", "mem-lock=on", None),
+        ] {
+            let line = ["qemu", option, value].map(str::to_owned);
+            assert_eq!(delays(&line), Vec::from_iter(delay), "{option} {value}");
+        }
+        let many = ["qemu", "-device", "virtio-net,vectors=0", "-device", "virtio-net,vectors=0,ioeventfd=off"]
+            .map(str::to_owned);
+        assert_eq!(delays(&many).len(), 2, "one each, however many such devices there are");
+    }
+
     proptest! {
         #[test]
-        fn no_arguments_make_it_panic(line in proptest::collection::vec("-{0,2}(name|uuid|qmp|netdev|\\PC{0,20})", 0..12)) {
+        fn no_arguments_make_it_panic(line in proptest::collection::vec("-{0,2}(name|uuid|qmp|netdev|device|global|accel|\\PC{0,20})", 0..12)) {
             let _ = qemu_arguments(&line);
+            let _ = delays(&line);
             let _ = other_name(&line);
         }
 

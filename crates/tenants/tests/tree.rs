@@ -478,3 +478,17 @@ fn a_discovery_is_json_with_remedies() {
     let back: Vec<Tenant> = serde_json::from_value(json["tenants"].clone()).unwrap();
     assert_eq!(back.len(), 2);
 }
+
+#[test]
+fn how_an_rt_vm_was_started_is_told_where_that_delays_it() {
+    let host = Host::new();
+    let line = ["kvm", "-name", "a", "-overcommit", "cpu-pm=on", "-device", "virtio-net-pci,netdev=n,vectors=0"];
+    host.process(100, "/usr/bin/kvm", "/vm.slice/a.service", 0, &line);
+    host.thread(100, 101, "CPU 0/KVM", 0);
+    let class = |class: &str| {
+        words(&discover(&host.sources(), &rules(&format!("[[tenant]]\nname = \"a\"\nclass = \"{class}\"\n"))))
+    };
+    let settings = || ("a".to_owned(), "vmm-settings");
+    assert_eq!(class("rt"), [settings(), settings()]);
+    assert!(class("bulk").is_empty(), "nobody waits for a bulk VM");
+}

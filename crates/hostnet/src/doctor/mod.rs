@@ -1,12 +1,14 @@
 //! The checks behind `ontime doctor`: what on this host makes RT packets late, what it costs, what to do about it.
 //!
-//! In: facts, intent, the host (read only), the KVM probe. Out: a [`Diagnosis`] of [`Check`]s, in the order of the table.
+//! In: facts, intent, what discovery has to say, the host (read only), the KVM probe. Out: a [`Diagnosis`] of [`Check`]s, in the order of the table.
 
 mod hardware;
 mod rule_state;
+mod vmm;
 
 use std::collections::BTreeMap;
 
+use ontime_tenants::Problem;
 use serde::Serialize;
 
 use crate::intent::Intent;
@@ -111,6 +113,7 @@ pub fn examine(
     host: &dyn Host,
     inventory: &Inventory,
     intent: &Intent,
+    problems: &[Problem],
     refused: &Refused,
     kvm: &KvmProbe,
 ) -> Diagnosis {
@@ -127,6 +130,7 @@ pub fn examine(
     checks.push(hardware::clocksource(inventory));
     checks.push(hardware::smt(inventory));
     checks.push(hardware::guest_memory(inventory));
+    checks.push(vmm::settings(problems));
     checks.push(hardware::kvm_upkeep(inventory));
     checks.push(hardware::pressure(inventory));
     checks.push(hardware::lockdown(inventory));

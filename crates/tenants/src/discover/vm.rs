@@ -102,6 +102,11 @@ impl Finder<'_> {
         };
         let metadata = vm.domain.and_then(|domain| self.metadata(domain));
         let decision = self.decide(&found, metadata);
+        if decision.class != Class::Bulk && vm.vmm == Vmm::Qemu {
+            for delay in vmm::delays(&vm.line) {
+                self.problem(&found.name, ProblemKind::Delay(delay));
+            }
+        }
         let roles = self.roles(&found.name, process, vm, &stats, decision.class);
         let threads = stats.iter().zip(roles).map(|(stat, role)| self.thread(pid, stat, role, vm.domain)).collect();
         let vnics = self.vnics(&found.name, vm);
