@@ -29,6 +29,10 @@ pub use nic_threads::NAPI_LISTED;
 const PROBES: &str = "probes by hand: Debian 7.2-rt and 6.12-rt, emulated, virtual clock (docs/hostnet.md)";
 const INVERSION: &str = "`ontime bench inversion --requests 200`: Debian 7.2-rt, emulated, virtual clock, one CPU, small packets (docs/bench.md)";
 
+/// For a row that the experiment lists as not shown.
+const NOT_SHOWN: &str = "no figure: `ontime bench inversion` has one CPU, UDP and a VM by tap and bridge, where nothing waits for this \
+                         (docs/bench/segments-inversion.md)";
+
 /// All rules of this version.
 pub static RULES: &[Rule] = &[
     Rule {
@@ -59,8 +63,8 @@ pub static RULES: &[Rule] = &[
         title: "interrupt threads placed by class",
         waits_behind: "interrupt threads of bulk NICs: PREEMPT_RT starts every one at FIFO 50",
         cost: Cost {
-            text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with Table 2's priorities; once NAPI is threaded, none that a VM's \
-                   requests show: p99 437 us without, 422 with",
+            text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with Table 2's priorities; once NAPI is threaded, no difference \
+                   that 200 requests of a VM show",
             source: "probes by hand (docs/hostnet.md); `ontime bench inversion` (docs/bench.md); 7.2-rt, emulated, virtual clock",
         },
         cure: "FIFO 50-5l for a NIC of RT level l, SCHED_OTHER for a bulk one",
@@ -107,7 +111,8 @@ pub static RULES: &[Rule] = &[
         title: "interrupt threads of other devices below every RT thread",
         waits_behind: "interrupt threads of disks, consoles, USB: PREEMPT_RT starts them at FIFO 50, above its NIC's NAPI thread",
         cost: Cost {
-            text: "up to 0.1 ms for each, while a disk or a console is busy, as traces show (docs/trace.md); a VM's p99 427 us without, 422 with",
+            text: "up to 0.1 ms for each, while a disk or a console is busy, as traces show (docs/trace.md); beside a disk that is read all the time, \
+                   no difference that 200 requests of a VM show",
             source: INVERSION,
         },
         cure: "SCHED_OTHER, nice -20, as a bulk NIC's",
@@ -134,8 +139,8 @@ pub static RULES: &[Rule] = &[
         title: "the per-CPU backlog's threads below the vCPUs",
         waits_behind: "bulk threads, where its packets come by the per-CPU backlog shared by all: loopback, OVS internal ports",
         cost: Cost {
-            text: "none for a VM by tap and bridge: p99 411 us without, 422 with; containers by the backlog: see veth",
-            source: INVERSION,
+            text: "not shown; a VM by tap and bridge has no packet there, and of containers by the backlog see veth",
+            source: NOT_SHOWN,
         },
         cure: "backlog_napi/N at FIFO 2; macvtap or macvlan for RT tenants",
         live_safe: "net/core/dev.c, run_backlog_napi: an ordinary thread; sched_setattr only requeues it",
@@ -150,7 +155,7 @@ pub static RULES: &[Rule] = &[
                    48/78/79",
             source: PROBES,
         },
-        cure: "GRO on and TSO off at both ends, the container's too; or macvlan, which needs none of it",
+        cure: "GRO on and TSO off at both ends, the container's too; or macvlan, which hands over in its NIC's NAPI",
         live_safe: "drivers/net/veth.c, veth_set_features: NAPI is made while packets pass; on reset it ends, and drops what is in its ring \
                     (veth_napi_del_range)",
         plan: veth::veth,
@@ -160,8 +165,8 @@ pub static RULES: &[Rule] = &[
         title: "ktimers, ksoftirqd and rcuc at their places below every vCPU",
         waits_behind: "timers (TCP's too) and RCU callbacks that a bulk thread keeps from running",
         cost: Cost {
-            text: "none for UDP: p99 443 us without, 422 with; timers, such as TCP's, were not measured",
-            source: INVERSION,
+            text: "not shown; a request by UDP waits for no timer, and one by TCP was not measured",
+            source: NOT_SHOWN,
         },
         cure: "ktimers and ksoftirqd at FIFO 2, rcuc at FIFO 4, as tuned's realtime profiles place them",
         live_safe: "kernel/softirq.c, smpboot threads: sched_setattr only requeues them",
@@ -270,8 +275,8 @@ pub static RULES: &[Rule] = &[
         title: "buffers freed where they are used up",
         waits_behind: "skb_defer_free_flush: buffers of other CPUs freed in the RT NIC's poll",
         cost: Cost {
-            text: "up to 64 buffers of other CPUs' sockets freed before an RT packet is polled; none on one CPU: p99 435 us without, 422 with",
-            source: INVERSION,
+            text: "up to 64 buffers of other CPUs' sockets freed before an RT packet is polled; not shown: on one CPU there are none",
+            source: NOT_SHOWN,
         },
         cure: "net.core.skb_defer_max=0",
         live_safe: "net/core/skbuff.c, skb_attempt_defer_free: read anew for every buffer",
@@ -282,9 +287,9 @@ pub static RULES: &[Rule] = &[
         title: "no busy waiting in KVM",
         waits_behind: "a FIFO vCPU of another RT tenant that polls after its hlt",
         cost: Cost {
-            text: "up to halt_poll_ns (200 us by default) of CPU after every hlt, at FIFO priority, where a vCPU is alone on its CPU; none \
-                   where all share one: p99 433 us without, 422 with",
-            source: INVERSION,
+            text: "up to halt_poll_ns (200 us by default) of CPU after every hlt, at FIFO priority, where a vCPU is alone on its CPU; not \
+                   shown: where all share one it does not poll",
+            source: NOT_SHOWN,
         },
         cure: "halt_poll_ns=0",
         live_safe: "virt/kvm/kvm_main.c, kvm_vcpu_max_halt_poll_ns: read anew at every hlt, of running VMs too",
