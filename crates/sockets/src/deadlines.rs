@@ -29,6 +29,7 @@ use crate::abi::{
     Errno, ONTIME_BW_ENTRIES_MAX, ONTIME_BW_PERIOD_MAX, ONTIME_BW_PERIOD_MIN, ONTIME_CTL_DEC_BW, ONTIME_CTL_INC_BW,
     ONTIME_CTL_INC_DEC_BW, ONTIME_VCPUS_MAX, ontime_bw,
 };
+use crate::process::connections;
 
 /// How long the daemon may take: longer than a pass over a busy host, shorter than the guest's patience.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -212,7 +213,7 @@ impl Deadlines {
 
     /// Takes daemons' connections, one after the other; for a thread of its own.
     pub fn serve(&self, listener: &UnixListener) {
-        for stream in listener.incoming().flatten() {
+        for stream in connections(listener) {
             if let Err(error) = self.connect(stream) {
                 tracing::warn!("deadlines: {error}");
             }

@@ -29,6 +29,8 @@ use crate::wait::Ring;
 
 /// How long the worker may take to tell about its sockets.
 const STATUS_PATIENCE: Duration = Duration::from_secs(2);
+/// Until a connection that could not be taken is looked for again.
+const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
 
 /// Why the process could not serve.
 #[derive(Debug, Error)]
@@ -232,8 +234,14 @@ fn serve(shared: &Arc<Shared>, channel: u32, mut listener: Listener, ring: Optio
     }
 }
 
+/// Who connects, one after the other. Where there is no descriptor for one it is looked for again a moment later: the kernel says so at
+/// once, whether somebody waits or not.
+pub(crate) fn connections(listener: &UnixListener) -> impl Iterator<Item = UnixStream> {
+    listener.incoming().filter_map(|stream| stream.inspect_err(|_| std::thread::sleep(NO_DESCRIPTOR)).ok())
+}
+
 fn tell(shared: &Shared, listener: &UnixListener) {
-    for stream in listener.incoming().flatten() {
+    for stream in connections(listener) {
         // One who does not read its answer is no reason to stop.
         let _ = answer(shared, stream);
     }

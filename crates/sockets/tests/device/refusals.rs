@@ -1,13 +1,16 @@
 //! What the policy and the limits refuse.
 
+use std::io::Read;
 use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use libc::{AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM};
 use ontime_sockets::abi::*;
 use vhost::VhostBackend;
 
 use super::driver::{Call, Vm};
-use super::local;
+use super::{bind, listen, local};
 
 /// Not in the libc crate.
 const IP_LOCAL_PORT_RANGE: i32 = 51;
@@ -119,4 +122,91 @@ fn sockets_are_limited_and_none_is_leaked() {
         }
     }
     assert_eq!(vm.descriptors(), before);
+}
+
+/// The process has taken all that it was sent: what comes with a message and has no place ends the connection.
+fn take_descriptors(vm: &mut Vm) {
+    for channel in &mut vm.channels {
+        channel.frontend.get_features().unwrap();
+        channel.settle();
+    }
+}
+
+/// Those that the process has, stay.
+fn allow_descriptors(vm: &Vm, count: u64) {
+    let process = vm.process.id() as libc::pid_t;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    assert_eq!(unsafe { libc::prlimit(process, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut limit) }, 0);
+    limit.rlim_cur = count.min(limit.rlim_max);
+    assert_eq!(unsafe { libc::prlimit(process, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut()) }, 0);
+}
+
+/// Where the process may have fewer descriptors than the policy has sockets: the guest is told, nothing waits for ever or spins, and it
+/// goes on as soon as one is free.
+#[test]
+fn out_of_descriptors_is_told_and_passes() {
+    let mut vm = Vm::start(super::FREE);
+    for channel in 0..2 {
+        vm.main().socket(channel, AF_INET, SOCK_DGRAM, channel);
+    }
+    let bound = [bind(&mut vm, 0), bind(&mut vm, 1)];
+    let listeners = [listen(&mut vm, 2, 0), listen(&mut vm, 3, 1)];
+    take_descriptors(&mut vm);
+    let before = vm.descriptors();
+    // Some more than it has; how many, depends on the numbers that are free below.
+    let most = before as u64 + 4;
+    allow_descriptors(&vm, most);
+    for round in 0..20u32 {
+        let id = |index: u32| round << ONTIME_SOCK_INDEX_BITS | index;
+        let socket = |index, kind| Call::new(ONTIME_OP_SOCKET, id(index)).arg([AF_INET, kind, 0, 0]);
+        let filled: Vec<u32> =
+            (100..900).take_while(|index| vm.main().result(socket(*index, SOCK_DGRAM)) == Ok(0)).collect();
+        assert!((3..100).contains(&filled.len()), "{} sockets, round {round}", filled.len());
+        assert_eq!(vm.main().result(socket(900, SOCK_STREAM)), Err(libc::EMFILE));
+        let _peers = listeners.map(|address| TcpStream::connect(address).unwrap());
+        for channel in 0..2u32 {
+            let driver = &mut vm.channels[channel as usize];
+            let accept = Call::new(ONTIME_OP_ACCEPT, 2 + channel).arg([id(30 + channel) as i32]);
+            assert_eq!(driver.result(accept.clone()), Err(libc::EMFILE), "channel {channel}");
+            assert_eq!(driver.result(accept.wait()), Err(libc::EMFILE), "channel {channel}");
+            // Others go on.
+            let waiting = driver.post(Call::new(ONTIME_OP_RECV, channel).wait().room(10));
+            UdpSocket::bind(local(0)).unwrap().send_to(b"x", bound[channel as usize]).unwrap();
+            assert_eq!(driver.wait(waiting).result(), Ok(1));
+        }
+        for index in filled {
+            assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, id(index))), Ok(0));
+        }
+        // The connections were not lost.
+        for channel in 0..2u32 {
+            let driver = &mut vm.channels[channel as usize];
+            let accept = Call::new(ONTIME_OP_ACCEPT, 2 + channel).arg([id(30 + channel) as i32]).wait();
+            assert_eq!(driver.result(accept), Ok(0), "round {round}, channel {channel}");
+        }
+        for channel in 0..2u32 {
+            assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, id(30 + channel))), Ok(0));
+        }
+    }
+    assert_eq!(vm.descriptors(), before);
+}
+
+/// Nor does who waits for others' connections: there is one that the process cannot take.
+#[test]
+fn without_descriptors_nobody_spins() {
+    let mut vm = Vm::start(&format!("{}\ndeadlines = true", super::FREE));
+    take_descriptors(&mut vm);
+    allow_descriptors(&vm, 0);
+    let paths = ontime_sockets::Paths::new(&vm.run, "test");
+    // Who waits for a connection has a descriptor for it.
+    let _first = [paths.status(), paths.deadlines()].map(|path| UnixStream::connect(path).unwrap());
+    let mut asking = UnixStream::connect(paths.status()).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let before = vm.cpu_time();
+    std::thread::sleep(Duration::from_secs(1));
+    let used = vm.cpu_time() - before;
+    assert!(used < Duration::from_millis(50), "{used:?} of CPU time in 1 s of nothing");
+    allow_descriptors(&vm, u64::MAX);
+    let mut answer = String::new();
+    asking.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("\"vm\""), "{answer:?}");
 }
