@@ -18,6 +18,8 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vm_memory::{ByteValued, Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::allocation;
+
 pub const MEMORY: u64 = 64 << 20;
 const SIZE: u16 = 256;
 /// Each device's rings and slots are in a part of the memory of its own; above FREE is for the tests.
@@ -32,6 +34,7 @@ pub struct Vm {
     pub memory: Arc<GuestMemoryMmap>,
     pub channels: Vec<Driver>,
     pub run: PathBuf,
+    allocations: PathBuf,
     file: File,
     _directory: tempfile::TempDir,
 }
@@ -43,13 +46,15 @@ impl Vm {
         let (run, config) = (directory.path().join("run"), directory.path().join("etc"));
         std::fs::create_dir(&config).unwrap();
         std::fs::write(config.join("sockets.toml"), format!("[vm.test]\n{table}\n")).unwrap();
+        let allocations = config.join(ALLOCATIONS);
+        File::create(&allocations).unwrap().set_len(allocation::SIZE as u64).unwrap();
         let process = device(&run, &config);
         let fd = unsafe { libc::memfd_create(c"guest".as_ptr(), 0) };
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(MEMORY).unwrap();
         let range = (GuestAddress(0), MEMORY as usize, Some(FileOffset::new(file.try_clone().unwrap(), 0)));
         let memory = Arc::new(GuestMemoryMmap::from_ranges_with_files([range]).unwrap());
-        let mut vm = Self { process, memory, channels: Vec::new(), run, file, _directory: directory };
+        let mut vm = Self { process, memory, channels: Vec::new(), run, allocations, file, _directory: directory };
         let main = vm.connect(0);
         let channels = main.config.channels;
         vm.channels.push(main);
@@ -83,14 +88,40 @@ impl Vm {
         self.status().counters.iter().find(|(have, _)| have == name).unwrap().1
     }
 
+    /// Memory of its own that the device process has in RAM, bytes: without the guest's and what it shares with others.
+    pub fn own_memory(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1_024
+    }
+
+    /// The device process's threads, as /proc has them; without the main one, which belongs to the test's frame and looks at its clock
+    /// now and then.
+    pub fn threads(&self) -> Vec<PathBuf> {
+        let process = self.process.id().to_string();
+        let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().map(|task| task.unwrap());
+        tasks.filter(|task| task.file_name().to_str() != Some(&process)).map(|task| task.path()).collect()
+    }
+
     /// CPU time of the device process's threads.
     pub fn cpu_time(&self) -> Duration {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
-        let ran = |task: std::fs::DirEntry| {
-            let stat = std::fs::read_to_string(task.path().join("schedstat")).unwrap();
+        let ran = |task: &PathBuf| {
+            let stat = std::fs::read_to_string(task.join("schedstat")).unwrap();
             stat.split(' ').next().unwrap().parse::<u64>().unwrap()
         };
-        Duration::from_nanos(tasks.map(|task| ran(task.unwrap())).sum())
+        Duration::from_nanos(self.threads().iter().map(ran).sum())
+    }
+
+    /// The thread of the device process that has this name.
+    pub fn thread(&self, name: &str) -> u32 {
+        let is_it = |task: &&PathBuf| std::fs::read_to_string(task.join("comm")).unwrap().trim_end() == name;
+        let threads = self.threads();
+        threads.iter().find(is_it).unwrap().file_name().unwrap().to_str().unwrap().parse().unwrap()
+    }
+
+    /// How often the thread of that name has allocated or freed memory.
+    pub fn allocations(&self, name: &str) -> u64 {
+        allocation::of(&self.allocations, self.thread(name))
     }
 
     /// Descriptors the device process has open.
@@ -109,11 +140,15 @@ impl Drop for Vm {
 /// What [`device`] tells its child: the directories.
 const AS_DEVICE: &str = "ONTIME_TEST_DEVICE";
 
+/// Where it counts allocations, among its configuration.
+const ALLOCATIONS: &str = "allocations";
+
 /// Not a test of its own: started by [`device`], this program is the device process, all of it but the command line.
 #[test]
 fn device_process() {
     let Ok(directories) = std::env::var(AS_DEVICE) else { return };
     let (run, config) = directories.split_once(':').unwrap();
+    allocation::count_into(&Path::new(config).join(ALLOCATIONS));
     let vm = ontime_sockets::config::load(config.as_ref(), "test").unwrap().unwrap();
     let paths = ontime_sockets::Paths::new(run.as_ref(), "test");
     ontime_sockets::run(&ontime_sockets::Options { name: "test".to_owned(), vm, paths, sandbox: Default::default() })
@@ -137,6 +172,13 @@ pub fn device(run: &Path, config: &Path) -> Child {
     child
 }
 
+pub fn write_descriptor(memory: &GuestMemoryMmap, at: u64, address: u64, len: u32, flags: u16, next: u16) {
+    memory.write_obj(address, GuestAddress(at)).unwrap();
+    memory.write_obj(len, GuestAddress(at + 8)).unwrap();
+    memory.write_obj(flags, GuestAddress(at + 12)).unwrap();
+    memory.write_obj(next, GuestAddress(at + 14)).unwrap();
+}
+
 /// One virtqueue, driver's side.
 pub struct Ring {
     memory: Arc<GuestMemoryMmap>,
@@ -155,7 +197,7 @@ impl Ring {
         Self { memory, base, available: 0, used: 0, kick: event(), call: event() }
     }
 
-    fn descriptors(&self) -> u64 {
+    pub fn descriptors(&self) -> u64 {
         self.base
     }
 
@@ -168,11 +210,12 @@ impl Ring {
     }
 
     pub fn descriptor(&self, index: u16, address: u64, len: u32, flags: u16, next: u16) {
-        let at = self.descriptors() + u64::from(index) * 16;
-        self.memory.write_obj(address, GuestAddress(at)).unwrap();
-        self.memory.write_obj(len, GuestAddress(at + 8)).unwrap();
-        self.memory.write_obj(flags, GuestAddress(at + 12)).unwrap();
-        self.memory.write_obj(next, GuestAddress(at + 14)).unwrap();
+        self.write_descriptor(self.descriptors() + u64::from(index) * 16, address, len, flags, next);
+    }
+
+    /// Of another table.
+    pub fn write_descriptor(&self, at: u64, address: u64, len: u32, flags: u16, next: u16) {
+        write_descriptor(&self.memory, at, address, len, flags, next);
     }
 
     pub fn offer(&mut self, head: u16) {
@@ -199,11 +242,11 @@ impl Ring {
     }
 
     /// Places that the device has not used yet.
-    fn outstanding(&self) -> u16 {
+    pub fn outstanding(&self) -> u16 {
         self.available.wrapping_sub(self.used)
     }
 
-    fn take(&mut self) -> Option<(u16, u32)> {
+    pub fn take(&mut self) -> Option<(u16, u32)> {
         if self.used_index() == self.used {
             return None;
         }
@@ -516,11 +559,16 @@ impl Driver {
 
     /// Takes answers, to what was offered by hand too, and forgets them.
     pub fn drain(&mut self) {
-        while let Some((head, _)) = self.calls.take() {
-            if self.out.remove(&head).is_some() {
-                self.free.push(head / 2);
-            }
+        while self.take().is_some() {}
+    }
+
+    /// Takes one answer: the head, and how much was written.
+    pub fn take(&mut self) -> Option<(u16, u32)> {
+        let (head, len) = self.calls.take()?;
+        if self.out.remove(&head).is_some() {
+            self.free.push(head / 2);
         }
+        Some((head, len))
     }
 
     /// Drains until the device has come to what was offered last.
@@ -531,18 +579,6 @@ impl Driver {
             assert!(start.elapsed() < PATIENCE, "the calls are not taken");
             self.drain();
             std::thread::sleep(Duration::from_micros(50));
-        }
-    }
-
-    /// As [`Driver::drain`], and waits for the device as long as few places of the ring are left: a driver that is ahead by more
-    /// than the ring's size has a ring whose index is nonsense.
-    pub fn drain_to_offer(&mut self) {
-        let start = Instant::now();
-        self.drain();
-        while self.calls.outstanding() > SIZE / 2 {
-            assert!(start.elapsed() < PATIENCE, "the device does not go on with its calls");
-            std::thread::sleep(Duration::from_micros(50));
-            self.drain();
         }
     }
 

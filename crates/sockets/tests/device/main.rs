@@ -10,6 +10,7 @@
     reason = "a test ends by panicking"
 )]
 
+mod allocation;
 mod driver;
 mod hostile;
 mod many;
