@@ -16,6 +16,7 @@ mod hostile;
 mod many;
 mod order;
 mod refusals;
+mod steps;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};

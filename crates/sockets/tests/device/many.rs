@@ -1,7 +1,9 @@
-//! Many connections in one VM: what one costs in memory of the process, and what all cost while nothing happens.
+//! Many connections in one VM: what one costs in memory of the process, what a request costs among them, and what all cost while nothing
+//! happens.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use libc::{AF_INET, SOCK_STREAM};
@@ -9,15 +11,19 @@ use ontime_sockets::abi::*;
 
 use super::driver::{Call, Vm};
 use super::local;
+use super::steps::Steps;
 
 const CONNECTIONS: u32 = 10_000;
 /// The goal, bytes a connection beyond the kernel's own.
 const MOST: u64 = 4_096;
 /// Open in a VM that may have no more: what the process has however many sockets there are, is in its reading.
-const FEW: u32 = 16;
-/// Nothing may run for so long; that it is so must come to pass in [`SETTLED`].
+const FEW: u32 = 1;
+/// Nothing has run for so long: it has come to rest, which must come to pass in [`SETTLED`]. From then on nothing may run for [`QUIET`].
 const STILL: Duration = Duration::from_secs(2);
 const SETTLED: Duration = Duration::from_secs(60);
+const QUIET: Duration = Duration::from_secs(30);
+/// Requests whose instructions are counted; the least of them counts.
+const COUNTED: u32 = 6;
 
 /// A VM with one channel that may have so many connections. `None`, and a line that says so, where this process may not.
 fn start(connections: u32) -> Option<Vm> {
@@ -51,25 +57,69 @@ fn exchange(vm: &mut Vm, peers: &mut [TcpStream], sock: u32) {
     peer.write_all(b"request").unwrap();
     assert_eq!(vm.channels[1].wait(posted).data, b"request");
     assert_eq!(vm.channels[1].result(Call::new(ONTIME_OP_SEND, sock).data(b"answer")), Ok(6));
+    // A guest takes reports as they come.
+    while vm.channels[1].try_event().is_some() {}
     let mut answer = [0; 6];
     peer.read_exact(&mut answer).unwrap();
 }
 
-/// Memory of its own that a process has in RAM, bytes: without the guest's and what it shares with others.
-fn own_memory(vm: &Vm) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{}/status", vm.process.id())).unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1_024
+/// How often each of the process's threads was put on a CPU, and for how long, ns.
+fn runs(vm: &Vm) -> Vec<(String, u64, u64)> {
+    let of = |task: &PathBuf| {
+        let read = |file| std::fs::read_to_string(task.join(file)).unwrap();
+        let stat: Vec<u64> = read("schedstat").split_whitespace().map(|word| word.parse().unwrap()).collect();
+        (read("comm").trim_end().to_owned(), stat[2], stat[0])
+    };
+    vm.threads().iter().map(of).collect()
 }
 
-/// How often the process's threads were put on a CPU.
-fn runs(vm: &Vm) -> u64 {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", vm.process.id())).unwrap();
-    let of = |task: std::fs::DirEntry| {
-        let stat = std::fs::read_to_string(task.path().join("schedstat")).unwrap();
-        stat.split_whitespace().nth(2).unwrap().parse::<u64>().unwrap()
+/// Instructions of the channel's thread for a request and its answer: a receive that waits, the arrival, the send.
+fn instructions(vm: &mut Vm, peers: &mut [TcpStream]) -> u64 {
+    let steps = Steps::begin(vm.thread("ontime-sock/1"));
+    // The thread is stopped, and goes on in steps: first with what there still is to report.
+    vm.channels[1].settle();
+    while steps.of(|| while vm.channels[1].try_event().is_some() {}) > 0 {}
+    let (peer, driver) = (&mut peers[0], &mut vm.channels[1]);
+    let counted = (0..COUNTED).map(|_| {
+        let (mut posted, mut taken) = (0, [0; 3]);
+        taken[0] = steps.of(|| posted = driver.post(Call::new(ONTIME_OP_RECV, 0).wait().room(100)));
+        taken[1] = steps.of(|| {
+            peer.write_all(b"request").unwrap();
+            assert_eq!(driver.wait(posted).data, b"request");
+        });
+        let answer = Call::new(ONTIME_OP_SEND, 0).data(b"answer");
+        taken[2] = steps.of(|| assert_eq!(driver.result(answer), Ok(6)));
+        peer.read_exact(&mut [0; 6]).unwrap();
+        taken.iter().sum::<u64>()
+    });
+    let least = counted.min().unwrap();
+    steps.end(|| driver.settle());
+    least
+}
+
+/// The system call that each thread waits in, and its arguments.
+fn waits(vm: &Vm) -> Vec<(String, Vec<u64>)> {
+    let of = |task: &PathBuf| {
+        let read = |file| std::fs::read_to_string(task.join(file)).unwrap();
+        let number =
+            |word: &str| word.strip_prefix("0x").map_or_else(|| word.parse(), |hex| u64::from_str_radix(hex, 16));
+        let words = read("syscall").split_whitespace().map(|word| number(word).unwrap_or(u64::MAX)).collect();
+        (read("comm").trim_end().to_owned(), words)
     };
-    tasks.map(|task| of(task.unwrap())).sum()
+    vm.threads().iter().map(of).collect()
+}
+
+/// Whether a thread that waits so waits without an end.
+fn has_no_timer(wait: &[u64]) -> bool {
+    let [number, arguments @ ..] = wait else { return false };
+    match *number as libc::c_long {
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait => arguments[3] as i32 == -1,
+        libc::SYS_futex => arguments[3] == 0,
+        // No IORING_ENTER_EXT_ARG, which a time-out would come with.
+        libc::SYS_io_uring_enter => arguments[3] & 8 == 0,
+        libc::SYS_accept4 | libc::SYS_recvmsg | libc::SYS_read => true,
+        _ => false,
+    }
 }
 
 #[test]
@@ -85,23 +135,31 @@ fn a_connection_costs_little_and_a_quiet_vm_nothing() {
         for sock in 0..connections {
             exchange(&mut vm, &mut peers, sock);
         }
-        Some((own_memory(&vm), vm, peers))
+        let memory = vm.own_memory();
+        Some((memory, instructions(&mut vm, &mut peers), vm, peers))
     });
-    let (Some((before, ..)), Some((after, vm, _peers))) = (few, many) else { return };
+    let (Some((before, alone, ..)), Some((after, among, vm, _peers))) = (few, many) else { return };
     let each = after.saturating_sub(before) / u64::from(CONNECTIONS - FEW);
     println!("figures: {each} bytes of memory a connection, {CONNECTIONS} open");
     assert!(each <= MOST, "{each} bytes a connection");
+    assert_ne!(alone, 0, "nothing is counted");
+    println!("figures: {alone} instructions a request of a connection alone, {among} among {CONNECTIONS}");
+    assert!(among <= alone + alone / 100, "{among} instructions a request among {CONNECTIONS}, {alone} alone");
 
     let start = Instant::now();
-    loop {
+    let stands = || {
         let stood = runs(&vm);
         std::thread::sleep(STILL);
-        let ran = runs(&vm) - stood;
-        if ran == 0 {
-            break;
-        }
-        assert!(start.elapsed() < SETTLED, "threads of a quiet VM run: {ran} times in {} s", STILL.as_secs());
+        runs(&vm) == stood
+    };
+    while !stands() {
+        assert!(start.elapsed() < SETTLED, "threads of a quiet VM run");
     }
+    let stood = runs(&vm);
+    std::thread::sleep(QUIET);
+    assert_eq!(runs(&vm), stood, "threads of a quiet VM run");
+    let waits = waits(&vm);
+    assert!(waits.iter().all(|(_, wait)| has_no_timer(wait)), "a thread has a timer: {waits:x?}");
 }
 
 /// For the figure, on a machine with nothing else to do: `cargo test --release -p ontime-sockets --test device -- --ignored
