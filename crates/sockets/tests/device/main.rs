@@ -12,6 +12,7 @@
 
 mod allocation;
 mod driver;
+mod garbage;
 mod hostile;
 mod many;
 mod order;
