@@ -221,7 +221,14 @@ iperf_runs() {
     wait $!
 }
 
-# Killed while they wait, connect or receive: nothing is left. The host's count is looked at outside.
+# Nobody has a socket: the host counts what the device process has. NAME: before, after.
+rests() { # NAME
+    echo "RESTS-$1" > /dev/console
+    sleep 15
+    echo "GOES-ON-$1" > /dev/console
+}
+
+# Killed while they wait, connect or receive: nothing is left. The host counts by itself what is left there.
 killed() {
     for round in $(seq "${1:-30}"); do
         timeout -s KILL 0.$((round % 9 + 1)) python3 /lab/busy.py
@@ -230,14 +237,13 @@ killed() {
     [ "$(in_use)" = 0 ]
 }
 
-
 # The vCPU of a real-time server goes and comes back; where there is more than one.
 vcpu_offline() {
     [ "$(nproc)" -gt 1 ] || { echo "one vCPU: nothing to take offline"; return 0; }
     python3 /lab/offline.py && ! dmesg | grep -E 'WARNING|BUG|Oops'
 }
 
-# Each wait ends with an error, and what comes after is picked up.
+# Each wait ends with an error, and what comes after is picked up: another process, or the same that was stopped for long.
 device_replaced() { python3 /lab/restart.py DEVICE; }
 
 insmod /lab/ontime.ko || exit 1
@@ -261,10 +267,15 @@ check iperf-tcp iperf_runs
 check iperf-tcp-reverse iperf_runs -R
 check iperf-udp iperf_runs -u -b 20M
 check iperf-udp-reverse iperf_runs -u -b 20M -R
+rests before
 check killed killed 20
 check network-down python3 /lab/network.py
 check vcpu-offline vcpu_offline
 check faults python3 /lab/faults.py "${cycles:-1000}"
+rests after
+check device-paused python3 /lab/paused.py PAUSED
+# With its sockets on the channel.
+check device-paused-rt taskset -c 0 chrt -f 40 python3 /lab/paused.py PAUSED-RT
 test_socket() {
     for mode in none all; do
         steer $mode
@@ -273,6 +284,7 @@ test_socket() {
     python3 /lab/compare.py out/test_socket-none.log out/test_socket-all.log /lab/differ
 }
 limit=$((limit * 4)) check test_socket test_socket
+check device-stopped python3 /lab/restart.py STOPPED
 check device-replaced device_replaced
 rmmod ontime || { echo "FAILED to unload"; failed=1; }
 exit $failed

@@ -1,7 +1,8 @@
 # In the emulated host, or in its image on this machine (ACCEL=tcg): outsourced.sh [CHANNELS [WAKE]]: boots the guest of /lab
 # (disk.img, extra.cpio), its sockets served by `ontime device`. What the guest left is in /lab/out; ends with its status, and
-# fails where a socket is left over. A first run of the VM is killed, with sockets open; in the second one the guest says when
-# the device process is to be killed and replaced, and when the network is to go down and come back.
+# fails where the device process has more than before it was put to the test, or a socket is left over. A first run of the VM is killed,
+# with sockets open; in the second one the guest says when the device process is to be stopped, killed and replaced, when what it has
+# is to be counted, and when the network is to go down and come back.
 set -eu
 channels=${1:-0}
 mkdir -p /etc/ontime /lab/out /run/outsourced
@@ -49,6 +50,26 @@ tick() {
     exit 1
 }
 said() { grep -qs "$1" /lab/out/console; }
+# What the device process has while the guest has no socket: descriptors, sockets, memory of its own (kB).
+device_has() { # NAME, of the moment
+    [ ! -e "/run/outsourced/$1" ] && said "RESTS-$1" || return 0
+    descriptors=$(ls "/proc/$device/fd" | wc -l)
+    memory=$(awk '/^RssAnon:/ {print $2}' "/proc/$device/status")
+    sockets=$(ontime sockets --json guest | grep -c '"protocol"') || true
+    ! said "GOES-ON-$1" || sockets="counted too late,"
+    echo "$descriptors $sockets $memory" > "/run/outsourced/$1"
+}
+# Its calls' buffers are touched by and by: 8.5 MB of main's, and 0.5 MB a channel.
+growth=$((8704 + 512 * channels))
+has_no_more() {
+    [ -e /run/outsourced/before ] || return 0
+    echo "the device process had (descriptors, sockets, kB) $(cat /run/outsourced/before), has $(cat /run/outsourced/after)"
+    cat /run/outsourced/before /run/outsourced/after | awk -v growth=$growth '
+        NF != 3 || $2 != 0 {bad = 1}
+        NR == 1 {descriptors = $1; memory = $3}
+        NR == 2 && ($1 != descriptors || $3 > memory + growth) {bad = 1}
+        END {exit bad || NR != 2}'
+}
 host_sockets() { awk 'NR > 1 && $10 != 0' /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6 | wc -l; }
 
 # As in the guest: multicast of IPv6 on the loopback. Besides, a route that is there as long as that is up.
@@ -72,9 +93,25 @@ echo "ok vm-killed"
 
 start_device
 boot ''
-replaced= network=up
+replaced= network=up paused= stopped=
 while kill -0 $vm 2> /dev/null; do
     tick
+    device_has before
+    device_has after
+    # For less than the module's patience; then until the guest has given it up.
+    if said "PAUSED$paused-NOW"; then
+        paused=-RT$paused
+        kill -STOP $device
+        sleep 5
+        kill -CONT $device
+    fi
+    if [ -z "$stopped" ] && said STOPPED-NOW; then
+        stopped=now
+        kill -STOP $device
+    elif [ "$stopped" = now ] && said STOPPED-GONE; then
+        stopped=done
+        kill -CONT $device
+    fi
     if [ -z "$replaced" ] && said DEVICE-NOW; then
         replaced=$seconds
         kill -9 $device
@@ -97,6 +134,7 @@ while kill -0 $vm 2> /dev/null; do
 done
 tar -C /lab/out -xf /run/outsourced/results || { tail -n 30 /lab/out/console; cat /lab/out/qemu.log; exit 1; }
 status=$(cat /lab/out/status)
+has_no_more || { echo "FAILED: the device process has kept something"; status=1; }
 # The device process ends with QEMU.
 for _ in $(seq 50); do kill -0 $device 2> /dev/null || break; sleep 0.2; done
 ! kill -0 $device 2> /dev/null || { echo "the device process stays"; kill $device; status=1; }

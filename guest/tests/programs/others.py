@@ -147,7 +147,7 @@ def a_blocked_reader_blocked_a_writer():
 
 
 def leaks():
-    """Sockets, descriptors, pinned pages: as before. The host's side is counted when the device process ends."""
+    """Sockets, descriptors, pinned pages: as before. What the device process has is counted around faults.py (outsourced.sh)."""
 
     def state():
         stat = dict(line.split() for line in open("/proc/vmstat"))
