@@ -16,8 +16,8 @@ use ontime_bench::goals;
 use ontime_bench::paper::Figures;
 use ontime_bench::report;
 use ontime_bench::schema::{
-    Clock, DoctorRow, HostTime, Late, Load, MethodResult, Report, Run, SCHEMA_VERSION, SchemaError, SegmentTime,
-    ZeroLoss, json_schema,
+    Clock, Connections, DoctorRow, HostTime, Late, Load, MethodResult, Report, Run, SCHEMA_VERSION, SchemaError,
+    SegmentTime, ZeroLoss, json_schema,
 };
 use ontime_bench::wire::{self, RtFlow, WireAnalysis};
 use rand::{RngExt, SeedableRng};
@@ -326,6 +326,37 @@ fn what_asking_costs_is_in_every_form_and_judged_by_what_asks_nobody() {
     assert!(terminal.lines().any(|line| line.starts_with("call change") && line.ends_with(" 189")), "{terminal}");
     let page = report::html(&report);
     assert!(page.contains("<h1>System call in the guest, method by method</h1>") && page.contains("What asking costs"));
+}
+
+#[test]
+fn connections_are_in_every_form_and_judged() {
+    let mut report = a_report(200);
+    report.experiment = "connections".to_owned();
+    report.results.truncate(3);
+    let methods = [("threaded", Some(2_893.4)), ("partitioned", None), ("outsourcing", Some(3_336.0))];
+    for (result, (method, per_s)) in report.results.iter_mut().zip(methods) {
+        (result.method, result.label, result.load) = (method.to_owned(), format!("by {method}"), Load::None);
+        result.kernel = "7.2.12-rt-amd64".to_owned();
+        result.connections = per_s.map(|per_s| Connections { per_s, completed: 2_998, clients: 16 });
+    }
+    let specs = goals::of_experiment("connections");
+    report.goals = goals::evaluate(specs, &report.results, Clock::Virtual, "7.2.12-rt-amd64");
+    assert_eq!(report.goals.iter().map(|goal| goal.met).collect::<Vec<_>>(), [Some(true), None]);
+    assert!(Report::from_json(&report.to_json().unwrap()).unwrap() == report);
+    let text = report::csv(&report);
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let rate = reader.headers().unwrap().iter().position(|head| head == "connections_per_s").unwrap();
+    let lines: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+    assert_eq!([&lines[0][rate], &lines[1][rate], &lines[2][rate]], ["2893.4", "", "3336"]);
+    let terminal = report::terminal(&report);
+    assert!(terminal.lines().any(|line| line.starts_with("outsourcing") && line.ends_with(" 3,336")), "{terminal}");
+    let page = report::html(&report);
+    let section = page.split("<h2>").find(|section| section.starts_with("Fresh connections</h2>")).unwrap();
+    assert!(section.contains("by outsourcing") && !section.contains("by partitioned"), "{section}");
+    for figure in ["<td>2,893</td>", "<td>3,336</td>", "<td>2,998</td><td>16</td>"] {
+        assert!(section.contains(figure), "{figure}: {section}");
+    }
+    assert!(!report::html(&a_report(200)).contains("Fresh connections"));
 }
 
 #[test]

@@ -27,6 +27,7 @@ pub fn html(report: &Report) -> String {
             (inversions(report))
             (rules(report))
             (throughput(report))
+            (connections(report))
             (late(report))
             (deadlines(report))
             (host_time(report))
@@ -270,6 +271,26 @@ fn throughput(report: &Report) -> Markup {
                 td { (cell(result.zero_loss.map(|of| of.frames_each), number::count)) }
                 td { (cell(result.polling.map(|of| of.polled_s), number::significant)) }
                 td { (cell(result.polling.map(|of| of.saved_s), number::significant)) }
+            } } }
+        }))
+    }
+}
+
+/// Fresh connections a second, where they were counted.
+fn connections(report: &Report) -> Markup {
+    if report.results.iter().all(|result| result.connections.is_none()) {
+        return html! {};
+    }
+    html! {
+        h2 { "Fresh connections" }
+        p { "TCP connections of one request each, answered and closed by both sides, at the NIC. On the virtual clock a second is a count of instructions." }
+        (table("Connections", 1, &["method", "a second", "connections", "clients at once", "CPU"], html! {
+            tbody { @for (result, of) in report.results.iter().filter_map(|of| Some((of, of.connections?))) { tr {
+                (row_head(result))
+                td { (number::significant(of.per_s)) }
+                td { (number::count(of.completed)) }
+                td { (number::count(u64::from(of.clients))) }
+                td { (cell(result.cpu_share, number::percent)) }
             } } }
         }))
     }
