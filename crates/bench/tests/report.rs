@@ -315,6 +315,7 @@ fn what_asking_costs_is_in_every_form_and_judged_by_what_asks_nobody() {
     let reached = |id: &str| report.goals.iter().find(|goal| goal.id == id).unwrap();
     assert_eq!((reached("host").actual, reached("host").met), (Some(159.0), Some(false)));
     assert_eq!((reached("guest").actual, reached("guest").met), (Some(208.0), Some(false)));
+    assert_eq!((reached("guest-in-all").actual, reached("guest-in-all").met), (Some(224.0), Some(false)));
     assert_eq!(reached("guest-spare").met, None);
     assert!(Report::from_json(&report.to_json().unwrap()).unwrap() == report);
     let text = report::csv(&report);
