@@ -131,6 +131,27 @@ proptest! {
 }
 
 #[test]
+fn a_set_of_both_kinds_misses_only_what_has_no_slack_and_by_less_than_a_slice() {
+    // RTVirt's Figure 5b: memcached, then video, in us.
+    let set = [(58, 500, 5), (19_000, 41_000, 3), (18_000, 33_000, 3), (17_000, 20_000, 2), (15_000, 16_000, 2)];
+    let vcpus: Vec<Vcpu> = set
+        .iter()
+        .flat_map(|&(slice, period, copies)| {
+            let (arrivals, slack) = if period == 500 { (Arrivals::Sporadic, 0) } else { (Arrivals::Periodic, 500_000) };
+            let one = vcpu(&[(slice * 1_000, period * 1_000)], arrivals, Nanos(slack)).unwrap();
+            std::iter::repeat_n(one, copies)
+        })
+        .collect();
+    let admitted = admit(&vcpus, 15).unwrap();
+    let duration = Nanos::from_millis(5_000);
+    assert_eq!(run(&vcpus, &admitted, duration, Nanos::ZERO, 1).missed(), 0);
+    let outcome = run(&vcpus, &admitted, duration, Nanos::from_millis(20), 1);
+    let (memcached, video) = outcome.rtas.split_at(5);
+    assert!(memcached.iter().all(|of| of.missed > 0 && of.late_max < Nanos::from_micros(250)), "{memcached:?}");
+    assert!(video.iter().all(|of| of.jobs > 0 && of.missed == 0), "{video:?}");
+}
+
+#[test]
 fn the_motivation_of_the_paper_is_cured() {
     // Figure 1: two RTAs in VM1 (1 and 4 in 15), beside VMs of (5, 10) and (5, 30): the CPU is exactly full.
     let ms = |n: u64| n * 1_000_000;
