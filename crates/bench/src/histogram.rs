@@ -29,9 +29,14 @@ pub struct LogLinear(Vec<Bin>);
 impl LogLinear {
     /// Sorts samples into bins.
     pub fn of(samples_ns: &[u64]) -> Self {
+        Self::counted(samples_ns.iter().map(|&sample| (sample, 1)))
+    }
+
+    /// Sorts values into bins, ns, each with how often it was measured.
+    pub fn counted(values: impl Iterator<Item = (u64, u64)>) -> Self {
         let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
-        for &sample in samples_ns {
-            *counts.entry(edges(sample).0).or_default() += 1;
+        for (value, times) in values {
+            *counts.entry(edges(value).0).or_default() += times;
         }
         Self(counts.into_iter().map(|(low_ns, count)| Bin { low_ns, high_ns: edges(low_ns).1, count }).collect())
     }

@@ -3,18 +3,20 @@
 //!
 //! In: methods, places and frame sizes, on one emulated host. Out: for each a [`MethodResult`] named `METHOD-PLACE-FRAME`: round trips of a
 //! closed loop while two bulk VMs are flooded with small packets on the other NIC, and the highest rate without loss (RFC 2544, 26.1: a binary
-//! search) without that flood; and one named `METHOD-PLACE-FRAME-fast`: round trips of an open loop at a steady rate, under the flood.
+//! search) without that flood; and one named `METHOD-PLACE-FRAME-fast`: round trips of an open loop at a steady rate, under the flood. Where hours are asked for,
+//! one named `METHOD-PLACE-FRAME-hours` in place of them: the same open loop for as long.
 //! On the virtual clock a rate is a count of instructions, not of a machine's time.
 
 use serde::Deserialize;
 
 use crate::hardware::HardwareError;
 use crate::host::{BULK_VMS, Ground, Host, MeasureError, size};
+use crate::hours::{self, Hours};
 use crate::number;
 use crate::paced::{Pace, Paced};
 use crate::schema::{Clock, Load, MethodResult, Polling, ZeroLoss};
 use crate::server::{self, Net, Place, Seat};
-use crate::trial::{self, Requests, Trial};
+use crate::trial::{self, Requests, SETTLED, Trial};
 use crate::wire::{self, RtFlow};
 use crate::workload::Workload;
 
@@ -54,6 +56,8 @@ pub struct Plan {
     pub frames_each: u64,
     /// The most trials of the search; 0 for none.
     pub trials: u32,
+    /// The open loop alone, for so many hours of the host's clock.
+    pub hours: Option<f64>,
 }
 
 /// A case's name in results.
@@ -64,6 +68,11 @@ pub fn name(method: &str, place: &str, frame: u16) -> String {
 /// The name of its open loop, in results.
 pub fn fast(case: &str) -> String {
     format!("{case}-fast")
+}
+
+/// The name of its open loop for hours, in results.
+pub fn long(case: &str) -> String {
+    format!("{case}-hours")
 }
 
 /// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is measured, as long as
@@ -143,12 +152,23 @@ fn measure_case(
     let server = host.server(workload);
     let case = name(method, place, frame);
     let label = format!("{}; {place}, frames of {frame} bytes", words(method));
+    let load = |rate, count| Paced { server, message_bytes, rate, count };
+    if let Some(hours) = plan.hours {
+        let label =
+            format!("{label}, {} a second for {} h", number::significant(plan.rate), number::significant(hours));
+        let (paced, length_ns) = (load(plan.rate, u64::MAX), hours::length_ns(hours));
+        let long = Hours { case: &long(&case), label: &label, load: Load::SmallPackets, paced, length_ns };
+        let mut result = long.run(host, progress)?;
+        result.frame_bytes = Some(u32::from(frame));
+        result.polling = polling(host, method)?;
+        results.push(result);
+        return Ok(());
+    }
     let (requests, warmup) = (Requests::Client { workload, count: plan.requests + WARM_UP, seed: 1 }, WARM_UP);
     let trial = Trial { method: &case, label: &label, load: Load::SmallPackets, requests, warmup };
     let mut result = trial.run(host, progress)?;
     result.frame_bytes = Some(u32::from(frame));
     result.polling = polling(host, method)?;
-    let load = |rate, count| Paced { server, message_bytes, rate, count };
     if plan.frames_each > 0 && plan.trials > 0 {
         progress(&format!("{case}: searching the highest rate without loss"));
         result.zero_loss =
@@ -253,7 +273,7 @@ fn trial(host: &mut Host, load: &Paced) -> Result<(f64, u64), MeasureError> {
     let from = size(&capture);
     let port = load.server.port();
     let sent = host.paced(load);
-    let settled = host.shell("sleep 0.3");
+    let settled = host.shell(SETTLED);
     host.stamp_arrivals(false)?;
     sent?;
     settled?;

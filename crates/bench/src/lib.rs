@@ -24,7 +24,7 @@
 //! - [`goals::evaluate`] judges, [`paper::Figures`] compares, [`report`] shows.
 //!
 //! [`rt_server`], [`heavy`], [`vatc`], [`inversion`], [`kbp`], [`sampled`], [`slo`] and [`xen_arm`] are experiments: each starts an emulated host ([`host`], [`ontime_lab`]) and runs its load
-//! ([`trial`], [`flood`], [`client`], [`paced`]) against it; [`segments`] traces it meanwhile. [`server`] is where the RT server runs: in a VM, in one with
+//! ([`trial`], [`flood`], [`client`], [`paced`], [`hours`]) against it; [`segments`] traces it meanwhile. [`server`] is where the RT server runs: in a VM, in one with
 //! outsourced sockets, in a container, on the host; [`workload`] what it is and who asks it: sockperf, memcached ([`memcached`]), Kamailio between
 //! two SIPp ([`voip`]). [`rta`] has no wire: real-time applications in guests say themselves how they met their deadlines.
 //!
@@ -45,6 +45,7 @@ pub mod hardware;
 pub mod heavy;
 pub mod histogram;
 pub mod host;
+pub mod hours;
 pub mod inversion;
 pub mod kbp;
 pub mod memcached;

@@ -161,9 +161,7 @@ struct Seen {
 
 impl Seen {
     fn at_end(nic: &Path, port: u16) -> Result<Self, PcapError> {
-        let mut tail = Tail::open(nic)?;
-        tail.read_new(|_| {})?;
-        Ok(Self { tail, port, count: 0, changed: Instant::now() })
+        Ok(Self { tail: Tail::open_at_end(nic)?, port, count: 0, changed: Instant::now() })
     }
 
     /// How many, of so many that were sent.

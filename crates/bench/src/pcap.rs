@@ -5,7 +5,7 @@
 //! what a capture looks like while it is being written, and its bytes are told by [`Decoder::pending`].
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use pcap_parser::nom::Err as NomErr;
@@ -15,7 +15,9 @@ use pcap_parser::{PcapHeader, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_
 pub const MAX_CAPTURED: u32 = 262_144;
 /// LINKTYPE_ETHERNET of the pcap format.
 const LINKTYPE_ETHERNET: i32 = 1;
-/// Bytes of a record's header in every variant that is read here but the "modified" one, which has 8 more.
+/// Bytes of the file's header.
+pub const HEADER: usize = 24;
+/// Bytes that are read at once.
 const CHUNK: usize = 1 << 18;
 
 /// Why a capture could not be read.
@@ -173,6 +175,21 @@ impl Tail {
         Ok(Self { path: path.to_path_buf(), file, decoder: Decoder::default(), chunk: vec![0; CHUNK] })
     }
 
+    /// Opens a capture behind what it holds now. Whoever writes it appends whole records.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; it is no capture, or its header is not there yet.
+    pub fn open_at_end(path: &Path) -> Result<Self, PcapError> {
+        let mut tail = Self::open(path)?;
+        let failed = |source| PcapError::Io { what: "read", path: path.to_path_buf(), source };
+        let mut header = [0; HEADER];
+        tail.file.read_exact(&mut header).map_err(failed)?;
+        tail.decoder.push(&header);
+        tail.decoder.next_record()?;
+        tail.decoder.offset = tail.file.seek(SeekFrom::End(0)).map_err(failed)?;
+        Ok(tail)
+    }
+
     /// Reads what was written since the last call and hands on every whole packet; returns how many they were.
     ///
     /// # Errors
@@ -205,4 +222,17 @@ impl Tail {
     pub fn resolution_ns(&self) -> Option<u64> {
         self.decoder.resolution_ns()
     }
+}
+
+/// A classic capture of these frames: stamp in us, bytes.
+#[cfg(test)]
+pub(crate) fn crafted(frames: &[(u32, Vec<u8>)]) -> Vec<u8> {
+    let mut file = vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0];
+    for (us, bytes) in frames {
+        for word in [us / 1_000_000, us % 1_000_000, bytes.len() as u32, bytes.len() as u32] {
+            file.extend(word.to_le_bytes());
+        }
+        file.extend(bytes);
+    }
+    file
 }

@@ -1,6 +1,6 @@
 //! Exact statistics of a run's response times.
 //!
-//! In: every sample, ns; nothing is estimated from a histogram. Out: a [`Summary`].
+//! In: every sample, ns, or how often each value was measured ([`Tally`]); nothing is estimated from a histogram. Out: a [`Summary`].
 //!
 //! Definitions, the same in every report:
 //! - percentile p: **nearest rank**, the smallest sample such that at least p percent of all samples are not above
@@ -9,6 +9,8 @@
 //! - interval of a percentile: two-sided 95 %, distribution-free, from the order statistics around its rank (normal
 //!   approximation of the binomial, ranks rounded outwards). It supposes independent samples; where the upper rank is
 //!   beyond the largest sample there is no upper bound.
+
+use std::collections::BTreeMap;
 
 /// A percentile in millionths of the whole: 990,000 is p99.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,37 +50,74 @@ pub struct Interval {
     pub high_ns: Option<u64>,
 }
 
-/// The samples in increasing order.
+/// How often each value was measured, ns: what is kept of a series of any length, where its values are few.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tally(BTreeMap<u64, u64>);
+
+impl Tally {
+    /// Takes a sample, ns.
+    pub fn take(&mut self, sample: u64) {
+        *self.0.entry(sample).or_default() += 1;
+    }
+
+    /// Each value and how often it was measured, ascending.
+    pub fn values(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.0.iter().map(|(&value, &times)| (value, times))
+    }
+
+    /// What is said of them; `None` without samples.
+    pub fn summary(&self) -> Option<Summary> {
+        Sorted::runs(self.values()).summary()
+    }
+}
+
+/// Samples in increasing order: each value, and how many samples are not above it.
 #[derive(Debug, Clone)]
-pub struct Sorted(Vec<u64>);
+pub struct Sorted(Vec<(u64, usize)>);
 
 impl Sorted {
     /// Sorts samples, ns.
     pub fn new(mut samples: Vec<u64>) -> Self {
         samples.sort_unstable();
-        Self(samples)
+        Self::runs(samples.into_iter().map(|sample| (sample, 1)))
     }
 
-    /// The samples, ascending, ns.
-    pub fn as_slice(&self) -> &[u64] {
-        &self.0
+    /// Of values in increasing order, the same ones in a row or not.
+    fn runs(values: impl Iterator<Item = (u64, u64)>) -> Self {
+        let mut runs: Vec<(u64, usize)> = Vec::new();
+        let mut so_far = 0;
+        for (value, times) in values {
+            so_far += times as usize;
+            match runs.last_mut() {
+                Some(last) if last.0 == value => last.1 = so_far,
+                _ => runs.push((value, so_far)),
+            }
+        }
+        Self(runs)
+    }
+
+    /// How many samples.
+    fn count(&self) -> usize {
+        self.0.last().map_or(0, |&(_, not_above)| not_above)
     }
 
     /// A percentile by nearest rank, ns; `None` without samples.
     pub fn percentile(&self, percentile: Percentile) -> Option<u64> {
-        self.at_rank(percentile.rank(self.0.len()))
+        self.at_rank(percentile.rank(self.count()))
     }
 
     /// Samples above a percentile.
     pub fn beyond(&self, percentile: Percentile) -> u64 {
         let Some(value) = self.percentile(percentile) else { return 0 };
-        (self.0.len() - self.0.partition_point(|&sample| sample <= value)) as u64
+        let after = self.0.partition_point(|&(of, _)| of <= value);
+        let not_above = after.checked_sub(1).and_then(|last| self.0.get(last)).map_or(0, |&(_, not_above)| not_above);
+        (self.count() - not_above) as u64
     }
 
     /// The 95 % interval of a percentile; `None` without samples.
     pub fn interval(&self, percentile: Percentile) -> Option<Interval> {
         const Z_95: f64 = 1.959_964;
-        let (n, p) = (self.0.len(), percentile.fraction());
+        let (n, p) = (self.count(), percentile.fraction());
         let half = Z_95 * (n as f64 * p * (1.0 - p)).sqrt();
         let centre = n as f64 * p;
         let low = ((centre - half).floor().max(1.0) as usize).min(n);
@@ -87,7 +126,46 @@ impl Sorted {
     }
 
     fn at_rank(&self, rank: usize) -> Option<u64> {
-        self.0.get(rank.checked_sub(1)?).copied()
+        let place = self.0.partition_point(|&(_, not_above)| not_above < rank.max(1));
+        self.0.get(place).map(|&(value, _)| value)
+    }
+
+    /// Each value, and how often.
+    fn values(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
+        let before = std::iter::once(0).chain(self.0.iter().map(|&(_, not_above)| not_above));
+        self.0.iter().zip(before).map(|(&(value, not_above), before)| (value, not_above - before))
+    }
+
+    fn summary(&self) -> Option<Summary> {
+        let (min, max) = (self.0.first()?.0, self.0.last()?.0);
+        let (mean, sd) = self.mean_and_sd();
+        Some(Summary {
+            count: self.count() as u64,
+            min,
+            mean,
+            sd,
+            p50: self.percentile(Percentile::P50)?,
+            p90: self.percentile(Percentile::P90)?,
+            p95: self.percentile(Percentile::P95)?,
+            p99: self.percentile(Percentile::P99)?,
+            p99_interval: self.interval(Percentile::P99)?,
+            p99_9: self.percentile(Percentile::P99_9)?,
+            p99_99: self.percentile(Percentile::P99_99)?,
+            max,
+            beyond_p99_9: self.beyond(Percentile::P99_9),
+        })
+    }
+
+    /// Two passes, so that a large mean does not swallow a small deviation.
+    fn mean_and_sd(&self) -> (f64, f64) {
+        let n = self.count() as f64;
+        let sum: u128 = self.values().map(|(value, times)| u128::from(value) * times as u128).sum();
+        let mean = sum as f64 / n;
+        if self.count() < 2 {
+            return (mean, 0.0);
+        }
+        let squares: f64 = self.values().map(|(value, times)| (value as f64 - mean).powi(2) * times as f64).sum();
+        (mean, (squares / (n - 1.0)).sqrt())
     }
 }
 
@@ -118,46 +196,15 @@ pub struct Summary {
     pub p99_99: u64,
     /// The largest.
     pub max: u64,
-    /// Which sample, in the order given, was the (first) largest: from 0.
-    pub max_index: usize,
     /// Samples above the 99.9th percentile: how many measurements the far tail rests on.
     pub beyond_p99_9: u64,
 }
 
 impl Summary {
-    /// Summarises samples in the order they were measured, ns; `None` without samples.
+    /// Summarises samples, ns; `None` without samples.
     pub fn of(samples: &[u64]) -> Option<Self> {
-        let sorted = Sorted::new(samples.to_vec());
-        let (min, max) = (*sorted.as_slice().first()?, *sorted.as_slice().last()?);
-        let (mean, sd) = mean_and_sd(samples);
-        Some(Self {
-            count: samples.len() as u64,
-            min,
-            mean,
-            sd,
-            p50: sorted.percentile(Percentile::P50)?,
-            p90: sorted.percentile(Percentile::P90)?,
-            p95: sorted.percentile(Percentile::P95)?,
-            p99: sorted.percentile(Percentile::P99)?,
-            p99_interval: sorted.interval(Percentile::P99)?,
-            p99_9: sorted.percentile(Percentile::P99_9)?,
-            p99_99: sorted.percentile(Percentile::P99_99)?,
-            max,
-            max_index: samples.iter().position(|&sample| sample == max)?,
-            beyond_p99_9: sorted.beyond(Percentile::P99_9),
-        })
+        Sorted::new(samples.to_vec()).summary()
     }
-}
-
-/// Two passes, so that a large mean does not swallow a small deviation.
-fn mean_and_sd(samples: &[u64]) -> (f64, f64) {
-    let n = samples.len() as f64;
-    let mean = samples.iter().map(|&sample| u128::from(sample)).sum::<u128>() as f64 / n;
-    if samples.len() < 2 {
-        return (mean, 0.0);
-    }
-    let squares: f64 = samples.iter().map(|&sample| (sample as f64 - mean).powi(2)).sum();
-    (mean, (squares / (n - 1.0)).sqrt())
 }
 
 #[cfg(test)]
@@ -186,7 +233,7 @@ mod tests {
     #[test]
     fn a_known_set_has_its_known_summary() {
         let summary = Summary::of(&[2, 4, 4, 4, 5, 5, 7, 9]).unwrap();
-        assert_eq!((summary.count, summary.min, summary.max, summary.max_index), (8, 2, 9, 7));
+        assert_eq!((summary.count, summary.min, summary.max), (8, 2, 9));
         assert!((summary.mean - 5.0).abs() < 1e-12);
         assert!((summary.sd - (32.0_f64 / 7.0).sqrt()).abs() < 1e-12, "{}", summary.sd);
         assert_eq!(summary.beyond_p99_9, 0);
@@ -220,6 +267,9 @@ mod tests {
             prop_assert!(not_above * 10 >= samples.len() * 9);
             let below = samples.iter().filter(|&&sample| sample < s.p90).count();
             prop_assert!(below * 10 < samples.len() * 9);
+            let mut tally = Tally::default();
+            samples.iter().for_each(|&sample| tally.take(sample));
+            prop_assert_eq!(tally.summary(), Some(s.clone()));
             prop_assert!(s.p99_interval.low_ns <= s.p99);
             prop_assert!(s.p99_interval.high_ns.is_none_or(|high| high >= s.p99));
         }

@@ -80,6 +80,19 @@ impl Requests {
     }
 }
 
+/// What flows to the bulk VMs.
+pub(crate) fn flood(load: Load) -> Option<Kind> {
+    match load {
+        Load::None => None,
+        Load::Tcp => Some(Kind::Receive { streams: STREAMS }),
+        Load::SmallPackets => Some(Kind::ReceiveUdp { bytes: flood::SMALL }),
+        Load::LargePackets => Some(Kind::ReceiveUdp { bytes: flood::LARGE }),
+    }
+}
+
+/// In the host, after the last datagram of a steady rate.
+pub(crate) const SETTLED: &str = "sleep 0.3";
+
 /// What is known of the host while requests were sent.
 pub(crate) struct Stretch<const N: usize> {
     /// How long each capture was before.
@@ -136,15 +149,9 @@ impl Trial<'_> {
     pub fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
         let dir = &host.dir.clone();
         let captures = [host.capture("rt"), host.capture("bulk")];
-        let kind = match self.load {
-            Load::None => None,
-            Load::Tcp => Some(Kind::Receive { streams: STREAMS }),
-            Load::SmallPackets => Some(Kind::ReceiveUdp { bytes: flood::SMALL }),
-            Load::LargePackets => Some(Kind::ReceiveUdp { bytes: flood::LARGE }),
-        };
         let (workload, requests, seed) = self.requests.workload();
         let client = workload.ready(host, seed)?;
-        let flood = match kind {
+        let flood = match flood(self.load) {
             Some(kind) => Some(Flood::start(host, "bulk", &host.bulk(), kind)?),
             None => None,
         };
@@ -155,7 +162,7 @@ impl Trial<'_> {
                 workload.send(client, host, &load, progress)
             }
             // What is still under way at the last one is answered meanwhile.
-            Requests::Paced(paced) => host.paced(&paced).and_then(|()| host.shell("sleep 0.3").map(|_| ())),
+            Requests::Paced(paced) => host.paced(&paced).and_then(|()| host.shell(SETTLED).map(|_| ())),
         })?;
         let cut = |capture: &Path, from, nic: &str| {
             let cut = dir.join(format!("{}-{}-{nic}.pcap", self.method, self.load.name()));

@@ -8,8 +8,9 @@
 //! at [`RtFlow::sequence_at`] of the payload. The client's own delays are outside: the clock starts when the request
 //! passes the NIC and stops when the reply does.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::AddAssign;
 use std::path::Path;
 
 use schemars::JsonSchema;
@@ -95,6 +96,37 @@ pub struct WireCounts {
     pub truncated_bytes: u64,
 }
 
+impl AddAssign for WireCounts {
+    fn add_assign(&mut self, more: Self) {
+        let Self {
+            requests,
+            counted,
+            lost,
+            open_at_end,
+            batched,
+            duplicates,
+            warmup,
+            duplicate_replies,
+            stray_replies,
+            malformed,
+            fragments,
+            truncated_bytes,
+        } = more;
+        self.requests += requests;
+        self.counted += counted;
+        self.lost += lost;
+        self.open_at_end += open_at_end;
+        self.batched += batched;
+        self.duplicates += duplicates;
+        self.warmup += warmup;
+        self.duplicate_replies += duplicate_replies;
+        self.stray_replies += stray_replies;
+        self.malformed += malformed;
+        self.fragments += fragments;
+        self.truncated_bytes += truncated_bytes;
+    }
+}
+
 /// The monitor's findings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WireAnalysis {
@@ -135,6 +167,15 @@ struct Event {
     client: SocketAddr,
     server: SocketAddr,
     sequence: u64,
+}
+
+/// What a request and its reply have in common.
+type Key = (SocketAddr, SocketAddr, u64);
+
+impl Event {
+    fn key(&self) -> Key {
+        (self.client, self.server, self.sequence)
+    }
 }
 
 /// Gathers the flow's packets one by one; [`Monitor::finish`] matches them. Pure.
@@ -208,6 +249,30 @@ impl Monitor {
         }
     }
 
+    /// Packets of the flow that it holds.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        self.events.len()
+    }
+
+    /// The last packet's stamp, ns; 0 before the first.
+    pub fn last_ns(&self) -> u64 {
+        self.last_ns
+    }
+
+    /// Matches the requests before `until_ns` with the replies so far, and forgets both; the rest stays. For captures that are looked at while they grow,
+    /// of a flow without warm-up: a reply that comes later still is one to no request.
+    pub fn take_before(&mut self, until_ns: u64) -> WireAnalysis {
+        let is_request = |event: &&Event| event.way == Way::Request && event.at_ns < until_ns;
+        let requests: HashSet<_> = self.events.iter().filter(is_request).map(Event::key).collect();
+        let (events, rest) = std::mem::take(&mut self.events)
+            .into_iter()
+            .partition(|event| event.at_ns < until_ns || requests.contains(&event.key()));
+        self.events = rest;
+        let (flow, counts) = (self.flow.clone(), std::mem::take(&mut self.counts));
+        Self { flow, events, counts, last_ns: self.last_ns }.finish()
+    }
+
     /// Matches requests and replies.
     pub fn finish(mut self) -> WireAnalysis {
         // Captures of several CPUs may be out of order; equal stamps keep the file's order.
@@ -219,9 +284,9 @@ impl Monitor {
     /// One entry a distinct request, by time, with its first reply.
     fn match_replies(&mut self) -> Vec<Matched> {
         let mut requests: Vec<Matched> = Vec::new();
-        let mut places: HashMap<(SocketAddr, SocketAddr, u64), usize> = HashMap::new();
+        let mut places: HashMap<Key, usize> = HashMap::new();
         for event in &self.events {
-            let key = (event.client, event.server, event.sequence);
+            let key = event.key();
             let place = places.get(&key).and_then(|&place| requests.get_mut(place));
             match (event.way, place) {
                 (Way::Request, None) => {
@@ -240,7 +305,7 @@ impl Monitor {
     fn classify(self, requests: &[Matched]) -> WireAnalysis {
         let mut analysis = WireAnalysis { counts: self.counts, resolution_ns: 1_000, ..WireAnalysis::default() };
         let counts = &mut analysis.counts;
-        let mut arrivals = Vec::with_capacity(requests.len());
+        let mut arrivals = Phases::default();
         let (mut released_ns, mut left_out) = (None, 0);
         let mut last_reply: HashMap<SocketAddr, u64> = HashMap::new();
         for Matched { event, replied_ns } in requests {
@@ -262,7 +327,7 @@ impl Monitor {
                 continue;
             }
             analysis.span_ns = Some((analysis.span_ns.map_or(at_ns, |(first, _)| first), at_ns));
-            arrivals.push(at_ns);
+            arrivals.take(at_ns);
             match *replied_ns {
                 None if self.last_ns.saturating_sub(at_ns) < SETTLE_NS => counts.open_at_end += 1,
                 None => counts.lost += 1,
@@ -276,7 +341,7 @@ impl Monitor {
             }
         }
         counts.requests = counts.duplicates + requests.len() as u64;
-        analysis.arrival_quantum_ns = arrival_quantum(&arrivals);
+        analysis.arrival_quantum_ns = arrivals.quantum();
         analysis
     }
 }
@@ -344,19 +409,32 @@ const SHARPNESS: f64 = 0.95;
 /// Fewer arrivals than this say nothing about a period.
 const QUANTUM_ARRIVALS: usize = 50;
 
-/// The longest period of [`QUANTA_US`] on which arrivals sit. An emulator that releases packets at fixed times
-/// (`filter-buffer`) shows here; the response times are then those of requests in a few phases of the host's timers.
-fn arrival_quantum(arrivals_ns: &[u64]) -> Option<u64> {
-    if arrivals_ns.len() < QUANTUM_ARRIVALS {
-        return None;
-    }
-    QUANTA_US.iter().rev().map(|us| us * 1_000).find(|&quantum| {
-        let (mut cosines, mut sines) = (0.0, 0.0);
-        for &at_ns in arrivals_ns {
+/// Arrivals' phases in each of [`QUANTA_US`].
+#[derive(Debug, Clone, Default)]
+pub struct Phases {
+    arrivals: usize,
+    /// Sums of cosines and sines.
+    sums: [(f64, f64); QUANTA_US.len()],
+}
+
+impl Phases {
+    /// Takes an arrival, ns.
+    pub fn take(&mut self, at_ns: u64) {
+        self.arrivals += 1;
+        for (quantum_us, (cosines, sines)) in QUANTA_US.iter().zip(&mut self.sums) {
+            let quantum = quantum_us * 1_000;
             let phase = (at_ns % quantum) as f64 / quantum as f64 * std::f64::consts::TAU;
-            cosines += phase.cos();
-            sines += phase.sin();
+            *cosines += phase.cos();
+            *sines += phase.sin();
         }
-        cosines.hypot(sines) / arrivals_ns.len() as f64 >= SHARPNESS
-    })
+    }
+
+    /// The longest period on which arrivals sit, ns. An emulator that releases packets at fixed times
+    /// (`filter-buffer`) shows here; the response times are then those of requests in a few phases of the host's timers.
+    pub fn quantum(&self) -> Option<u64> {
+        let sharp = |(cosines, sines): (f64, f64)| cosines.hypot(sines) / self.arrivals as f64 >= SHARPNESS;
+        let quanta = QUANTA_US.iter().zip(self.sums).rev();
+        let found = quanta.filter(|_| self.arrivals >= QUANTUM_ARRIVALS).find(|(_, sums)| sharp(*sums));
+        found.map(|(quantum_us, _)| quantum_us * 1_000)
+    }
 }

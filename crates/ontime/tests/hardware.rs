@@ -186,6 +186,14 @@ fn a_host_is_measured_by_its_client_and_keeps_its_method() {
     let output = bench.bench(&bench.describe(&rt, &bulk), &kbp);
     assert!(output.status.success(), "{}", said(&output));
     assert_eq!(result(&bench.report(), "napi-tuned-vm-1518-fast", "small-packets")["frame_bytes"], 1518);
+    let hours = ["kbp", "--method", "napi-tuned", "--frame", "64", "--hours", "0.001", "--rate", "200"];
+    let output = bench.bench(&bench.describe(&rt, &bulk), &hours);
+    assert!(output.status.success(), "{}", said(&output));
+    let report = bench.report();
+    let long = result(&report, "napi-tuned-vm-64-hours", "small-packets");
+    // What a busy machine did not send is no loss.
+    assert!(long["duration_s"].as_f64().unwrap() > 3.0 && long["count"].as_u64().unwrap() > 100, "{long}");
+    assert!(long["notes"].to_string().contains("judged while the capture grew"), "{long}");
     let output = bench.bench(&bench.describe(&rt, &bulk), &["kbp", "--place", "macvlan"]);
     assert!(said(&output).contains("place 'macvlan'"), "{}", said(&output));
 

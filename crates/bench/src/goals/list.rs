@@ -183,6 +183,21 @@ pub const GOALS: [(&str, &[GoalSpec]); 17] = [
             )
             .of(Max, small("napi-macvlan-64-fast"), small("busypoll-macvlan-64-fast"))
             .at_least(26.0),
+            goal("vm-64-hours", "VM, 64 bytes, hours: slowest at least 100 times below NAPI's")
+                .of(Max, small("napi-vm-64-hours"), small("busypoll-vm-64-hours"))
+                .at_least(100.0),
+            goal("vm-512-hours", "VM, 512 bytes, hours: slowest at least 100 times below NAPI's")
+                .of(Max, small("napi-vm-512-hours"), small("busypoll-vm-512-hours"))
+                .at_least(100.0),
+            goal("vm-1518-hours", "VM, 1518 bytes, hours: slowest at least 100 times below NAPI's (paper: 83 in 60 s)")
+                .of(Max, small("napi-vm-1518-hours"), small("busypoll-vm-1518-hours"))
+                .at_least(100.0),
+            goal("nat-64-hours", "container behind NAT, 64 bytes, hours: slowest at least 26 times below NAPI's")
+                .of(Max, small("napi-nat-64-hours"), small("busypoll-nat-64-hours"))
+                .at_least(26.0),
+            goal("macvlan-64-hours", "container with macvlan, 64 bytes, hours: slowest at least 26 times below NAPI's")
+                .of(Max, small("napi-macvlan-64-hours"), small("busypoll-macvlan-64-hours"))
+                .at_least(26.0),
             goal("rate-64", "VM, 64 bytes: no loss up to at least 1.36 times NAPI's rate")
                 .of(ZeroLoss, small("busypoll-vm-64"), small("napi-vm-64"))
                 .at_least(1.36),

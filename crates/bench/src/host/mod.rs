@@ -25,7 +25,7 @@ pub use self::site::{BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm, machine};
 use crate::client::{self, ClientConfig, ClientError, Peer};
 use crate::hardware::{HardwareError, Target};
 use crate::paced::{Pace, Paced};
-use crate::pcap::PcapError;
+use crate::pcap::{HEADER, PcapError};
 use crate::schema::Clock;
 use crate::workload::Workload;
 
@@ -242,8 +242,16 @@ impl Host {
     /// [`MeasureError::File`]; a real host's monitor is no more, or does not catch up.
     pub fn cut(&self, capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
         // The emulator's has all at once.
-        self.target().map_or(Ok(()), Target::settle)?;
+        self.catch_up()?;
         slice(capture, from, cut)
+    }
+
+    /// Waits until the captures have all that has passed.
+    ///
+    /// # Errors
+    /// A real host's monitor is no more, or does not catch up.
+    pub fn catch_up(&self) -> Result<(), MeasureError> {
+        Ok(self.target().map_or(Ok(()), Target::settle)?)
     }
 
     /// What a reader must know of a stretch that was measured here, before which the monitor had missed so many frames.
@@ -416,25 +424,42 @@ impl Host {
     /// # Errors
     /// The host is no more, or the load cannot be sent.
     pub fn paced(&mut self, load: &Paced) -> Result<(), MeasureError> {
+        self.paced_while(load, &mut || ControlFlow::Continue(()))
+    }
+
+    /// As [`Self::paced`], while `go_on` says so, which is asked some times a second of real time.
+    ///
+    /// # Errors
+    /// As [`Self::paced`].
+    pub fn paced_while(
+        &mut self,
+        load: &Paced,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<(), MeasureError> {
         load.check()?;
         self.release_every(Some(Pace::of(load.rate).every_us))?;
         let nic = (self.clock == Clock::Virtual).then(|| self.capture("rt"));
-        let sent = self.send_paced(load, nic.as_deref());
+        let sent = self.send_paced(load, nic.as_deref(), go_on);
         self.release_every(None)?;
         sent
     }
 
     /// `nic` is the capture of an emulated host's NIC, which keeps the rate.
-    fn send_paced(&mut self, load: &Paced, nic: Option<&Path>) -> Result<(), MeasureError> {
+    fn send_paced(
+        &mut self,
+        load: &Paced,
+        nic: Option<&Path>,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<(), MeasureError> {
         let mut failure = None;
         let mut looked = Instant::now();
-        let go_on = |_| {
+        let each = |_| {
             if looked.elapsed() < Duration::from_millis(200) {
                 return ControlFlow::Continue(());
             }
             looked = Instant::now();
             match self.alive() {
-                Ok(()) => ControlFlow::Continue(()),
+                Ok(()) => go_on(),
                 Err(error) => {
                     failure = Some(error);
                     ControlFlow::Break(())
@@ -442,8 +467,8 @@ impl Host {
             }
         };
         match nic {
-            Some(nic) => load.send_by_releases(nic, go_on),
-            None => load.send(go_on),
+            Some(nic) => load.send_by_releases(nic, each),
+            None => load.send(each),
         }?;
         failure.map_or(Ok(()), Err)
     }
@@ -470,11 +495,11 @@ pub fn size(path: &Path) -> u64 {
 fn slice(capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
     let copy = || -> std::io::Result<()> {
         let mut capture = File::open(capture)?;
-        let mut header = [0; 24];
+        let mut header = [0; HEADER];
         capture.read_exact(&mut header)?;
         let mut cut = File::create(cut)?;
         cut.write_all(&header)?;
-        capture.seek(SeekFrom::Start(from.max(24)))?;
+        capture.seek(SeekFrom::Start(from.max(HEADER as u64)))?;
         std::io::copy(&mut capture, &mut cut).map(|_| ())
     };
     copy().map_err(|source| MeasureError::File { path: capture.to_owned(), source })

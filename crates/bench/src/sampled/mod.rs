@@ -112,19 +112,8 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::pcap::crafted;
     use crate::schema::{Clock, Run};
-
-    /// A classic pcap of these frames: stamp in us, bytes.
-    fn pcap(frames: &[(u32, Vec<u8>)]) -> Vec<u8> {
-        let mut file = vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0];
-        for (us, bytes) in frames {
-            for word in [us / 1_000_000, us % 1_000_000, bytes.len() as u32, bytes.len() as u32] {
-                file.extend(word.to_le_bytes());
-            }
-            file.extend(bytes);
-        }
-        file
-    }
 
     #[test]
     fn late_and_lost_frames_are_told_apart_by_the_capture() {
@@ -148,7 +137,7 @@ mod tests {
         .into();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rt.pcap");
-        fs::write(&path, pcap(&frames)).unwrap();
+        fs::write(&path, crafted(&frames)).unwrap();
         let wire = wire::analyse(&path, 1).unwrap();
         assert_eq!(wire.intervals_ns, [250_000, 250_000, 500_000]);
         let result = MethodResult::new(&Run {

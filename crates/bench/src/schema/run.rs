@@ -3,7 +3,7 @@
 use super::{Clock, Distribution, HistogramBin, Late, Load, MethodResult};
 use crate::bulk::BulkAnalysis;
 use crate::histogram::LogLinear;
-use crate::stats::Summary;
+use crate::stats::{Summary, Tally};
 use crate::wire::WireAnalysis;
 
 /// A measured method, as [`MethodResult::new`] takes it.
@@ -39,7 +39,8 @@ impl MethodResult {
         let summary = Summary::of(&latencies);
         let max_at_s = summary.as_ref().and_then(|summary| {
             let first = wire.exchanges.first()?.at_ns;
-            Some((wire.exchanges.get(summary.max_index)?.at_ns - first) as f64 / 1e9)
+            let slowest = wire.exchanges.iter().find(|exchange| exchange.latency_ns == summary.max)?;
+            Some((slowest.at_ns - first) as f64 / 1e9)
         });
         let bins = LogLinear::of(&latencies);
         Self {
@@ -82,9 +83,18 @@ impl MethodResult {
 impl MethodResult {
     /// What was timed elsewhere than at the wire, ns, takes the place of response times.
     pub fn timed(&mut self, samples_ns: &[u64]) {
-        self.count = samples_ns.len() as u64;
-        self.latency_us = Summary::of(samples_ns).map(|summary| Distribution::from(&summary));
-        self.histogram = LogLinear::of(samples_ns).bins().iter().map(HistogramBin::from).collect();
+        self.show(Summary::of(samples_ns), None, &LogLinear::of(samples_ns));
+    }
+
+    /// A run's counters, ns, take the place of response times one by one; the slowest was so long after the first.
+    pub fn counted(&mut self, tally: &Tally, max_at_s: Option<f64>) {
+        self.show(tally.summary(), max_at_s, &LogLinear::counted(tally.values()));
+    }
+
+    fn show(&mut self, summary: Option<Summary>, max_at_s: Option<f64>, bins: &LogLinear) {
+        self.count = summary.as_ref().map_or(0, |summary| summary.count);
+        self.latency_us = summary.map(|summary| Distribution { max_at_s, ..Distribution::from(&summary) });
+        self.histogram = bins.bins().iter().map(HistogramBin::from).collect();
     }
 }
 
