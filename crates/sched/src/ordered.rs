@@ -52,7 +52,7 @@ const IDLE_QUARTERS: [u64; 2] = [1, 3];
 const LENT: u64 = 20_000_000;
 /// One that sleeps and publishes deadlines is looked at this seldom, ns: so long it may keep bulk waiting, once, should it begin to spin.
 const NAP: u64 = 20_000_000;
-/// Who stands behind bulk is put ahead of it again for no less than this, ns.
+/// Others' unused time is given away in no smaller pieces than this, ns: a piece is a look and two changes of place.
 const WORTH_A_TURN: u64 = 1_000_000;
 /// One, as a rate.
 const RATE: u64 = 1 << 20;
@@ -442,8 +442,9 @@ impl Ordered {
         let mut others = *unused;
         for at in order.iter().filter(|_| unhurried) {
             let Some(seat) = seats.get_mut(*at) else { continue };
-            seat.lent = seat.spare.min(seat.account.share(LENT));
-            if seat.wants {
+            let own = seat.spare.min(seat.account.share(LENT));
+            seat.lent = if own >= FLOOR { own } else { 0 };
+            if seat.wants && others >= WORTH_A_TURN {
                 seat.lent += std::mem::take(&mut others);
             }
         }
@@ -541,9 +542,7 @@ impl Ordered {
 
     fn place(&mut self, threads: &mut impl Threads) {
         for seat in self.seats.iter_mut().filter(|seat| !seat.account.gone) {
-            let behind = seat.account.is_used_up() && seat.account.place == Place::Beyond;
-            let least = if behind { WORTH_A_TURN } else { seat.account.grain };
-            let place = if seat.left() <= least {
+            let place = if seat.left() <= seat.account.grain {
                 Place::Beyond
             } else if seat.next {
                 Place::Planned

@@ -134,7 +134,9 @@ fn what_sleepers_do_not_use_those_have_first_who_have_used_theirs_up() {
         let guests = [Guest::Spins, Guest::Spins, Guest::Sleeps];
         let asked = [(3 * MS, 10 * MS), (2 * MS, 20 * MS), (2 * MS, 10 * MS)];
         let (mut shares, mut host) = start(planning, 1, &asked, &guests);
-        host.run(&mut shares, 2_000 * MS, 0);
+        let wakes = host.run(&mut shares, 2_000 * MS, 0);
+        println!("{planning:?}: {wakes} looks");
+        assert!(wakes <= 2_000, "{planning:?}: {wakes} looks in two seconds");
         let ran: Vec<u64> = host.vms.iter().map(|vm| vm.counts.ran).collect();
         assert!(host.vms[0].least >= 3 * MS && host.vms[1].least >= 2 * MS, "{planning:?}: {:?}", host.vms);
         assert!(ran[0] + ran[1] >= 1_150 * MS && ran[0] >= 650 * MS, "{planning:?}: of 0.6 they had {ran:?}");
