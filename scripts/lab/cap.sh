@@ -14,9 +14,29 @@ spin=$(thread "$spinner" 'CPU 0/KVM') busy=$(thread "$(cat /run/lab-vm/busy.pid)
 daemon_starts
 sh -c 'while :; do :; done' &
 housekeeping=$!
+# What any thread below the guest may have to wait, as the kernel's own at FIFO 1 and 2: told at its end, in us.
+perl -e '
+    my $most = 0;
+    sub now { my $t = pack("qq", 0, 0); syscall(228, 1, $t); my ($s, $n) = unpack("qq", $t); $s * 1000000000 + $n }
+    $SIG{TERM} = sub { printf "%d\n", $most / 1000; exit };
+    syscall(144, 0, 1, pack("i", 1)) and die "chrt: $!";
+    my $at = now();
+    while (1) {
+        $at += 1000000;
+        my $until = pack("qq", int($at / 1000000000), $at % 1000000000);
+        syscall(230, 1, 1, $until, 0);
+        my $late = now() - $at;
+        $most = $late if $late > $most;
+        $at += $late;
+    }' > /lab/gap &
+gap=$!
+sleep 1
 kill -CONT "$spinner"
 paused() { ontime status --json | tr -d ' \n' | grep -q '"protections_off":true.*"of":"spin"[^}]*"pauses":[1-9]'; }
 within 10 paused
+kill $gap
+wait $gap || true
+gap=$(cat /lab/gap)
 ran() { awk '{print int($1 / 1000000)}' "/proc/$1/schedstat"; } # ms on a CPU
 start=$(uptime_ms) spin_ran=$(ran "$spin") work_ran=$(ran $housekeeping) busy_ran=$(ran "$busy")
 ontime status | grep -q 'kernel protections off' || fail "protections are on"
@@ -41,7 +61,10 @@ for change in 'class = "rt"\nruntime-cap = 0.4' 'class = "rt"\nlevel = 1\nruntim
     *) within 10 paused ;;
     esac
 done
-echo "figures: a spinning RT VM $spin_share % of the CPU (cap 50), housekeeping $work_share %, a busy bulk VM $busy_share %"
+stalls=$(dmesg | grep -c 'rcu:.*stall' || true)
+echo "figures: a spinning RT VM $spin_share % of the CPU (cap 50), housekeeping $work_share %, a busy bulk VM $busy_share %; who is below it waited for $gap us at the most, $stalls RCU stalls"
+[ "$gap" -le 10000 ] || fail "a thread below it waited for $gap us"
+[ "$stalls" = 0 ] || fail "RCU stalls: $(dmesg | grep 'rcu:.*stall')"
 # Below it by what the watcher itself takes at the emulated CPU's pace.
 [ $spin_share -le 55 ] && [ $spin_share -ge 25 ] || fail "the spinning VM's share is not its cap"
 [ $work_share -ge 12 ] && [ $busy_share -ge 12 ] || fail "the others have no share"

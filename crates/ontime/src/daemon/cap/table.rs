@@ -131,8 +131,9 @@ pub struct Table {
     read: u64,
     /// The most that one slot or CPU took since, ns.
     most: u64,
-    /// Budgets to wait until the next look: 1 to [`CALM`].
+    /// Budgets to wait until the next look: 1 to [`CALM`]; and how long somebody may have been spinning already at the last one, ns.
     calm: u64,
+    spun: u64,
     /// What the last look cost the watcher, ns.
     cost: u64,
 }
@@ -149,6 +150,7 @@ impl Table {
             read: now,
             most: 0,
             calm: 1,
+            spun: 0,
             cost: 0,
         }
     }
@@ -361,7 +363,7 @@ impl Table {
         let recent = now.saturating_sub(self.read) < READ_EVERY;
         let rest = recent && ran <= now.saturating_sub(self.looked) / 2;
         if rest {
-            self.calm = (self.calm * 2).min(CALM);
+            (self.calm, self.spun) = ((self.calm * 2).min(CALM), ran);
             self.looked = now;
         }
         rest
@@ -374,13 +376,13 @@ impl Table {
         self.slots.iter_mut().flatten().for_each(|slot| slot.ran = false);
         let half = now.saturating_sub(self.looked) / 2;
         self.calm = if self.most > half { 1 } else { (self.calm * 2).min(CALM) };
-        self.most = 0;
+        self.spun = std::mem::take(&mut self.most);
         self.looked = now;
         self.read = now;
     }
 
     /// When, ns, to read all slots again: nobody can be over its cap before, except after a calm time, by as much as it was
-    /// calm. `None` where nobody is at RT priority.
+    /// calm, what it may have taken before the last look included. `None` where nobody is at RT priority.
     pub fn next_look(&self) -> Option<u64> {
         let running = self.slots.iter().flatten().filter(|slot| !slot.is_off());
         let left = running
@@ -390,7 +392,8 @@ impl Table {
             })
             .min()?;
         let least = SHORTEST_LOOK.max(self.cost.saturating_mul(COST_FACTOR));
-        Some(self.looked.saturating_add(left.max(least).saturating_mul(self.calm)))
+        let left = left.max(least);
+        Some(self.looked.saturating_add(left.saturating_mul(self.calm).saturating_sub(self.spun).max(left)))
     }
 
     fn get(&self, slot: SlotIndex) -> Option<&Slot> {
@@ -402,8 +405,8 @@ impl Table {
 pub const LEAST_PAUSE: u64 = 75_000;
 /// Intervals of its CPU in which a thread took nothing, after which it is not paused for the CPU's sake.
 pub const IDLE_FOR: u64 = 16;
-/// The most budgets between two looks, after a calm time.
-pub const CALM: u64 = 16;
+/// The most budgets between two looks, after a calm time: so long one that begins to spin may keep others waiting. At the default period 9.5 ms.
+pub const CALM: u64 = 5;
 /// The longest time without reading every thread, ns: how old reported CPU times may be.
 pub const READ_EVERY: u64 = 10_000_000_000;
 /// The least time between two looks, ns.
