@@ -19,7 +19,8 @@ perl -e '
     my $most = 0;
     sub now { my $t = pack("qq", 0, 0); syscall(228, 1, $t); my ($s, $n) = unpack("qq", $t); $s * 1000000000 + $n }
     $SIG{TERM} = sub { printf "%d\n", $most / 1000; exit };
-    syscall(144, 0, 1, pack("i", 1)) and die "chrt: $!";
+    my $priority = pack("i", 1);
+    syscall(144, 0, 1, $priority) and die "chrt: $!";
     my $at = now();
     while (1) {
         $at += 1000000;

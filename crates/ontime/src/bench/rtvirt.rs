@@ -170,7 +170,7 @@ mod tests {
         let all: [(&str, &[&str], usize); 3] = [
             ("video", &video::METHODS, 1),
             ("rta-scale", &many::METHODS, 1),
-            ("registration", &registration::METHODS, 3),
+            ("registration", &registration::METHODS, 4),
         ];
         for (experiment, methods, count) in all {
             let specs = goals::of_experiment(experiment);

@@ -12,7 +12,7 @@
 //! whole period. Where all watched processes together took less than half of one CPU since the last look, their threads are not
 //! read. Why the watcher looks up to [`table::CALM`] budgets later where nobody took half of what it might have: looking
 //! costs a few us a thread, at the highest priority. So a guest that begins to spin keeps others waiting for up to
-//! 5 x 1.9 = 9.5 ms once (the kernel's own protection: 950 ms), which its first pause pays back, and for two budgets from then
+//! (4 + 1) x 1.9 = 9.5 ms once (the kernel's own protection: 950 ms), which its first pause pays back, and for two budgets from then
 //! on. Why CPUs have an account too: two threads at 95 % on one CPU would leave nothing.
 
 pub mod account;

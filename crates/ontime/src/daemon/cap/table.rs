@@ -405,8 +405,9 @@ impl Table {
 pub const LEAST_PAUSE: u64 = 75_000;
 /// Intervals of its CPU in which a thread took nothing, after which it is not paused for the CPU's sake.
 pub const IDLE_FOR: u64 = 16;
-/// The most budgets between two looks, after a calm time: so long one that begins to spin may keep others waiting. At the default period 9.5 ms.
-pub const CALM: u64 = 5;
+/// The most budgets between two looks, after a calm time: one that begins to spin may keep others waiting for so long, and for one budget more, as its
+/// interval began in the calm time. At the default period 9.5 ms.
+pub const CALM: u64 = 4;
 /// The longest time without reading every thread, ns: how old reported CPU times may be.
 pub const READ_EVERY: u64 = 10_000_000_000;
 /// The least time between two looks, ns.
