@@ -10,8 +10,8 @@
 //! | [`Place::Beyond`] | its share of the slice is used up |
 //!
 //! Use is *measured*, at every change of place and whenever a share may have been used up. So time that one does not use goes to
-//! the others that are entitled; what nobody of a slice wanted, the one that had used its share up and is due first has beside its share of the next; the rest goes to bulk. A vCPU that never idles has its share and no more while others want
-//! the CPU. A look takes time itself, and is followed by the next only after whoever is looked at could have run for what it has left; who waits for its turn is looked
+//! the others that are entitled; what nobody of a slice wanted, the one that had used its share up and is due first has beside its share
+//! of the next; the rest goes to bulk. A vCPU that never idles has no more than that while others want the CPU. A look takes time itself, and is followed by the next only after whoever is looked at could have run for what it has left; who waits for its turn is looked
 //! at seldom enough that such looks take a fifth of the CPU at most. What it took too much (a look comes some microseconds late) is taken off its next share; what it did not want is forfeited.
 //! Within a slice the order in which shares are had does not matter to anybody's deadline, which is never before its end.
 //!
