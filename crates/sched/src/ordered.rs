@@ -15,8 +15,7 @@
 //! **Looks.** A vCPU that ran since the last look is looked at when its share may be used up. One that did not run, although for a quarter of the time nobody of them ran, was asleep (three quarters, if
 //! it used its last share up; what is less may have gone to interrupts; and the kernel is asked whether it sleeps, once a window at the most, and where the answer matters): what it may still want
 //! shrinks with the time that is left (DP-Fair, for sporadic tasks). One that sleeps and wakes is noticed at the next look; until then it may take more than its share of the
-//! others' slack, or of [`FLOOR`]. The end of the window of a sleeper that publishes deadlines needs no look: it changes nothing for the others, in whose slack the next
-//! window's grant is.
+//! others' slack, or of [`FLOOR`].
 //!
 //! **What is not wanted** is a vCPU's own for 100 ms: it pays for what that takes too much, and where everybody's slack is long ([`Ordered::lend`]) nobody looks before it is used up as well,
 //! so an application whose job comes in one piece costs no look in its midst and is not kept waiting for its next one. What is too much for that those have who have used their shares up,
@@ -50,8 +49,6 @@ const IDLE: u64 = 20_000;
 const IDLE_QUARTERS: [u64; 2] = [1, 3];
 /// So much of what it did not want lately a vCPU may have beyond its share: its part of this time, ns.
 const LENT: u64 = 20_000_000;
-/// One that sleeps and publishes deadlines is looked at this seldom, ns: so long it may keep bulk waiting, once, should it begin to spin.
-const NAP: u64 = 20_000_000;
 /// Others' unused time is given away in no smaller pieces than this, ns: a piece is a look and two changes of place.
 const WORTH_A_TURN: u64 = 1_000_000;
 /// One, as a rate.
@@ -222,11 +219,8 @@ impl Seat {
 
     /// Begins its next window.
     fn roll(&mut self, now: u64, threads: &mut impl Threads) {
-        let late = now.saturating_sub(self.end);
-        let soon = late < SLICE_MIN.0;
-        let next = threads.next(self.index, if soon { self.end } else { now });
-        // Nobody looks at the end of a sleeper's window: its next one begins there, where the order that held until now has room for it.
-        let start = if soon || self.asleep && next.is_some() && !self.silent { self.end } else { now };
+        let start = if now.saturating_sub(self.end) < SLICE_MIN.0 { self.end } else { now };
+        let next = threads.next(self.index, start);
         (self.silent, self.live) = (next.is_none(), next.is_some_and(|next| next.live));
         self.greedy = self.account.place == Place::Beyond || self.account.is_used_up();
         self.quiet = self.granted > 0 && self.is_quiet();
@@ -242,11 +236,6 @@ impl Seat {
         self.granted = account.share(self.end - start);
         account.balance = account.balance.saturating_add(signed(self.granted));
         self.asleep = false;
-    }
-
-    /// When its window is to be looked at. The end of a sleeper's changes nothing for the others: what it is granted next is in the slack of all.
-    fn looked_at(&self, now: u64) -> u64 {
-        if self.asleep && !self.silent { self.end.max(now.saturating_add(NAP)) } else { self.end }
     }
 
     /// Ends its window sooner where its guest has begun to publish deadlines.
@@ -416,9 +405,8 @@ impl Ordered {
             seat.doze(now, busy, passed > busy.saturating_add(IDLE.max(least)), threads);
         }
         let mut holds = self.choose(now);
-        let there = self.seats.iter().filter(|seat| !seat.account.gone);
-        self.end = there.map(|seat| seat.looked_at(now)).min().unwrap_or(NEVER);
         // What sleepers may still want matters where it cuts the time short.
+        self.end = self.seats.iter().filter(|seat| !seat.account.gone).map(|seat| seat.end).min().unwrap_or(NEVER);
         if holds < self.end.saturating_sub(now) && self.seats.iter().any(|seat| seat.unsure) {
             self.seats.iter_mut().for_each(|seat| seat.make_sure(now, threads));
             holds = self.choose(now);
