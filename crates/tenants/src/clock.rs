@@ -1,7 +1,7 @@
 //! What a process has had of the CPUs, by its clock.
 
 /// The CPU clock of a whole process: at least what each of its threads takes, in one cheap system call, which adds up what its threads have
-/// had (`kernel/sched/cputime.c`, `thread_group_cputime`). A thread's files cost several times that, and `stat` takes locks that others hold.
+/// had (`kernel/sched/cputime.c`, `thread_group_cputime`): some ten of a VM, whose number its guest does not choose. A thread's files cost several times that, and `stat` takes locks that others hold.
 #[derive(Debug)]
 pub struct ProcessClock {
     id: libc::clockid_t,
