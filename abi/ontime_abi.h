@@ -29,7 +29,7 @@
 
 /* Feature bits (virtio's device-specific range). VIRTIO_F_VERSION_1 is required. */
 #define ONTIME_F_SOCKETS 0  /* calls on sockets are served */
-#define ONTIME_F_CHANNELS 1 /* there are channel devices beside this one; ontime_vcpu is honoured */
+#define ONTIME_F_CHANNELS 1 /* ontime_vcpu is honoured; ontime_config.channels: how many there are */
 #define ONTIME_F_DEADLINE 2 /* MAIN: ONTIME_CTL_*_BW are served */
 #define ONTIME_F_HINTS 3    /* ONTIME_CALL_BLIND, ONTIME_CALL_AHEAD are honoured */
 
@@ -173,9 +173,9 @@ struct ontime_event {
 struct ontime_vcpu {
 	__le32 state;     /* ONTIME_VCPU_*, and the priority in RUN */
 	__le32 attention; /* the host sets it to 1 before it interrupts through MAIN for this channel; the guest clears it */
-	__le32 wakes;     /* host: wake-ups sent (the notification was used) */
-	__le32 attentions;/* host: interrupts sent through MAIN */
-	__le64 deadline;  /* reserved for the next earliest deadline */
+	__le32 wakes;     /* host: wake-ups sent (the notification was used), all channels' */
+	__le32 attentions;/* host: interrupts sent through MAIN, all channels' */
+	__le64 deadline;  /* not used: see ONTIME_CTL_NEXT */
 	__le64 reserved[5];
 };
 
@@ -194,7 +194,7 @@ struct ontime_vcpu {
  * vCPU's whole need from now on. 0, or -EBUSY where the host cannot guarantee it: then nothing has changed.
  */
 #define ONTIME_CTL_INC_BW 0x110
-#define ONTIME_CTL_DEC_BW 0x111     /* less bandwidth than before, else -EINVAL; never refused */
+#define ONTIME_CTL_DEC_BW 0x111     /* no more bandwidth than before, else -EINVAL; never refused where the period is no shorter */
 #define ONTIME_CTL_INC_DEC_BW 0x112 /* several vCPUs, each once: all or none */
 
 /*

@@ -12,6 +12,7 @@
  *     for each change that it may allow. Who leaves, and what such a task forks, has the mask from before.
  */
 #include <linux/capability.h>
+#include <linux/cpu.h>
 #include <linux/cpumask.h>
 #include <linux/ftrace.h>
 #include <linux/kprobes.h>
@@ -65,6 +66,21 @@ static struct dl_task *dl_find(const struct task_struct *task)
 	return NULL;
 }
 
+/* @t may have the CPUs of @mask, if it is not kept on one of them. */
+void dl_allow(struct dl_task *t, const struct cpumask *mask)
+{
+	unsigned int cpu;
+
+	/* on_fork() reads it. */
+	raw_spin_lock_irq(&dl_lock);
+	cpumask_copy(t->allowed, mask);
+	raw_spin_unlock_irq(&dl_lock);
+	t->place.allowed = 0;
+	for_each_cpu(cpu, t->allowed)
+		if (cpu < ONTIME_VCPUS_MAX)
+			t->place.allowed |= 1ULL << cpu;
+}
+
 static struct dl_task *dl_new(struct task_struct *task)
 {
 	struct dl_task *t;
@@ -77,8 +93,8 @@ static struct dl_task *dl_new(struct task_struct *task)
 		return NULL;
 	}
 	t->task = get_task_struct(task);
-	t->place.vcpu = PLACE_NONE;
-	cpumask_copy(t->allowed, &task->cpus_mask);
+	t->place.vcpu = t->beside = PLACE_NONE;
+	dl_allow(t, &task->cpus_mask);
 	raw_spin_lock_irq(&dl_lock);
 	list_add_tail(&t->link, &dl_tasks);
 	dl_count++;
@@ -98,9 +114,34 @@ static void dl_drop(struct dl_task *t)
 	kfree(t);
 }
 
-static void dl_pin(struct dl_task *t)
+/*
+ * Has a deadline task run on these CPUs only. The run queue of a CPU that has gone is in a root domain of no other, and set_cpus_allowed_dl() divides
+ * by how many of its CPUs are active where a task that sleeps there leaves it: not where it may still have that CPU. dl_stray.c takes that
+ * away when it has run elsewhere. @beside: that CPU, or PLACE_NONE. With dl_mutex.
+ */
+int dl_restrict(struct task_struct *p, const struct cpumask *mask, unsigned int *beside)
 {
-	int err = set_cpus_allowed_ptr(t->task, cpumask_of(t->place.vcpu));
+	static struct cpumask with;
+	unsigned int cpu;
+	int err;
+
+	cpus_read_lock();
+	cpu = task_cpu(p);
+	if (beside)
+		*beside = cpu_active(cpu) ? PLACE_NONE : cpu;
+	if (!cpu_active(cpu)) {
+		cpumask_copy(&with, mask);
+		cpumask_set_cpu(cpu, &with);
+		mask = &with;
+	}
+	err = set_cpus_allowed_ptr(p, mask);
+	cpus_read_unlock();
+	return err;
+}
+
+void dl_pin(struct dl_task *t)
+{
+	int err = dl_restrict(t->task, cpumask_of(t->place.vcpu), &t->beside);
 
 	if (err)
 		pr_warn_ratelimited("deadline task %d does not stay on vCPU %u: %d\n", task_pid_nr(t->task), t->place.vcpu, err);
@@ -123,19 +164,20 @@ unsigned int dl_gather(const struct dl_task *without)
 
 /* ---- A change ---- */
 
-static u64 dl_usable(void)
+/* Those that run and are not about to go, a bit each. */
+u64 dl_usable(void)
 {
 	u64 usable = 0;
 	unsigned int cpu;
 
-	for_each_online_cpu(cpu)
+	for_each_cpu(cpu, cpu_active_mask)
 		if (cpu < ONTIME_VCPUS_MAX)
 			usable |= 1ULL << cpu;
 	return usable;
 }
 
 /* Finds @t a place for @want: where it is, best fit, or all anew; and has the host hold it. -EBUSY: nowhere. */
-static int dl_place(struct dl_task *t, struct place_task want)
+int dl_place(struct dl_task *t, struct place_task want)
 {
 	unsigned int count = dl_gather(t), i;
 	u64 usable = dl_usable();
@@ -144,13 +186,15 @@ static int dl_place(struct dl_task *t, struct place_task want)
 
 	dl_whose[count] = t;
 	*own = want;
+	own->allowed = t->place.allowed;
 	own->vcpu = t->place.vcpu;
-	if (own->vcpu != PLACE_NONE && place_load(dl_set, count + 1, own->vcpu) > PLACE_ROOM)
+	if (own->vcpu != PLACE_NONE &&
+	    (!((usable & own->allowed) >> own->vcpu & 1) || place_load(dl_set, count + 1, own->vcpu) > PLACE_ROOM))
 		own->vcpu = PLACE_NONE;
 	/* The host may have room for one vCPU and not for another. */
 	while (usable) {
 		if (own->vcpu == PLACE_NONE)
-			own->vcpu = place_best(dl_set, count, usable, &want);
+			own->vcpu = place_best(dl_set, count, usable, own);
 		if (own->vcpu == PLACE_NONE)
 			break;
 		err = dl_covers(count + 1) ? 0 : dl_tell(count + 1);
@@ -196,7 +240,7 @@ static bool dl_wanted(const struct task_struct *p, const struct sched_attr *attr
 	    (attr->sched_period && attr->sched_deadline > attr->sched_period) || !capable(CAP_SYS_NICE))
 		return false;
 	/* A deadline before the period's end is as good as a shorter period (density). */
-	*want = (struct place_task){ attr->sched_runtime, attr->sched_deadline, PLACE_NONE };
+	*want = (struct place_task){ .runtime = attr->sched_runtime, .period = attr->sched_deadline, .vcpu = PLACE_NONE };
 	/* One that is longer than can be said: as much more often. */
 	while (want->period > ONTIME_BW_PERIOD_MAX) {
 		want->period /= 2;
@@ -231,12 +275,12 @@ static int dl_change(struct task_struct *p, const struct sched_attr *attr)
 	}
 	/* What the kernel will refuse, as to a caller without CAP_SYS_NICE, leaves the task on its vCPU. */
 	if (wanted && before.vcpu != PLACE_NONE)
-		set_cpus_allowed_ptr(p, t->allowed);
+		dl_restrict(p, t->allowed, NULL);
 	err = dl_kernel(p, attr);
 	/* Refused, one may still be a deadline task: from before the module, placed nowhere and with its own mask. It stays that. */
 	if (p->policy != SCHED_DEADLINE || p->flags & PF_EXITING || (err && before.vcpu == PLACE_NONE)) {
 		if (before.vcpu != PLACE_NONE)
-			set_cpus_allowed_ptr(p, t->allowed);
+			dl_restrict(p, t->allowed, NULL);
 		dl_drop(t);
 	} else {
 		/* Others may have moved meanwhile: it stays where it is now, with what it had. */
@@ -297,7 +341,8 @@ static void on_exit(void *unused, struct task_struct *p)
 	struct dl_task *t;
 	unsigned long flags;
 
-	if (p->policy != SCHED_DEADLINE)
+	/* Whatever its policy is now: the kernel may have taken it away (SysRq n). */
+	if (!READ_ONCE(dl_count))
 		return;
 	raw_spin_lock_irqsave(&dl_lock, flags);
 	t = dl_find(p);
@@ -429,6 +474,7 @@ err_steal:
 static void dl_work(struct work_struct *work)
 {
 	struct dl_task *t, *next;
+	bool lost;
 	int err;
 
 	mutex_lock(&dl_mutex);
@@ -439,10 +485,18 @@ static void dl_work(struct work_struct *work)
 	err = dl_start_hook();
 	if (err)
 		pr_err("cannot attach to " DL_HOOK "(), deadlines are not the host's: %d\n", err);
-	list_for_each_entry_safe(t, next, &dl_tasks, link)
-		if (t->gone)
-			dl_drop(t);
+	list_for_each_entry_safe(t, next, &dl_tasks, link) {
+		if (!t->gone && t->task->policy == SCHED_DEADLINE)
+			continue;
+		if (!t->gone)
+			dl_restrict(t->task, t->allowed, NULL);
+		dl_drop(t);
+	}
+	/* Those that are lost are asked for again: the last to say when the next look is. */
+	lost = dl_stray();
 	dl_settle();
+	if (lost)
+		mod_delayed_work(dl_wq, &dl_delayed, DL_AGAIN);
 	mutex_unlock(&dl_mutex);
 }
 
@@ -460,9 +514,20 @@ int ontime_dl_init(void)
 	if (err)
 		return err;
 	dl_wq = alloc_ordered_workqueue("ontime-dl", 0);
-	if (!dl_wq)
-		dl_next_free();
-	return dl_wq ? 0 : -ENOMEM;
+	if (!dl_wq) {
+		err = -ENOMEM;
+		goto err_next;
+	}
+	err = dl_stray_init();
+	if (err)
+		goto err_wq;
+	return 0;
+
+err_wq:
+	destroy_workqueue(dl_wq);
+err_next:
+	dl_next_free();
+	return err;
 }
 
 /* Devices are still there: the host is told. Tasks stay deadline tasks, without a guarantee. */
@@ -474,9 +539,10 @@ void ontime_dl_exit(void)
 	dl_ended = true;
 	mutex_unlock(&dl_mutex);
 	dl_unhook();
+	dl_stray_exit();
 	mutex_lock(&dl_mutex);
 	list_for_each_entry_safe(t, next, &dl_tasks, link) {
-		set_cpus_allowed_ptr(t->task, t->allowed);
+		dl_restrict(t->task, t->allowed, NULL);
 		dl_drop(t);
 	}
 	dl_tell(0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What dl.c, dl_host.c and dl_next.c share: the deadline tasks, and who may touch what of them. */
+/* What dl.c, dl_host.c, dl_next.c and dl_stray.c share: the deadline tasks, and who may touch what of them. */
 #ifndef ONTIME_DL_H
 #define ONTIME_DL_H
 
@@ -15,12 +15,15 @@
 
 /* Tasks with a guarantee at once; more get EBUSY. */
 #define DL_TASKS_MAX 256
+/* How often a host is asked again that does not take what it should hold. */
+#define DL_AGAIN HZ
 
 struct dl_task {
 	struct list_head link;
 	struct task_struct *task;
-	struct place_task place;
-	cpumask_var_t allowed;		/* from before */
+	struct place_task place;	/* vcpu is PLACE_NONE of one that was lost: dl_stray.c */
+	cpumask_var_t allowed;		/* what it may have, were it not kept on one: dl_allow() */
+	unsigned int beside;		/* a CPU that has gone and that it may have beside its vCPU, for it sleeps there; or PLACE_NONE */
 	bool gone;			/* it has ended, or will now */
 	u64 seen, due;			/* its kernel's deadline when last looked at; what is published for it. local_clock() */
 };
@@ -40,7 +43,18 @@ extern struct delayed_work dl_delayed;
 /* dl_mutex's holder's: a set to work on. Last, spares. */
 extern struct place_task dl_set[DL_TASKS_MAX + 1 + ONTIME_VCPUS_MAX];
 
+/* vCPUs that there can be. */
+static inline unsigned int dl_vcpus(void)
+{
+	return min_t(unsigned int, nr_cpu_ids, ONTIME_VCPUS_MAX);
+}
+
 unsigned int dl_gather(const struct dl_task *without);
+u64 dl_usable(void);
+void dl_allow(struct dl_task *t, const struct cpumask *mask);
+int dl_place(struct dl_task *t, struct place_task want);
+int dl_restrict(struct task_struct *p, const struct cpumask *mask, unsigned int *beside);
+void dl_pin(struct dl_task *t);
 
 /* ---- dl_host.c; with dl_mutex, but for dl_host_anew() ---- */
 
@@ -57,5 +71,12 @@ void dl_next_free(void);
 void dl_next_tell(struct ontime_chan *main);
 void dl_next_some(void);
 void dl_next_switch(void *unused, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state);
+
+/* ---- dl_stray.c ---- */
+
+int dl_stray_init(void);
+void dl_stray_exit(void);
+bool dl_stray(void);
+void dl_stray_seen(void);
 
 #endif

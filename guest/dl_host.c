@@ -11,8 +11,6 @@
 
 #include "dl.h"
 
-/* How often a host is asked again that does not take what it should hold. */
-#define DL_AGAIN HZ
 /* And one that has no room for what is only spare. */
 #define DL_SPARE_AGAIN (10 * HZ)
 
@@ -44,7 +42,7 @@ bool dl_covers(unsigned int count)
 		return false;
 	covers = dl_generation == dev->generation;
 	ontime_dev_put(dev);
-	for (vcpu = 0; covers && vcpu < ONTIME_VCPUS_MAX; vcpu++) {
+	for (vcpu = 0; covers && vcpu < dl_vcpus(); vcpu++) {
 		struct place_need need = place_need(dl_set, count, vcpu), *told = &dl_told[vcpu];
 
 		/* A share of a longer period may come too late for a shorter one. */
@@ -77,7 +75,7 @@ int dl_tell(unsigned int count)
 		dl_generation = dev->generation;
 		dl_next_tell(main);
 	}
-	for (vcpu = 0; vcpu < ONTIME_VCPUS_MAX; vcpu++) {
+	for (vcpu = 0; vcpu < dl_vcpus(); vcpu++) {
 		struct place_need need = place_need(dl_set, count, vcpu), *told = &dl_told[vcpu];
 
 		if (need.budget == told->budget && need.period == told->period)
@@ -168,7 +166,7 @@ static int spare_set(const char *value, const struct kernel_param *param)
 	if (runtime && (runtime > period || period < ONTIME_BW_PERIOD_MIN / NSEC_PER_USEC || period > ONTIME_BW_PERIOD_MAX / NSEC_PER_USEC))
 		return -EINVAL;
 	mutex_lock(&dl_mutex);
-	dl_spare = (struct place_task){ runtime * NSEC_PER_USEC, period * NSEC_PER_USEC, PLACE_NONE };
+	dl_spare = (struct place_task){ .runtime = runtime * NSEC_PER_USEC, .period = period * NSEC_PER_USEC };
 	/* Else with the first device. */
 	if (dl_hooked && !dl_ended)
 		mod_delayed_work(dl_wq, &dl_delayed, 0);

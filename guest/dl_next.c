@@ -108,7 +108,7 @@ static void dl_publish(struct ontime_next_vcpu *page, unsigned int cpu, const st
 {
 	u64 stolen = ontime_steal_now(), since = stolen - this_cpu_read(dl_stolen), now = local_clock();
 	u64 soon[ONTIME_NEXT_TASKS];
-	unsigned int count = 0, i, latest;
+	unsigned int count = 0, vcpu, i, latest;
 	struct dl_task *t;
 
 	this_cpu_write(dl_stolen, stolen);
@@ -116,7 +116,12 @@ static void dl_publish(struct ontime_next_vcpu *page, unsigned int cpu, const st
 		struct ontime_next next;
 		u64 due, period;
 
-		if (READ_ONCE(t->place.vcpu) != cpu || READ_ONCE(t->gone) || t->task->policy != SCHED_DEADLINE)
+		if (READ_ONCE(t->gone) || t->task->policy != SCHED_DEADLINE)
+			continue;
+		vcpu = READ_ONCE(t->place.vcpu);
+		if (t->task == to && vcpu != PLACE_NONE && (vcpu != cpu || to->nr_cpus_allowed != 1))
+			dl_stray_seen();
+		if (vcpu != cpu)
 			continue;
 		due = dl_due(t, since);
 		if (t->task == to)

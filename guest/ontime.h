@@ -14,7 +14,7 @@
  *   wake.c   the interrupt that only ends a halt
  *   queue.c  what the device has used: completed calls, events
  *   dl.c     deadline tasks: registered and placed (place.h: where they go); dl_host.c: their bandwidth asked of the host; dl_next.c: their
- *            next deadlines published
+ *            next deadlines published; dl_stray.c: those that are moved
  *   steal.c  stolen time is not charged to them
  *   watch.c  a device that does not answer any more
  *   dev.c    the virtio devices, their coming and going
@@ -388,11 +388,13 @@ void ontime_dl_exit(void);
 void ontime_dl_free(void);
 void ontime_dl_device(void);
 int ontime_steal_start(void);
+void ontime_steal_here(void);
 u64 ontime_steal_now(void);
 void ontime_steal_stop(void);
 
 /* ---- steer.c ---- */
 
+bool ontime_steer_may(const struct net *net);
 int ontime_steer_init(void);
 void ontime_steer_exit(void);
 void ontime_steer_free(void);

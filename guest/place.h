@@ -19,6 +19,7 @@
 
 struct place_task {
 	unsigned long long runtime, period;
+	unsigned long long allowed;	/* the vCPUs it may have, a bit each */
 	unsigned int vcpu;		/* PLACE_NONE: nowhere yet */
 };
 
@@ -41,13 +42,14 @@ static inline unsigned int place_load(const struct place_task *tasks, unsigned i
 	return load;
 }
 
-/* The fullest vCPU of @usable (a bit each) that has room for @task; of equally full ones the lowest. */
+/* The fullest vCPU of @usable (a bit each) that @task may have and that has room for it; of equally full ones the lowest. */
 static inline unsigned int place_best(const struct place_task *tasks, unsigned int count, unsigned long long usable,
 				      const struct place_task *task)
 {
 	unsigned int best = PLACE_NONE, most = 0, vcpu;
 
-	for (vcpu = 0; vcpu < ONTIME_VCPUS_MAX; vcpu++) {
+	usable &= task->allowed;
+	for (vcpu = 0; vcpu < ONTIME_VCPUS_MAX && usable >> vcpu; vcpu++) {
 		unsigned int filled;
 
 		if (!(usable >> vcpu & 1))

@@ -95,15 +95,17 @@ static bool reap_calls(struct virtqueue *vq, struct list_head *ahead)
 {
 	struct ontime_rpc *rpc;
 	unsigned int length;
-	bool any = false;
+	bool any = false, held;
 
 	while ((rpc = virtqueue_get_buf(vq, &length))) {
 		any = true;
-		if (rpc->ahead)
+		/* Once it is completed any other may be gone, or in use again. */
+		held = rpc->ahead;
+		if (held)
 			refcount_inc(&rpc->refs);
 		rpc->answered = length >= sizeof(rpc->in->done) && rpc->in->done.id == rpc->out.call.id;
 		ontime_rpc_complete(rpc, rpc->answered ? (s32)le32_to_cpu(rpc->in->done.result) : -EIO);
-		if (rpc->ahead)
+		if (held)
 			list_add_tail(&rpc->link, ahead);
 	}
 	return any;

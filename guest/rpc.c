@@ -382,7 +382,7 @@ void ontime_rpc_wanted(struct ontime_rpc *rpc, bool wanted)
 	spin_lock_irqsave(&chan->lock, flags);
 	if (wanted)
 		list_del_init(&rpc->idle_link);
-	else if (list_empty(&rpc->idle_link) && !list_empty(&rpc->link))
+	else if (list_empty(&rpc->idle_link) && !rpc->done)
 		list_add_tail(&rpc->idle_link, &chan->idle);
 	spin_unlock_irqrestore(&chan->lock, flags);
 }

@@ -221,7 +221,7 @@ static void sock_detach(struct sock *sk, enum sock_rest rest)
 /* socket(2): for any protocol number that leads here. */
 int ontime_sock_init(struct sock *sk)
 {
-	struct ontime_dev *dev = ontime_dev_get();
+	struct ontime_dev *dev = ontime_steer_may(sock_net(sk)) ? ontime_dev_get() : NULL;
 	struct ontime_sock *os = ontime_sk(sk);
 	struct ontime_rpc *rpc;
 	int err;
@@ -308,23 +308,33 @@ int ontime_release(struct socket *sock)
 
 /* ---- Names ---- */
 
-/* Puts an address of the application into a call. */
+/* Puts an address of the application into a call, with the checks of the kernel's own protocols. */
 int ontime_addr_in(struct sock *sk, const void *addr, int length, struct ontime_call *call)
 {
-	unsigned int need = sk->sk_family == AF_INET ? sizeof(struct sockaddr_in) : SIN6_LEN_RFC2133;
-	unsigned int most = sk->sk_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
-	const struct sockaddr *sa = addr;
+	sa_family_t family = ((const struct sockaddr *)addr)->sa_family;
+	u16 op = le16_to_cpu(call->op);
+	/* An IPv6 datagram socket connects and sends to IPv4 addresses as well. */
+	bool v4 = sk->sk_family == AF_INET || (family == AF_INET && sk->sk_type == SOCK_DGRAM && op != ONTIME_OP_BIND);
+	int whole = v4 ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 
-	if (length < (int)sizeof(sa->sa_family))
+	if (length < (int)sizeof(family))
 		return -EINVAL;
-	/* An IPv6 datagram socket sends to IPv4 addresses as well; AF_UNSPEC means IPv4 there, or no address at all. */
-	if (sa->sa_family != AF_INET6)
-		need = sa->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(sa->sa_family);
-	if (length < (int)need)
+	/* It dissolves, or names nobody. */
+	if (family == AF_UNSPEC && (op == ONTIME_OP_CONNECT || (op == ONTIME_OP_SEND && !v4))) {
+		call->addr_len = cpu_to_le16(op == ONTIME_OP_CONNECT ? sizeof(family) : 0);
+		return 0;
+	}
+	if (length < (v4 ? whole : SIN6_LEN_RFC2133))
 		return -EINVAL;
-	length = min_t(unsigned int, length, most);
-	memcpy(call->addr, addr, length);
-	call->addr_len = cpu_to_le16(length);
+	/* To an IPv4 socket it is IPv4; to bind, of the unspecified address only. */
+	if (family == AF_UNSPEC && v4 && (op == ONTIME_OP_SEND || !((const struct sockaddr_in *)addr)->sin_addr.s_addr))
+		family = AF_INET;
+	if (family != (v4 ? AF_INET : AF_INET6))
+		return op == ONTIME_OP_SEND && !v4 ? -EINVAL : -EAFNOSUPPORT;
+	/* An IPv6 address may come without its scope. */
+	memcpy(call->addr, addr, min(length, whole));
+	memcpy(call->addr, &family, sizeof(family));
+	call->addr_len = cpu_to_le16(whole);
 	return 0;
 }
 
@@ -355,9 +365,7 @@ int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
-	err = length < (int)(sk->sk_family == AF_INET ? sizeof(struct sockaddr_in) : SIN6_LEN_RFC2133) ? -EINVAL : 0;
-	if (!err)
-		err = ontime_addr_in(sk, addr, length, &rpc->out.call);
+	err = ontime_addr_in(sk, addr, length, &rpc->out.call);
 	if (!err && port_needs_privilege(sk, (const struct sockaddr *)rpc->out.call.addr))
 		err = -EACCES;
 	if (!err)
@@ -440,6 +448,20 @@ static void sock_refresh(struct sock *sk)
 		ontime_simple(sk, ONTIME_OP_POLL, 0, 0);
 }
 
+/*
+ * A connection was dissolved. The kernel leaves ECONNRESET where it was cut short, which the device takes off the host's socket and tells by an
+ * event: that has to be here before a new attempt forgets it, else it would be taken for the new connection's. Without an error what is left hangs up.
+ */
+static void sock_dissolved(struct sock *sk)
+{
+	long patience = HZ;
+
+	ontime_sk(sk)->peer_len = 0;
+	sock_refresh(sk);
+	if (sk->sk_type == SOCK_STREAM)
+		ontime_sock_wait_ready(sk, ONTIME_READY_HUP, &patience);
+}
+
 /* The outcome of an attempt that goes on: by the event that ends it, or by asking where it may have ended already. */
 static int sock_connect_wait(struct sock *sk, struct sockaddr_unsized *addr, int length, long *timeout)
 {
@@ -479,6 +501,9 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 		os->failed = true;
 		return sock_error(sk);
 	}
+	/* With a new attempt the end of what was there before is forgotten, as in tcp_connect_init(). */
+	if (sock->state == SS_UNCONNECTED && !dissolve && sk->sk_type == SOCK_STREAM)
+		sock_error(sk);
 	err = sock_connect_call(sk, addr, length);
 	if (err == -ECONNABORTED)
 		err = os->failed ? sock_connect_call(sk, addr, length) : sock_connect_reason(sk);
@@ -492,7 +517,7 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 			return err;
 	}
 	if (!err && dissolve)
-		sock_refresh(sk);
+		sock_dissolved(sk);
 	if (!err)
 		sock->state = dissolve ? SS_UNCONNECTED : SS_CONNECTED;
 	else if (sock->state == SS_CONNECTING)

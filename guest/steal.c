@@ -109,6 +109,12 @@ static void steal_find(void *unused)
 	this_cpu_write(steal_seen, steal_now());
 }
 
+/* A CPU has come, this one. */
+void ontime_steal_here(void)
+{
+	steal_find(NULL);
+}
+
 int ontime_steal_start(void)
 {
 	bool told = true;

@@ -72,6 +72,12 @@ static bool steer_wanted(void)
 	}
 }
 
+/* Whether such a socket may be made there: who names its protocol himself passes the hook by, and the wall is there all the same. */
+bool ontime_steer_may(const struct net *net)
+{
+	return net_eq(net, &init_net) || (READ_ONCE(steer_policy) == STEER_CGROUP && steer_in_list());
+}
+
 static bool steer_kind(int family, int type, int protocol)
 {
 	if (family != AF_INET && family != AF_INET6)

@@ -120,7 +120,8 @@ static int poll(void *data)
 		flush_merged(poller);
 		if (poller->looks == before)
 			usleep_range(AWAY_US, 2 * AWAY_US);
-		cond_resched();
+		/* It may never sleep: who takes a tracer's or a probe's code away waits until each task has (synchronize_rcu_tasks). */
+		cond_resched_tasks_rcu_qs();
 	}
 	return 0;
 }

@@ -75,14 +75,14 @@ too_long_is_told() {
     [ $? -eq 124 ] && [ -z "$(ls "$work/long")" ]
 }
 
-# In the emulated host: scripts/lab/NAME.sh, with what the scripts there share in /lab.
+# In the emulated host: scripts/lab/NAME.sh, with what the scripts there share in /lab. By bash, which knows what it ended at.
 inside() { # NAME OPTIONS...
     name=$1
     shift
     mkdir -p "$work/$name/files"
     cp "$here"/lab/*.sh "$work/$name/files/"
     cp "$here/../packaging/libvirt/hooks/qemu.d/ontime" "$work/$name/files/hook"
-    "$ontime" lab run --silence 600 --out "$work/$name" "$@" -- env "CYCLES=${CYCLES:-3}" "BACKEND=${BACKEND:-paced}" sh "/lab/$name.sh"
+    "$ontime" lab run --silence 600 --out "$work/$name" "$@" -- env "CYCLES=${CYCLES:-3}" "BACKEND=${BACKEND:-paced}" bash --posix "/lab/$name.sh"
 }
 
 kernels_boot_and_an_old_one_is_said() {
@@ -179,6 +179,7 @@ a_vcpu_does_not_wait_for_its_vmm() {
     inside vmm
 }
 a_device_process_is_capped() { inside device-cap --guest-module --client 'sh device-cap-client.sh'; }
+what_a_device_process_makes_pending_goes_first() { inside pending-device --guest-module --client 'sh device-cap-client.sh'; }
 trace_names_the_inversions() { inside trace --client 'sh trace-client.sh'; }
 trace_follows_a_vm() { inside trace-vm --client 'sh trace-client.sh'; }
 path_holds_under_traffic_and_faults() {
@@ -214,7 +215,7 @@ if [ -z "$wanted" ]; then
     sh "$0" "$ontime" nothing_stays_behind
     first=$?
     printf '%s\n' tenants_are_found_placed_and_followed path_holds_under_traffic_and_faults a_vcpu_does_not_wait_for_its_vmm \
-        a_device_process_is_capped a_spinning_vm_leaves_the_rest kernels_boot_and_an_old_one_is_said a_podman_container_has_its_place \
+        a_device_process_is_capped what_a_device_process_makes_pending_goes_first a_spinning_vm_leaves_the_rest kernels_boot_and_an_old_one_is_said a_podman_container_has_its_place \
         a_hang_is_told levels_have_their_places a_reused_thread_number_is_not_left_changed lockdown_is_said qdiscs_are_set_and_given_back \
         status_and_files_come_back too_long_is_told a_panic_is_told real_clock_has_two_cpus an_interrupted_lab_leaves_nothing |
         xargs -P 2 -n 1 sh "$0" "$ontime"

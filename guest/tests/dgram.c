@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -40,6 +41,44 @@ static void dgram_basic(int family)
 	say("listen", listen(left, 1));
 	say("accept", accept(left, NULL, NULL));
 	say("sendto short name", sendto(left, "x", 1, 0, (struct sockaddr *)&b, 3));
+	close(left);
+	close(right);
+}
+
+/* Addresses whose family is another, or none: what that means depends on the socket's. */
+static void dgram_families(int family)
+{
+	struct sockaddr_storage a, b;
+	socklen_t alen, blen;
+	int left = udp_bound(family, &a, &alen), right = udp_bound(family, &b, &blen);
+	char in[8];
+
+	say("sendto", sendto(left, "x", 1, 0, (struct sockaddr *)&b, sizeof(b)));
+	say("recv", recv(right, in, sizeof(in), 0));
+	if (family == AF_INET6) {
+		say("sendto without scope", sendto(left, "x", 1, 0, (struct sockaddr *)&b, offsetof(struct sockaddr_in6, sin6_scope_id)));
+		say("recv without scope", recv(right, in, sizeof(in), MSG_DONTWAIT));
+	}
+	b.ss_family = AF_UNSPEC;
+	say("sendto no family", sendto(left, "x", 1, 0, (struct sockaddr *)&b, blen));
+	say("recv no family", recv(right, in, sizeof(in), MSG_DONTWAIT));
+	say("sendto no family short", sendto(left, "x", 1, 0, (struct sockaddr *)&b, sizeof(b.ss_family)));
+	b.ss_family = AF_UNIX;
+	say("sendto family", sendto(left, "x", 1, 0, (struct sockaddr *)&b, blen));
+	say("connect family", connect(left, (struct sockaddr *)&b, blen));
+	b.ss_family = family;
+	connect(left, (struct sockaddr *)&b, blen);
+	b.ss_family = AF_UNSPEC;
+	say("connected sendto no family", sendto(left, "x", 1, 0, (struct sockaddr *)&b, blen));
+	say("recv connected", recv(right, in, sizeof(in), MSG_DONTWAIT));
+	if (family == AF_INET) {
+		b.ss_family = AF_INET6;
+		say("sendto other family", sendto(left, "x", 1, 0, (struct sockaddr *)&b, sizeof(b)));
+	}
+	close(left);
+	left = socket(family, SOCK_DGRAM, 0);
+	memset(&a, 0, sizeof(a));
+	say("bind any, no family", bind(left, (struct sockaddr *)&a, alen));
 	close(left);
 	close(right);
 }
@@ -237,6 +276,7 @@ static void dgram_multicast(int family)
 void test_dgram(int family)
 {
 	dgram_basic(family);
+	dgram_families(family);
 	dgram_connected(family);
 	dgram_messages(family);
 	dgram_sizes(family);

@@ -18,7 +18,8 @@ static unsigned long long any(unsigned long long below)
 
 static struct place_task random_task(void)
 {
-	struct place_task task = { .vcpu = PLACE_NONE };
+	/* One in four may have some vCPUs only. */
+	struct place_task task = { .allowed = any(4) ? ~0ull : any(255) + 1, .vcpu = PLACE_NONE };
 
 	task.period = (any(400) + 1) * 100000 * (any(10) ? 1 : 100);
 	task.runtime = 1024 + any(1000) * task.period / 1100;
@@ -29,9 +30,10 @@ static struct place_task random_task(void)
 static void known(void)
 {
 	struct place_task tasks[4] = {
-		{ 5000000, 10000000, 0 }, { 3000000, 10000000, 1 }, { 6000000, 10000000, PLACE_NONE }, { 0, 1, PLACE_NONE },
+		{ 5000000, 10000000, ~0ull, 0 }, { 3000000, 10000000, ~0ull, 1 }, { 6000000, 10000000, ~0ull, PLACE_NONE },
+		{ 0, 1, ~0ull, PLACE_NONE },
 	};
-	struct place_task four = { 4000000, 10000000, PLACE_NONE };
+	struct place_task four = { 4000000, 10000000, ~0ull, PLACE_NONE };
 	struct place_need need;
 
 	if (place_best(tasks, 2, 3, &four) != 0)
@@ -40,6 +42,9 @@ static void known(void)
 		FAIL("best fit: only usable vCPUs\n");
 	if (place_best(tasks, 2, 3, &tasks[2]) != 1)
 		FAIL("best fit: only one has room\n");
+	four.allowed = 2;
+	if (place_best(tasks, 2, 3, &four) != 1)
+		FAIL("best fit: only vCPUs that it may have\n");
 	/* 0.5 and 0.3 on two vCPUs leave 0.45 and 0.65: one of 0.7 fits after both share one. */
 	tasks[2].runtime = 7000000;
 	if (place_best(tasks, 2, 3, &tasks[2]) != PLACE_NONE || !place_all(tasks, 3, 3))
@@ -69,7 +74,7 @@ static void one_set(unsigned int set)
 		for (other = 0; other < vcpus; other++) {
 			unsigned int load = place_load(tasks, count, other);
 
-			if (load + place_bandwidth(&task) > PLACE_ROOM)
+			if (load + place_bandwidth(&task) > PLACE_ROOM || !(task.allowed >> other & 1))
 				continue;
 			if (vcpu == PLACE_NONE)
 				FAIL("set %u: vCPU %u has room, none is found\n", set, other);
@@ -93,6 +98,9 @@ static void one_set(unsigned int set)
 		}
 		count++;
 	}
+	for (i = 0; i < count; i++)
+		if (!(tasks[i].allowed >> tasks[i].vcpu & 1))
+			FAIL("set %u: task %u is on vCPU %u, which it may not have\n", set, i, tasks[i].vcpu);
 	for (i = 0; i < ONTIME_VCPUS_MAX; i++) {
 		unsigned int load = place_load(tasks, count, i);
 		struct place_need need = place_need(tasks, count, i);

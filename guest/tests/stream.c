@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -73,6 +74,11 @@ static void stream_errors(int family)
 	say("bind short", bind(fd, (struct sockaddr *)&addr, 3));
 	addr.ss_family = AF_UNIX;
 	say("bind family", bind(fd, (struct sockaddr *)&addr, len));
+	addr.ss_family = family == AF_INET ? AF_INET6 : AF_INET;
+	say("bind other family", bind(fd, (struct sockaddr *)&addr, sizeof(addr)));
+	say("connect other family", connect(fd, (struct sockaddr *)&addr, sizeof(addr)));
+	addr.ss_family = AF_UNSPEC;
+	say("bind no family", bind(fd, (struct sockaddr *)&addr, len));
 	close(fd);
 
 	listener = tcp_listener(family, &addr, &len);
@@ -276,6 +282,72 @@ static void connect_refused(int family)
 	close(fd);
 }
 
+/* Without its scope an IPv6 address is as long as it was at first. */
+static void connect_without_scope(void)
+{
+	const socklen_t short_len = offsetof(struct sockaddr_in6, sin6_scope_id);
+	struct sockaddr_storage addr;
+	socklen_t len;
+	int listener = tcp_listener(AF_INET6, &addr, &len), fd = socket(AF_INET6, SOCK_STREAM, 0);
+
+	say("connect without scope", connect(fd, (struct sockaddr *)&addr, short_len));
+	close(fd);
+	close(listener);
+	fd = socket(AF_INET6, SOCK_STREAM, 0);
+	say("bind without scope", bind(fd, (struct sockaddr *)&addr, short_len));
+	say("bind too short", bind(fd, (struct sockaddr *)&addr, short_len - 1));
+	close(fd);
+}
+
+/* A connection that was accepted is dissolved, and its socket connects to another peer. */
+static void connect_accepted(int family)
+{
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	struct sockaddr_storage addr, name;
+	socklen_t len, name_len = sizeof(name);
+	int pair[2], listener;
+
+	tcp_pair(family, pair);
+	listener = tcp_listener(family, &addr, &len);
+	say("dissolve accepted", connect(pair[1], &none, sizeof(none)));
+	say("getpeername dissolved", getpeername(pair[1], (struct sockaddr *)&name, &name_len));
+	say("connect accepted", connect(pair[1], (struct sockaddr *)&addr, len));
+	name_len = sizeof(name);
+	say("getpeername", getpeername(pair[1], (struct sockaddr *)&name, &name_len));
+	show("another peer", port_of(&name) == port_of(&addr));
+	close(listener);
+	close(pair[0]);
+	close(pair[1]);
+}
+
+/* What was said of a dissolved connection is not said of the next one, however soon that is made. */
+static void connect_anew(int family)
+{
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	struct sockaddr_storage addr;
+	socklen_t len;
+	int listener = tcp_listener(family, &addr, &len), fd = socket(family, SOCK_STREAM, 0);
+	int i, failed = 0, left = 0, wrong = 0, taken;
+	char in;
+
+	for (i = 0; i < 50; i++) {
+		failed += !!connect(fd, (struct sockaddr *)&addr, len);
+		taken = accept(listener, NULL, NULL);
+		failed += send(taken, "x", 1, 0) != 1 || recv(fd, &in, 1, 0) != 1;
+		usleep(i * 20);
+		left += !!option(fd, SOL_SOCKET, SO_ERROR);
+		close(taken);
+		failed += !!connect(fd, &none, sizeof(none));
+		/* Half of them take the word, half leave it. */
+		wrong += i % 2 && option(fd, SOL_SOCKET, SO_ERROR) != ECONNRESET;
+	}
+	show("connections that failed", failed);
+	show("errors left", left);
+	show("dissolved without a word", wrong);
+	close(fd);
+	close(listener);
+}
+
 void test_connect(int family)
 {
 	struct sockaddr_storage addr;
@@ -286,6 +358,10 @@ void test_connect(int family)
 
 	connect_nonblocking(family);
 	connect_refused(family);
+	connect_accepted(family);
+	connect_anew(family);
+	if (family == AF_INET6)
+		connect_without_scope();
 	listener = tcp_listener(family, &addr, &len);
 	fd = socket(family, SOCK_STREAM, 0);
 	say("connect short", connect(fd, (struct sockaddr *)&addr, 3));

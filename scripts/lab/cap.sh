@@ -83,7 +83,7 @@ placed "$spin" "SCHED_OTHER 0" || fail "the spinning VM keeps its place when the
 daemon_starts
 within 10 paused
 
-ontime reset > /dev/null
+resets
 placed "$spin" "SCHED_OTHER 0" || fail "the spinning VM keeps its place after reset"
 grep -qx 0 /sys/kernel/debug/sched/fair_server/cpu0/runtime && fail "protections are off after reset"
 kill $daemon

@@ -3,7 +3,7 @@ echo "== $CYCLES cycles of reset and apply under traffic"
 cycle() { ontime reset > /lab/cycle.log && ontime apply >> /lab/cycle.log; }
 cycles() { done_cycles=0; while [ $done_cycles -lt "$CYCLES" ]; do cycle; done_cycles=$((done_cycles + 1)); done; }
 incidents > /lab/incidents-before
-ontime reset > /dev/null
+resets
 # As long as the cycles: the slowest of many answers is not compared with the slowest of a few.
 window default sleep $((2 * CYCLES))
 usual=$slowest noise=$((lost * 1000 / (segments + 1)))

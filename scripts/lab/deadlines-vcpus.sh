@@ -1,13 +1,15 @@
 # In the emulated host, with two CPUs: deadline tasks of a guest with two vCPUs. Best fit, and all anew where bandwidth is fragmented; what they fork,
-# leave, or hold when the module is unloaded is given back; a device process that is replaced is told everything again.
+# leave, or hold when the module is unloaded is given back; a device process that is replaced is told everything again; who is moved takes its bandwidth along.
 set -eu
 . /lab/lib.sh
 . /lab/deadlines-guest.sh
 printf '[[reservation]]\nname = "plc"\nbudget = "0.5ms"\nperiod = "20ms"\ndeadlines = 0.9\n' > /etc/ontime/sched.toml
 
+vcpu1() { guest "echo $1 > /sys/devices/system/cpu/cpu1/online && echo set" | grep -q set || fail "vCPU 1 does not go to $1"; } # 0 or 1: offline or online
 hold() { # NAME RUNTIME [POLICY]: a task that holds so many us in 20 ms; what it says
     guest "/lab/rta ${3:-deadline} $2 20000 0 0 > /tmp/$1 & echo \$! > /tmp/$1.pid; sleep 1; cat /tmp/$1"
 }
+runs() { guest "/lab/rta deadline $2 20000 10 1000000 > /tmp/$1 & echo \$! > /tmp/$1.pid" > /dev/null; } # NAME RUNTIME: one that has jobs, of 10 us
 vcpus() { guest "sed -n 's/^Cpus_allowed_list:.//p' /proc/\$(cat /tmp/$1.pid)/status"; } # NAME
 policy() { guest "sed 's/.*) //' /proc/$1/stat" | cut -d' ' -f39; } # PID, as in the guest
 ends() { guest "kill -9 \$(cat /tmp/$1.pid)" > /dev/null; } # NAME
@@ -18,6 +20,7 @@ held() {
 }
 holds() { held > /lab/held; [ "$(cat /lab/held)" = "0$1 0$2 " ]; } # US US
 fits() { [ "$(hold "$@")" = holds ] || fail "$*: $(guest "cat /tmp/$1")"; }
+is_on() { [ "$(vcpus "$1")" = "$2" ]; } # NAME VCPUS
 on() { now=$(vcpus "$1"); [ "$now" = "$2" ] || fail "$1 is on vCPU $now, not on $2"; } # NAME VCPUS
 
 boot 2
@@ -26,8 +29,8 @@ daemon_starts
 within 60 holds '' ''
 
 # Best fit: on the fullest vCPU that has room, and the other only then.
-fits a 10000; fits b 8000; fits c 6000; fits d 6000
-on a 0; on b 0; on c 1; on d 1
+fits a 10000; runs b 8000; within 60 is_on b 0; runs c 6000; within 60 is_on c 1; fits d 6000
+on a 0; on d 1
 within 60 holds 18000 12000
 # A CPU is left over in all, but neither vCPU has room for 12 ms of 20: all are placed anew, the largest first.
 ends a
@@ -39,14 +42,52 @@ said=$(hold f 6000)
 [ "$said" = "refused: EBUSY" ] || fail "6 ms more than fit: $said"
 within 60 holds 18000 14000
 
-# What a task forks is no deadline task and may run anywhere; a task that leaves gives back what it held.
+# An affinity that others lift is kept to one vCPU again.
+guest "taskset -p 3 \$(cat /tmp/c.pid)" > /lab/said || fail "taskset: $(cat /lab/said)"
+within 60 is_on c 0
+holds 18000 14000 || fail "the host holds $(cat /lab/held) for a task whose affinity was lifted"
+# Tasks of a vCPU that goes offline take what the host holds to another, and stay there. (A kernel lets a CPU go only where its deadline tasks fit on the rest.)
 ends e
-within 60 holds 6000 14000
+ends d
+within 60 holds 6000 8000
+# One that sleeps on it, too.
+fits s 2000
+on s 1
+vcpu1 0
+within 60 holds 16000 ''
+within 60 is_on b 0
+vcpu1 1
+# It may have again what it might before, when it leaves.
+guest "/lab/rta leave \$(cat /tmp/s.pid)" > /dev/null
+on s 0-1
+ends s
+within 60 holds 14000 ''
+runs d 6000
+within 60 is_on d 1
+within 60 holds 14000 6000
+ends b
+within 60 holds 6000 6000
+# With nobody to ask they go on without a guarantee until there is somebody.
+kill $daemon
+wait $daemon || fail "the daemon ended with $?"
+vcpu1 0
+lost() { [ "$(guest "dmesg | grep -c 'it has no guarantee'")" = 1 ]; }
+within 60 lost
+[ "$(policy "$(guest 'cat /tmp/d.pid')")" = 6 ] || fail "a deadline task without a guarantee is none any more"
+daemon_starts
+within 120 holds 12000 ''
+within 60 is_on d 0
+vcpu1 1
+fits b 8000
+on b 1
+within 60 holds 12000 8000
+
+# What a task forks is no deadline task and may run anywhere; a task that leaves gives back what it held.
 said=$(hold f 4000 forks)
 child=${said#holds, child }
 [ "$child" != "$said" ] || fail "forks: $said"
-within 60 holds 6000 18000
-on f 1
+within 60 holds 16000 8000
+on f 0
 # It may run anywhere as soon as the module's worker has come to it.
 spread() { [ "$(guest "sed -n 's/^Cpus_allowed_list:.//p' /proc/$child/status")" = 0-1 ]; }
 within 60 spread
@@ -54,7 +95,7 @@ within 60 spread
 f=$(guest 'cat /tmp/f.pid')
 [ "$(policy "$f")" = 6 ] || fail "a deadline task has policy $(policy "$f")"
 guest "/lab/rta leave $f" > /dev/null
-within 60 holds 6000 14000
+within 60 holds 12000 8000
 on f 0-1
 guest "kill -9 $child" > /dev/null
 ends f
@@ -64,10 +105,10 @@ kill -9 $device
 wait $device 2> /dev/null || true
 device_starts
 timeout 120 ontime attach --qmp /run/vm/qmp plc || fail "the device is not replaced"
-within 120 holds 6000 14000
+within 120 holds 12000 8000
 fits g 4000
-on g 1
-within 60 holds 6000 18000
+on g 0
+within 60 holds 16000 8000
 
 # Without the module they go on, without a guarantee; with it the host is asked again.
 guest 'rmmod ontime && echo unloaded' | grep -q unloaded || fail "the module does not go"

@@ -77,6 +77,6 @@ within 40 sh -c "! ontime top --once --json --interval 0.1 | grep -q '\"vm\":\"p
 for _ in $(seq 100); do kill -0 $device 2> /dev/null || break; sleep 0.1; done
 ! kill -0 $device 2> /dev/null || fail "the VM is gone, its device process is not"
 kill $hogs
-ontime reset > /dev/null
+resets
 kill $daemon
 wait $daemon || fail "the daemon ended with $?"

@@ -13,7 +13,7 @@ ontime doctor > /lab/doctor || status=$?
 grep -A3 -i kernel /lab/doctor | grep -q '6\.18' || fail "doctor does not say what 6.18 would bring: $(cat /lab/doctor)"
 daemon_starts
 expect "NAPI threading of rt0" 1 "$(cat /sys/class/net/rt0/threaded)"
-ontime reset > /dev/null
+resets
 kill $daemon
 wait $daemon || fail "the daemon ended with $?"
 knobs > /lab/after

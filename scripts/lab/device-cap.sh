@@ -38,7 +38,7 @@ measured "cap 5"
 [ $work_share -gt $free_work ] || fail "nobody has what it leaves"
 rm /lab/ask
 kill $housekeeping
-ontime reset
+resets
 within 10 placed "$sock" "SCHED_FIFO 48"
 kill "$daemon"
 wait "$daemon" || fail "the daemon ended with $?"

@@ -62,7 +62,7 @@ grep -q 'skb_defer_max was changed to 64 behind our back' /lab/daemon.log || fai
 echo "== a full disk"
 kill $daemon
 wait $daemon || true
-ontime reset > /dev/null
+resets
 mkdir -p /run/small
 mount -t tmpfs -o size=64k tmpfs /run/small
 head -c 1M /dev/zero > /run/small/filler 2> /dev/null || true
@@ -74,14 +74,14 @@ expect "skb_defer_max where originals cannot be kept" "$(sed -n 's|^/proc/sys/ne
     "$(cat /proc/sys/net/core/skb_defer_max)"
 rm /run/small/filler
 within 10 placed "$rt_vcpu" "SCHED_FIFO 47"
-ontime reset > /dev/null
+resets
 kill $daemon
 wait $daemon || true
 
 echo "== killed while it applies, and while it resets"
 for delay in 0.02 0.1 0.3; do
     daemon_starts
-    ontime reset > /dev/null
+    resets
     ontime apply > /dev/null 2>&1 &
     sleep $delay
     kill -9 $daemon
@@ -92,7 +92,7 @@ for delay in 0.02 0.1 0.3; do
     sleep $delay
     kill -9 $daemon
     wait $daemon || true
-    ontime reset > /dev/null
+    resets
     expect "the RT vCPU after kill -9 and reset" "SCHED_OTHER 0 " "$(place "$rt_vcpu")"
 done
 flows

@@ -29,6 +29,15 @@ traffic 50
 echo "figures: the module's threads: $(($(interrupts) - before)) receive interrupts for 50 replies"
 # A thread that gets no CPU for 4 ms, here or of this machine's, has its interrupt opened.
 [ $(($(interrupts) - before)) -le 10 ] || fail "$(($(interrupts) - before)) receive interrupts while it is polled"
+# Who takes a tracer away waits for every task, also for one that never sleeps.
+mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
+tracer=/sys/kernel/tracing/instances/away
+mkdir $tracer
+echo vfs_read > $tracer/set_ftrace_filter
+echo function > $tracer/current_tracer
+{ echo nop > $tracer/current_tracer; touch /run/away; } &
+within 30 [ -e /run/away ]
+rmdir $tracer
 # Down and up, as drivers and people do; unloaded while it polls.
 ip link set rt0 down
 expect "threads while it is down" 0 "$(threads)"
@@ -48,7 +57,7 @@ printf '[nic.rt0]\nclass = "rt"\npoll_cpu = 1\n' > /etc/ontime/host.toml
 daemon_starts
 ontime apply --method busypoll > /lab/applied 2>&1 || true
 grep -q 'modprobe ontime_napi' /lab/applied || fail "nobody says that the module is missing: $(cat /lab/applied)"
-ontime reset > /dev/null 2>&1
+resets
 insmod /lab/ontime_napi.ko
 ontime apply --method busypoll > /lab/applied 2>&1 || true
 polls() { [ "$(cat $file)" = 1 ]; }
@@ -64,7 +73,7 @@ echo "figures: busypoll on 6.12: $(($(interrupts) - before)) receive interrupts 
 timeout 100 taskset -c 1 sh -c 'sleep 0.1; cat /proc/stat > /dev/null' || fail "bulk work on the CPU that polls starves ($?)"
 timeout 100 sh -c 'ip link add d0 type bridge && ip link del d0' || fail "RCU or workqueues starve ($?)"
 ! dmesg | grep -qi 'rcu.*stall' || fail "RCU stalled"
-ontime reset > /lab/reset 2>&1 || fail "reset: $(cat /lab/reset)"
+resets
 expect "polled after reset" 0 "$(cat $file)"
 expect "threads after reset" 0 "$(threads)"
 expect "deferral after reset" "$own" "$(knobs)"

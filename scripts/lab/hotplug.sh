@@ -64,7 +64,7 @@ echo 1 > $cpu
 within 240 both
 
 kill $bulk
-ontime reset > /dev/null
+resets
 kill -STOP "$pid_a" "$pid_b"
 vcpus() { grep 'CPU 0/KVM' "$1" | sort -u; }
 snapshot > /lab/after

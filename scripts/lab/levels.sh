@@ -1,12 +1,9 @@
 # In the emulated host: two RT levels, each VM on a NIC of its own; every thread of the path has its level's place, and interrupt threads of
 # disks and consoles are below; a rule that is switched off gives back what it set.
 set -eu
+. /lab/lib.sh
 mkdir -p /etc/ontime
 printf '[[tenant]]\nname = "rt"\nclass = "rt"\nlevel = 0\n[[tenant]]\nname = "rt1"\nclass = "rt"\nlevel = 1\n' > /etc/ontime/tenants.toml
-place() { chrt -p "$1" | sed -n 's/|SCHED_RESET_ON_FORK//; s/.*policy: //p; s/.*priority: //p' | tr '\n' ' '; }
-expect() { # WHAT WANTED ACTUAL
-    [ "$2" = "$3" ] || { echo "$1: wanted '$2', found '$3'"; cat /lab/daemon.log; ontime net status; exit 1; }
-}
 threads() { # VM: its vCPU and vhost threads as NAME TID
     for task in /proc/"$(cat "/run/lab-vm/$1.pid")"/task/*; do
         case $(cat "$task/comm") in CPU*) echo "vcpu ${task##*/}" ;; vhost-*) echo "vhost ${task##*/}" ;; esac
@@ -28,17 +25,15 @@ devices_are() { # POLICY PRIORITY [NICE]: what a thread's nice value would be me
 
 LAB_VM_MB=128 lab-vm start rt paused rt 10.1.0.2
 LAB_VM_MB=128 lab-vm start rt1 paused bulk 10.2.0.2
-ontime net status > /lab/before 2>&1 && { echo "nothing is applied, and net status calls that well"; exit 1; }
+ontime net status > /lab/before 2>&1 && fail "nothing is applied, and net status calls that well"
 devices=$(for thread in $(devices); do [ "$(place "$thread")" != "SCHED_FIFO 50 " ] || echo "$thread"; done)
-[ "$(echo "$devices" | wc -w)" -ge 2 ] || { echo "a disk and a console have no interrupt threads at FIFO 50: '$devices'"; exit 1; }
-ontime daemon > /lab/daemon.log 2>&1 &
-daemon=$!
-for _ in $(seq 100); do if ontime status > /dev/null 2>&1 || [ $? -eq 1 ]; then break; fi; sleep 0.1; done
+[ "$(echo "$devices" | wc -w)" -ge 2 ] || fail "a disk and a console have no interrupt threads at FIFO 50: '$devices'"
+daemon_starts
 ontime net status rt0 bulk0
 for level in 0 1; do
     case $level in 0) vm=rt nic=rt0 ;; 1) vm=rt1 nic=bulk0 ;; esac
     down=$((5 * level))
-    [ -n "$(pgrep "^napi/$nic")" ] && [ -n "$(threads $vm)" ] || { echo "level $level has no threads"; exit 1; }
+    [ -n "$(pgrep "^napi/$nic")" ] && [ -n "$(threads $vm)" ] || fail "level $level has no threads"
     for thread in $(pgrep "^napi/$nic"); do expect "NAPI of $nic" "SCHED_FIFO $((49 - down)) " "$(place "$thread")"; done
     threads $vm | while read -r role tid; do
         case $role in vcpu) below=3 ;; vhost) below=2 ;; esac
@@ -47,7 +42,7 @@ for level in 0 1; do
     for thread in $(irqs $nic); do expect "interrupt of $nic" "SCHED_FIFO $((50 - down)) " "$(place "$thread")"; done
 done
 devices_are SCHED_OTHER 0 -20
-dd if=/dev/vdb of=/dev/null bs=4k count=100 iflag=direct 2> /dev/null || { echo "the disk does not answer"; exit 1; }
+dd if=/dev/vdb of=/dev/null bs=4k count=100 iflag=direct 2> /dev/null || fail "the disk does not answer"
 # Switched off: as found, with a finding, and the doctor sees it.
 printf 'without = ["device-irq"]\n' > /etc/ontime/host.toml
 kill -HUP $daemon
@@ -63,5 +58,5 @@ expect "class of bulk0" bulk "$(ontime net status bulk0 | sed -n 's/^bulk0  \([a
 ontime net status rt0 | grep -q 'rt0  rt0 (used by rt, rt1)'
 ontime status | grep -q 'nowhere.*host-config'
 devices_are SCHED_OTHER 0 -20
-ontime reset
+resets
 devices_are SCHED_FIFO 50

@@ -1,4 +1,6 @@
 # What the tests in the emulated host share; sourced. Each works in /lab, where the test's files are.
+# `set -e` says nothing by itself.
+trap 'status=$?; [ $status -eq 0 ] || echo "ended with $status at: ${BASH_COMMAND:-}"' EXIT
 fail() { echo "FAILED: $*"; tail -n 20 /lab/daemon.log 2> /dev/null; metrics 2> /dev/null | grep '^ontime_pass'; exit 1; }
 expect() { [ "$2" = "$3" ] || fail "$1: wanted '$2', found '$3'"; } # WHAT WANTED ACTUAL
 within() { # SECONDS COMMAND...: until it succeeds, on the host's clock. A pass may take seconds
@@ -25,6 +27,7 @@ daemon_starts() {
     done
     fail "the daemon does not answer"
 }
+resets() { ontime reset > /lab/reset 2>&1 || fail "reset: $(cat /lab/reset)"; }
 snapshot() { # every knob that the daemon may touch, by name, of threads that are there before and after
     for task in /proc/[0-9]*/task/[0-9]*; do
         name=$(cat "$task/comm" 2> /dev/null) || continue

@@ -12,7 +12,7 @@ ontime status > /lab/status || true
 grep -qi lockdown /lab/status || fail "status does not say why protections stay on: $(cat /lab/status)"
 grep -q 'kernel protections on' /lab/status || fail "protections are said to be off"
 expect "NAPI threading of rt0" 1 "$(cat /sys/class/net/rt0/threaded)"
-ontime reset > /dev/null
+resets
 kill $daemon
 wait $daemon || fail "the daemon ended with $?"
 snapshot > /lab/after

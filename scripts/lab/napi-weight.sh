@@ -96,7 +96,7 @@ row 'modprobe ontime_napi'
 insmod /lab/ontime_napi.ko
 within 40 weighs bulk0 4
 expect "the kernel's budget under the rule" 4 "$(budget bulk0 br-bulk)"
-ontime reset > /lab/reset 2>&1 || fail "reset: $(cat /lab/reset)"
+resets
 expect "weight after reset" default "$(weight bulk0)"
 expect "the backlog's weight after reset" 64 "$(cat /proc/sys/net/core/dev_weight)"
 kill $daemon

@@ -115,11 +115,27 @@ steering() {
     [ "$(cat out/steer-in) $(cat out/steer-below) $(cat out/steer-out)" = "0 0 1" ]
 }
 
+# Also where a program names the protocol of outsourced sockets itself; a control group that is listed may leave.
 own_namespace_stays() {
     unshare -n sh -c 'ip link set lo up; python3 -c "
-import socket
+import errno, socket
 s = socket.socket(); s.bind((\"127.0.0.1\", 5001)); s.listen()
-assert open(\"/proc/net/tcp\").read().count(\":1389\") == 1"'
+assert open(\"/proc/net/tcp\").read().count(\":1389\") == 1
+try:
+    socket.socket(proto=253)
+except OSError as error:
+    assert error.errno == errno.EPROTONOSUPPORT, error
+else:
+    raise AssertionError(\"protocol 253 leaves the network namespace\")"' || return 1
+    mkdir -p /sys/fs/cgroup/leaves
+    steer cgroup
+    echo /leaves > /sys/module/ontime/parameters/cgroups
+    # No interface is up in that one: only the host's stack has the address.
+    (echo 0 > /sys/fs/cgroup/leaves/cgroup.procs
+     unshare -n python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); socket.create_connection(s.getsockname())')
+    status=$?
+    steer all
+    return $status
 }
 
 not_while_open() {

@@ -67,7 +67,7 @@ ontime apply --method partitioned > /lab/applied || fail "apply partitioned: $?"
 within 10 gone
 expect "the other under partitioned" "SCHED_FIFO 47 " "$(place "$rt")"
 ontime apply --method interrupt-context > /lab/applied || fail "apply: $?"
-ontime reset > /dev/null
+resets
 within 10 gone
 snapshot > /lab/after
 vcpus() { grep -e 'CPU 0/KVM' -e irq_work "$1" | sort -u; }

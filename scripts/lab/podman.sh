@@ -52,7 +52,7 @@ within 40 placed "$plc" "SCHED_FIFO 47"
 podman rm --force --time 0 plc > /dev/null
 within 40 sh -c "! ontime ps --json | grep -q '\"plc\"'"
 
-ontime reset > /dev/null
+resets
 ip link del v-plc
 snapshot > /lab/after
 diff /lab/before /lab/after || fail "not as it was"

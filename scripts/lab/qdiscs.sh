@@ -1,10 +1,8 @@
 # In the emulated host: methods vatc, prio and fq_codel on a shared NIC with real VMs; everything is given back.
 set -eu
+. /lab/lib.sh
 mkdir -p /etc/ontime
 printf '[[tenant]]\nname = "rt"\nclass = "rt"\nlevel = 0\n' > /etc/ontime/tenants.toml
-fail() { echo "$*"; cat /lab/daemon.log; tc qdisc show; ontime net status || true; exit 1; }
-place() { chrt -p "$1" | sed -n 's/|SCHED_RESET_ON_FORK//; s/.*policy: //p; s/.*priority: //p' | tr '\n' ' '; }
-expect() { [ "$2" = "$3" ] || fail "$1: wanted '$2', found '$3'"; }
 root() { tc qdisc show dev "$1" | sed -n 's/^qdisc \([a-z_]*\) .*root.*/\1/p'; }
 vhost() { for task in /proc/"$(cat "/run/lab-vm/$1.pid")"/task/*; do case $(cat "$task/comm") in vhost-*) echo "${task##*/}" ;; esac; done; }
 
@@ -12,8 +10,7 @@ LAB_VM_MB=128 lab-vm start rt paused rt 10.1.0.2
 LAB_VM_MB=128 lab-vm start bulk paused rt 10.1.0.3
 tc qdisc show > /lab/before
 before=$(root rt0)
-ontime daemon > /lab/daemon.log 2>&1 &
-for _ in $(seq 100); do if ontime status > /dev/null 2>&1 || [ $? -eq 1 ]; then break; fi; sleep 0.1; done
+daemon_starts
 for method in prio fq_codel; do
     ontime apply --method $method || fail "$method was not applied"
     for nic in rt0 t-rt t-bulk; do expect "$method: root qdisc of $nic" $method "$(root $nic)"; done
@@ -29,7 +26,7 @@ expect "vatc: the bulk VM's vhost thread" "SCHED_FIFO 1 " "$(place "$(vhost bulk
 for thread in $(pgrep '^napi/rt0'); do expect "vatc: receive thread of the shared NIC" "SCHED_FIFO 49 " "$(place "$thread")"; done
 ontime apply --method prio > /dev/null
 expect "prio after vatc: the bulk VM's vhost thread" "SCHED_OTHER 0 " "$(place "$(vhost bulk)")"
-ontime reset > /lab/reset
+resets
 tc qdisc show > /lab/after
 diff /lab/before /lab/after || fail "not all qdiscs are as before"
 # What an administrator chose is not replaced.
@@ -37,4 +34,4 @@ tc qdisc add dev rt0 root handle 1: pfifo limit 500
 ontime apply --method prio > /lab/refused || true
 expect "the administrator's qdisc" pfifo "$(root rt0)"
 grep -q 'pfifo 1: was chosen by somebody' /lab/refused || fail "nobody says that the administrator's qdisc stays"
-ontime reset > /dev/null
+resets

@@ -144,7 +144,7 @@ read -r least_a most_a mean_a < /lab/periods
 near "mean of a without b, with what the idle one does not use" 8000 "$mean_a" 3
 
 kill $bulk
-ontime reset > /dev/null
+resets
 vcpus() { grep 'CPU 0/KVM' "$1" | sort -u; }
 snapshot > /lab/after
 expect "vCPUs after the reset" "$(vcpus /lab/before)" "$(vcpus /lab/after)"

@@ -98,7 +98,7 @@ ping -q -c 20 -i 0.02 10.2.0.2 > /dev/null || fail "the VM beside the storm was 
 expect "threads placed that could not be" 0 "$(metric ontime_knob_failures_total)"
 
 # All given back, to those that run too.
-ontime reset
+resets
 expect "the vCPU after reset" "SCHED_OTHER 0 " "$(place "$(thread "$lv" 'CPU 0/KVM')")"
 # Also what the container forked after it was placed.
 for thread in $(cat $(find $box -name cgroup.threads)); do

@@ -26,7 +26,7 @@ reads() { grep -c '^READ' /run/lab-vm/rt.log; }
 measured() { # NAME: 1,200 readings, but for those that were under way
     from=$(reads)
     within 300 sh -c "[ \$(grep -c '^READ' /run/lab-vm/rt.log) -ge $((from + 4)) ]"
-    grep '^READ' /run/lab-vm/rt.log | tail -n 3 | awk -v name="$1" '
+    grep '^READ' /run/lab-vm/rt.log | tail -n 3 | tr -d '\r' | awk -v name="$1" '
         {p99 = $5 > p99 ? $5 : p99; max = $7 > max ? $7 : max; p50 = $3}
         END {print "figures: " name ": p50 " p50 ", worst p99 of 3 x 400 " p99 ", slowest " max " us"; print max > "/lab/slowest"}'
     slowest=$(cat /lab/slowest)
@@ -46,7 +46,7 @@ kill -HUP "$daemon"
 within 40 placed "$main" "SCHED_FIFO 3"
 # What it starts has no part in its place.
 expect "threads of QEMU with the place of its main thread" 1 "$(for task in /proc/"$main"/task/*; do place "${task##*/}"; echo; done | grep -c '^SCHED_FIFO 3 ')"
-ontime reset
+resets
 expect "QEMU's main thread after reset" "SCHED_OTHER 0 " "$(place "$main")"
 snapshot > /lab/after
 diff /lab/before /lab/after

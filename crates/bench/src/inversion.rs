@@ -57,9 +57,10 @@ pub fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
         "rt-protections" => {
             "bulk threads that are starved for a second: runtime caps and an RT VM that sleeps leave them more than the fair server would"
         }
-        "napi-weight" if !kernel.takes_host_module() => {
+        "napi-weight" | "tap-batch" if !kernel.takes_host_module() => {
             "a kernel whose softirqs share a lock on each CPU: --kernel 6.12-rt"
         }
+        "tap-batch" => "bulk VMs that send small packets, such as TCP's acknowledgements: here they receive UDP",
         "vmm-place" => {
             "a vCPU that leaves its guest for a device that QEMU emulates, and a tool that asks QEMU something: here requests pass vhost"
         }

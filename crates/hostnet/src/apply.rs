@@ -183,7 +183,10 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
     let mut report = Report { findings: plan.findings.clone(), ..Report::default() };
     let mut pending: Vec<(&Setting, Value)> = Vec::new();
     let mut originals = Vec::new();
-    let mut missing = BTreeSet::new();
+    // What this pass gives back is lacking as what cannot be set is.
+    let wanted = wanted(plan.settings.iter());
+    let mut missing: BTreeSet<String> =
+        journal.entries().iter().map(|entry| entry.knob.key()).filter(|key| !wanted.contains(key)).collect();
     for setting in &plan.settings {
         match host.read(&setting.knob) {
             Ok(found) => {
@@ -245,6 +248,11 @@ pub fn adopt(plan: &Plan, journal: &mut Journal) -> Result<(), JournalError> {
     journal.keep(plan.settings.iter().filter_map(original).collect())
 }
 
+/// The keys of what settings set and overwrite.
+fn wanted<'a>(settings: impl Iterator<Item = &'a Setting>) -> BTreeSet<String> {
+    settings.flat_map(|setting| std::iter::once(&setting.knob).chain(&setting.overwrites)).map(Knob::key).collect()
+}
+
 /// Gives back every kept knob that none of these settings wants, in the reverse order of keeping.
 fn release<'a>(
     host: &dyn Host,
@@ -252,8 +260,7 @@ fn release<'a>(
     journal: &mut Journal,
     report: &mut Report,
 ) -> Result<(), JournalError> {
-    let wanted: BTreeSet<String> =
-        settings.flat_map(|setting| std::iter::once(&setting.knob).chain(&setting.overwrites)).map(Knob::key).collect();
+    let wanted = wanted(settings);
     let unwanted: Vec<Original> =
         journal.entries().iter().filter(|entry| !wanted.contains(&entry.knob.key())).cloned().collect();
     let finished = restore(host, &unwanted, report);

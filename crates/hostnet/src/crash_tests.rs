@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::journal::crash;
-use crate::{Journal, Knob, LiveHost, Plan, Report, Root, Roots, RuleId, Setting, Stage, Value, apply, reset};
+use crate::{
+    Journal, Knob, LiveHost, Originals, Plan, Report, Root, Roots, RuleId, Setting, Stage, Value, apply, reset,
+};
 
 const BOOT: &str = "5bd2c4f2-boot";
 const FILES: usize = 6;
@@ -204,6 +206,33 @@ fn a_full_disk_refuses_before_anything_is_changed() {
     assert_eq!(apply(&host(dir.path()), &plan(&[0, 1, 2], "ours"), &mut kept).unwrap().counts().changed, 3);
     reset(&host(dir.path()), &mut kept).unwrap();
     assert_eq!(value_of(dir.path()), original);
+}
+
+#[test]
+fn who_only_reads_the_originals_needs_no_lock_and_leaves_no_trace() {
+    let (dir, _) = fresh();
+    let state = dir.path().join("state");
+    let path = state.join("originals");
+    let read = |boot: &str| Originals::read(&path, boot);
+    assert!(read(BOOT).unwrap().entries().is_empty() && !state.exists());
+    act(dir.path(), "apply");
+    let held = journal(dir.path());
+    let listed = || {
+        let entries = fs::read_dir(&state).unwrap().map(|entry| entry.unwrap());
+        let mut all: Vec<_> =
+            entries.map(|entry| (entry.file_name(), entry.metadata().unwrap().modified().unwrap())).collect();
+        all.sort();
+        all
+    };
+    let (before, text) = (listed(), fs::read(&path).unwrap());
+    assert_eq!(read(BOOT).unwrap().entries(), held.entries());
+    assert!(!held.entries().is_empty() && read("another-boot").unwrap().entries().is_empty());
+    assert_eq!((listed(), fs::read(&path).unwrap()), (before, text));
+    fs::write(&path, "{}").unwrap();
+    assert!(matches!(read(BOOT), Err(crate::JournalError::Damaged { .. })));
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert!(matches!(read(BOOT), Err(crate::JournalError::Unread { .. })));
 }
 
 #[test]

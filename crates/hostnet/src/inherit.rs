@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use ontime_tenants::{Policy, Tenant, TenantThread, ThreadId, ThreadRole};
 
-use crate::journal::Journal;
+use crate::journal::Originals;
 use crate::knob::{Knob, Value};
 use crate::plan::Plan;
 
@@ -26,7 +26,7 @@ pub struct Paused {
 
 impl Paused {
     /// Those of these tenants' threads that are in the journal and have been paused.
-    pub fn of(tenants: &[Tenant], journal: &Journal, paused: impl Fn(ThreadId) -> bool) -> Vec<Self> {
+    pub fn of(tenants: &[Tenant], journal: &Originals, paused: impl Fn(ThreadId) -> bool) -> Vec<Self> {
         let placed = |tenant: &Tenant, thread: &TenantThread| match journal.original(&knob(thread)) {
             Some(Value::Policy(original)) => {
                 Some(Self { id: thread.id, tenant: tenant.name.clone(), original: *original })
@@ -47,7 +47,7 @@ pub struct Inherited(BTreeMap<ThreadId, Policy>);
 
 impl Inherited {
     /// Finds them among `tenants`: at SCHED_IDLE, not in the journal, of a container of which somebody has been paused.
-    pub fn find(tenants: &[Tenant], paused: &[Paused], journal: &Journal) -> Self {
+    pub fn find(tenants: &[Tenant], paused: &[Paused], journal: &Originals) -> Self {
         let mut inherited = BTreeMap::new();
         for tenant in tenants {
             let new = |thread: &&TenantThread| thread.policy == Policy::Idle && !journal.has(&knob(thread));
@@ -93,7 +93,7 @@ mod tests {
     use ontime_tenants::{Class, ClassSource, Kind, Level};
 
     use super::*;
-    use crate::journal::Original;
+    use crate::journal::{Journal, Original};
 
     const NICE: Policy = Policy::Other { nice: 5 };
 

@@ -4,11 +4,13 @@
 //! The file is replaced as a whole (temporary file, fsync, rename) *before* the knobs of a batch are
 //! written: whatever moment the process or the machine dies at, the file on disk names every knob that may have changed. The
 //! first original of a knob is kept; applying again never replaces it. Knobs are kernel state and do not outlive the
-//! kernel, so entries of an earlier boot are dropped. One process holds the journal at a time (flock).
+//! kernel, so entries of an earlier boot are dropped. One process holds the journal at a time (flock); anybody may read what it keeps
+//! ([`Originals::read`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
@@ -33,15 +35,28 @@ pub struct Original {
     pub value: Value,
 }
 
+/// Original values of this boot.
+#[derive(Debug, Default)]
+pub struct Originals {
+    entries: Vec<Original>,
+    keys: BTreeSet<String>,
+}
+
 /// The kept originals, and the right to change them.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
     boot_id: String,
-    entries: Vec<Original>,
-    keys: BTreeSet<String>,
+    originals: Originals,
     stale: usize,
     _lock: File,
+}
+
+impl Deref for Journal {
+    type Target = Originals;
+    fn deref(&self) -> &Originals {
+        &self.originals
+    }
 }
 
 /// Why the originals could not be read or kept. Nothing has been changed then.
@@ -54,6 +69,14 @@ pub enum JournalError {
         path: PathBuf,
         /// What was tried.
         what: &'static str,
+        /// The kernel's word.
+        source: io::Error,
+    },
+    /// They could not be read, by who only looks at them.
+    #[error("{path}: {source}; what Ontime has set is taken for somebody's own choice")]
+    Unread {
+        /// The file.
+        path: PathBuf,
         /// The kernel's word.
         source: io::Error,
     },
@@ -94,53 +117,26 @@ struct Header {
     checksum: String,
 }
 
-impl Journal {
-    /// Opens the journal, made with its directory where there is none, for this boot (`/proc/sys/kernel/random/boot_id`).
-    ///
-    /// # Errors
-    /// See [`JournalError`].
-    pub fn open(path: &Path, boot_id: &str) -> Result<Self, JournalError> {
-        let fail = |what, source| JournalError::Io { path: path.to_owned(), what, source };
-        if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).map_err(|error| full_or(path, "making its directory", error))?;
-        }
-        let lock = lock(path)?;
-        let text = match fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(damaged(path, "is not text")),
-            Err(error) => return Err(fail("reading", error)),
-        };
-        let (of_boot, entries) = parse(path, &text)?;
-        let current = of_boot.as_deref() == Some(boot_id);
-        let stale = if current { 0 } else { entries.len() };
-        let entries = if current { entries } else { Vec::new() };
+impl Originals {
+    /// Of these entries.
+    fn new(entries: Vec<Original>) -> Self {
         let keys = entries.iter().map(|entry| entry.knob.key()).collect();
-        Ok(Self { path: path.to_owned(), boot_id: boot_id.to_owned(), entries, keys, stale, _lock: lock })
+        Self { entries, keys }
     }
 
-    /// Opens the journal at its place, for the running boot.
+    /// What the journal keeps, for who changes nothing: its file is replaced as a whole, so that it is read without the lock, also while
+    /// another process holds that. Where there is none, nothing is kept.
     ///
     /// # Errors
-    /// See [`JournalError`].
-    pub fn open_default() -> Result<Self, JournalError> {
-        let path = Path::new(DEFAULT_PATH);
-        let boot_id = running_boot_id().map_err(|source| JournalError::Io {
-            path: path.to_owned(),
-            what: "reading the boot id",
-            source,
-        })?;
-        Self::open(path, &boot_id)
+    /// [`JournalError::Unread`], [`JournalError::Damaged`].
+    pub fn read(path: &Path, boot_id: &str) -> Result<Self, JournalError> {
+        let (of_boot, entries) = load(path, |source| JournalError::Unread { path: path.to_owned(), source })?;
+        Ok(if of_boot.as_deref() == Some(boot_id) { Self::new(entries) } else { Self::default() })
     }
 
-    /// The originals, in the order in which they were kept.
+    /// In the order in which they were kept.
     pub fn entries(&self) -> &[Original] {
         &self.entries
-    }
-
-    /// How many entries of an earlier boot were dropped when it was opened.
-    pub fn stale(&self) -> usize {
-        self.stale
     }
 
     /// The original of a knob, if it is kept.
@@ -160,6 +156,44 @@ impl Journal {
     /// Whether a knob's original is kept.
     pub fn has(&self, knob: &Knob) -> bool {
         self.keys.contains(&knob.key())
+    }
+}
+
+impl Journal {
+    /// Opens the journal, made with its directory where there is none, for this boot (`/proc/sys/kernel/random/boot_id`).
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn open(path: &Path, boot_id: &str) -> Result<Self, JournalError> {
+        let fail = |what, source| JournalError::Io { path: path.to_owned(), what, source };
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).map_err(|error| full_or(path, "making its directory", error))?;
+        }
+        let lock = lock(path)?;
+        let (of_boot, entries) = load(path, |error| fail("reading", error))?;
+        let current = of_boot.as_deref() == Some(boot_id);
+        let stale = if current { 0 } else { entries.len() };
+        let originals = Originals::new(if current { entries } else { Vec::new() });
+        Ok(Self { path: path.to_owned(), boot_id: boot_id.to_owned(), originals, stale, _lock: lock })
+    }
+
+    /// Opens the journal at its place, for the running boot.
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn open_default() -> Result<Self, JournalError> {
+        let path = Path::new(DEFAULT_PATH);
+        let boot_id = running_boot_id().map_err(|source| JournalError::Io {
+            path: path.to_owned(),
+            what: "reading the boot id",
+            source,
+        })?;
+        Self::open(path, &boot_id)
+    }
+
+    /// How many entries of an earlier boot were dropped when it was opened.
+    pub fn stale(&self) -> usize {
+        self.stale
     }
 
     /// Keeps originals durably; of a knob that has one already, the first stays. Writes only if there is a new one.
@@ -212,8 +246,7 @@ impl Journal {
             source: error.into(),
         })?;
         replace(&self.path, text.as_bytes())?;
-        self.keys = entries.iter().map(|entry| entry.knob.key()).collect();
-        self.entries = entries;
+        self.originals = Originals::new(entries);
         Ok(())
     }
 }
@@ -224,6 +257,19 @@ impl Journal {
 /// Where `/proc` cannot be read.
 pub fn running_boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+/// The boot and the entries of a journal's file; none of what is not there.
+fn load(
+    path: &Path,
+    fail: impl FnOnce(io::Error) -> JournalError,
+) -> Result<(Option<String>, Vec<Original>), JournalError> {
+    match fs::read_to_string(path) {
+        Ok(text) => parse(path, &text),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((None, Vec::new())),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(damaged(path, "is not text")),
+        Err(error) => Err(fail(error)),
+    }
 }
 
 fn lock(path: &Path) -> Result<File, JournalError> {

@@ -162,9 +162,16 @@ pub enum Knob {
         /// Which NIC.
         nic: NicId,
     },
-    /// Bytes of a VM's packets that may be on their way from its tap or macvtap before its sender waits ([`crate::tap`]).
+    /// Whether a VM's packets come from its tap in batches ([`crate::tap`]): vhost makes them where the send buffer has no limit.
+    TapBatch {
+        /// The tap.
+        nic: NicId,
+        /// The monitor, which has it open.
+        process: ThreadId,
+    },
+    /// Bytes of a VM's packets that may be on their way from its tap before its sender waits ([`crate::tap`]).
     SendBuffer {
-        /// The tap or macvtap.
+        /// The tap.
         nic: NicId,
         /// The monitor, which has it open.
         process: ThreadId,
@@ -175,7 +182,9 @@ impl Knob {
     /// The process that leads to it, by its namespace or an open file. Another one may lead to the same knob.
     pub fn process(&self) -> Option<ThreadId> {
         match self {
-            Knob::PeerFeature { process, .. } | Knob::SendBuffer { process, .. } => Some(*process),
+            Knob::PeerFeature { process, .. } | Knob::SendBuffer { process, .. } | Knob::TapBatch { process, .. } => {
+                Some(*process)
+            }
             _ => None,
         }
     }
@@ -198,6 +207,7 @@ impl Knob {
             Knob::TxPriority { nic, from } => format!("nic:{}/priority:{}", nic.ifindex, source_key(from)),
             Knob::RootQdisc { nic } => format!("nic:{}/root-qdisc", nic.ifindex),
             Knob::SendBuffer { nic, .. } => format!("nic:{}/send-buffer", nic.ifindex),
+            Knob::TapBatch { nic, .. } => format!("nic:{}/tap-batch", nic.ifindex),
         }
     }
 }
@@ -261,6 +271,7 @@ impl fmt::Display for Knob {
             Knob::SendBuffer { nic, process } => {
                 write!(f, "{} send buffer, bytes, by process {}", nic.name, process.pid)
             }
+            Knob::TapBatch { nic, process } => write!(f, "{} batches of packets, by process {}", nic.name, process.pid),
         }
     }
 }
@@ -276,6 +287,14 @@ pub struct Moderation {
 }
 
 impl Moderation {
+    /// What a driver is told, one after the other, to have it. While it changes the interval by the traffic, or is to, some take no other one than they
+    /// have (`drivers/net/ethernet/intel/ice/ice_ethtool.c`, `ice_set_rc_coalesce`; `drivers/net/virtio_net.c`,
+    /// `virtnet_send_rx_notf_coal_cmds`).
+    pub fn steps(self) -> impl Iterator<Item = Self> {
+        let fixed = Self { adaptive: Some(false), ..self };
+        (self.adaptive == Some(true)).then_some(fixed).into_iter().chain([self])
+    }
+
     /// Some other one that every driver takes, with no packet held back for long.
     pub fn other(self) -> Self {
         Self { rx_usecs: if self.rx_usecs == 10 { 20 } else { 10 }, ..self }
@@ -304,7 +323,7 @@ pub enum Value {
     Threaded(u32),
     /// Of [`Knob::Moderation`].
     Moderation(Moderation),
-    /// Of [`Knob::Clsact`], [`Knob::TxSteer`] and [`Knob::TxPriority`]: whether it is there.
+    /// Of [`Knob::Clsact`], [`Knob::TxSteer`], [`Knob::TxPriority`] and [`Knob::TapBatch`]: whether it is there.
     Present(bool),
 }
 

@@ -1,4 +1,4 @@
-//! Whether `/dev/kvm` can run guests: a guest of forty bytes shows it.
+//! Whether `/dev/kvm` can run guests: a guest of some fifty bytes shows it.
 //!
 //! In: `/dev/kvm`. Out: a [`KvmProbe`]. A real-mode guest is no proof: on a host with paravirtual nested KVM it runs to its
 //! end while every ordinary kernel hangs or fails at its first exception. So the guest here is in long mode with paging, takes

@@ -32,7 +32,7 @@ pub use host_config::{HostConfig, NicConfig};
 pub use inherit::{Inherited, Paused};
 pub use intent::{Intent, NicUse};
 pub use inventory::Inventory;
-pub use journal::{Journal, JournalError, Original};
+pub use journal::{Journal, JournalError, Original, Originals};
 pub use knob::{Host, IrqId, Knob, KnobError, Moderation, NicId, Root, SteerFrom, Value};
 pub use kvm::KvmProbe;
 pub use live::{LiveHost, Roots};

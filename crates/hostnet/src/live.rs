@@ -106,7 +106,12 @@ impl LiveHost {
         })
     }
 
-    fn with_ethtool<T>(&self, knob: &Knob, run: impl FnOnce(&mut Ethtool) -> io::Result<T>) -> Result<T, KnobError> {
+    fn with_ethtool<T>(
+        &self,
+        knob: &Knob,
+        nic: &NicId,
+        run: impl FnOnce(&mut Ethtool) -> io::Result<T>,
+    ) -> Result<T, KnobError> {
         let mut slot = self.ethtool.borrow_mut();
         if slot.is_none() {
             *slot = Some(Ethtool::open().map_err(|error| match error.kind() {
@@ -116,6 +121,10 @@ impl LiveHost {
         }
         let Some(ethtool) = slot.as_mut() else { return Err(unsupported(knob, "netlink is not open")) };
         run(ethtool).map_err(|error| match error.raw_os_error() {
+            // Of a device that is being reset, or sleeps, the kernel says that too (net/ethtool/netlink.c, ethnl_ops_begin): it comes back as it was.
+            Some(libc::ENODEV) if self.nic_dir(knob, nic).is_ok() => {
+                os(knob, "asking netlink family ethtool while the device is away", error)
+            }
             Some(libc::ENODEV) => KnobError::Gone(knob.to_string()),
             Some(libc::EOPNOTSUPP | libc::EINVAL) => unsupported(knob, "its driver does not let this be set"),
             _ => os(knob, "asking netlink family ethtool", error),
@@ -193,7 +202,7 @@ impl LiveHost {
     /// Asks at a tap, under the name it has now.
     fn at_tap<T>(&self, knob: &Knob, nic: &NicId, run: impl FnOnce(&Tap<'_>) -> io::Result<T>) -> Result<T, KnobError> {
         let dir = self.nic_dir(knob, nic)?;
-        run(&Tap::of(&dir, nic.ifindex)).map_err(|error| match error.raw_os_error() {
+        run(&Tap::of(&dir)).map_err(|error| match error.raw_os_error() {
             Some(libc::ESRCH | libc::ENOENT) => KnobError::Gone(knob.to_string()),
             Some(libc::ENODEV) => unsupported(knob, "the process does not have it open"),
             Some(libc::ENOSYS) => unsupported(knob, "it takes pidfd_getfd, Linux 5.6"),
@@ -239,10 +248,10 @@ impl Host for LiveHost {
                     .ok_or_else(|| unsupported(knob, "threading of one NAPI instance needs kernel 6.17"))
             }
             Knob::Moderation { nic } => {
-                self.with_ethtool(knob, |ethtool| ethtool.moderation(nic.ifindex)).map(Value::Moderation)
+                self.with_ethtool(knob, nic, |ethtool| ethtool.moderation(nic.ifindex)).map(Value::Moderation)
             }
             Knob::Feature { nic, feature } => {
-                let on = self.with_ethtool(knob, |ethtool| ethtool.features(nic.ifindex))?.contains(feature);
+                let on = self.with_ethtool(knob, nic, |ethtool| ethtool.features(nic.ifindex))?.contains(feature);
                 Ok(Value::Text(switch(on).to_owned()))
             }
             Knob::PeerFeature { nic, process, peer, feature } => {
@@ -267,6 +276,10 @@ impl Host for LiveHost {
             Knob::SendBuffer { nic, process } => {
                 let size = self.at_tap(knob, nic, |tap| tap::send_buffer(*process, tap))?;
                 Ok(Value::Text(size.to_string()))
+            }
+            Knob::TapBatch { nic, process } => {
+                let batches = self.at_tap(knob, nic, |tap| tap::batches(*process, tap))?;
+                Ok(Value::Present(batches))
             }
         }
     }
@@ -297,7 +310,7 @@ impl Host for LiveHost {
                 netdev.set_threaded(*napi, *mode)
             }),
             (Knob::Moderation { nic }, Value::Moderation(wanted)) => {
-                self.with_ethtool(knob, |ethtool| {
+                self.with_ethtool(knob, nic, |ethtool| {
                     // The driver is not told what is so already by its own word (net/ethtool/coalesce.c, ethnl_set_coalesce).
                     if ethtool.moderation(nic.ifindex)? == *wanted {
                         ethtool.set_moderation(nic.ifindex, wanted.other())?;
@@ -305,9 +318,8 @@ impl Host for LiveHost {
                     ethtool.set_moderation(nic.ifindex, *wanted)
                 })
             }
-            (Knob::Feature { nic, feature }, Value::Text(wanted)) => {
-                self.with_ethtool(knob, |ethtool| ethtool.set_feature(nic.ifindex, feature, wanted == switch(true)))
-            }
+            (Knob::Feature { nic, feature }, Value::Text(wanted)) => self
+                .with_ethtool(knob, nic, |ethtool| ethtool.set_feature(nic.ifindex, feature, wanted == switch(true))),
             (Knob::PeerFeature { nic, process, peer, feature }, Value::Text(wanted)) => {
                 at_peer(knob, nic, *process, *peer, |ethtool| {
                     ethtool.set_feature(*peer, feature, wanted == switch(true))
@@ -336,6 +348,9 @@ impl Host for LiveHost {
             (Knob::SendBuffer { nic, process }, Value::Text(text)) => {
                 let size = text.parse().map_err(|_| bad(knob, &format!("'{text}' is no number of bytes")))?;
                 self.at_tap(knob, nic, |tap| tap::set_send_buffer(*process, tap, size))
+            }
+            (Knob::TapBatch { nic, process }, Value::Present(on)) => {
+                self.at_tap(knob, nic, |tap| tap::set_batches(*process, tap, *on))
             }
             _ => Err(bad(knob, &format!("'{value}' is not a kind of value it can have"))),
         }
@@ -433,5 +448,29 @@ fn file_error(knob: &Knob, path: &Path, what: &'static str, error: io::Error) ->
             unsupported(knob, "XPS needs more than one transmit queue")
         }
         _ => os(knob, what, error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_away_is_not_gone() {
+        let sys = tempfile::tempdir().unwrap();
+        let host = LiveHost::with_roots(Roots { sys: sys.path().to_owned(), ..Roots::default() });
+        // No interface has this index: the kernel says of it what it says of one that is being reset.
+        let nic = NicId { ifindex: 0x7fff_fff0, name: "away0".to_owned() };
+        let knob = Knob::Moderation { nic: nic.clone() };
+        let gone = host.read(&knob);
+        if matches!(gone, Err(KnobError::Unsupported { .. })) {
+            return println!("SKIPPED: this kernel has no netlink family ethtool");
+        }
+        assert!(matches!(gone, Err(KnobError::Gone(_))), "{gone:?}");
+        let dir = sys.path().join("class/net").join(&nic.name);
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("ifindex"), nic.ifindex.to_string()).unwrap();
+        let away = host.read(&knob);
+        assert!(matches!(away, Err(KnobError::Os { .. })), "{away:?}");
     }
 }

@@ -49,12 +49,13 @@ pub enum MethodError {
 }
 
 /// Every core rule.
-const PARTITIONED: [RuleId; 17] = [
+const PARTITIONED: [RuleId; 18] = [
     RuleId::HostConfig,
     RuleId::NapiThreaded,
     RuleId::IrqThread,
     RuleId::NapiThread,
     RuleId::NapiWeight,
+    RuleId::TapBatch,
     RuleId::DeviceIrq,
     RuleId::Backlog,
     RuleId::Veth,

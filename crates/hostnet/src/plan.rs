@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::intent::Intent;
 use crate::inventory::Inventory;
-use crate::journal::Journal;
+use crate::journal::Originals;
 use crate::knob::{Knob, Value};
 use crate::rule::{Finding, Setting, Severity};
 use crate::rules::RULES;
@@ -60,7 +60,7 @@ fn contradiction(first: &Setting, second: &Setting) -> Finding {
 }
 
 /// As [`plan`], on the host as it was before Ontime changed it.
-pub fn replan(inventory: Inventory, intent: Intent, journal: &Journal) -> Plan {
+pub fn replan(inventory: Inventory, intent: Intent, journal: &Originals) -> Plan {
     let (inventory, intent) = as_found(inventory, intent, journal);
     plan(&inventory, &intent)
 }
@@ -68,7 +68,7 @@ pub fn replan(inventory: Inventory, intent: Intent, journal: &Journal) -> Plan {
 /// The host as it was before Ontime changed it, as far as rules start from what they find: where one takes something away (a CPU
 /// from an interrupt's or a thread's CPUs, a queue from XPS), a changed wish is not to add up with an earlier one; and that an
 /// instance polls, or where a kernel thread stands, is somebody's choice only if Ontime did not do it.
-pub fn as_found(mut inventory: Inventory, mut intent: Intent, journal: &Journal) -> (Inventory, Intent) {
+pub fn as_found(mut inventory: Inventory, mut intent: Intent, journal: &Originals) -> (Inventory, Intent) {
     let originals = journal.by_key();
     let cpus = |knob: Knob| match originals.get(&knob.key()) {
         Some(Value::Cpus(cpus)) => Some(cpus.clone()),

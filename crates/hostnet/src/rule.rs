@@ -26,6 +26,8 @@ pub enum RuleId {
     NapiThread,
     /// Polls of NICs that RT packets can wait for kept short, where softirqs share a lock.
     NapiWeight,
+    /// Packets of VMs that RT packets can wait for handed over one by one, where softirqs share a lock.
+    TapBatch,
     /// Interrupt threads of devices that are no NIC placed below every RT thread.
     DeviceIrq,
     /// A polling thread for each RT receive queue, placed where it delays no vCPU.
@@ -71,6 +73,7 @@ impl RuleId {
             RuleId::IrqThread => "irq-thread",
             RuleId::NapiThread => "napi-thread",
             RuleId::NapiWeight => "napi-weight",
+            RuleId::TapBatch => "tap-batch",
             RuleId::DeviceIrq => "device-irq",
             RuleId::BusyPoll => "busy-poll",
             RuleId::Backlog => "backlog",
@@ -158,7 +161,8 @@ pub struct Setting {
     /// Other knobs that this one overwrites: their originals are kept with its own, and restored after it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub overwrites: Vec<Knob>,
-    /// Knobs without which it would do harm: where one of these cannot be set it is not made, and given back if it was. One that is gone is no lack.
+    /// Knobs without which it would do harm, or could not be given back: where one of these cannot be set, or is given back, it is not made, and
+    /// given back if it was. One that is gone is no lack.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<Knob>,
     /// What the journal is to keep for its original, where that is not what is found ([`crate::inherit`]).

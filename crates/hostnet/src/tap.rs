@@ -1,11 +1,11 @@
-//! The send buffer of a VM's tap or macvtap: bytes of its packets that may be on their way before whoever sends for it (vhost, QEMU) waits.
+//! The send buffer of a VM's tap: bytes of its packets that may be on their way before whoever sends for it (vhost, QEMU) waits.
 //!
 //! A packet counts from when it is taken from the VM until the NIC has sent and freed it. The size belongs to the device, but neither netlink nor sysfs tells or sets it: only
 //! who has it open can. So its monitor's descriptor is taken (`pidfd_getfd`, 5.6) for the length of a call, once the kernel says that it is of the driver, and the driver that it is
 //! the interface that was meant. What a process has open by such a name may be anything, a file of its own file system too, which answers when it likes: nothing is asked of it
 //! before (`AT_STATX_DONT_SYNC`).
 //!
-//! Source: `drivers/net/tun.c` and `tap.c` (`TUNSETSNDBUF`, `tun_sock_writeable`), `net/core/sock.c` (`sock_alloc_send_pskb`, `sock_wfree`), `drivers/vhost/net.c`
+//! Source: `drivers/net/tun.c` (`TUNSETSNDBUF`, `tun_sock_writeable`), `net/core/sock.c` (`sock_alloc_send_pskb`, `sock_wfree`), `drivers/vhost/net.c`
 //! (`handle_tx`: what the device does not take stays in the VM's ring until it can).
 
 use std::ffi::{CStr, OsStr};
@@ -24,29 +24,43 @@ const TUN: (u32, u32) = (10, 200);
 /// An interface that a monitor has open.
 pub(crate) struct Tap<'a> {
     name: &'a str,
-    device: (u32, u32),
 }
 
 impl<'a> Tap<'a> {
-    /// The one of this directory in `/sys/class/net`; a macvtap has a device of its own there.
-    pub(crate) fn of(dir: &'a Path, ifindex: u32) -> Self {
-        let said = fs::read_to_string(dir.join(format!("tap{ifindex}/dev"))).ok();
-        let device = said.as_deref().and_then(number).unwrap_or(TUN);
-        Self { name: dir.file_name().and_then(OsStr::to_str).unwrap_or_default(), device }
-    }
-
-    fn is(&self, found: rustix::io::Result<Statx>) -> bool {
-        found.is_ok_and(|of| {
-            FileType::from_raw_mode(of.stx_mode.into()) == FileType::CharacterDevice
-                && (of.stx_rdev_major, of.stx_rdev_minor) == self.device
-        })
+    /// The one of this directory in `/sys/class/net`.
+    pub(crate) fn of(dir: &'a Path) -> Self {
+        Self { name: dir.file_name().and_then(OsStr::to_str).unwrap_or_default() }
     }
 }
 
-/// `241:3`.
-fn number(text: &str) -> Option<(u32, u32)> {
-    let (major, minor) = text.trim().split_once(':')?;
-    Some((major.parse().ok()?, minor.parse().ok()?))
+/// Whether this is the character device of that number.
+fn is_device(found: rustix::io::Result<Statx>, number: (u32, u32)) -> bool {
+    found.is_ok_and(|of| {
+        FileType::from_raw_mode(of.stx_mode.into()) == FileType::CharacterDevice
+            && (of.stx_rdev_major, of.stx_rdev_minor) == number
+    })
+}
+
+/// Without a limit vhost hands packets over in batches (`drivers/vhost/net.c`, `sock_can_batch`).
+const UNLIMITED: i32 = i32::MAX;
+/// A limit that no sender reaches: of packets one by one.
+const ONE_BY_ONE: i32 = i32::MAX - 1;
+
+/// Whether vhost makes batches of its packets.
+///
+/// # Errors
+/// As [`send_buffer`].
+pub(crate) fn batches(process: ThreadId, tap: &Tap<'_>) -> io::Result<bool> {
+    Ok(send_buffer(process, tap)? == UNLIMITED)
+}
+
+/// Whether it is to. A limit that somebody set stays.
+///
+/// # Errors
+/// As [`send_buffer`].
+pub(crate) fn set_batches(process: ThreadId, tap: &Tap<'_>, on: bool) -> io::Result<()> {
+    let (from, to) = if on { (ONE_BY_ONE, UNLIMITED) } else { (UNLIMITED, ONE_BY_ONE) };
+    if send_buffer(process, tap)? == from { set_send_buffer(process, tap, to) } else { Ok(()) }
 }
 
 /// Bytes.
@@ -85,13 +99,13 @@ fn open(process: ThreadId, tap: &Tap<'_>) -> io::Result<OwnedFd> {
     for entry in fs::read_dir(format!("/proc/{}/fd", process.pid))?.flatten() {
         let theirs = statx(CWD, entry.path(), AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS);
         let number = entry.file_name().to_string_lossy().parse::<RawFd>().ok();
-        let (Some(number), true) = (number, tap.is(theirs)) else { continue };
+        let (Some(number), true) = (number, is_device(theirs, TUN)) else { continue };
         match pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()) {
             Ok(device) => {
                 // It may have become another since.
                 let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
                 let ours = statx(&device, "", flags, StatxFlags::BASIC_STATS);
-                if tap.is(ours) && name_of(&device).is_ok_and(|name| name == tap.name) {
+                if is_device(ours, TUN) && name_of(&device).is_ok_and(|name| name == tap.name) {
                     return Ok(device);
                 }
             }
@@ -102,7 +116,7 @@ fn open(process: ThreadId, tap: &Tap<'_>) -> io::Result<OwnedFd> {
     Err(io::Error::from_raw_os_error(refused))
 }
 
-/// The interface of an open tap or macvtap.
+/// The interface of an open tap.
 fn name_of(device: &OwnedFd) -> io::Result<String> {
     // SAFETY: zeroes are a valid ifreq: numbers and a name without letters.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -119,25 +133,17 @@ mod tests {
 
     #[test]
     fn devices_are_told_by_their_drivers_number() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("vm0");
-        fs::create_dir_all(path.join("tap7")).unwrap();
-        for (said, device) in [("241:3\n", (241, 3)), ("", TUN), ("241", TUN), ("a:b", TUN), ("4294967296:1", TUN)] {
-            fs::write(path.join("tap7/dev"), said).unwrap();
-            let tap = Tap::of(&path, 7);
-            assert_eq!((tap.name, tap.device), ("vm0", device), "{said}");
-        }
-        let tap = Tap { name: "", device: (1, 3) };
-        let found = |path: &str| statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS);
-        assert!(tap.is(found("/dev/null")) && !tap.is(found("/dev/zero")) && !tap.is(found("/")));
-        assert!(!tap.is(found("/nowhere")));
+        let is_null =
+            |path: &str| is_device(statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS), (1, 3));
+        assert!(is_null("/dev/null") && !is_null("/dev/zero") && !is_null("/"));
+        assert!(!is_null("/nowhere"));
     }
 
     #[test]
     fn who_has_no_such_device_open_is_told_so() {
         let pid = i32::try_from(std::process::id()).unwrap();
         let own = ThreadId::of(pid, pid).unwrap();
-        let tap = Tap { name: "tap0", device: TUN };
+        let tap = Tap { name: "tap0" };
         let error = send_buffer(own, &tap).unwrap_err().raw_os_error();
         assert!(matches!(error, Some(libc::ENODEV | libc::ENOSYS)), "{error:?}");
         let ended = ThreadId { start_time: own.start_time + 1, ..own };

@@ -7,9 +7,10 @@ mod fleet;
 use std::collections::BTreeMap;
 
 use fleet::{policies, refusals, rt, two_vms};
+use ontime_hostnet::doctor::Refused;
 use ontime_hostnet::{
-    CpuSet, Intent, Inventory, Journal, Knob, Method, NicConfig, Original, Plan, Refusal, RuleId, Value, as_found,
-    plan, replan, rules,
+    CpuSet, Host, Intent, Inventory, Journal, Knob, KnobError, KvmProbe, Method, NicConfig, Original, Plan, Refusal,
+    RuleId, State, Value, as_found, examine, plan, replan, rules,
 };
 use ontime_tenants::{Policy, Role};
 
@@ -88,11 +89,64 @@ fn a_polling_thread_has_the_cpu_that_is_named_for_it() {
     let found = plan(&inventory, &intent);
     assert!(words(&found, "polls on the only CPU"));
     assert_eq!(policies(&found)["napi/eth0-8193"], Policy::Fifo(1));
+    // Nor where the one that was named for it has gone.
+    intent.nics = on(5);
+    let found = plan(&inventory, &intent);
+    assert!(words(&found, "poll_cpu 5 is not online; does not poll"), "{:?}", found.findings);
+    assert!(napi_settings(&found).iter().all(|(_, value)| value == "1"));
     intent.nics.clear();
     let found = plan(&inventory, &intent);
     assert!(words(&found, "does not poll"));
     assert!(napi_settings(&found).iter().all(|(_, value)| value == "1"));
     assert_eq!(policies(&found)["napi/eth0-8193"], Policy::Fifo(44));
+}
+
+/// A host that has what this plan wants.
+struct AsPlanned(Plan);
+
+impl Host for AsPlanned {
+    fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
+        let of = self.0.settings.iter().find(|setting| setting.knob == *knob);
+        of.map(|setting| setting.value.clone()).ok_or_else(|| KnobError::Gone(knob.to_string()))
+    }
+
+    fn write(&self, knob: &Knob, _: &Value) -> Result<(), KnobError> {
+        Err(KnobError::Gone(knob.to_string()))
+    }
+}
+
+#[test]
+fn what_polls_by_our_doing_is_as_wanted_while_the_method_is_in_force_and_no_longer() {
+    let (before, intent) = polling();
+    let host = AsPlanned(plan(&before, &intent));
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
+    let mut inventory = before.clone();
+    for (setting, mode) in host.0.settings.iter().filter_map(|set| Some((set, poll_mode(&set.value)?))) {
+        journal.keep(vec![Original { knob: setting.knob.clone(), value: Value::Threaded(0) }]).unwrap();
+        let napis = inventory.nics.iter_mut().flat_map(|nic| &mut nic.napis);
+        let is_it = |id: u32| matches!(setting.knob, Knob::NapiThreaded { napi, .. } if napi == id);
+        napis.filter(|napi| is_it(napi.id)).for_each(|napi| napi.threaded = Some(mode));
+    }
+    let state = |method, id: &str| {
+        let (inventory, intent) = as_found(inventory.clone(), Intent { method, ..intent.clone() }, &journal);
+        let found = examine(&host, &inventory, &intent, &[], &Refused::new(), &KvmProbe::Unknown(String::new()));
+        found.checks.into_iter().find(|check| check.id == id).map(|check| (check.state, check.found))
+    };
+    for id in ["napi-threaded", "napi-thread", "busy-poll"] {
+        let (state, found) = state(Method::Busypoll, id).unwrap();
+        assert!(state == State::Ok && !found.contains("is left at"), "{id}: {found}");
+    }
+    let (state_now, found) = state(Method::Partitioned, "napi-threaded").unwrap();
+    assert!(state_now == State::Critical && found.contains("threading of NAPI 8193: 2, wanted 1"), "{found}");
+    assert!(state(Method::Partitioned, "busy-poll").is_none());
+}
+
+fn poll_mode(value: &Value) -> Option<u32> {
+    match value {
+        Value::Threaded(mode) => Some(*mode),
+        _ => None,
+    }
 }
 
 #[test]

@@ -11,10 +11,10 @@ use ontime_hostnet::doctor::Refused;
 use ontime_hostnet::inventory::{Kernel, Lockdown, Nic};
 use ontime_hostnet::{
     Host, Intent, Inventory, Knob, KnobError, Method, Moderation, NicConfig, NicId, NicUse, Plan, RULES, Refusal,
-    RuleId, Severity, State, SteerFrom, Value, examine, kvm, plan, rules,
+    RuleId, Setting, Severity, State, SteerFrom, Value, examine, kvm, plan, rules,
 };
 use ontime_tenants::vmm::Delay;
-use ontime_tenants::{Attached, Class, Kind, Policy, PriorityTable, Problem, ProblemKind, Tenant, Vnic};
+use ontime_tenants::{Attached, Class, Kind, Policy, PriorityTable, Problem, ProblemKind, Tenant, ThreadRole, Vnic};
 
 #[test]
 fn partitioned_places_every_thread_by_the_table() {
@@ -304,6 +304,40 @@ fn every_rule_is_a_row_of_the_docs_and_says_where_its_cost_is_from() {
 }
 
 #[test]
+fn packets_of_vms_that_rt_packets_wait_for_come_one_by_one_where_softirqs_share_a_lock() {
+    let (mut inventory, mut intent) = two_vms();
+    assert!(of_rule(&plan(&inventory, &intent), RuleId::TapBatch).is_empty(), "7.2 has no such lock");
+    inventory.kernel.version = (6, 12);
+    let batches = |tap: &str, process| (format!("{tap} batches of packets, by process {process}"), "absent".to_owned());
+    let found = plan(&inventory, &intent);
+    assert_eq!(of_rule(&found, RuleId::TapBatch), [batches("tap2", 1_000_200)], "not the RT VM's");
+    // A lower level's are waited for by a higher one too; under a method that leaves RT packets in softirqs anyway nothing is gained.
+    intent.tenants[1].class = rt(3);
+    assert_eq!(of_rule(&plan(&inventory, &intent), RuleId::TapBatch).len(), 1);
+    assert!(
+        of_rule(&plan(&inventory, &Intent { method: Method::Threaded, ..intent.clone() }), RuleId::TapBatch).is_empty()
+    );
+    intent.tenants[1].class = intent.tenants[0].class;
+    assert!(of_rule(&plan(&inventory, &intent), RuleId::TapBatch).is_empty(), "all are of the highest level");
+    intent.tenants[1].class = Class::Bulk;
+    // Its driver disables softirqs for a packet at a time.
+    let kinds = |inventory: &mut Inventory, kind: &str| {
+        inventory.nics.iter_mut().filter(|nic| nic.id.name == "tap2").for_each(|nic| nic.kind = Some(kind.to_owned()));
+    };
+    kinds(&mut inventory, "macvtap");
+    assert!(of_rule(&plan(&inventory, &intent), RuleId::TapBatch).is_empty());
+    kinds(&mut inventory, "tun");
+    // QEMU itself hands over one by one.
+    let mut emulated = intent.clone();
+    emulated.tenants[1].threads.retain(|thread| thread.role != ThreadRole::Vhost);
+    assert!(of_rule(&plan(&inventory, &emulated), RuleId::TapBatch).is_empty());
+    for (realtime, version) in [(false, (6, 12)), (true, (6, 18))] {
+        (inventory.kernel.realtime, inventory.kernel.version) = (realtime, version);
+        assert!(of_rule(&plan(&inventory, &intent), RuleId::TapBatch).is_empty(), "no such lock");
+    }
+}
+
+#[test]
 fn polls_that_rt_packets_wait_for_are_short_where_softirqs_share_a_lock() {
     let (mut inventory, mut intent) = two_vms();
     inventory.sysctls.insert("net/core/dev_weight".to_owned(), "64".to_owned());
@@ -362,8 +396,19 @@ fn a_shared_nic_keeps_its_last_transmit_queue_for_rt() {
     }
     covered.sort_unstable();
     assert_eq!(covered, (0..fleet::CPUS).collect::<Vec<_>>(), "every CPU has one other queue");
-    let tail: Vec<_> = settings.iter().skip(4).map(|(knob, _)| knob.as_str()).collect();
-    assert_eq!(tail, ["eth0 clsact qdisc", "eth0 filter: from tap1 to transmit queue 3"]);
+    let filters = ["eth0 clsact qdisc", "eth0 filter: from tap1 to transmit queue 3"];
+    let first: Vec<_> = settings.iter().take(2).map(|(knob, _)| knob.as_str()).collect();
+    assert_eq!(first, filters);
+    // No filter where its place is another qdisc's, and no queue is kept for whom no filter brings there.
+    let needs = |setting: &Setting| setting.needs.iter().map(ToString::to_string).collect::<Vec<_>>();
+    for setting in found.settings.iter().filter(|setting| setting.rule == RuleId::RtTxQueue) {
+        let wanted = match setting.knob {
+            Knob::TxSteer { .. } => &filters[..1],
+            Knob::XpsCpus { .. } => &filters[..],
+            _ => &[],
+        };
+        assert_eq!(needs(setting), wanted, "{}", setting.knob);
+    }
     assert_eq!(policies(&found)["irq/100-eth0-TxRx-0"], Policy::BULK_DRIVER);
     let critical = found.findings.iter().find(|finding| finding.severity == Severity::Critical).unwrap();
     assert!(critical.found.contains("received by the same queues"));
@@ -407,6 +452,9 @@ fn a_containers_macvlan_is_its_nics_tenant_and_known_by_its_address() {
     // An ipvlan has the address of its NIC, as everybody's packets there.
     intent.tenants[0].attached = vec![attached(None)];
     assert!(filters(&intent).is_empty());
+    let found = plan(&inventory, &intent);
+    assert!(of_rule(&found, RuleId::RtTxQueue).is_empty());
+    assert!(refusals(&found, RuleId::RtTxQueue).contains(&Refusal::Device));
     intent.tenants.truncate(1);
     assert_eq!(intent.nic_use(&inventory, nic), NicUse::Derived(rt(0)));
     assert!(said(&inventory, &intent).is_empty());
@@ -633,4 +681,23 @@ fn what_a_daemon_could_not_set_is_not_promised() {
     assert!(!with.ontime_can_apply && with.state == State::Critical, "{with:?}");
     assert!(with.found.contains("could not set: it says no"), "{with:?}");
     assert!(check(&refused(&knobs[1..])).ontime_can_apply, "one is left that it can set");
+}
+
+#[test]
+fn reserved_cpu_time_is_no_lack() {
+    let (inventory, mut intent) = two_vms();
+    let probe = kvm::KvmProbe::Unknown("not asked".to_owned());
+    let check = |intent: &Intent, id: &str| {
+        let found = examine(&Otherwise, &inventory, intent, &[], &Refused::new(), &probe);
+        found.checks.into_iter().find(|check| check.id == id).unwrap()
+    };
+    intent.caps_in_force = false;
+    let (places, protections) = (check(&intent, "vcpu-place"), check(&intent, "rt-protections"));
+    assert_eq!((places.state, protections.state), (State::Warning, State::Warning));
+    // Who keeps it moves these threads, and no protection goes off beside it.
+    let vcpus = intent.tenants[0].threads.iter().filter(|thread| matches!(thread.role, ThreadRole::Vcpu(_)));
+    intent.reserved = vcpus.map(|thread| (thread.id, Policy::BULK)).collect();
+    let (places, protections) = (check(&intent, "vcpu-place"), check(&intent, "rt-protections"));
+    assert_eq!((places.state, protections.state), (State::Ok, State::Ok), "{places:?} {protections:?}");
+    assert!(protections.found.contains("reserved"), "{protections:?}");
 }

@@ -107,6 +107,18 @@ fn a_send_buffer_holds_a_vms_packets_back_until_what_is_on_its_way_has_gone() {
         for bad in ["0", "-1", "much", "99999999999"] {
             assert!(host.write(&knob("vm0"), &text(bad)).is_err(), "{bad}");
         }
+        // Whether vhost makes batches is a matter of the limit; one that somebody set stays, and is no batch.
+        let batches = |name| Knob::TapBatch { nic: id(roots, name), process };
+        let present = |name| host.read(&batches(name)).unwrap() == Value::Present(true);
+        assert_eq!([present("vm0"), present("vm1")], [false, true]);
+        for on in [true, false] {
+            host.write(&batches("vm0"), &Value::Present(on)).unwrap();
+            assert_eq!(host.read(&knob("vm0")).unwrap(), text("16384"));
+        }
+        for (on, size) in [(false, "2147483646"), (true, "2147483647")] {
+            host.write(&batches("vm1"), &Value::Present(on)).unwrap();
+            assert_eq!((present("vm1"), host.read(&knob("vm1")).unwrap()), (on, text(size)));
+        }
         // What the NIC has not sent: here, what waits in a qdisc for a very long time.
         let stuck = Command::new("tc")
             .args("qdisc add dev va0 root tbf rate 8bit burst 2000 limit 1000000".split(' '))

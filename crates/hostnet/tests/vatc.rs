@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fleet::{host, mixed, of_rule, policies, refusals, rt, two_vms, vm};
 use ontime_hostnet::host_config::NicConfig;
 use ontime_hostnet::inventory::{Inventory, TxQueue};
-use ontime_hostnet::{Intent, Method, NicUse, Refusal, RuleId, Severity, plan};
+use ontime_hostnet::{Intent, Knob, Method, NicUse, Refusal, RuleId, Severity, plan};
 use ontime_tenants::{Class, Policy};
 
 #[test]
@@ -77,6 +77,9 @@ fn where_only_vms_send_packets_bypass_the_qdisc_and_bulk_vms_wait_at_their_taps(
     ];
     let wanted = wanted.map(|(knob, value)| (knob.to_owned(), value.to_owned()));
     assert_eq!(of_rule(&found, RuleId::QdiscBypass), wanted);
+    // Batches end with the limit: whoever had ended them before has that given back after it.
+    let held = found.settings.iter().filter(|of| matches!(of.knob, Knob::SendBuffer { .. }));
+    assert!(held.map(|of| of.overwrites.len()).eq([1, 1]));
     assert!(!policies(&found).contains_key("vhost-1000200"), "a bulk VM's thread stays as it was found");
     assert!(refusals(&found, RuleId::RtTxQueue).contains(&Refusal::Device), "and it is still said that they share it");
     let none = |inventory: &Inventory, intent: &Intent| {
@@ -106,6 +109,11 @@ fn where_only_vms_send_packets_bypass_the_qdisc_and_bulk_vms_wait_at_their_taps(
         of.nics.iter_mut().filter(|nic| nic.id.name == "tap3").for_each(|nic| nic.kind = Some("veth".to_owned()))
     });
     assert_eq!(none(&container, &intent), [Refusal::Device]);
+    // Whose size the kernel sets and does not tell.
+    let macvtap = with(|of| {
+        of.nics.iter_mut().filter(|nic| nic.id.name == "tap3").for_each(|nic| nic.kind = Some("macvtap".to_owned()))
+    });
+    assert_eq!(none(&macvtap, &intent), [Refusal::Device]);
     assert_eq!([at_sender(&theirs), at_sender(&container)], [Some(Policy::Fifo(1)); 2]);
     let without = Intent { without: BTreeSet::from([RuleId::QdiscBypass]), ..intent.clone() };
     assert_eq!(policies(&plan(&inventory, &without)).get("vhost-1000200"), Some(&Policy::Fifo(1)));

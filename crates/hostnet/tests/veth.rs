@@ -580,6 +580,25 @@ fn an_rt_containers_veth_leaves_the_backlog_at_both_ends_and_comes_back() {
     });
 }
 
+/// Its NAPI goes with the merging that makes it, and what is set of it cannot be given back afterwards.
+#[test]
+fn what_no_rt_container_has_any_longer_is_given_back_in_order() {
+    in_namespace(|roots| {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = journal(state.path());
+        let container = Container::start();
+        let host = LiveHost::with_roots(roots.clone());
+        let wanted = Intent { tenants: vec![container.tenant()], ..intent("va", 0) };
+        // The last forgets the thread, which is gone.
+        for intent in [wanted, Intent::default(), Intent::default()] {
+            converge(&host, &mut journal, |_| Ok::<_, Infallible>(look_at_veth(roots, &intent))).unwrap();
+            assert_eq!(threaded(roots, "va"), Some(u32::from(!intent.tenants.is_empty())));
+        }
+        assert!(journal.entries().is_empty(), "{:?}", journal.entries());
+        assert_eq!(container.offloads(), ["on off", "on off"]);
+    });
+}
+
 #[test]
 fn a_hundred_vms_and_64_queues_are_looked_at_and_applied() {
     in_namespace(|roots| {

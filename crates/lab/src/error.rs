@@ -55,6 +55,13 @@ pub enum LabError {
         /// The console log.
         log: PathBuf,
     },
+    /// The emulated host crashed by a race of the emulator, on the real clock.
+    #[error("the emulated host crashed at a breakpoint that its kernel had taken away again, which the emulator missed; run it again\n\
+             its console log: {log}", log = log.display())]
+    StaleCode {
+        /// The console log.
+        log: PathBuf,
+    },
     /// The emulated host said nothing for too long.
     #[error("the emulated host hangs: no sign of life for {seconds} s; its console log: {log}\n{tail}", log = log.display())]
     Hung {

@@ -20,6 +20,12 @@ use crate::qemu::{Clock, Console, Machine, RELEASE, capture};
 /// What a console says when the host is beyond help.
 const LAST_WORDS: [&str; 4] = ["Kernel panic", "LAB-FAILED", "double fault:", "Unable to mount root"];
 
+/// What a kernel says of a breakpoint that nobody has set. It sets one for a moment where it changes its code (static keys,
+/// `smp_text_poke_batch_finish`). Where one emulated CPU translates that code while another changes it back, the emulator may miss the change: it asks
+/// whether the page has translations before it enters the page as writable, and another CPU's first one may come between (QEMU's
+/// `tlb_set_page_full` and `tlb_protect_code`). The breakpoint stays in the translation then.
+const STALE_CODE: &str = "Oops: int3";
+
 /// How a command in the emulated host ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
@@ -70,19 +76,30 @@ impl Lab {
         machine.check()?;
         fs::create_dir_all(dir.join("files")).map_err(file("make", dir))?;
         let dir = dir.canonicalize().map_err(file("find", dir))?;
+        let initrd = dir.join("initrd");
+        with_overlay(&images.initrd(machine.kernel), binary, &initrd)?;
+        network::set_up()?;
+        match Self::boot(machine, images, &dir, &initrd) {
+            // A kernel changes most of its code while it boots. Nothing of the caller's has begun then.
+            Err(error @ LabError::StaleCode { .. }) => {
+                eprintln!("ontime: {error}; it boots again");
+                Self::boot(machine, images, &dir, &initrd)
+            }
+            other => other,
+        }
+    }
+
+    fn boot(machine: &Machine, images: &Images, dir: &Path, initrd: &Path) -> Result<Self, LabError> {
         for old in ["agent.sock", "qmp.sock", "console.log", "rt.pcap", "bulk.pcap"] {
             // Nothing of an earlier run in the same directory may be taken for this one's.
             let _ = fs::remove_file(dir.join(old));
         }
-        let initrd = dir.join("initrd");
-        with_overlay(&images.initrd(machine.kernel), binary, &initrd)?;
-        network::set_up()?;
-        let arguments = machine.arguments(images, &dir, &initrd);
+        let arguments = machine.arguments(images, dir, initrd);
         let (program, rest) = arguments.split_first().ok_or_else(|| LabError::Machine("no emulator".into()))?;
         let mut command = Command::new(program);
         command.args(rest).env("QEMU_MODULE_DIR", images.emulator_modules());
         if machine.console == Console::Log {
-            let log = File::create(dir.join("emulator.log")).map_err(file("write", &dir))?;
+            let log = File::create(dir.join("emulator.log")).map_err(file("write", dir))?;
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         }
         let emulator = command.spawn().map_err(|source| LabError::Program {
@@ -90,9 +107,15 @@ impl Lab {
             source,
             remedy: "remove the lab's cache so that its images are built again",
         })?;
-        let (clock, silence) = (machine.clock, Duration::from_secs(machine.silence_seconds));
-        let release_us = machine.release_us;
-        let mut lab = Self { dir, emulator, connection: None, clock, release_us, silence, next: 0 };
+        let mut lab = Self {
+            dir: dir.to_path_buf(),
+            emulator,
+            connection: None,
+            clock: machine.clock,
+            release_us: machine.release_us,
+            silence: Duration::from_secs(machine.silence_seconds),
+            next: 0,
+        };
         if machine.console == Console::Log {
             lab.wait_until_up()?;
         }
@@ -300,8 +323,8 @@ impl Lab {
     fn still_running(&mut self) -> Result<(), LabError> {
         let log = self.dir.join("console.log");
         let text = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
-        if let Some(line) = text.lines().find(|line| LAST_WORDS.iter().any(|words| line.contains(words))) {
-            return Err(LabError::Crashed { line: line.to_owned(), log });
+        if let Some(crash) = crash(&text, self.clock, &log) {
+            return Err(crash);
         }
         let Some(status) = self.emulator.try_wait().map_err(file("wait for the emulator in", &self.dir))? else {
             return Ok(());
@@ -315,6 +338,16 @@ impl Lab {
         let text = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
         LabError::Hung { seconds, tail: tail(&text, 10), log }
     }
+}
+
+/// What a console says of a host that is beyond help, if it is.
+fn crash(console: &str, clock: Clock, log: &Path) -> Option<LabError> {
+    let line = console.lines().find(|line| LAST_WORDS.iter().any(|words| line.contains(words)))?;
+    let log = log.to_path_buf();
+    if clock == Clock::Real && console.contains(STALE_CODE) {
+        return Some(LabError::StaleCode { log });
+    }
+    Some(LabError::Crashed { line: line.to_owned(), log })
 }
 
 impl Drop for Lab {
@@ -372,4 +405,23 @@ fn cpio_file(archive: &mut Vec<u8>, name: &str, data: &[u8]) {
     archive.resize(archive.len().next_multiple_of(4), 0);
     archive.extend_from_slice(data);
     archive.resize(archive.len().next_multiple_of(4), 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_breakpoint_that_nobody_set_is_the_emulators_and_other_crashes_are_not() {
+        let log = Path::new("/x/console.log");
+        let console = "[    5.2] Oops: int3: 0000 [#1] SMP NOPTI\n[    5.3] Kernel panic - not syncing: Fatal exception in interrupt\n";
+        assert!(matches!(crash(console, Clock::Real, log), Some(LabError::StaleCode { .. })));
+        // With one CPU there is nobody else to change the code.
+        assert!(matches!(crash(console, Clock::Virtual, log), Some(LabError::Crashed { .. })));
+        let other = "[    5.3] Kernel panic - not syncing: Attempted to kill init! exitcode=0x00007e00\n";
+        assert!(
+            matches!(crash(other, Clock::Real, log), Some(LabError::Crashed { line, .. }) if line.contains("kill init"))
+        );
+        assert!(crash("[    5.3] all is well\n", Clock::Real, log).is_none());
+    }
 }

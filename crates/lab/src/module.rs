@@ -43,6 +43,7 @@ pub const GUEST: Module = Module {
         ("guest/dl.h", include_str!("../../../guest/dl.h")),
         ("guest/dl_host.c", include_str!("../../../guest/dl_host.c")),
         ("guest/dl_next.c", include_str!("../../../guest/dl_next.c")),
+        ("guest/dl_stray.c", include_str!("../../../guest/dl_stray.c")),
         ("guest/idle.c", include_str!("../../../guest/idle.c")),
         ("guest/io.c", include_str!("../../../guest/io.c")),
         ("guest/main.c", include_str!("../../../guest/main.c")),

@@ -24,6 +24,8 @@ const INVARIANT_TSC: &str = ",+invtsc,x-force-features=on";
 pub const RELEASE: &str = "release";
 /// Virtual microseconds between releases of arriving packets, where nothing else is said: an arrival is stamped when it is released.
 const RELEASE_US: u32 = 100;
+/// Bounds of [`Machine::silence_seconds`]: the agent's heart beats every 2 s of the host's time; and a day.
+const SILENCE: std::ops::RangeInclusive<u64> = 30..=86_400;
 
 /// What time is in the emulated host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,8 +118,7 @@ pub struct Machine {
     pub kernel_arguments: Vec<String>,
     /// Its console.
     pub console: Console,
-    /// Real seconds without a sign of life after which it counts as hung, at least 30: the agent's heart beats every 2 s
-    /// of the host's time.
+    /// Real seconds without a sign of life after which it counts as hung, 30 to 86,400.
     pub silence_seconds: u64,
     /// Bytes of a frame that the RT NIC's capture holds, at most; the bulk NIC's holds headers.
     pub captured_bytes: u32,
@@ -153,8 +154,9 @@ impl Machine {
     /// # Errors
     /// A sentence with the allowed range.
     pub fn check(&self) -> Result<(), LabError> {
-        if self.silence_seconds < 30 {
-            return Err(LabError::Machine(format!("--silence {}: at least 30 seconds", self.silence_seconds)));
+        if !SILENCE.contains(&self.silence_seconds) {
+            let (least, most) = SILENCE.into_inner();
+            return Err(LabError::Machine(format!("--silence {}: {least} to {most} seconds", self.silence_seconds)));
         }
         match (self.clock, self.cpus) {
             (Clock::Virtual, 1) | (Clock::Real, 1..=8) => Ok(()),
@@ -280,8 +282,10 @@ mod tests {
         machine.cpus = 9;
         assert!(machine.check().is_err());
         machine.cpus = 2;
-        machine.silence_seconds = 29;
-        assert!(machine.check().is_err());
+        for silence in [29, 86_401, u64::MAX] {
+            machine.silence_seconds = silence;
+            assert!(machine.check().is_err(), "{silence}");
+        }
     }
 
     #[test]

@@ -221,7 +221,7 @@ pub struct CapThread {
 /// Reserved CPU time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Reservations {
-    /// What keeps it: `paced` or `deadline`.
+    /// What keeps it: `paced`, `dp-wrap`, `sched_ext` or `deadline`.
     pub backend: String,
     /// Why nothing is kept although it is configured.
     pub off: Option<String>,
@@ -237,7 +237,7 @@ pub struct Reservations {
     pub refused: Vec<Problem>,
     /// Names with a reservation of which no VM runs.
     pub absent: Vec<String>,
-    /// The present slice (`paced`).
+    /// The present slice; none by `deadline`.
     pub slice: Option<Slice>,
 }
 
@@ -348,8 +348,8 @@ pub struct KnobState {
     pub wanted: String,
     /// The value it has; none where it cannot be read.
     pub actual: Option<String>,
-    /// `ok`, `drifted`, `paused` (its thread is over its runtime cap this moment), `gone`, `unsupported` or `failed`; and
-    /// `not-applied` where no daemon runs, or after `ontime reset`.
+    /// `ok`, `drifted`, `paused` (its thread is over its runtime cap this moment), `ahead` (a vCPU, because of an interrupt: method
+    /// `interrupt-context`), `gone`, `unsupported` or `failed`; and `not-applied` where no daemon runs, or after `ontime reset`.
     pub state: String,
     /// Why, where it is not `ok`.
     pub why: Option<String>,
@@ -417,7 +417,7 @@ pub struct Change {
     pub from: Option<String>,
     /// What it was to become.
     pub to: String,
-    /// `changed`, `restored`, `gone`, `unsupported`, `failed`; of a dry run, `would-change`.
+    /// `changed`, `restored`, `gone`, `unsupported`, `failed`; of a dry run, `would-change`, `would-restore` or `unsupported`.
     pub outcome: String,
     /// Why, where it is neither changed nor restored.
     pub why: Option<String>,

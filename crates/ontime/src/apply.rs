@@ -28,14 +28,14 @@ pub struct Args {
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let request = api::ApplyRequest { method: args.method.clone(), dry_run: args.dry_run };
     let report: api::Report = client::post(&paths.socket(), "/v1/apply", &request)?;
-    show(&report, args.json)
+    show(&report, args.json, &["failed"])
 }
 
-/// Shows a report; the exit status says whether every knob could be set.
+/// Shows a report; the exit status says whether a knob came out in one of these ways.
 ///
 /// # Errors
 /// Where standard output is closed.
-pub fn show(report: &api::Report, json: bool) -> anyhow::Result<ExitCode> {
+pub fn show(report: &api::Report, json: bool, wrong: &[&str]) -> anyhow::Result<ExitCode> {
     let mut out = std::io::stdout().lock();
     if json {
         serde_json::to_writer_pretty(&mut out, report)?;
@@ -66,6 +66,6 @@ pub fn show(report: &api::Report, json: bool) -> anyhow::Result<ExitCode> {
         }
         writeln!(out, "{} changes, {} knobs as wanted", report.changes.len(), report.unchanged)?;
     }
-    let failed = report.changes.iter().any(|change| change.outcome == "failed");
-    Ok(ExitCode::from(if failed { exit::THRESHOLD } else { exit::OK }))
+    let is_wrong = report.changes.iter().any(|change| wrong.contains(&change.outcome.as_str()));
+    Ok(ExitCode::from(if is_wrong { exit::THRESHOLD } else { exit::OK }))
 }

@@ -98,7 +98,7 @@ struct Emulated {
     /// The host's kernel: 7.2-rt, 7.2 or 6.12-rt
     #[arg(long, default_value = "7.2-rt")]
     kernel: Kernel,
-    /// Most real seconds without a sign of life of the host, at least 30: more where the machine has other work
+    /// Most real seconds without a sign of life of the host, 30 to 86400: more where the machine has other work
     #[arg(long, default_value_t = 180)]
     silence: u64,
     /// Directory for captures and logs (default: removed at the end)

@@ -1,11 +1,14 @@
 //! `ontime doctor`: what on this host makes RT packets late, what it costs, and what to do. Changes nothing.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use ontime_hostnet::doctor::{self, Check, Diagnosis, Refused, State};
-use ontime_hostnet::{Intent, Inventory, LiveHost, kvm};
-use ontime_tenants::{Sources, discover};
+use ontime_hostnet::inventory::Note;
+use ontime_hostnet::{Intent, Inventory, LiveHost, Originals, as_found, kvm};
+use ontime_sched::BackendKind;
+use ontime_tenants::{Policy, Sources, Tenant, ThreadId, discover};
 
 use crate::daemon::config::Config;
 use crate::exit::{self, Exit};
@@ -31,6 +34,9 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         .map_err(|error| Exit { status: exit::UNSUPPORTED, message: exit::chain(&error.into()) })?;
     let status = client::get::<api::Status>(&paths.socket(), "/v1/status").ok();
     let caps = status.as_ref().is_some_and(|status| status.caps.in_force);
+    let reserved = status.as_ref().and_then(|_| client::get(&paths.socket(), "/v1/reservations").ok());
+    let method = status.as_ref().and_then(|status| status.method.parse().ok());
+    let polling = status.as_ref().map(|status| status.polling.clone()).unwrap_or_default();
     let tried = |knob: &api::KnobState| matches!(knob.state.as_str(), "failed" | "unsupported");
     let knobs = status.into_iter().flat_map(|status| status.knobs).filter(tried);
     let refused: Refused = knobs.map(|knob| (knob.knob, knob.why.unwrap_or_default())).collect();
@@ -38,9 +44,18 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     // The probe may take its two seconds; the rest is read meanwhile.
     let device = roots.dev.join("kvm");
     let probe = std::thread::spawn(move || kvm::probe(&device));
-    let inventory = Inventory::scan(&roots);
+    let mut inventory = Inventory::scan(&roots);
+    let originals = paths.originals().unwrap_or_else(|error| {
+        inventory.notes.push(Note { about: "original values".to_owned(), why: error.to_string() });
+        Originals::default()
+    });
     let found = discover(&Sources::host(), &config.rules);
-    let intent = Intent::new(&config.host, config.rules.table(), found.tenants, caps);
+    let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants, caps);
+    intent.method = method.unwrap_or(intent.method);
+    let rests = polling.iter().filter(|nic| !nic.polling);
+    intent.resting = rests.filter_map(|nic| Some(inventory.nic(&nic.nic)?.id.ifindex)).collect();
+    intent.reserved = reserved.map(|reserved| kept(&reserved, &intent.tenants)).unwrap_or_default();
+    let (inventory, intent) = as_found(inventory, intent, &originals);
     let probe = probe.join().unwrap_or_else(|_| kvm::KvmProbe::Unknown("the probe ended early".to_owned()));
     let diagnosis =
         doctor::examine(&LiveHost::with_roots(roots), &inventory, &intent, &found.problems, &refused, &probe);
@@ -52,6 +67,15 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         show(&mut out, &diagnosis)?;
     }
     Ok(ExitCode::from(diagnosis.state.exit_code()))
+}
+
+/// The vCPU threads whose place is the daemon's business: whatever they have this moment, by one back end or another.
+fn kept(reserved: &api::Reservations, tenants: &[Tenant]) -> BTreeMap<ThreadId, Policy> {
+    let by_kernel = reserved.backend == BackendKind::Deadline.name();
+    let policy = if by_kernel { Policy::Deadline { runtime: 0, deadline: 0, period: 0 } } else { Policy::BULK };
+    let is_kept = |id: &ThreadId| reserved.vcpus.iter().any(|vcpu| vcpu.tid == id.tid);
+    let threads = tenants.iter().flat_map(|tenant| &tenant.threads).map(|thread| thread.id);
+    threads.filter(is_kept).map(|id| (id, policy)).collect()
 }
 
 fn show(out: &mut impl Write, diagnosis: &Diagnosis) -> std::io::Result<()> {

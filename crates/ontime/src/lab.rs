@@ -70,9 +70,9 @@ struct Run {
     #[command(flatten)]
     host: Host,
     /// Most real seconds the command may take
-    #[arg(long, default_value_t = 1800)]
+    #[arg(long, default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     timeout: u64,
-    /// Most real seconds without a sign of life of the host, at least 30
+    /// Most real seconds without a sign of life of the host, 30 to 86400
     #[arg(long, default_value_t = 180)]
     silence: u64,
     /// Bring the host module for a kernel that takes it (6.12-rt), built if it is missing: /lab/ontime_napi.ko inside
@@ -248,4 +248,31 @@ fn shell(host: &Host, images: &Images, scratch: &Path) -> anyhow::Result<ExitCod
 
 fn unsupported(error: LabError) -> anyhow::Error {
     Exit { status: UNSUPPORTED, message: error.to_string() }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(subcommand)]
+        command: Command,
+    }
+
+    #[test]
+    fn a_time_limit_is_one_that_a_clock_can_tell() {
+        let read = |seconds: &str| Line::try_parse_from(["lab", "run", "--timeout", seconds, "--", "true"]);
+        for good in ["1", "31536000"] {
+            let Command::Run(run) = read(good).unwrap().command else { panic!("{good}") };
+            assert!(Instant::now().checked_add(Duration::from_secs(run.timeout)).is_some());
+        }
+        for bad in ["0", "31536001", "18446744073709551615"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use ontime_hostnet::LiveHost;
+use ontime_hostnet::{LiveHost, Originals};
 use ontime_tenants::Sources;
 
 use crate::client::{self, ClientError};
@@ -45,7 +45,8 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let What::Status(args) = &args.what;
     let (mut nics, by_daemon): (Vec<api::Nic>, bool) = match client::get(&paths.socket(), "/v1/nics") {
         Ok(nics) => (nics, true),
-        Err(ClientError::NoDaemon { .. } | ClientError::Denied { .. }) => (look(paths)?, false),
+        Err(ClientError::NoDaemon { .. }) => (look(paths, "no daemon runs (systemctl start ontimed)")?, false),
+        Err(error @ ClientError::Denied { .. }) => (look(paths, &error.to_string())?, false),
         Err(error) => return Err(error.into()),
     };
     if let Some(unknown) = args.nics.iter().find(|name| !nics.iter().any(|nic| nic.name == **name)) {
@@ -68,16 +69,21 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(if wrong { exit::THRESHOLD } else { exit::OK }))
 }
 
-/// Looks for ourselves, where no daemon runs.
-fn look(paths: &Paths) -> anyhow::Result<Vec<api::Nic>> {
+/// Looks for ourselves, where no daemon can be asked, and why.
+fn look(paths: &Paths, why: &str) -> anyhow::Result<Vec<api::Nic>> {
     let config = Config::load(&paths.config_dir)?;
-    let look = Look::at(&Sources::host(), &config, paths, Known::default());
+    let originals = paths.originals().unwrap_or_else(|error| {
+        eprintln!("ontime: {error}");
+        Originals::default()
+    });
+    let known = Known { journal: Some(&originals), ..Known::default() };
+    let look = Look::at(&Sources::host(), &config, paths, known);
     let host = LiveHost::with_roots(paths.roots());
     let state = |setting: &ontime_hostnet::Setting| {
         let mut known = view::knob_state(&host, setting);
         if known.state == "drifted" {
             "not-applied".clone_into(&mut known.state);
-            known.why = Some("no daemon runs (systemctl start ontimed)".to_owned());
+            known.why = Some(why.to_owned());
         }
         known
     };

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ontime_hostnet::{Journal, JournalError, Roots, journal};
+use ontime_hostnet::{Journal, JournalError, Originals, Roots, journal};
 
 /// Directories, from the command line.
 #[derive(Debug, Clone, clap::Args)]
@@ -59,12 +59,27 @@ impl Paths {
     /// # Errors
     /// See [`JournalError`].
     pub fn journal(&self) -> Result<Journal, JournalError> {
-        let path = self.state_dir.join("originals");
+        let path = self.kept();
         let boot_id = journal::running_boot_id().map_err(|source| JournalError::Io {
             path: path.clone(),
             what: "reading the boot id",
             source,
         })?;
         Journal::open(&path, &boot_id)
+    }
+
+    /// Reads original values, whether or not a daemon holds the journal; makes and changes nothing.
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn originals(&self) -> Result<Originals, JournalError> {
+        let path = self.kept();
+        let boot_id =
+            journal::running_boot_id().map_err(|source| JournalError::Unread { path: path.clone(), source })?;
+        Originals::read(&path, &boot_id)
+    }
+
+    fn kept(&self) -> PathBuf {
+        self.state_dir.join("originals")
     }
 }

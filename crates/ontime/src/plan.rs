@@ -118,7 +118,7 @@ fn simulate(args: &Args, placed: &[Placed], report: &mut Report, names: Vec<&str
         }
         let picture = Picture {
             runs: &outcome.runs,
-            tenant_of: on.vcpus.iter().map(|(tenant, _)| *tenant).collect(),
+            places: picture::places(&on.vcpus),
             names: names.clone(),
             cpus: report.cpus_per_host,
             span: options.record,

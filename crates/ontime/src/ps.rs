@@ -19,16 +19,19 @@ pub struct Args {
     json: bool,
 }
 
-/// Shows the tenants: as the daemon sees them, or by looking for ourselves where none runs.
+/// Shows the tenants, and on standard error what is wrong with them: as the daemon sees it, or by looking for ourselves where none runs.
 ///
 /// # Errors
 /// Where the configuration is wrong, or standard output is closed.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
-    let tenants = match client::get(&paths.socket(), "/v1/tenants") {
-        Ok(tenants) => tenants,
+    let (tenants, problems) = match client::get(&paths.socket(), "/v1/tenants") {
+        Ok(tenants) => (tenants, told(paths)),
         Err(ClientError::NoDaemon { .. } | ClientError::Denied { .. }) => look(paths)?,
         Err(error) => return Err(error.into()),
     };
+    for problem in problems {
+        eprintln!("ontime: {}", table::visible(&format!("{}: {}", problem.subject, problem.message)));
+    }
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &tenants)?;
@@ -41,13 +44,16 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn look(paths: &Paths) -> anyhow::Result<Vec<api::Tenant>> {
+/// What the daemon's last pass did not like.
+fn told(paths: &Paths) -> Vec<api::Problem> {
+    client::get::<api::Status>(&paths.socket(), "/v1/status").map(|status| status.problems).unwrap_or_default()
+}
+
+fn look(paths: &Paths) -> anyhow::Result<(Vec<api::Tenant>, Vec<api::Problem>)> {
     let config = Config::load(&paths.config_dir)?;
     let found = discover(&Sources::host(), &config.rules);
-    for problem in &found.problems {
-        eprintln!("ontime: {}", table::visible(&problem.to_string()));
-    }
-    Ok(found.tenants.iter().map(|tenant| view::tenant(tenant, config.rules.table())).collect())
+    let tenants = found.tenants.iter().map(|tenant| view::tenant(tenant, config.rules.table())).collect();
+    Ok((tenants, found.problems.iter().map(view::problem).collect()))
 }
 
 /// A row a thread; the tenant's own columns are filled in the first only, for the eye.

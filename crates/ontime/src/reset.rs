@@ -21,6 +21,9 @@ pub struct Args {
     json: bool,
 }
 
+/// Outcomes of knobs that were not restored: their originals stay in the journal.
+const KEPT: [&str; 2] = ["failed", "unsupported"];
+
 /// Resets. Exit status 1 where a knob could not be restored; it stays in the journal.
 ///
 /// # Errors
@@ -30,14 +33,14 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         return protections_only(paths);
     }
     match client::post::<api::Report>(&paths.socket(), "/v1/reset", &()) {
-        Ok(report) => return apply::show(&report, args.json),
+        Ok(report) => return apply::show(&report, args.json, &KEPT),
         Err(ClientError::NoDaemon { .. }) => {}
         Err(error) => return Err(error.into()),
     }
     let host = LiveHost::with_roots(paths.roots());
     let mut journal = paths.journal()?;
     let report = ontime_hostnet::reset(&host, &mut journal)?;
-    apply::show(&view::report(&report, "reset", false), args.json)
+    apply::show(&view::report(&report, "reset", false), args.json, &KEPT)
 }
 
 /// The journal keeps them with all the rest, so a later reset finds them restored.

@@ -184,7 +184,8 @@ impl Trace<'_> {
             }
         }
         self.run.notes.extend(session.notes().iter().map(|note| visible(note)));
-        let rest = session.finish()?;
+        let (rest, records) = session.finish()?;
+        self.run.records = records;
         self.take(&rest)?;
         self.hints(from);
         Ok(())

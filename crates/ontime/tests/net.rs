@@ -21,6 +21,31 @@ fn states(nic: &Value) -> Vec<&str> {
     nic["knobs"].as_array().unwrap().iter().map(|knob| knob["state"].as_str().unwrap()).collect()
 }
 
+/// Without a daemon, originals that cannot be read are said, and nothing is made where there are none.
+#[test]
+fn who_looks_without_a_daemon_reads_the_originals_and_leaves_them_alone() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let left = || std::fs::read_dir(site.path("state")).unwrap().count();
+    let said = |args: &[&str]| {
+        let out = site.run(args);
+        String::from_utf8([out.stdout, out.stderr].concat()).unwrap()
+    };
+    for args in [["net", "status"], ["doctor", "--json"]] {
+        assert!(!said(&args).contains("originals"));
+        assert_eq!(left(), 0, "{args:?}");
+    }
+    std::fs::write(site.path("state/originals"), "{}").unwrap();
+    for args in [["net", "status"], ["doctor", "--json"]] {
+        let said = said(&args);
+        assert!(said.contains("state/originals: damaged"), "{said}");
+        assert_eq!(left(), 1, "{args:?}");
+    }
+    std::fs::remove_file(site.path("state/originals")).unwrap();
+}
+
 #[test]
 fn the_path_is_shown_nic_by_nic_with_why() {
     if !possible() {

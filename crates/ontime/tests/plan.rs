@@ -145,6 +145,24 @@ fn the_picture_is_well_formed_and_says_simulation() {
 }
 
 #[test]
+fn the_picture_is_of_the_fullest_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let [file, picture] = ["t.toml", "t.svg"].map(|name| dir.path().join(name));
+    let tenant = |name: &str, slice: &str| {
+        format!("[[tenant]]\nname = \"{name}\"\nrta = [{{ slice = \"{slice}\", period = \"10ms\" }}]\n")
+    };
+    // The last of them makes the second host the fuller one.
+    let text =
+        ["[host]\ncpus = 1\n".to_owned(), tenant("a", "6ms"), tenant("b", "5ms"), tenant("c", "4500us")].concat();
+    std::fs::write(&file, text).unwrap();
+    let said = json(file.to_str().unwrap(), &["--hosts", "2", "--svg", picture.to_str().unwrap()]);
+    assert!(near(&said["hosts"][0]["reserved_cpus"], 0.95), "{said}");
+    let svg = std::fs::read_to_string(picture).unwrap();
+    // vCPUs and RTAs are numbered as in their tenant.
+    assert!(svg.contains(">b, vCPU 0, RTA 0:") && svg.contains(">c, vCPU 0, RTA 0:") && !svg.contains(">a, "), "{svg}");
+}
+
+#[test]
 fn wrong_use_is_2() {
     assert_eq!(plan("none.toml", &[]).status.code(), Some(2));
     assert_eq!(plan("nh-dec.toml", &["--simulate", "-1"]).status.code(), Some(2));

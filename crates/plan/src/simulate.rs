@@ -269,7 +269,8 @@ impl<'a> Simulation<'a> {
             longest = guest.slice_max.map_or(longest, |most| longest.min(most));
         }
         self.planner.set_slices(SLICE_MIN, longest.min(crate::dpwrap::SLICE_MAX));
-        self.slice_end = self.planner.plan(self.now, &self.demands);
+        // What comes after the simulated time is counted nowhere.
+        self.slice_end = self.planner.plan(self.now, &self.demands).min(self.options.duration);
         self.outcome.slices += 1;
         self.dispatch();
     }

@@ -152,6 +152,18 @@ fn a_set_of_both_kinds_misses_only_what_has_no_slack_and_by_less_than_a_slice() 
 }
 
 #[test]
+fn nothing_is_counted_of_what_comes_after_the_simulated_time() {
+    let vcpus = [vcpu(&[(30_000_000, 60_000_000)], Arrivals::Periodic, Nanos::ZERO).unwrap()];
+    let admitted = admit(&vcpus, 1).unwrap();
+    for (simulated, used) in [(10, 10), (60, 30), (100, 60)]
+        .map(|(simulated, used)| (Nanos::from_millis(simulated), Nanos::from_millis(used)))
+    {
+        let outcome = run(&vcpus, &admitted, simulated, Nanos::ZERO, 1);
+        assert_eq!((outcome.used, outcome.missed()), (used, 0), "in {simulated}");
+    }
+}
+
+#[test]
 fn the_motivation_of_the_paper_is_cured() {
     // Figure 1: two RTAs in VM1 (1 and 4 in 15), beside VMs of (5, 10) and (5, 30): the CPU is exactly full.
     let ms = |n: u64| n * 1_000_000;

@@ -240,6 +240,17 @@ mod tests {
     }
 
     #[test]
+    fn the_file_of_the_documentation_is_read() {
+        let page = include_str!("../../../docs/sched.md");
+        let (_, rest) = page.split_once("```toml\n").unwrap();
+        let config = read(rest.split_once("```").unwrap().0).unwrap();
+        let [one] = config.reservations.as_slice() else { panic!("{config:?}") };
+        assert_eq!((one.budget, one.deadlines), (Nanos::from_micros(3_100), Some(Bandwidth::ppm(500_000))));
+        assert_eq!(config.reserve, SchedConfig::default().reserve);
+        assert_eq!(one.deadline_period, DEADLINE_PERIOD);
+    }
+
+    #[test]
     fn what_is_not_allowed_is_refused_with_its_line() {
         let one = |rest: &str| format!("\n[[reservation]]\nname = \"a\"\n{rest}\n");
         let twice = format!(

@@ -48,3 +48,16 @@ impl std::fmt::Display for Errno {
         std::io::Error::from_raw_os_error(self.0).fmt(f)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    /// Every byte of a struct is a field's: none tells the guest what was in this process's memory.
+    #[test]
+    fn no_struct_has_padding() {
+        let header = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../abi/ontime_abi.h");
+        let mut compiler = std::process::Command::new("cc");
+        let compiled =
+            compiler.args(["-x", "c", "-fsyntax-only", "-Wpadded", "-Werror"]).arg(&header).output().unwrap();
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    }
+}

@@ -47,6 +47,14 @@ impl Call {
         crate::abi::CALL_LEN + usize::from(self.words.control_len)
     }
 
+    /// Bytes of data that it has received into its room. With MSG_TRUNC it is asked of streams only, whose bytes go nowhere then.
+    pub fn written(&self) -> usize {
+        match self.request {
+            Request::Recv { flags } if flags & libc::MSG_TRUNC == 0 => self.moved,
+            _ => 0,
+        }
+    }
+
     /// Where data begin in the writable part.
     pub fn room_at(&self) -> usize {
         DONE_LEN + usize::from(self.words.control_room)

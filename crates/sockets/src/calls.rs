@@ -185,10 +185,7 @@ impl Engine {
     fn end(&mut self, memory: &Memory, vring: &Vring, call: Box<Call>, index: u32) {
         let reply = match call.moved {
             0 => Errno(libc::ECANCELED).into(),
-            moved => Reply {
-                data: if matches!(call.request, Request::Recv { .. }) { moved } else { 0 },
-                ..Reply::number(Ok(moved as u32))
-            },
+            moved => Reply { data: call.written(), ..Reply::number(Ok(moved as u32)) },
         };
         self.complete(memory, vring, call, &reply, Some(index));
     }

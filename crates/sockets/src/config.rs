@@ -105,6 +105,9 @@ fn check(text: &Text, entry: Entry) -> Result<Vm, ConfigError> {
     let bind = entry.bind.iter().map(|item| of(text, item, ports, PORTS)).collect::<Result<_, _>>()?;
     let reach = entry.reach.iter().map(|item| of(text, item, network, NETWORK)).collect::<Result<_, _>>()?;
     let map = entry.map.iter().map(|(item, host)| {
+        if *host == 0 {
+            return Err(text.error(&item.span(), format!("{:?}: the host's port is 1 to 65535", item.get_ref())));
+        }
         let guest =
             of(text, item, |text| ports(text).filter(|ports| ports.first == ports.last && ports.first > 0), PORT)?;
         Ok(Mapped { protocol: guest.protocol, guest: guest.first, host: *host })
@@ -203,6 +206,7 @@ mod tests {
             ("[vm.a]\npriority = 99", ":2:12:", "1 to 98"),
             ("[vm.a]\nblind = []", ":2:1:", "did you mean `bind`"),
             ("[vm.a]\nmap = { \"tcp/80-81\" = 1 }", ":2:9:", "tcp/80 or udp/53"),
+            ("[vm.a]\nmap = { \"tcp/80\" = 0 }", ":2:9:", "1 to 65535"),
             ("[vm.a]\nwake = \"never\"", ":2:8:", "`idle`"),
         ] {
             let error = read(text, "a").unwrap_err();

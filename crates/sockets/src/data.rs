@@ -211,8 +211,9 @@ impl Engine {
         let short = consumes && (1..left).contains(&received.len);
         let blind = consumes && wait && u32::from(call.words.flags) & ONTIME_CALL_BLIND != 0;
         self.look_behind(socket, short, blind);
+        let whole = socket.protocol == Protocol::Udp || flags & libc::MSG_ERRQUEUE != 0;
         let reply = Reply {
-            data: call.moved.min(call.parts.room),
+            data: if whole { call.moved.min(call.parts.room) } else { call.written() },
             control: received.control,
             flags: received.flags as u32,
             ..Reply::number(Ok(call.moved as u32)).named(received.from.get())
@@ -254,7 +255,7 @@ fn moved_or(call: &Call, error: Errno) -> Result<u32, Errno> {
 }
 
 fn answer(call: &Call, bytes: u32) -> Outcome {
-    Outcome::Done(Reply { data: call.moved, ..Reply::number(Ok(bytes)) })
+    Outcome::Done(Reply { data: call.written(), ..Reply::number(Ok(bytes)) })
 }
 
 fn query(socket: &Socket, which: u32) -> Result<u32, Errno> {

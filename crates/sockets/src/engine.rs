@@ -241,8 +241,11 @@ impl Engine {
                     }
                 }
                 Order::Look { index } => self.look_again(index),
-                Order::Release { index, ticket, force } => {
-                    let result = self.release(memory, calls, index, force);
+                Order::Release { id, ticket, force } => {
+                    // It may have been closed here meanwhile, and another one be at its place.
+                    let ours = self.shared.table.find(id).ok().filter(|socket| socket.owner == self.channel);
+                    let result =
+                        ours.map_or(Err(Errno(libc::EBADF)), |socket| self.release(memory, calls, socket.index, force));
                     self.answer(Released { ticket, result });
                 }
                 Order::Forget { ticket } => {

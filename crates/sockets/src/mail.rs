@@ -26,13 +26,13 @@ pub enum Order {
     Adopt { index: u32 },
     /// A call of the worker may have changed how ready this socket is; there is no edge for that.
     Look { index: u32 },
-    /// Let go of this socket, and say so. `force` ends the calls that wait on it.
-    Release { index: u32, ticket: u32, force: bool },
+    /// Let go of the socket of this id, if it is still yours, and say so. `force` ends the calls that wait on it.
+    Release { id: u32, ticket: u32, force: bool },
     /// Forget every socket, the guest's driver was reset, and say so.
     Forget { ticket: u32 },
 }
 
-/// From a channel to the worker: let go of (or not: EBUSY).
+/// From a channel to the worker: let go of (or not: EBUSY; EBADF where the channel has closed it).
 #[derive(Debug)]
 pub struct Released {
     /// The order's.

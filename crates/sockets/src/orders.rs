@@ -176,7 +176,7 @@ mod tests {
         let mut end = mail.take_channel(1).unwrap();
         let all = 3 * ROOM as u32;
         for ticket in 0..all {
-            orders.send(&mail, 1, Order::Release { index: 0, ticket, force: true }).unwrap();
+            orders.send(&mail, 1, Order::Release { id: 0, ticket, force: true }).unwrap();
         }
         let mut answered = Vec::new();
         while answered.len() < all as usize {

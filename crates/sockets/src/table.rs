@@ -61,6 +61,11 @@ impl Drop for Held<'_> {
     }
 }
 
+/// The place that an id names.
+pub fn place(id: u32) -> u32 {
+    id & ((1 << ONTIME_SOCK_INDEX_BITS) - 1)
+}
+
 /// The table.
 pub struct Table {
     slots: Box<[Slot]>,
@@ -101,7 +106,7 @@ impl Table {
     /// # Errors
     /// EMFILE for an index beyond the limit, EBUSY for one in use, EINVAL for [`ONTIME_SOCK_NONE`].
     pub fn claim(&self, id: u32) -> Result<u32, Errno> {
-        let index = id & ((1 << ONTIME_SOCK_INDEX_BITS) - 1);
+        let index = place(id);
         if id == ONTIME_SOCK_NONE {
             return Err(Errno(libc::EINVAL));
         }
@@ -144,7 +149,7 @@ impl Table {
     /// # Errors
     /// EBADF, also for one that is being closed.
     pub fn held(&self, id: u32) -> Result<(Socket, Held<'_>), Errno> {
-        let held = self.hold(id & ((1 << ONTIME_SOCK_INDEX_BITS) - 1)).ok_or(Errno(libc::EBADF))?;
+        let held = self.hold(place(id)).ok_or(Errno(libc::EBADF))?;
         Ok((self.find(id)?, held))
     }
 
@@ -163,7 +168,7 @@ impl Table {
     /// # Errors
     /// EBADF.
     pub fn find(&self, id: u32) -> Result<Socket, Errno> {
-        self.at(id & ((1 << ONTIME_SOCK_INDEX_BITS) - 1)).filter(|socket| socket.id == id).ok_or(Errno(libc::EBADF))
+        self.at(place(id)).filter(|socket| socket.id == id).ok_or(Errno(libc::EBADF))
     }
 
     /// The socket at a place.

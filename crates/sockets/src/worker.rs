@@ -21,7 +21,7 @@ use crate::orders::Orders;
 use crate::request::{Protocol, Request};
 use crate::shared::{QUEUE_MAX, Shared, count};
 use crate::status::{self, SocketStatus};
-use crate::table::{NOBODY, Socket};
+use crate::table::{NOBODY, Socket, place};
 use crate::vring::Vring;
 use crate::wait::Wait;
 
@@ -258,7 +258,9 @@ impl Worker {
             return self.engine.parsed(memory, calls, call, request);
         }
         if let Request::Socket { family, protocol, channel } = request {
-            let made = self.shared().table.claim(call.words.sock).and_then(|index| {
+            // A channel may have closed what is still to be let go of: its next order is about that.
+            let free = if self.in_transit(place(call.words.sock)) { Err(Errno(libc::EBUSY)) } else { Ok(()) };
+            let made = free.and_then(|()| self.shared().table.claim(call.words.sock)).and_then(|index| {
                 let made = host::socket(family, protocol).inspect_err(|_| self.shared().table.unclaim(index))?;
                 self.shared().table.set(index, made, family, protocol, NOBODY);
                 self.give(index, channel).inspect_err(|_| self.shared().table.close(index)).map(|()| index)
@@ -310,7 +312,7 @@ impl Worker {
     fn let_go(&mut self, memory: &Memory, calls: &Vring, call: Box<Call>, socket: &Socket, after: After) {
         let force = matches!(after, After::Close { .. });
         let index = socket.index;
-        if socket.owner == NOBODY && (self.in_transit(index) || !force) {
+        if self.in_transit(index) || socket.owner == NOBODY && !force {
             return self.engine.complete(memory, calls, call, &Errno(libc::EBUSY).into(), None);
         }
         if socket.owner == 0 || socket.owner == NOBODY {
@@ -321,8 +323,8 @@ impl Worker {
             }
             return;
         }
-        let sent =
-            self.ticket(after, index, Some(call), socket.owner, |ticket| Order::Release { index, ticket, force });
+        let id = socket.id;
+        let sent = self.ticket(after, index, Some(call), socket.owner, |ticket| Order::Release { id, ticket, force });
         if let Err(Some(call)) = sent {
             self.engine.complete(memory, calls, call, &Errno(libc::EBUSY).into(), None);
         }
@@ -469,6 +471,8 @@ fn group_address(group: Group, value: &[u8]) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use vhost_user_backend::VringT;
+
     use super::*;
     use crate::config::Vm;
     use crate::mail::ROOM;
@@ -505,5 +509,79 @@ mod tests {
             order
         });
         assert_eq!(forgets.filter(|order| matches!(order, Order::Forget { .. })).count(), 1);
+    }
+
+    /// A worker and two channels, all on the test's thread, and a ring that never runs: answers are held back, in their order.
+    struct Bench {
+        shared: Arc<Shared>,
+        worker: Worker,
+        channels: [Engine; 2],
+        ring: Vring,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let shared = Arc::new(Shared::new("a", Vm { channels: 2, ..Vm::default() }, 1, None).unwrap());
+            let memory = GuestMemoryAtomic::new(Memory::new());
+            let worker = Worker::new(shared.clone(), memory.clone());
+            let wait = || Wait::new(None, 2000).unwrap();
+            let channels = [1, 2].map(|channel| Engine::new(shared.clone(), channel, memory.clone(), wait()));
+            Self { shared, worker, channels, ring: Vring::new(memory, 1).unwrap() }
+        }
+
+        /// A connection that a channel has accepted.
+        fn accepted(&mut self, id: u32, channel: u32) -> Socket {
+            let table = &self.shared.table;
+            let index = table.claim(id).unwrap();
+            table.set(index, host::socket(Family::V4, Protocol::Tcp).unwrap(), Family::V4, Protocol::Tcp, channel);
+            table.set_accepted(index);
+            self.channels[channel as usize - 1].adopt(index).unwrap();
+            table.find(id).unwrap()
+        }
+
+        fn call(&mut self, id: u32, request: Request) {
+            let mut call = self.worker.engine.pool.take().unwrap();
+            call.words.sock = id;
+            self.worker.run(&Memory::new(), &self.ring, call, request);
+        }
+
+        fn answers(&mut self) -> Vec<Result<u32, Errno>> {
+            for channel in &mut self.channels {
+                channel.orders(&Memory::new(), &self.ring);
+            }
+            self.worker.mail(&Memory::new(), &self.ring);
+            self.worker.engine.owed.drain(..).map(|owed| owed.reply.result).collect()
+        }
+    }
+
+    const CLOSE: Request = Request::Close { abort: false };
+
+    #[test]
+    fn a_socket_that_is_closed_twice_is_closed_once() {
+        let mut bench = Bench::new();
+        bench.accepted(7, 1);
+        bench.call(7, CLOSE);
+        bench.call(7, CLOSE);
+        assert_eq!(bench.answers(), [Err(Errno(libc::EBUSY)), Ok(0)]);
+        assert_eq!(bench.shared.table.open(), 0);
+    }
+
+    /// The guest closes a connection by main and by its channel, which is the first to do it.
+    #[test]
+    fn who_comes_to_a_closed_sockets_place_stays() {
+        let mut bench = Bench::new();
+        for again in [7, 7 | 1 << ONTIME_SOCK_INDEX_BITS] {
+            let socket = bench.accepted(7, 1);
+            bench.call(7, CLOSE);
+            bench.channels[0].close(&Memory::new(), &bench.ring, &socket, false).unwrap();
+            // Not by the worker, as long as it means the one before.
+            bench.call(again, Request::Socket { family: Family::V4, protocol: Protocol::Udp, channel: 1 });
+            let next = bench.accepted(again, 2);
+            assert_eq!(bench.answers(), [Err(Errno(libc::EBUSY)), Err(Errno(libc::EBADF))]);
+            assert_eq!(bench.shared.table.find(again), Ok(next), "id {again:#x}");
+            bench.call(again, CLOSE);
+            assert_eq!(bench.answers(), [Ok(0)]);
+            assert_eq!(bench.shared.table.open(), 0);
+        }
     }
 }

@@ -58,6 +58,6 @@ pub use host::Sources;
 pub use model::{Attached, ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
 pub use ownership::{Owner, owner, wanted};
 pub use problem::{Problem, ProblemKind};
-pub use rules::Rules;
+pub use rules::{Rules, RuntimeCap};
 pub use thread::{ThreadError, ThreadId};
 pub use watch::Watcher;

@@ -230,7 +230,7 @@ fn parse_level(value: &str) -> Result<Level, String> {
 fn parse_cap(value: &str) -> Result<RuntimeCap, String> {
     let number: f64 = value
         .parse()
-        .map_err(|_| format!("runtime-cap `{value}` is not a fraction of one CPU above 0 and at most 1"))?;
+        .map_err(|_| format!("runtime-cap `{value}` is not a fraction of one CPU from {} to 1", RuntimeCap::LEAST))?;
     RuntimeCap::try_from(number)
 }
 
@@ -307,6 +307,10 @@ mod tests {
             ("class='rt' runtime-cap='80%'", "runtime-cap `80%` is not a fraction"),
             ("class='rt' runtime-cap='NaN'", "runtime-cap NaN is not a fraction"),
             ("class='rt' runtime-cap='0'", "runtime-cap 0 is not a fraction"),
+            (
+                "class='rt' runtime-cap='0.0000009'",
+                "runtime-cap 0.0000009 is not a fraction of one CPU from 0.000001 to 1",
+            ),
             ("class='bulk' level='1'", "for class=\"rt\" only"),
             ("class='rt' prio='1'", "attribute `prio` is not known; allowed are `class`, `level`, `runtime-cap`"),
         ] {

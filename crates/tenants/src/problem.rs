@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use crate::conflict::Conflict;
 use crate::rules::Namer;
-use crate::vmm::Delay;
+use crate::vmm::{Delay, Vmm};
 
 /// Something an administrator should know. Discovery goes on without it.
 ///
@@ -31,7 +31,12 @@ pub enum ProblemKind {
     /// Ontime's `<metadata>` of a domain makes no sense; the domain is classed as if it had none.
     BadMetadata(String),
     /// A VM's vCPU threads cannot be told from its others.
-    VcpusUnnamed(String),
+    VcpusUnnamed {
+        /// Its monitor.
+        vmm: Vmm,
+        /// Why not.
+        why: String,
+    },
     /// An RT rule (`FILE:LINE`) fits only by what somebody without authority chose.
     RuleWithheld {
         /// The rule.
@@ -66,7 +71,7 @@ impl Problem {
                 "correct it with `virsh metadata DOMAIN https://ontime.dev/xmlns/tenant/1 --edit --live --config`"
                     .to_owned()
             }
-            ProblemKind::VcpusUnnamed(_) => "start QEMU with -name guest=NAME,debug-threads=on".to_owned(),
+            ProblemKind::VcpusUnnamed { vmm, .. } => vmm.naming(),
             ProblemKind::RuleWithheld { namer: Namer::User(user), .. } => {
                 format!("add `user = {user}` to the rule, if this user may have real-time priority")
             }
@@ -89,7 +94,7 @@ impl Problem {
             ProblemKind::StaleDomain(_) => "stale-domain",
             ProblemKind::BadStatus(_) => "bad-status",
             ProblemKind::BadMetadata(_) => "bad-metadata",
-            ProblemKind::VcpusUnnamed(_) => "vcpus-unnamed",
+            ProblemKind::VcpusUnnamed { .. } => "vcpus-unnamed",
             ProblemKind::RuleWithheld { .. } => "rule-withheld",
             ProblemKind::VnicElsewhere(_) => "vnic-elsewhere",
             ProblemKind::Delay(_) => "vmm-settings",
@@ -111,7 +116,7 @@ impl Problem {
             }
             ProblemKind::BadStatus(what) => format!("not a libvirt status file: {what}"),
             ProblemKind::BadMetadata(what) => format!("its Ontime metadata is not used: {what}"),
-            ProblemKind::VcpusUnnamed(why) => format!("its vCPU threads cannot be told from the others: {why}"),
+            ProblemKind::VcpusUnnamed { why, .. } => format!("its vCPU threads cannot be told from the others: {why}"),
             ProblemKind::RuleWithheld { rule, namer } => {
                 let who = match namer {
                     Namer::User(user) => format!("user {user}"),

@@ -32,12 +32,15 @@ pub enum RuleClass {
     Bulk,
 }
 
-/// Most CPU time a vCPU thread may take at RT priority: above 0, at most 1.
+/// Most CPU time a vCPU thread may take at RT priority: [`RuntimeCap::LEAST`] to 1.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Deserialize)]
 #[serde(try_from = "f64")]
 pub struct RuntimeCap(f64);
 
 impl RuntimeCap {
+    /// The least share of a CPU that is counted, a part per million.
+    pub const LEAST: f64 = 0.000_001;
+
     /// The fraction of one CPU.
     pub fn get(self) -> f64 {
         self.0
@@ -47,10 +50,10 @@ impl RuntimeCap {
 impl TryFrom<f64> for RuntimeCap {
     type Error = String;
     fn try_from(value: f64) -> Result<Self, String> {
-        if value > 0.0 && value <= 1.0 {
+        if (Self::LEAST..=1.0).contains(&value) {
             Ok(Self(value))
         } else {
-            Err(format!("runtime-cap {value} is not a fraction of one CPU above 0 and at most 1"))
+            Err(format!("runtime-cap {value} is not a fraction of one CPU from {} to 1", Self::LEAST))
         }
     }
 }

@@ -42,6 +42,17 @@ impl Vmm {
         OTHERS.iter().find(|other| other.executable == name).map(Vmm::Other)
     }
 
+    /// What makes it name its vCPU threads.
+    pub fn naming(self) -> String {
+        match self {
+            Vmm::Qemu => "start QEMU with -name guest=NAME,debug-threads=on".to_owned(),
+            Vmm::Other(OtherVmm { executable, vcpu_prefix }) => format!(
+                "start its guest, if it has none yet: {executable} itself names the vCPUs of one that runs `{vcpu_prefix}N` and has no option \
+                 for it. If it has, take a version of {executable} that does"
+            ),
+        }
+    }
+
     /// What a thread of its process does.
     pub fn role(self, stat: &Stat) -> ThreadRole {
         if stat.is_user_worker() {

@@ -174,7 +174,7 @@ impl Watcher {
         if unheard {
             return self.rescan_in(SPACING);
         }
-        let unnamed = |problem: &Problem| matches!(problem.kind, ProblemKind::VcpusUnnamed(_));
+        let unnamed = |problem: &Problem| matches!(problem.kind, ProblemKind::VcpusUnnamed { .. });
         if !found.problems.iter().any(unnamed) {
             self.look_again = LOOK_AGAIN;
         } else {

@@ -277,7 +277,7 @@ fn the_tap_of_a_real_qemu_is_found_by_its_open_file() {
 }
 
 fn has_unnamed(found: &Discovery, name: &str) -> bool {
-    found.problems.iter().any(|one| one.subject == name && matches!(one.kind, ProblemKind::VcpusUnnamed(_)))
+    found.problems.iter().any(|one| one.subject == name && matches!(one.kind, ProblemKind::VcpusUnnamed { .. }))
 }
 
 /// Until somebody listens there: a socket has its path a moment earlier.

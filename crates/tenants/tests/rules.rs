@@ -160,8 +160,14 @@ fn everything_wrong_is_refused_with_place_and_what_is_allowed() {
         (
             &format!("{rule}class = \"rt\"\nruntime-cap = 80\n"),
             "4:15",
-            "not a fraction of one CPU above 0 and at most 1",
+            "runtime-cap 80 is not a fraction of one CPU from 0.000001 to 1",
         ),
+        (
+            &format!("{rule}class = \"rt\"\nruntime-cap = 9e-7\n"),
+            "4:15",
+            "runtime-cap 0.0000009 is not a fraction of one CPU from 0.000001 to 1",
+        ),
+        ("[defaults]\nruntime-cap = 0.0\n", "2:15", "runtime-cap 0 is not a fraction of one CPU from 0.000001 to 1"),
         (&format!("{rule}class = \"rt\"\nruntime-cap = nan\n"), "4:15", "not a fraction of one CPU"),
         (&format!("{rule}class = \"bulk\"\nlevel = 1\n"), "4:9", "`level` is for class = \"rt\" only"),
         (&format!("{rule}class = \"bulk\"\nruntime-cap = 0.5\n"), "4:15", "`runtime-cap` is for class = \"rt\" only"),

@@ -295,6 +295,33 @@ fn vcpus_without_names_come_from_libvirts_record_or_are_reported() {
 }
 
 #[test]
+fn the_remedy_for_vcpus_without_names_is_their_monitors() {
+    let host = Host::new();
+    for (pid, name, executable) in [
+        (100, "q", "qemu-system-x86_64"),
+        (200, "ch", "cloud-hypervisor"),
+        (300, "fc", "firecracker"),
+        (400, "cr", "crosvm"),
+    ] {
+        host.process(pid, &format!("/usr/bin/{executable}"), "/", 0, &[executable, "--name", name]);
+        for tid in 1..=3 {
+            host.thread(pid, pid + tid, "worker", 0);
+        }
+    }
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"*\"\nclass = \"rt\"\n"));
+    assert!(words(&found).iter().all(|(_, word)| *word == "vcpus-unnamed"), "{:?}", found.problems);
+    let remedy = |name: &str| found.problems.iter().find(|of| of.subject == name).unwrap().remedy();
+    assert!(remedy("q").contains("debug-threads=on"));
+    for (name, vcpu) in [
+        ("ch", "cloud-hypervisor itself names the vCPUs of one that runs `vcpuN`"),
+        ("fc", "`fc_vcpu N`"),
+        ("cr", "`crosvm_vcpuN`"),
+    ] {
+        assert!(remedy(name).contains(vcpu) && !remedy(name).contains("QEMU"), "{}", remedy(name));
+    }
+}
+
+#[test]
 fn threads_that_pose_as_vcpus_are_none() {
     let host = Host::new();
     host.vm(100, "plain", "/");

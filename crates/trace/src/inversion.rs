@@ -21,6 +21,8 @@ const WATCHER: &str = "ontime-cap";
 // Cures that are no rule's.
 const WATCHED: &str = "Ontime's own cap watcher: above every RT thread, so that it can stop one that spins; by right, and not \
     for nothing. A longer cap.period-ms makes it rarer (daemon.toml)";
+const PAUSED: &str = "the runtime cap paused it: it, or the RT threads of its CPU together, had used up their share, and the rest is everybody \
+    else's (cap.cpu-share in daemon.toml). More CPUs, or one of its own: exclusive-cpu, poll_cpu for a NIC that is polled";
 const OUTSIDE: &str = "a real-time thread outside Ontime's table: lower its priority, or give its tenant a class (ontime ps, \
     ontime doctor)";
 const LENT: &str = "a bulk thread at a real-time priority, which it has by inheritance while an RT thread waits for its lock (a queue's or \
@@ -225,9 +227,17 @@ impl Judge<'_> {
             Place::Softirq(_) => return Cure::rule(RuleId::SoftirqThreads),
             _ => {}
         }
+        let of_bulk = self.watch.classes.get(&blocker.pid) == Some(&Class::Bulk);
+        // At whatever priority: its own, or lent while somebody waits for the lock.
+        if self.watch.shared_lock && of_bulk && matches!(place, Place::Thread | Place::Napi(_)) {
+            match () {
+                () if named("vhost-") => return Cure::rule(RuleId::TapBatch),
+                () if named("napi/") => return Cure::rule(RuleId::NapiWeight),
+                () => {}
+            }
+        }
         // Who is below the waiter already is where the table has it.
         let above = waiter.is_none_or(|waiter| blocker.prio <= waiter.task.prio);
-        let of_bulk = self.watch.classes.get(&blocker.pid) == Some(&Class::Bulk);
         let of_a_nic = self.watch.classes.contains_key(&blocker.pid);
         match () {
             () if named("napi/") && above => return Cure::rule(RuleId::NapiThread),
@@ -237,6 +247,9 @@ impl Judge<'_> {
                 return Cure::rule(RuleId::SoftirqThreads);
             }
             () => {}
+        }
+        if !blocker.is_rt() && self.is_pause(inversion) {
+            return Cure::other(PAUSED);
         }
         match waiter {
             // The waiter is not where the table has it.
@@ -255,6 +268,13 @@ impl Judge<'_> {
             // In softirq, by whoever gets to it.
             None => Cure::rule(RuleId::NapiThreaded),
         }
+    }
+
+    /// Whether the cap watcher's turn was right before: it has taken the waiter off its place.
+    fn is_pause(&self, inversion: &Inversion) -> bool {
+        let Inversion { cpu, start, waiter, .. } = inversion;
+        let mut before = self.timeline.slices(*cpu, start.saturating_sub(1), *start);
+        waiter.is_some_and(|waiter| waiter.task.is_rt()) && before.any(|slice| slice.task.comm.starts_with(WATCHER))
     }
 
     /// Whether what a CPU did delays the path without right.

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ontime_hostnet::inventory::{KernelThread, KernelThreadKind, Nic};
+use ontime_hostnet::rules::softirqs_share_a_lock;
 use ontime_hostnet::{CpuSet, Intent, Inventory};
 use ontime_tenants::{Class, Kind, Tenant, ThreadRole};
 use serde::{Deserialize, Serialize};
@@ -147,6 +148,9 @@ pub struct Watch {
     pub polled: BTreeSet<Name>,
     /// The CPUs that a path may use; all where none is known.
     pub cpus: Vec<u32>,
+    /// Whether softirqs share a lock on each CPU, which bulk threads hold as well (PREEMPT_RT before 6.18); not in older recordings.
+    #[serde(default)]
+    pub shared_lock: bool,
 }
 
 impl Watch {
@@ -189,7 +193,8 @@ impl Watch {
         let mut rt_nics: BTreeSet<Name> = inventory.nics.iter().filter(rt).map(name).collect();
         rt_nics.extend(paths.iter().flat_map(|path| path.nics.iter().chain(&path.vnics)));
         let polled = inventory.nics.iter().filter(|nic| polls(nic)).map(name).collect();
-        Ok(Self { classes: classes(inventory, intent), paths, rt_nics, polled, cpus })
+        let shared_lock = softirqs_share_a_lock(inventory);
+        Ok(Self { classes: classes(inventory, intent), paths, rt_nics, polled, cpus, shared_lock })
     }
 
     /// What the kernel is to pass: the probes that are needed, each with its filter, none where every record counts.

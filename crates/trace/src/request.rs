@@ -10,7 +10,7 @@
 //! overlap is told apart by order alone, and packets that are no answer (ARP aside, which is known by its ethertype) would shift it:
 //! they are counted where they show.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,8 @@ use crate::path::{Path, PathRole};
 const REMEMBERED: usize = 1_024;
 /// A request without a reply is given up after so long, ns.
 const GIVE_UP: u64 = 1_000_000_000;
+/// A thread that polls and runs again has looked at the NIC's ring after so long, ns: what it finds later has come since.
+const FIRST_POLL: u64 = 10_000;
 /// Ethertype of ARP, which is no request.
 const ARP: u16 = 0x0806;
 
@@ -29,7 +31,7 @@ const ARP: u16 = 0x0806;
 pub struct Request {
     /// Which path, by its place in the watch.
     pub path: usize,
-    /// The interrupt, or the reception where the NIC was being polled already.
+    /// The interrupt; where the NIC was being polled already, the reception, or when the thread that polls was put off right before it.
     pub begin: u64,
     /// The stack took it from the NIC.
     pub received: u64,
@@ -111,7 +113,7 @@ pub struct Counts {
     pub requests: u64,
     /// Requests whose VM entry or exit was not seen, because the guest ran all the time.
     pub inexact: u64,
-    /// Requests given up after a second without a reply.
+    /// Requests given up after a second without a reply, or as 1,024 newer ones waited for theirs.
     pub unanswered: u64,
     /// Packets that left and belong to no request.
     pub unasked: u64,
@@ -126,6 +128,14 @@ struct Arrival {
     received: u64,
     cpu: u32,
     pid: i32,
+}
+
+/// A NAPI thread that wanted to go on and was put off: what comes meanwhile lies in the NIC's ring, and no interrupt tells of it.
+#[derive(Debug, Clone, Copy)]
+struct PutOff {
+    since: u64,
+    /// It runs again since.
+    back: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -154,6 +164,8 @@ struct Reply {
 #[derive(Debug, Default)]
 pub struct Assembler {
     interrupt: Option<u64>,
+    /// NAPI threads of the path.
+    put_off: BTreeMap<i32, PutOff>,
     arrivals: VecDeque<Arrival>,
     open: VecDeque<Open>,
     /// Came while a receiver was awake: requests if it answers them before it sleeps, else somebody else's packets.
@@ -200,6 +212,16 @@ impl Assembler {
                 if !preempted && self.awake.remove(&prev.pid) && self.awake.is_empty() {
                     self.perhaps.clear();
                 }
+                if path.threads.get(&prev.pid) == Some(&PathRole::Napi) {
+                    if preempted {
+                        self.put_off.insert(prev.pid, PutOff { since: now, back: None });
+                    } else {
+                        self.put_off.remove(&prev.pid);
+                    }
+                }
+                if let Some(put_off) = self.put_off.get_mut(&next.pid) {
+                    put_off.back = Some(now);
+                }
                 self.switch(path, now, prev.pid, next.pid);
             }
             // A thread that took a packet in a softirq of its own gets to it when that ends.
@@ -217,9 +239,15 @@ impl Assembler {
         None
     }
 
+    /// Since when a packet that is received now may have lain in the ring because the thread that polls it did not run.
+    fn unpolled_since(&self, event: &Event) -> Option<u64> {
+        let put_off = self.put_off.get(&event.pid)?;
+        put_off.back.filter(|back| event.time.saturating_sub(*back) <= FIRST_POLL).map(|_| put_off.since)
+    }
+
     fn arrive(&mut self, path: &Path, event: &Event, skb: u64) {
         let now = event.time;
-        let begin = self.interrupt.take().unwrap_or(now);
+        let begin = self.interrupt.take().or_else(|| self.unpolled_since(event)).unwrap_or(now);
         let arrival = Arrival { skb, begin, received: now, cpu: event.cpu, pid: event.pid };
         push(&mut self.arrivals, arrival);
         while self.open.front().is_some_and(|open| open.arrival.received + GIVE_UP < now) {
@@ -233,8 +261,14 @@ impl Assembler {
         }
         // A NIC of which nobody is known: all that comes is a request.
         if !path.seen_at_vnic && !path.has(PathRole::App) && !path.has(PathRole::Vhost) {
-            push(&mut self.open, Open { arrival, handed: now, told: true, entered: Some(now) });
+            self.ask(Open { arrival, handed: now, told: true, entered: Some(now) });
         }
+    }
+
+    /// A request waits for its reply. Where more do than are remembered, the oldest is given up before its time.
+    fn ask(&mut self, open: Open) {
+        self.counts.unanswered += u64::from(self.open.len() == REMEMBERED);
+        push(&mut self.open, open);
     }
 
     fn hand_over(&mut self, path: &Path, skb: u64, now: u64) {
@@ -243,7 +277,7 @@ impl Assembler {
         let Some(arrival) = self.arrivals.drain(..=at).next_back() else { return };
         // Where the vhost thread's switches are not seen, the next entry carries it.
         let told = path.segments_only || !self.moving.is_empty();
-        push(&mut self.open, Open { arrival, handed: now, told, entered: None });
+        self.ask(Open { arrival, handed: now, told, entered: None });
     }
 
     /// Where a packet cannot be seen at the virtual NIC: the context that received it wakes the tenant.
@@ -256,7 +290,7 @@ impl Assembler {
         let Some(arrival) = self.arrivals.back().filter(here).copied() else { return };
         self.arrivals.clear();
         self.perhaps.retain(|open| open.arrival.skb != arrival.skb);
-        push(&mut self.open, Open { arrival, handed: event.time, told: false, entered: None });
+        self.ask(Open { arrival, handed: event.time, told: false, entered: None });
     }
 
     /// Requests, and what may be some, that wait for their receiver.

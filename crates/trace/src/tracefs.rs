@@ -358,14 +358,14 @@ impl Session {
         Ok(if all_read { self.merger.take(read_at) } else { Vec::new() })
     }
 
-    /// Stops the probes and gives what was left.
+    /// Stops the probes and gives what was left, and the [`Self::read_counts`] of all.
     ///
     /// # Errors
     /// A ring cannot be read.
-    pub fn finish(mut self) -> Result<Vec<Event>, TraceError> {
+    pub fn finish(mut self) -> Result<(Vec<Event>, (u64, u64)), TraceError> {
         self.instance.write("events/enable", "0")?;
         while !self.drain()? {}
-        Ok(self.merger.rest())
+        Ok((self.merger.rest(), self.read_counts()))
     }
 
     /// Reads every ring; whether all of them were emptied.
@@ -415,6 +415,32 @@ mod tests {
         let words = [1 | 10 << 5, 0].repeat(records).into_iter().chain([lost, 0]);
         bytes.extend(words.flat_map(u32::to_ne_bytes));
         bytes
+    }
+
+    #[test]
+    fn what_the_last_look_finds_unreadable_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("events")).unwrap();
+        let ring = dir.path().join("ring");
+        fs::write(&ring, []).unwrap();
+        let reach = Reach { cpu: 0, last: 0, gap: false };
+        let bytes = page(100, 2, 0);
+        let mut session = Session {
+            rings: vec![Ring { file: File::open(&ring).unwrap(), reach }],
+            instance: Instance { dir: dir.path().to_owned() },
+            decoder: Decoder::default(),
+            merger: Merger::default(),
+            page: vec![0; bytes.len()],
+            notes: Vec::new(),
+            seen: 0,
+            undecoded: 0,
+        };
+        assert!(session.poll().unwrap().is_empty());
+        assert_eq!(session.read_counts(), (0, 0));
+        // Of a kind that nobody asked for: the decoder knows no format.
+        fs::write(&ring, bytes).unwrap();
+        let (events, counts) = session.finish().unwrap();
+        assert_eq!((events, counts), (Vec::new(), (2, 2)));
     }
 
     #[test]

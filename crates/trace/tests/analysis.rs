@@ -27,6 +27,7 @@ const BULK_NAPI: i32 = 20;
 const BULK_IRQ: i32 = 21;
 const BULK_VHOST: i32 = 22;
 const SOMEBODY: i32 = 30;
+const WATCHER: i32 = 40;
 
 fn task(pid: i32) -> Task {
     let (comm, prio) = match pid {
@@ -39,6 +40,7 @@ fn task(pid: i32) -> Task {
         BULK_IRQ => ("irq/31-bulk0", 49),
         // Priority 50, lent to it.
         BULK_VHOST => ("vhost-200", 49),
+        WATCHER => ("ontime-cap", 44),
         _ => ("make", 120),
     };
     Task { pid, prio, comm: comm.into() }
@@ -66,6 +68,7 @@ fn watch() -> Watch {
         rt_nics: BTreeSet::from(["rt0".into(), "t-rt".into()]),
         polled: BTreeSet::new(),
         cpus: vec![0],
+        shared_lock: false,
     }
 }
 
@@ -151,6 +154,19 @@ fn a_request_is_put_together_and_divided() {
 }
 
 #[test]
+fn every_request_without_reply_is_counted_however_many_come_at_once() {
+    let mut stream = Stream::new();
+    for skb in 0..3_000 {
+        stream = stream
+            .then(1, What::Receive { dev: "rt0".into(), skb, len: 60 })
+            .then(1, What::StartXmit { dev: "t-rt".into(), skb, protocol: 0x0800 });
+    }
+    // Over a second later what is open still is given up.
+    stream = stream.then(2_000_000, What::Receive { dev: "rt0".into(), skb: 9_999, len: 60 });
+    assert_eq!(analyse(&stream.events).counts()[0].unanswered, 3_000);
+}
+
+#[test]
 fn bulk_packets_moved_between_interrupt_and_reception_are_named() {
     // vanilla: the bulk NIC's interrupt thread polls both NICs in its softirq.
     let stream = Stream::new()
@@ -183,6 +199,30 @@ fn a_thread_that_waits_is_named_with_what_it_waits_behind() {
     // At FIFO 49 behind SCHED_OTHER: no priority cures that.
     assert_eq!(worst.cure.rule, None);
     assert!(worst.cure.text().contains("cannot be preempted"));
+}
+
+/// A thread that polls is paused by its cap for 100 us, and a packet is received so long after it runs again.
+fn paused(then: u64) -> Analyser {
+    let off = |stream: Stream, us, next| {
+        let prev = task(stream.current);
+        stream.then(us, What::Switch { prev, preempted: true, next: task(next) })
+    };
+    let stream = off(Stream::new().to(1, NAPI), 50, WATCHER).to(20, BULK_NAPI);
+    let stream = off(stream, 100, WATCHER).to(20, NAPI);
+    analyse(&stream.then(then, What::IrqExit { irq: 31 }).served(1, 30).events)
+}
+
+#[test]
+fn what_a_paused_poller_finds_may_have_waited_for_all_of_the_pause() {
+    let analyser = paused(3);
+    let worst = &analyser.findings().worst[0];
+    assert_eq!(worst.request.received - worst.request.begin, 145_000);
+    let inversion = &worst.inversions[0];
+    assert_eq!((inversion.kind, inversion.blocker.pid, inversion.ns), (Kind::Waited, BULK_NAPI, 100_000));
+    assert_eq!(inversion.waiter.map(|waiter| waiter.role), Some(PathRole::Napi));
+    assert!(inversion.cure.text().contains("runtime cap paused it"), "{}", inversion.text());
+    // Found in a later poll, it has come since.
+    assert_eq!(paused(30).findings().worst[0].request.received, paused(30).findings().worst[0].request.begin);
 }
 
 /// As `watch`, with a process of the host on br-rt in place of the VM.
@@ -278,6 +318,17 @@ fn interrupt_threads_have_a_rule_whether_they_are_a_nics_or_not() {
 fn a_bulk_thread_that_was_lent_a_priority_is_not_said_to_be_outside_the_table() {
     let (rule, text) = cure_of_held(watch(), BULK_VHOST);
     assert!(rule.is_none() && text.contains("by inheritance"), "{text}");
+}
+
+#[test]
+fn where_softirqs_share_a_lock_bulk_threads_that_hold_it_have_their_rules() {
+    // Off the lock its place would be the cure, where it is none of its own.
+    assert_eq!(cure_of_held(watch(), BULK_NAPI).0, Some(RuleId::NapiThread));
+    let shared = || Watch { shared_lock: true, ..watch() };
+    assert_eq!(cure_of_held(shared(), BULK_NAPI).0, Some(RuleId::NapiWeight));
+    assert_eq!(cure_of_held(shared(), BULK_VHOST).0, Some(RuleId::TapBatch));
+    // Who has nothing to do with packets holds no such lock.
+    assert_eq!(cure_of_held(shared(), BULK_IRQ).0, Some(RuleId::IrqThread));
 }
 
 #[test]

@@ -162,6 +162,15 @@ pub const GOALS: [(&str, &[GoalSpec]); 17] = [
             goal("vm-1518-fast", "VM, 1518 bytes, open loop: slowest at least 100 times below NAPI's (paper: 83)")
                 .of(Max, small("napi-vm-1518-fast"), small("busypoll-vm-1518-fast"))
                 .at_least(100.0),
+            goal("unpolled-64", "VM, 64 bytes, closed loop, without polling: slowest at least 100 times below NAPI's")
+                .of(Max, small("napi-vm-64"), small("partitioned-vm-64"))
+                .at_least(100.0),
+            goal("unpolled-512", "VM, 512 bytes, closed loop, without polling: slowest at least 100 times below NAPI's")
+                .of(Max, small("napi-vm-512"), small("partitioned-vm-512"))
+                .at_least(100.0),
+            goal("unpolled-1518", "VM, 1518 bytes, closed loop, without polling: slowest at least 100 times below NAPI's")
+                .of(Max, small("napi-vm-1518"), small("partitioned-vm-1518"))
+                .at_least(100.0),
             goal(
                 "nat-64",
                 "container behind NAT, 64 bytes, closed loop: slowest at least 26 times below NAPI's (paper: up to 26)",
@@ -183,6 +192,30 @@ pub const GOALS: [(&str, &[GoalSpec]); 17] = [
             )
             .of(Max, small("napi-macvlan-64-fast"), small("busypoll-macvlan-64-fast"))
             .at_least(26.0),
+            goal("nat-512", "container behind NAT, 512 bytes, closed loop: slowest at least 26 times below NAPI's")
+                .of(Max, small("napi-nat-512"), small("busypoll-nat-512"))
+                .at_least(26.0),
+            goal("nat-512-fast", "container behind NAT, 512 bytes, open loop: slowest at least 26 times below NAPI's")
+                .of(Max, small("napi-nat-512-fast"), small("busypoll-nat-512-fast"))
+                .at_least(26.0),
+            goal("nat-1518", "container behind NAT, 1518 bytes, closed loop: slowest at least 26 times below NAPI's")
+                .of(Max, small("napi-nat-1518"), small("busypoll-nat-1518"))
+                .at_least(26.0),
+            goal("nat-1518-fast", "container behind NAT, 1518 bytes, open loop: slowest at least 26 times below NAPI's")
+                .of(Max, small("napi-nat-1518-fast"), small("busypoll-nat-1518-fast"))
+                .at_least(26.0),
+            goal("macvlan-512", "container with macvlan, 512 bytes, closed loop: slowest at least 26 times below NAPI's")
+                .of(Max, small("napi-macvlan-512"), small("busypoll-macvlan-512"))
+                .at_least(26.0),
+            goal("macvlan-512-fast", "container with macvlan, 512 bytes, open loop: slowest at least 26 times below NAPI's")
+                .of(Max, small("napi-macvlan-512-fast"), small("busypoll-macvlan-512-fast"))
+                .at_least(26.0),
+            goal("macvlan-1518", "container with macvlan, 1518 bytes, closed loop: slowest at least 26 times below NAPI's")
+                .of(Max, small("napi-macvlan-1518"), small("busypoll-macvlan-1518"))
+                .at_least(26.0),
+            goal("macvlan-1518-fast", "container with macvlan, 1518 bytes, open loop: slowest at least 26 times below NAPI's")
+                .of(Max, small("napi-macvlan-1518-fast"), small("busypoll-macvlan-1518-fast"))
+                .at_least(26.0),
             goal("vm-64-hours", "VM, 64 bytes, hours: slowest at least 100 times below NAPI's")
                 .of(Max, small("napi-vm-64-hours"), small("busypoll-vm-64-hours"))
                 .at_least(100.0),

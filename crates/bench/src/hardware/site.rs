@@ -148,6 +148,15 @@ mod tests {
     }
 
     #[test]
+    fn the_file_of_the_documentation_is_read() {
+        let page = include_str!("../../../../docs/hardware.md");
+        let (_, rest) = page.split_once("```toml\n").unwrap();
+        let site = read(rest.split_once("```").unwrap().0).unwrap();
+        assert_eq!((site.host.as_str(), &site.ontime, site.monitor()), ("root@192.0.2.10", &ontime(), "enp5s0"));
+        assert_eq!(site.bulk.unwrap().tenants.len(), 2);
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (from, to, word) in [
             ("nic = \"eth1\"", "nics = \"eth1\"", "nics"),

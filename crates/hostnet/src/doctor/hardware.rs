@@ -25,8 +25,8 @@ pub(super) fn kernel(inventory: &Inventory) -> Check {
         // A host's thread in the probe, a VM in the bench: the two are not to be compared.
         let (cost, source) = if inventory.nics.iter().any(|nic| nic.napi_weight.is_some()) {
             (
-                "what remains with polls of 4 packets (napi-weight): 20,000 requests of a VM, p99/p99.9/max 105/120/170 us under small packets \
-                 and 149/253/290 under TCP, where 7.2-rt has 82/90/127 and 82/97/121",
+                "what remains with polls of 4 packets (napi-weight) and bulk VMs' packets one by one (tap-batch): 20,000 requests of a VM, \
+                 p99/p99.9/max 105/120/170 us under small packets and 98/113/147 under TCP, where 7.2-rt has 82/90/127 and 82/97/121",
                 "`ontime bench rt-server`: Debian 6.12-rt and 7.2-rt, emulated, virtual clock, one CPU (docs/bench/rt-server.md)",
             )
         } else {

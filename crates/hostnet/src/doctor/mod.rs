@@ -15,6 +15,7 @@ use crate::intent::Intent;
 use crate::inventory::{Inventory, Note};
 use crate::knob::Host;
 use crate::kvm::KvmProbe;
+use crate::method::Method;
 use crate::rules::RULES;
 
 /// How a check came out. Ordered from best to worst.
@@ -108,7 +109,8 @@ pub struct Diagnosis {
 
 /// Examines the host. Changes nothing; with the KVM probe made before, it takes some milliseconds.
 ///
-/// Every rule of the table is checked, whatever the intent's method, as method `partitioned` would have it.
+/// Every rule of the table is checked, whatever the intent's method, as method `partitioned` would have it; under `busypoll`, which is that and
+/// polling, as it does: what polls by it is no fault.
 pub fn examine(
     host: &dyn Host,
     inventory: &Inventory,
@@ -118,7 +120,8 @@ pub fn examine(
     kvm: &KvmProbe,
 ) -> Diagnosis {
     let mut checks = vec![hardware::kernel(inventory), hardware::preempt_rt(inventory), hardware::kvm(inventory, kvm)];
-    let everything = Intent { method: crate::Method::Partitioned, ..intent.clone() };
+    let method = if intent.method == Method::Busypoll { Method::Busypoll } else { Method::Partitioned };
+    let everything = Intent { method, ..intent.clone() };
     checks.extend(
         RULES
             .iter()

@@ -23,6 +23,8 @@ pub(super) fn check(host: &dyn Host, inventory: &Inventory, intent: &Intent, ref
     let mut comparison = Comparison::default();
     for setting in &outcome.settings {
         match host.read(&setting.knob) {
+            // Whoever has it moves it.
+            Ok(_) if setting.handed_on => comparison.as_wanted += 1,
             Ok(found) if found == setting.value => comparison.as_wanted += 1,
             Ok(found) => {
                 let mut told = format!("{}: {found}, wanted {}", setting.knob, setting.value);

@@ -311,6 +311,7 @@ impl Inventory {
             | Knob::TxSteer { nic, .. }
             | Knob::TxPriority { nic, .. }
             | Knob::RootQdisc { nic }
+            | Knob::TapBatch { nic, .. }
             | Knob::SendBuffer { nic, .. } => self.nic_by_index(nic.ifindex),
             Knob::IrqAffinity { irq } => self.nics.iter().find(|nic| nic.irqs.contains(&irq.irq)),
             Knob::ThreadPolicy { thread, .. } | Knob::ThreadAffinity { thread, .. } => {

@@ -22,7 +22,12 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
     let roots_of =
         Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).and_then(|mut netlink| qdisc::roots(&mut netlink));
     let mut qdiscs = roots_of.unwrap_or_else(|error| {
-        inventory.notes.push(note("root qdiscs", format!("rtnetlink: {error}")));
+        let why = format!("rtnetlink: {error}");
+        // Who chose them is not known then, and somebody's would be replaced for good.
+        if !is_old(&error) {
+            inventory.incomplete = Some(format!("root qdiscs: {why}"));
+        }
+        inventory.notes.push(note("root qdiscs", why));
         BTreeMap::new()
     });
     let found = match found {
@@ -49,9 +54,14 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
             napis_by_thread(inventory, &found)
         }
     };
-    // Of kernels and drivers that do not say, no rule wants it.
-    let mut moderations = Ethtool::open().and_then(|mut ethtool| ethtool.moderations()).unwrap_or_default();
-    let rings = Ethtool::open().and_then(|mut ethtool| ethtool.tx_rings()).unwrap_or_default();
+    let mut ethtool = Ethtool::open();
+    let mut moderations =
+        said(inventory, "interrupt moderation", &found, with(&mut ethtool, Ethtool::moderations), |ifindex| {
+            with(&mut ethtool, |ethtool| ethtool.moderation(ifindex))
+        });
+    let rings = said(inventory, "rings", &found, with(&mut ethtool, Ethtool::tx_rings), |ifindex| {
+        with(&mut ethtool, |ethtool| ethtool.tx_ring(ifindex))
+    });
     inventory.nics = found
         .into_iter()
         .filter(|link| !link.loopback)
@@ -70,6 +80,60 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
 
 fn note(about: &str, why: String) -> Note {
     Note { about: about.to_owned(), why }
+}
+
+/// Asks by a socket that may not be open.
+fn with<T>(ethtool: &mut io::Result<Ethtool>, ask: impl FnOnce(&mut Ethtool) -> io::Result<T>) -> io::Result<T> {
+    match ethtool {
+        Ok(ethtool) => ask(ethtool),
+        Err(error) => Err(match error.raw_os_error() {
+            Some(code) => io::Error::from_raw_os_error(code),
+            None => io::Error::new(error.kind(), error.to_string()),
+        }),
+    }
+}
+
+/// What drivers say, by interface index; of kernels and drivers that do not say, no rule wants it. One device that is being reset ends the answer about
+/// all (`net/ethtool/netlink.c`, `ethnl_default_dumpit`): then each is asked alone. What nobody could ask is a look that failed: else what was set would be
+/// given back, to be set again at the next.
+fn said<T>(
+    inventory: &mut Inventory,
+    about: &str,
+    links: &[Link],
+    all: io::Result<BTreeMap<u32, T>>,
+    one: impl FnMut(u32) -> io::Result<T>,
+) -> BTreeMap<u32, T> {
+    let answer = match all {
+        Err(error) if is_old(&error) => Ok(BTreeMap::new()),
+        Err(error) if !is_ours(&error) => each(links, one),
+        answer => answer,
+    };
+    answer.unwrap_or_else(|error| {
+        let why = format!("netlink family ethtool: {error}");
+        inventory.incomplete = Some(format!("{about}: {why}"));
+        inventory.notes.push(note(about, why));
+        BTreeMap::new()
+    })
+}
+
+fn each<T>(links: &[Link], mut one: impl FnMut(u32) -> io::Result<T>) -> io::Result<BTreeMap<u32, T>> {
+    let mut found = BTreeMap::new();
+    for link in links {
+        match one(link.ifindex) {
+            Ok(said) => drop(found.insert(link.ifindex, said)),
+            Err(error) if is_ours(&error) => return Err(error),
+            Err(_) => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Whether it is this process or host that could not ask, not a device that does not answer.
+fn is_ours(error: &io::Error) -> bool {
+    !matches!(
+        error.raw_os_error(),
+        Some(libc::ENODEV | libc::EOPNOTSUPP | libc::EIO | libc::EINVAL | libc::EBUSY | libc::ETIMEDOUT)
+    )
 }
 
 /// Whether the kernel has no such family, or the family no such question.
@@ -232,6 +296,25 @@ mod tests {
         ] {
             assert_eq!(irqs_of(&devices.join(device), name, &[], &inventory), [irq], "{name}");
         }
+    }
+
+    #[test]
+    fn one_device_that_does_not_answer_leaves_the_others_known_and_who_cannot_ask_has_not_looked() {
+        let links: Vec<Link> = (1..=3).map(|ifindex| Link { ifindex, ..Link::default() }).collect();
+        let fails = |code| io::Error::from_raw_os_error(code);
+        let look = |all: Result<BTreeMap<u32, u32>, i32>, away: i32| {
+            let mut inventory = Inventory::default();
+            let one = |ifindex| if ifindex == 2 { Err(fails(away)) } else { Ok(ifindex * 10) };
+            let found = said(&mut inventory, "rings", &links, all.map_err(fails), one);
+            (found.into_iter().collect::<Vec<_>>(), inventory.incomplete.is_some(), inventory.notes.len())
+        };
+        let (all, others) = (vec![(2, 7)], vec![(1, 10), (3, 30)]);
+        assert_eq!(look(Ok(all.iter().copied().collect()), libc::ENODEV), (all, false, 0));
+        assert_eq!(look(Err(libc::ENODEV), libc::ENODEV), (others.clone(), false, 0));
+        assert_eq!(look(Err(libc::EIO), libc::EOPNOTSUPP), (others, false, 0));
+        assert_eq!(look(Err(libc::EOPNOTSUPP), libc::ENODEV), (vec![], false, 0), "the kernel does not tell");
+        assert_eq!(look(Err(libc::EMFILE), libc::ENODEV), (vec![], true, 1));
+        assert_eq!(look(Err(libc::ENODEV), libc::ENOBUFS), (vec![], true, 1));
     }
 
     #[test]

@@ -65,7 +65,17 @@ impl Ethtool {
     /// Of one interface.
     ///
     /// # Errors
-    /// `ENODEV` where it is gone, `EOPNOTSUPP` where its driver does not say.
+    /// `ENODEV` where it is gone or away, `EOPNOTSUPP` where its driver does not say.
+    pub fn tx_ring(&mut self, ifindex: u32) -> io::Result<u32> {
+        let answer = self.0.request(&command(MSG_RINGS_GET).with_nested(RINGS_HEADER, of(ifindex)))?;
+        let found = answer.first().and_then(|part| parse_ring(part)).map(|(_, ring)| ring);
+        found.ok_or_else(|| io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
+
+    /// Of one interface.
+    ///
+    /// # Errors
+    /// `ENODEV` where it is gone or away, `EOPNOTSUPP` where its driver does not say.
     pub fn moderation(&mut self, ifindex: u32) -> io::Result<Moderation> {
         let answer = self.0.request(&command(MSG_COALESCE_GET).with_nested(COALESCE_HEADER, of(ifindex)))?;
         let found = answer.first().and_then(|part| parse(part)).map(|(_, found)| found);
@@ -77,13 +87,15 @@ impl Ethtool {
     /// # Errors
     /// `ENODEV` where it is gone, `EOPNOTSUPP` and `EINVAL` where the driver refuses.
     pub fn set_moderation(&mut self, ifindex: u32, wanted: Moderation) -> io::Result<()> {
-        let mut set = command(MSG_COALESCE_SET)
-            .with_nested(COALESCE_HEADER, of(ifindex))
-            .with_u32(COALESCE_RX_USECS, wanted.rx_usecs);
-        if let Some(adaptive) = wanted.adaptive {
-            set = set.with(COALESCE_USE_ADAPTIVE_RX, &[u8::from(adaptive)]);
-        }
-        self.0.request(&set).map(|_| ())
+        wanted.steps().try_for_each(|step| {
+            let mut set = command(MSG_COALESCE_SET)
+                .with_nested(COALESCE_HEADER, of(ifindex))
+                .with_u32(COALESCE_RX_USECS, step.rx_usecs);
+            if let Some(adaptive) = step.adaptive {
+                set = set.with(COALESCE_USE_ADAPTIVE_RX, &[u8::from(adaptive)]);
+            }
+            self.0.request(&set).map(|_| ())
+        })
     }
 
     /// Names of the features that are on (`ethtool -k` prints others for some: `rx-gro` is its generic-receive-offload).
@@ -159,6 +171,27 @@ fn parse_features(part: &[u8]) -> BTreeSet<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As ice and virtio_net do.
+    fn driver(now: &mut Moderation, told: Moderation) -> bool {
+        let refused = told.adaptive == Some(true) && told.rx_usecs != now.rx_usecs;
+        if !refused {
+            *now = told;
+        }
+        !refused
+    }
+
+    #[test]
+    fn an_adaptive_interval_comes_back_where_the_driver_takes_none_beside() {
+        let original = Moderation { rx_usecs: 50, adaptive: Some(true) };
+        let wanted = Moderation { rx_usecs: 0, adaptive: Some(false) };
+        let mut now = original;
+        assert!(wanted.steps().all(|step| driver(&mut now, step)) && now == wanted);
+        assert!(!driver(&mut now, original));
+        assert!(original.steps().all(|step| driver(&mut now, step)) && now == original);
+        let mute = Moderation { rx_usecs: 3, adaptive: None };
+        assert_eq!((wanted.steps().count(), mute.steps().collect()), (1, vec![mute]));
+    }
 
     #[test]
     fn what_a_driver_says_is_read() {

@@ -103,7 +103,13 @@ impl Netlink {
                 consistent &= message.flags() & NLM_F_DUMP_INTR == 0;
                 match message.message_type() {
                     NLMSG_NOOP => {}
-                    NLMSG_DONE => return Ok(consistent.then_some(parts)),
+                    NLMSG_DONE => {
+                        // A dump that failed on its way ends so, too, with why (net/netlink/af_netlink.c, netlink_dump_done).
+                        if !message.payload().is_empty() {
+                            acknowledged(message.payload())?;
+                        }
+                        return Ok(consistent.then_some(parts));
+                    }
                     NLMSG_ERROR => {
                         acknowledged(message.payload())?;
                         return Ok(consistent.then_some(parts));
@@ -200,4 +206,21 @@ pub fn read_u16(bytes: &[u8]) -> Option<u16> {
 pub fn read_text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(bytes.get(..end).unwrap_or_default()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RTM_GETSTATS; without a mask of what to tell the dump itself fails (`net/core/rtnetlink.c`, `rtnl_stats_dump`).
+    const GETSTATS: u16 = 94;
+
+    #[test]
+    fn a_dump_that_fails_is_no_empty_one() {
+        let mut netlink = Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).unwrap();
+        let failed = netlink.dump(GETSTATS, &[0; 12]).unwrap_err();
+        assert_eq!(failed.raw_os_error(), Some(libc::EINVAL));
+        // The socket goes on.
+        assert!(!link::links(&mut netlink).unwrap().is_empty());
+    }
 }

@@ -40,7 +40,8 @@ fn may_poll(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> b
     intent.method.has(RuleId::BusyPoll)
         && nic.physical
         && (has_thread(inventory, napi) || by_module(inventory, nic) && is_rt(inventory, intent, nic))
-        && (inventory.cpus.online.len() > 1 || named_cpu(intent, nic).is_some())
+        && (inventory.cpus.online.len() > 1
+            || named_cpu(intent, nic).is_some_and(|cpu| inventory.cpus.online.contains(cpu)))
         && intent.napi_class(inventory, nic, napi) != Class::Bulk
 }
 
@@ -135,16 +136,21 @@ fn own_cpu(inventory: &Inventory, intent: &Intent, nic: &Nic, outcome: &mut Outc
     let named = named_cpu(intent, nic);
     let set = format!("set poll_cpu of [nic.{}] in /etc/ontime/host.toml to an online CPU kept for it", nic.id.name);
     if cpus.online.len() < 2 {
-        let found = if named.is_some() {
-            "polls on the only CPU: bulk work and housekeeping get what the runtime cap leaves, 5 % while it polls"
-        } else {
-            "does not poll: on the only CPU that would leave bulk work and housekeeping 5 % of it"
+        let found = match named {
+            Some(cpu) if cpus.online.contains(cpu) => {
+                "polls on the only CPU: bulk work and housekeeping get what the runtime cap leaves, 5 % while it polls"
+                    .to_owned()
+            }
+            other => {
+                let offline = other.map_or_else(String::new, |cpu| format!("poll_cpu {cpu} is not online; "));
+                format!("{offline}does not poll: on the only CPU that would leave bulk work and housekeeping 5 % of it")
+            }
         };
         let remedy = format!(
             "more CPUs; or, knowing this, poll_cpu in [nic.{}], best with [busypoll] adaptive = true and a bound",
             nic.id.name
         );
-        outcome.findings.push(finding(nic, Severity::Warning, found.to_owned(), remedy, None));
+        outcome.findings.push(finding(nic, Severity::Warning, found, remedy, None));
         return None;
     }
     match named {

@@ -71,7 +71,7 @@ pub fn rt_protections(inventory: &Inventory, intent: &Intent) -> Outcome {
         let remedy = "mount it: mount -t debugfs debugfs /sys/kernel/debug";
         outcome.findings.push(stays("debugfs cannot be read, so they stay on", remedy, Refusal::Unreadable));
     } else if !intent.caps_in_force {
-        outcome.findings.push(no_caps());
+        outcome.findings.push(no_caps(intent));
     } else {
         servers_off(inventory, &mut outcome);
     }
@@ -97,7 +97,7 @@ fn rt_throttling(inventory: &Inventory, intent: &Intent, outcome: &mut Outcome) 
         return;
     }
     if !intent.caps_in_force {
-        outcome.findings.push(no_caps());
+        outcome.findings.push(no_caps(intent));
         return;
     }
     outcome.settings.push(no_rt_limit());
@@ -108,7 +108,11 @@ fn no_rt_limit() -> Setting {
     Setting::new(RuleId::RtProtections, Stage::Protection, knob, Value::Text("-1".to_owned()))
 }
 
-fn no_caps() -> Finding {
+fn no_caps(intent: &Intent) -> Finding {
+    if !intent.reserved.is_empty() {
+        let found = "CPU time is reserved, beside which they stay on: what they give to others is within the reserve";
+        return Finding { severity: Severity::Info, ..stays(found, "nothing", Refusal::NoCaps) };
+    }
     let remedy =
         "nothing, where RT tenants use little CPU; else start the daemon, which caps them and then turns these off";
     stays("runtime caps of RT tenants are not in force, so they stay on", remedy, Refusal::NoCaps)

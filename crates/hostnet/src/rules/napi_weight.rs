@@ -24,16 +24,14 @@ const WEIGHT: u32 = 4;
 pub const MODULE_UNTIL: (u32, u32) = (6, 13);
 
 /// How it comes to be there.
-pub const INSTALL: &str = "install module ontime_napi (folder host: make dkms; dkms install ontime_napi/0.2.0) and load it: modprobe ontime_napi; or";
+pub const INSTALL: &str = "install module ontime_napi (folder host: make dkms; dkms install ontime_napi/0.2.1) and load it: modprobe ontime_napi; or";
 
 /// See [`RuleId::NapiWeight`].
 pub fn napi_weight(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
-    let kernel = &inventory.kernel;
-    let Some(urgent) = most_urgent(inventory, intent) else { return outcome };
-    if !kernel.realtime || kernel.version >= NO_BH_LOCK {
+    let Some(urgent) = most_urgent(inventory, intent).filter(|_| softirqs_share_a_lock(inventory)) else {
         return outcome;
-    }
+    };
     let value = Value::Text(intent.bulk_napi_weight.unwrap_or(WEIGHT).to_string());
     if inventory.sysctls.contains_key(DEV_WEIGHT) {
         let knob = Knob::HostFile { root: Root::Proc, path: format!("sys/{DEV_WEIGHT}") };
@@ -51,8 +49,13 @@ pub fn napi_weight(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
+/// Whether everything between `local_bh_disable` and `local_bh_enable` holds one lock a CPU on this host.
+pub fn softirqs_share_a_lock(inventory: &Inventory) -> bool {
+    inventory.kernel.realtime && inventory.kernel.version < NO_BH_LOCK
+}
+
 /// The highest RT level that a tenant or a NIC has; none where nothing here is RT, and nobody need wait less.
-fn most_urgent(inventory: &Inventory, intent: &Intent) -> Option<Class> {
+pub fn most_urgent(inventory: &Inventory, intent: &Intent) -> Option<Class> {
     let tenants = intent.rt_tenants().map(|tenant| tenant.class);
     let nics = inventory.nics.iter().flat_map(|nic| classes(inventory, intent, nic));
     tenants.chain(nics).filter(|class| *class != Class::Bulk).min()

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use ontime_tenants::Tenant;
 
-use super::tx_queue::sources;
+use super::tx_queue::{filters, sources};
 use crate::intent::Intent;
 use crate::inventory::{Inventory, Nic};
 use crate::knob::{Knob, Value};
@@ -35,23 +35,12 @@ pub fn nic_qdisc(inventory: &Inventory, intent: &Intent) -> Outcome {
         let root = Knob::RootQdisc { nic: nic.id.clone() };
         outcome.settings.push(Setting::new(RuleId::NicQdisc, Stage::Steer, root, Value::Text(kind.to_owned())));
         if nic.physical && intent.method == Method::Prio {
-            first_band(inventory, nic, &users, &mut outcome);
+            // RT tenants' packets to the first band, as the paper has high-priority domains' packets classified.
+            let first_band = sources(inventory, &users).map(|from| Knob::TxPriority { nic: nic.id.clone(), from });
+            outcome.settings.extend(filters(RuleId::NicQdisc, nic, first_band));
         }
     }
     outcome
-}
-
-/// RT tenants' packets to the first band, as the paper has high-priority domains' packets classified.
-fn first_band(inventory: &Inventory, nic: &Nic, users: &[&Tenant], outcome: &mut Outcome) {
-    let filters: Vec<Knob> =
-        sources(inventory, users).map(|from| Knob::TxPriority { nic: nic.id.clone(), from }).collect();
-    if filters.is_empty() {
-        return;
-    }
-    let clsact = Knob::Clsact { nic: nic.id.clone() };
-    for knob in std::iter::once(clsact).chain(filters) {
-        outcome.settings.push(Setting::new(RuleId::NicQdisc, Stage::Steer, knob, Value::Present(true)));
-    }
 }
 
 /// A root qdisc that this rule leaves, for it is somebody's.

@@ -3,7 +3,7 @@
 use ontime_tenants::{Policy, PriorityTable, Role};
 
 use super::busy_poll::{self, POLLING};
-use super::tx_queue;
+use super::{tx_queue, veth};
 use crate::intent::Intent;
 use crate::inventory::{Inventory, KernelThread, KernelThreadKind, Napi, Nic};
 use crate::knob::{Knob, Value};
@@ -27,11 +27,13 @@ pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
             });
             continue;
         };
+        let needs: Vec<Knob> = veth::napi_maker(nic).into_iter().collect();
         // Polling by a thread is more than what is wanted here, and someone's choice.
         if mode < POLLING {
             let knob = Knob::NicFile { nic: nic.id.clone(), path: "threaded".to_owned() };
             let mut setting = Setting::new(RuleId::NapiThreaded, Stage::Thread, knob, Value::Text("1".to_owned()));
             setting.overwrites = separately_threaded(nic).map(|napi| napi_knob(nic, napi)).collect();
+            setting.needs = needs.clone();
             outcome.settings.push(setting);
         }
         if mode == 1 {
@@ -39,7 +41,8 @@ pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
             let ours = nic.napis.iter().filter(|napi| !busy_poll::polls(inventory, intent, nic, napi));
             for napi in ours.filter(|napi| napi.threaded.is_some_and(|mode| mode < POLLING)) {
                 let value = Value::Threaded(1);
-                outcome.settings.push(Setting::new(RuleId::NapiThreaded, Stage::Thread, napi_knob(nic, napi), value));
+                let setting = Setting::new(RuleId::NapiThreaded, Stage::Thread, napi_knob(nic, napi), value);
+                outcome.settings.push(Setting { needs: needs.clone(), ..setting });
             }
         }
     }

@@ -71,11 +71,23 @@ fn separate(inventory: &Inventory, intent: &Intent, nic: &Nic, users: &[&Tenant]
         outcome.findings.push(shared(nic, "its driver has no XPS", remedy_own, Refusal::Device));
         return;
     };
+    let Ok(last) = u16::try_from(queues - 1) else { return };
+    let steer = |from| Knob::TxSteer { nic: nic.id.clone(), queue: last, from };
+    let steering = filters(RuleId::RtTxQueue, nic, sources(inventory, users).map(steer));
+    if steering.is_empty() {
+        let found = "RT packets have the NIC's own address, as bulk ones may: nothing tells them apart";
+        let remedy = format!("a macvlan in place of an ipvlan or VLAN; or {remedy_own}");
+        outcome.findings.push(shared(nic, found, &remedy, Refusal::Device));
+        return;
+    }
+    // Without them nobody would use the queue that is kept free.
+    let needs: Vec<Knob> = steering.iter().map(|setting| setting.knob.clone()).collect();
+    outcome.settings.extend(steering);
     for (queue, cpus) in (0..).zip(without_last(&masks, &inventory.cpus.online)) {
         let knob = Knob::XpsCpus { nic: nic.id.clone(), queue };
-        outcome.settings.push(Setting::new(RuleId::RtTxQueue, Stage::Steer, knob, Value::Cpus(cpus)));
+        let setting = Setting::new(RuleId::RtTxQueue, Stage::Steer, knob, Value::Cpus(cpus));
+        outcome.settings.push(Setting { needs: needs.clone(), ..setting });
     }
-    steer(inventory, nic, users, queues - 1, outcome);
 }
 
 /// Of a bulk tenant, the threads that send by a queue which RT packets use too, by a qdisc. Whoever sends first, sends for all who come meanwhile, and since 7.2
@@ -113,17 +125,14 @@ fn without_last(masks: &[CpuSet], online: &CpuSet) -> Vec<CpuSet> {
     wanted
 }
 
-fn steer(inventory: &Inventory, nic: &Nic, users: &[&Tenant], queue: u32, outcome: &mut Outcome) {
-    let Ok(queue) = u16::try_from(queue) else { return };
-    let filters: Vec<Knob> =
-        sources(inventory, users).map(|from| Knob::TxSteer { nic: nic.id.clone(), queue, from }).collect();
-    if filters.is_empty() {
-        return;
-    }
+/// These filters, and clsact before them; nothing where there are none. Where an `ingress` qdisc holds clsact's place, what is meant for egress would
+/// stand among its own filters (`net/sched/sch_ingress.c`, `ingress_tcf_block`).
+pub fn filters(rule: RuleId, nic: &Nic, knobs: impl Iterator<Item = Knob>) -> Vec<Setting> {
+    let present = |knob| Setting::new(rule, Stage::Steer, knob, Value::Present(true));
     let clsact = Knob::Clsact { nic: nic.id.clone() };
-    for knob in std::iter::once(clsact).chain(filters) {
-        outcome.settings.push(Setting::new(RuleId::RtTxQueue, Stage::Steer, knob, Value::Present(true)));
-    }
+    let filters: Vec<Setting> = knobs.map(|knob| Setting { needs: vec![clsact.clone()], ..present(knob) }).collect();
+    let first = (!filters.is_empty()).then(|| present(clsact));
+    first.into_iter().chain(filters).collect()
 }
 
 /// How packets of RT tenants are known on their way out.

@@ -5,13 +5,13 @@
 //! the container's namespace.
 
 use crate::intent::Intent;
-use crate::inventory::Inventory;
+use crate::inventory::{Inventory, Nic};
 use crate::knob::{Knob, Value};
 use crate::rule::{Outcome, RuleId, Setting, Stage};
 
 /// From here on GRO gives a veth NAPI.
 const NAPI_BY_GRO: (u32, u32) = (5, 13);
-/// Every kind of TSO that veth has (NETIF_F_ALL_TSO), then what makes the NAPI.
+/// Every kind of TSO that veth has (NETIF_F_ALL_TSO), then [`MERGING`].
 const FEATURES: [(&str, &str); 6] = [
     ("tx-tcp-segmentation", "off"),
     ("tx-tcp-ecn-segmentation", "off"),
@@ -19,8 +19,16 @@ const FEATURES: [(&str, &str); 6] = [
     ("tx-tcp6-segmentation", "off"),
     // Of newer kernels.
     ("tx-tcp-accecn-segmentation", "off"),
-    ("rx-gro", "on"),
+    (MERGING, "on"),
 ];
+/// What makes the NAPI.
+const MERGING: &str = "rx-gro";
+
+/// What gives this NIC its NAPI, where it is a veth: what is set of its NAPI cannot be given back without.
+pub fn napi_maker(nic: &Nic) -> Option<Knob> {
+    let feature = MERGING.to_owned();
+    (nic.kind.as_deref() == Some("veth")).then(|| Knob::Feature { nic: nic.id.clone(), feature })
+}
 
 /// See [`RuleId::Veth`].
 pub fn veth(inventory: &Inventory, intent: &Intent) -> Outcome {

@@ -51,17 +51,22 @@ register() {
         perl -e '
             use strict;
             my ($count, $step, $pause) = @ARGV;
-            sub now { my $t = pack("qq", 0, 0); syscall(228, 1, $t); my ($s, $n) = unpack("qq", $t); $s * 1_000_000_000 + $n }
             # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period. sched_setattr(2).
-            sub ask { my $attr = pack("LLQlLQQQ", 48, 6, 0, 0, 0, $_[0], 20_000_000, 20_000_000); syscall(314, 0, $attr, 0) }
-            ask(2_000_000) == 0 or die "sched_setattr: $!";
+            sub attributes { pack("LLQlLQQQ", 48, 6, 0, 0, 0, $_[0], 20_000_000, 20_000_000) }
+            sub ns { my ($s, $n) = unpack("qq", $_[0]); $s * 1_000_000_000 + $n }
+            my $first = attributes(2_000_000);
+            syscall(314, 0, $first, 0) == 0 or die "sched_setattr: $!";
+            my ($begun, $ended) = (pack("qq", 0, 0), pack("qq", 0, 0));
             my @took;
             for my $n (1 .. $count) {
                 select(undef, undef, undef, $pause / 1e6);
-                my $runtime = 2_000_000 + $step * 1_000 * ($n % 2);
-                my $begun = now();
-                ask($runtime) == 0 or die "sched_setattr: $!";
-                push @took, now() - $begun;
+                my $attributes = attributes(2_000_000 + $step * 1_000 * ($n % 2));
+                # Nothing of perl between the readings but the calls themselves.
+                syscall(228, 1, $begun);
+                my $status = syscall(314, 0, $attributes, 0);
+                syscall(228, 1, $ended);
+                $status == 0 or die "sched_setattr: $!";
+                push @took, ns($ended) - ns($begun);
             }
             print "@took"' "$2" "$3" "$4" > "$1.said"
         status=$?

@@ -140,7 +140,7 @@ pub struct Args {
     loads: Vec<Load>,
     #[command(flatten)]
     output: Output,
-    /// Most real seconds without a sign of life of a host, at least 30: more where the machine has other work
+    /// Most real seconds without a sign of life of a host, 30 to 86400: more where the machine has other work
     #[arg(long, default_value_t = 180)]
     silence: u64,
     /// Directory for captures and logs (default: removed at the end)

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ontime_hostnet::HostConfig;
 use ontime_sched::SchedConfig;
 use ontime_tenants::config::{self, ConfigError, Text};
-use ontime_tenants::{PriorityTable, Rules};
+use ontime_tenants::{PriorityTable, Rules, RuntimeCap};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -89,8 +89,8 @@ impl DaemonConfig {
         }
         if let Some(share) = file.cap.cpu_share {
             self.cap_cpu_share = Share::new(*share.get_ref()).filter(|share| !share.is_whole()).ok_or_else(|| {
-                let what =
-                    format!("cap.cpu-share {} is not over 0 and below 1 (a fraction of one CPU)", share.get_ref());
+                let (least, given) = (RuntimeCap::LEAST, share.get_ref());
+                let what = format!("cap.cpu-share {given} is not at least {least} and below 1 (a fraction of one CPU)");
                 text.error(&share.span(), what)
             })?;
         }
@@ -162,6 +162,7 @@ mod tests {
             ("rescan-seconds = 0\n", 1, "1 to 3600"),
             ("\nrescan-second = 1\n", 2, "rescan-seconds"),
             ("[cap]\ncpu-share = 1.0\n", 2, "below 1"),
+            ("[cap]\ncpu-share = 9e-7\n", 2, "cap.cpu-share 0.0000009 is not at least 0.000001 and below 1"),
             ("[cap]\ncpu-share = nan\n", 2, "below 1"),
             ("[cap]\nperiod-ms = 1000\n", 2, "1 to 100"),
             ("[cap]\nthreads = -1\n", 2, ""),

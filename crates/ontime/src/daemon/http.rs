@@ -225,6 +225,10 @@ async fn unknown() -> Refusal {
     Refusal(StatusCode::NOT_FOUND, "no such path; GET /openapi.json names all".to_owned())
 }
 
+async fn wrong_verb() -> Refusal {
+    Refusal(StatusCode::METHOD_NOT_ALLOWED, "this path is not asked that way; GET /openapi.json says how".to_owned())
+}
+
 fn router() -> OpenApiRouter<Loop> {
     OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(tenants))
@@ -277,6 +281,7 @@ pub fn serve(listener: std::os::unix::net::UnixListener, to: Loop) -> io::Result
         let (router, _) = router().split_for_parts();
         let service = router
             .fallback(unknown)
+            .method_not_allowed_fallback(wrong_verb)
             .layer(DefaultBodyLimit::max(BODY_MAX))
             .with_state(to)
             .into_make_service_with_connect_info::<Peer>();
@@ -320,6 +325,26 @@ mod tests {
         assert!(matches!(asked.try_recv(), Ok(Ask::Reset(answer)) if answer.is_closed()));
         drop(asked);
         assert!(matches!(wait(), Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, _))));
+    }
+
+    #[test]
+    fn what_is_not_to_be_had_is_said_in_a_body() {
+        use std::io::{Read, Write};
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ontime.sock");
+        let (asks, _asked) = std::sync::mpsc::sync_channel(1);
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        serve(bind(&path).unwrap(), Loop { asks, bell: Arc::new(bell) }).unwrap();
+        for (line, status) in [("DELETE /v1/tenants", "405"), ("GET /v1/no", "404")] {
+            let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+            write!(stream, "{line} HTTP/1.1\r\nhost: ontime\r\nconnection: close\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+            assert_eq!(head.split(' ').nth(1), Some(status), "{line}: {answer}");
+            let error: api::Error = serde_json::from_str(body).unwrap();
+            assert!(error.error.contains("/openapi.json"), "{line}: {answer}");
+        }
     }
 
     #[test]

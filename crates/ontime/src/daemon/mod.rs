@@ -17,6 +17,7 @@
 
 pub mod cap;
 pub mod config;
+mod due;
 pub mod engine;
 mod ethtool;
 mod events;
@@ -44,6 +45,7 @@ use rustix::event::EventfdFlags;
 use sd_notify::NotifyState;
 
 use self::config::Config;
+use self::due::Due;
 use self::engine::Engine;
 use self::events::{Event, Events};
 use self::guests::Guests;
@@ -55,22 +57,9 @@ use crate::paths::Paths;
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-/// From the first event of a burst to the pass for all of it.
-const DEBOUNCE: Duration = Duration::from_millis(50);
-/// A pass takes at most one part in this of the time: a storm of events costs no more.
-const SHARE: u32 = 5;
-/// The longest rest after a pass: one that was held up once does not keep the next change waiting for four times as long.
-const REST: Duration = Duration::from_secs(3);
 /// The most requests answered in one round of events: passes, signals and the watchdog have their turn beside those who ask
 /// again as soon as they are answered.
 const ANSWERS: usize = 8;
-
-/// From when something was set that a driver may still overwrite to when it is set again: e1000e does at an interrupt, of which there is one
-/// in 2 s at least.
-const INSIST: Duration = Duration::from_secs(3);
-
-/// From a look that failed to the next.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
@@ -98,8 +87,8 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     if let Some(why) = watcher.blind() {
         tracing::warn!("tenants: {why}");
     }
-    let mut daemon =
-        Daemon { engine, events, watcher, asked, guests: Guests::default(), pending: None, last_end: Instant::now() };
+    let due = Due::new(Instant::now());
+    let mut daemon = Daemon { engine, events, watcher, asked, guests: Guests::default(), due, followed: 0 };
     daemon.pass("start");
     notify(&[NotifyState::Ready, NotifyState::Status("applied")]);
     let result = daemon.run();
@@ -142,7 +131,7 @@ fn raise_file_limit() {
 }
 
 /// The main and the HTTP thread (this one makes both): who asks is answered also where a polling NAPI thread leaves all that is not real-time 5 %, and
-/// bulk NICs' threads at nice -20 take those. That bulk has its part is by [`SHARE`].
+/// bulk NICs' threads at nice -20 take those. That bulk has its part is by [`Due`].
 fn stand_before_bulk() {
     if let Err(error) = rustix::process::setpriority_process(None, -20) {
         tracing::warn!("taking nice -20: {error}; answers may take long beside bulk work");
@@ -158,9 +147,9 @@ struct Daemon {
     watcher: Watcher,
     asked: Receiver<Ask>,
     guests: Guests,
-    /// Why a pass is due, and when.
-    pending: Option<(Event, Instant)>,
-    last_end: Instant,
+    due: Due,
+    /// The passes that were followed up.
+    followed: u64,
 }
 
 impl Daemon {
@@ -197,38 +186,38 @@ impl Daemon {
         }
     }
 
-    /// Asks for a pass, soon: together with what else comes now, and not too soon after the last.
+    /// Asks for a pass, soon.
     fn want(&mut self, event: Event) {
-        let rest = (self.engine.last_pass() * (SHARE - 1)).min(REST);
-        let due = (Instant::now() + DEBOUNCE).max(self.last_end + rest);
-        if self.pending.is_none() {
-            self.pending = Some((event, due));
-        }
+        self.due.want(event, self.engine.last_pass(), Instant::now());
     }
 
     fn pass_if_due(&mut self) {
-        let now = Instant::now();
-        match self.pending {
-            Some((event, due)) if due <= now => self.pass(event.word()),
-            None if now >= self.last_end + self.engine.rescan() => self.pass(Event::Clock.word()),
-            _ => {}
+        let (event, at) = self.due.next(self.engine.rescan());
+        if at <= Instant::now() {
+            self.pass(event.word());
         }
     }
 
     fn arm(&self) {
-        let due = self.pending.map_or(self.last_end + self.engine.rescan(), |(_, due)| due);
-        let wait = due.saturating_duration_since(Instant::now());
+        let (_, at) = self.due.next(self.engine.rescan());
+        let wait = at.saturating_duration_since(Instant::now());
         let soonest = watchdog().into_iter().chain(self.engine.look_in()).fold(wait, Duration::min);
         self.events.wake_in(soonest);
     }
 
     fn pass(&mut self, reason: &str) {
-        self.pending = None;
+        self.due.begins(Instant::now());
         self.engine.pass(reason);
         self.passed();
     }
 
+    /// Follows up what passes have found, if there was one: also one that an answer took.
     fn passed(&mut self) {
+        if self.engine.passes() == self.followed {
+            return;
+        }
+        // Of the pass before those that may follow here.
+        let insists = self.engine.insists();
         if let Err(error) = self.watcher.follow(self.engine.found(), self.engine.rules()) {
             // Its own rescan still finds what this follow misses.
             tracing::debug!("following tenants: {error}");
@@ -243,12 +232,8 @@ impl Daemon {
                 self.engine.guest_gone(&vm);
             }
         }
-        self.last_end = Instant::now();
-        if self.engine.looks_again() {
-            self.pending.get_or_insert((Event::Clock, self.last_end + LOOK_AGAIN));
-        } else if self.engine.insists() {
-            self.pending.get_or_insert((Event::Clock, self.last_end + INSIST));
-        }
+        self.followed = self.engine.passes();
+        self.due.ended(self.engine.looks_again(), insists || self.engine.insists(), Instant::now());
     }
 
     /// Admits what guests ask for, one after the other. Who asks often waits for the answer each time, and its device process has a limit.
@@ -263,6 +248,7 @@ impl Daemon {
                 self.engine.guest_gone(&question.vm);
             }
         }
+        self.passed();
     }
 
     fn reload(&mut self) {

@@ -47,7 +47,8 @@ impl Watches {
                     let rank = match thread.role {
                         _ if tenant.class == Class::Bulk && place == PriorityTable::SHARED_SENDER => Rank::Poller,
                         ThreadRole::Vhost | ThreadRole::KvmPit | ThreadRole::Device => Rank::Backend,
-                        _ => Rank::Guest,
+                        ThreadRole::Emulator | ThreadRole::Iothread => Rank::Monitor,
+                        ThreadRole::Vcpu(_) | ThreadRole::Container => Rank::Guest,
                     };
                     watches.add(Watch { id: thread.id, place, share, cpus, rank, ahead }, owned);
                 }
@@ -58,20 +59,40 @@ impl Watches {
             }
         }
         for setting in &plan.settings {
-            let of_kernel = matches!(setting.rule, RuleId::IrqThread | RuleId::NapiThread | RuleId::BusyPoll);
+            let tells = setting.rule == RuleId::InterruptContext;
+            let of_kernel = tells || matches!(setting.rule, RuleId::IrqThread | RuleId::NapiThread | RuleId::BusyPoll);
             if let (true, Knob::ThreadPolicy { thread, comm }, Value::Policy(place)) =
                 (of_kernel && is_real_time(&setting.value), &setting.knob, &setting.value)
             {
                 let cpus = thread.affinity().map(|cpus| cpus.iter().collect()).unwrap_or_default();
                 // The name holds the interface and an id that may change at every ifup: too many names for metrics.
-                let name = if comm.starts_with("irq/") { "irq threads" } else { "napi threads" };
+                let name = match comm {
+                    _ if tells => "irq_work threads",
+                    comm if comm.starts_with("irq/") => "irq threads",
+                    _ => "napi threads",
+                };
                 let owned = Owned { name: name.to_owned(), class: "rt".to_owned() };
                 let last = [PriorityTable::POLLER, PriorityTable::SHARED_COMPLETIONS].contains(place);
-                let rank = if last { Rank::Poller } else { Rank::Backend };
+                let rank = match last {
+                    _ if tells => Rank::Teller,
+                    true => Rank::Poller,
+                    false => Rank::Backend,
+                };
                 watches.add(Watch { id: *thread, place: *place, share: kernel, cpus, rank, ahead: None }, owned);
             }
         }
         watches
+    }
+
+    /// Why a thread that was read to have this policy is not at its place, where that is the cap watcher's doing.
+    pub fn moved(&self, id: ThreadId, read: &str) -> Option<Moved> {
+        let watch = self.list.iter().find(|watch| watch.id == id)?;
+        let is = |policy: Policy| policy.to_string() == read;
+        match watch.ahead {
+            _ if is(Policy::Idle) => Some(Moved::Paused),
+            Some(ahead) if is(ahead) => Some(Moved::Ahead),
+            _ => None,
+        }
     }
 
     fn add(&mut self, watch: Watch, owned: Owned) {
@@ -79,6 +100,15 @@ impl Watches {
             self.list.push(watch);
         }
     }
+}
+
+/// What the cap watcher has done to a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moved {
+    /// It is over its cap.
+    Paused,
+    /// An interrupt is pending, or it has slept since the last one.
+    Ahead,
 }
 
 /// Where a vCPU stands while an interrupt is pending, if Ontime placed it where such vCPUs wait.
@@ -182,6 +212,7 @@ mod tests {
                 thread(2, ThreadRole::Vcpu(0), Policy::BULK),
                 thread(3, ThreadRole::Vhost, Policy::BULK),
                 thread(4, ThreadRole::Emulator, Policy::BULK),
+                thread(5, ThreadRole::Device, Policy::Fifo(48)),
             ],
         );
         let watches = |method| {
@@ -195,7 +226,7 @@ mod tests {
         assert_eq!((vcpu.place, vcpu.ahead, vcpu.rank), (Policy::Fifo(46), Some(Policy::Fifo(47)), Rank::Guest));
         let vhost = all.list.iter().find(|watch| watch.id.tid == 3).unwrap();
         assert_eq!((vhost.place, vhost.ahead, vhost.rank), (Policy::Fifo(48), None, Rank::Backend));
-        assert_eq!(all.followed, [Followed { threads: vec![2, 3, 4], vcpus: vec![(0, vcpu.id)] }]);
+        assert_eq!(all.followed, [Followed { threads: vec![2, 3, 4, 5], vcpus: vec![(0, vcpu.id)] }]);
         let all = watches(Method::Partitioned);
         assert!(all.followed.is_empty() && all.list.iter().all(|watch| watch.ahead.is_none()));
     }
@@ -220,6 +251,35 @@ mod tests {
         let own = [tenant(Class::Bulk, vec![thread(2, ThreadRole::Container, Policy::Rr(5))])];
         let all = Watches::of(&Plan::default(), &own, &Intent::default(), kernel).list;
         assert_eq!((all[0].share, all[0].rank), (kernel, Rank::Guest));
+    }
+
+    #[test]
+    fn who_tells_of_interrupts_is_watched_but_goes_on() {
+        let teller = thread(9, ThreadRole::Emulator, Policy::Fifo(1)).id;
+        let knob = Knob::ThreadPolicy { thread: teller, comm: "irq_work/0".to_owned() };
+        let place = Value::Policy(PriorityTable::default().teller());
+        let plan = Plan {
+            settings: vec![Setting::new(RuleId::InterruptContext, Stage::Place, knob, place)],
+            ..Plan::default()
+        };
+        let all = Watches::of(&plan, &[], &Intent::default(), Share::NINETY_FIVE);
+        assert_eq!(all.list.iter().map(|watch| (watch.id, watch.rank)).collect::<Vec<_>>(), [(teller, Rank::Teller)]);
+    }
+
+    #[test]
+    fn who_is_paused_or_ahead_has_not_drifted() {
+        let rt = Class::Rt(Level::HIGHEST);
+        let tenants = [tenant(rt, vec![thread(2, ThreadRole::Vcpu(0), Policy::BULK)])];
+        let moved = |method| {
+            let intent = Intent { method, tenants: tenants.to_vec(), ..Intent::default() };
+            let plan = ontime_hostnet::plan(&ontime_hostnet::Inventory::default(), &intent);
+            let watches = Watches::of(&plan, &tenants, &intent, Share::NINETY_FIVE);
+            let id = tenants[0].threads[0].id;
+            [Policy::Idle, Policy::Fifo(47), Policy::Fifo(46), Policy::BULK]
+                .map(|read| watches.moved(id, &read.to_string()))
+        };
+        assert_eq!(moved(Method::InterruptContext), [Some(Moved::Paused), Some(Moved::Ahead), None, None]);
+        assert_eq!(moved(Method::Partitioned), [Some(Moved::Paused), None, None, None]);
     }
 
     #[test]

@@ -167,6 +167,15 @@ mod tests {
     }
 
     #[test]
+    fn the_file_of_the_documentation_is_read() {
+        let page = include_str!("../../../../docs/plan.md");
+        let (_, rest) = page.split_once("```toml\n").unwrap();
+        let plan = read(rest.split_once("```").unwrap().0).unwrap();
+        let names: Vec<_> = plan.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
+        assert_eq!((plan.cpus, names), (15, vec!["plc-1", "plc-2"]));
+    }
+
+    #[test]
     fn what_is_wrong_is_said_with_its_place() {
         let host = "[host]\ncpus = 2\n";
         let cases = [

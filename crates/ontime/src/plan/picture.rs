@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use ontime_plan::Nanos;
 use ontime_plan::simulate::Run;
+use ontime_plan::{Nanos, Vcpu};
 
 /// Widths of the drawing, in pixels.
 const WIDTH: u64 = 1_000;
@@ -13,12 +13,35 @@ const ROW: u64 = 26;
 const COLUMNS: u64 = 100;
 const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 
+/// A vCPU of the schedule, as its tenant counts.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Place {
+    /// Its tenant's index.
+    tenant: usize,
+    /// Its number there.
+    number: usize,
+    /// Its first RTA, as [`Run::rta`] counts.
+    first_rta: usize,
+}
+
+/// Places of a host's vCPUs, each with the index of its tenant.
+pub fn places(vcpus: &[(usize, Vcpu)]) -> Vec<Place> {
+    let mut rtas = 0;
+    let place = |(at, (tenant, vcpu)): (usize, &(usize, Vcpu))| {
+        let number = vcpus.iter().take(at).filter(|(other, _)| other == tenant).count();
+        let first_rta = rtas;
+        rtas += vcpu.rtas().len();
+        Place { tenant: *tenant, number, first_rta }
+    };
+    vcpus.iter().enumerate().map(place).collect()
+}
+
 /// A schedule to draw.
 pub struct Picture<'a> {
     /// The runs, by CPU and time.
     pub runs: &'a [Run],
-    /// Of each vCPU, its tenant's index.
-    pub tenant_of: Vec<usize>,
+    /// Of each vCPU.
+    pub places: Vec<Place>,
     /// Names of all tenants.
     pub names: Vec<&'a str>,
     /// How many CPUs.
@@ -28,8 +51,12 @@ pub struct Picture<'a> {
 }
 
 impl Picture<'_> {
+    fn place(&self, run: &Run) -> Place {
+        self.places.get(run.vcpu).copied().unwrap_or_default()
+    }
+
     fn tenant(&self, run: &Run) -> usize {
-        self.tenant_of.get(run.vcpu).copied().unwrap_or(0)
+        self.place(run).tenant
     }
 
     fn used(&self) -> Vec<usize> {
@@ -99,16 +126,16 @@ impl Picture<'_> {
             let _ = writeln!(out, "<rect x=\"{LEFT}\" y=\"{y}\" width=\"{WIDTH}\" height=\"20\" fill=\"#f2f2f2\"/>");
         }
         for run in self.runs.iter().filter(|run| run.start < self.span) {
-            let (tenant, from, to) = (self.tenant(run), at(run.start), at(run.end));
+            let (from, to) = (at(run.start), at(run.end));
+            let Place { tenant, number, first_rta } = self.place(run);
             let name = escape(self.names.get(tenant).copied().unwrap_or_default());
             let (y, colour) = (u64::from(run.cpu) * ROW + 10, colour(&used, tenant));
             let _ = writeln!(
                 out,
                 "<rect x=\"{from:.2}\" y=\"{y}\" width=\"{:.2}\" height=\"20\" fill=\"{colour}\" stroke=\"white\" stroke-width=\"0.3\">\
-                 <title>{name}, vCPU {}, RTA {}: {} to {}</title></rect>",
+                 <title>{name}, vCPU {number}, RTA {}: {} to {}</title></rect>",
                 to - from,
-                run.vcpu,
-                run.rta,
+                run.rta.saturating_sub(first_rta),
                 run.start,
                 run.end,
             );
@@ -169,8 +196,9 @@ mod tests {
     #[test]
     fn rows_columns_and_names_are_right() {
         let runs = [run(0, 0, 0, 50), run(0, 1, 50, 100), run(1, 1, 0, 25)];
-        let picture =
-            Picture { runs: &runs, tenant_of: vec![0, 1], names: vec!["first", "<b>\x1b"], cpus: 4, span: Nanos(100) };
+        let place = |tenant| Place { tenant, number: 0, first_rta: tenant };
+        let places = vec![place(0), place(1)];
+        let picture = Picture { runs: &runs, places, names: vec!["first", "<b>\x1b"], cpus: 4, span: Nanos(100) };
         let text = picture.text();
         let rows: Vec<&str> = text.lines().collect();
         assert_eq!(rows[0], format!("CPU 0   {}{}", "A".repeat(50), "B".repeat(50)));

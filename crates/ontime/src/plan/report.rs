@@ -133,16 +133,17 @@ pub struct Placed {
     pub admitted: Admitted,
 }
 
-/// Puts each tenant on one host: the largest first, each on the fullest that admits it.
+/// Puts each tenant on one host: the largest first, each on the fullest that admits it. The fullest host is the first.
 pub fn place(plan: &Plan, hosts: usize) -> (Vec<Placed>, Vec<Refused>) {
     let host = Admission::new(plan.cpus, plan.reserve);
     let empty = || host.admit(&[]).ok().map(|admitted| Placed { tenants: Vec::new(), vcpus: Vec::new(), admitted });
     let mut placed: Vec<Placed> = (0..hosts).filter_map(|_| empty()).collect();
     let mut order: Vec<(usize, &Tenant)> = plan.tenants.iter().enumerate().collect();
     order.sort_by_key(|(_, tenant)| std::cmp::Reverse(tenant.bandwidth()));
+    let fullest_first = |placed: &mut Vec<Placed>| placed.sort_by_key(|host| std::cmp::Reverse(host.admitted.total));
     let mut refused = Vec::new();
     for (index, tenant) in order {
-        placed.sort_by_key(|host| std::cmp::Reverse(host.admitted.total));
+        fullest_first(&mut placed);
         let mut why = "there is no host".to_owned();
         let taken = placed.iter_mut().any(|on| {
             let mut asked: Vec<Reservation> = on.vcpus.iter().map(|(_, vcpu)| vcpu.into()).collect();
@@ -164,6 +165,7 @@ pub fn place(plan: &Plan, hosts: usize) -> (Vec<Placed>, Vec<Refused>) {
             refused.push(Refused { tenant: tenant.name.clone(), why });
         }
     }
+    fullest_first(&mut placed);
     (placed, refused)
 }
 

@@ -120,7 +120,8 @@ fn tcp_connections_are_taken_and_served() {
         std::thread::sleep(Duration::from_millis(30));
         assert!(driver.poll(all).is_none());
         client.write_all(b"half").unwrap();
-        assert_eq!(driver.wait(all).result(), Ok(8));
+        let dropped = driver.wait(all);
+        assert_eq!((dropped.result(), dropped.len as usize), (Ok(8), DONE_LEN), "nothing was written but the header");
         // Half close in both directions.
         assert_eq!(driver.result(Call::new(ONTIME_OP_SHUTDOWN, new).arg([1])), Ok(0));
         assert_eq!(client.read(&mut answer).unwrap(), 0);

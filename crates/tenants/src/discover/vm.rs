@@ -181,7 +181,7 @@ impl Finder<'_> {
         ran_guest.sort_unstable();
         if let Some(why) = why {
             let told = format!("{why}; taken by guest time: {} threads, idle ones may be missing", ran_guest.len());
-            self.problem(name, ProblemKind::VcpusUnnamed(told));
+            self.problem(name, ProblemKind::VcpusUnnamed { vmm: vm.vmm, why: told });
         }
         ran_guest.into_iter().zip(0..).collect()
     }

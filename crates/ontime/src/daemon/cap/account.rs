@@ -2,6 +2,7 @@
 //!
 //! Pure: time comes in as nanoseconds of one monotonic clock, verdicts go out.
 
+use ontime_tenants::RuntimeCap;
 use serde::{Deserialize, Serialize};
 
 /// Parts of a million: a share of one CPU without floating point.
@@ -20,10 +21,10 @@ impl Share {
     /// Half of a CPU.
     pub const HALF: Share = Share(500_000);
 
-    /// `fraction` of one CPU. `None` unless it is over 0 (at least one part per million) and at most 1.
+    /// `fraction` of one CPU. `None` unless it is at least [`RuntimeCap::LEAST`] and at most 1.
     pub fn new(fraction: f64) -> Option<Self> {
         // The cast saturates and is in range: fraction is checked to be within 0 to 1.
-        ((1e-6..=1.0).contains(&fraction)).then(|| Self((fraction * MILLION as f64).round() as u32))
+        (RuntimeCap::LEAST..=1.0).contains(&fraction).then(|| Self((fraction * MILLION as f64).round() as u32))
     }
 
     /// Whether this share is a whole CPU: nothing is left to cap.
@@ -80,9 +81,11 @@ impl Account {
         self.share.of(self.period)
     }
 
-    /// How much more, ns, may be used before the budget is.
-    pub fn left(&self) -> u64 {
-        self.budget().saturating_sub(self.used)
+    /// The least time after `looked`, ns, in which the budget can be used up. Of a pause that is under way a period counts at most: where a small
+    /// share makes it long, others of that CPU are looked at meanwhile.
+    pub fn left_after(&self, looked: u64) -> u64 {
+        let left = self.budget().saturating_sub(self.used);
+        left.saturating_add(self.start.saturating_sub(looked).min(self.period))
     }
 
     /// What was used, ns, beyond all of the time since the interval's start: in the pause before it.

@@ -352,6 +352,18 @@ impl Caps {
         self.sync()
     }
 
+    /// Watches one more, which the planner has just placed, if it is not watched yet.
+    ///
+    /// # Errors
+    /// [`CapError::Lost`].
+    pub fn start_watching(&mut self, watch: &Watch) -> Result<(), CapError> {
+        if self.entries.contains_key(&watch.id) {
+            return Ok(());
+        }
+        self.add(watch)?;
+        self.sync()
+    }
+
     /// Puts vCPUs of these VMs ahead while an interrupt is pending, as far as they are watched with a place for that; with no VMs, nobody.
     ///
     /// # Errors
@@ -452,18 +464,20 @@ impl Caps {
             .map_err(refused)?
             .ok_or_else(|| Cover::Failed(format!("its place {} is no RT priority", watch.place)))?;
         let reading = Reading::open(watch.id.pid, watch.id.tid, watch.only_cpu()).map_err(refused)?;
-        let index = self
-            .free
-            .pop()
-            .ok_or_else(|| Cover::Failed("more RT threads than the watcher has room for (cap.capacity)".to_owned()))?;
+        let index = self.free.pop().ok_or_else(|| {
+            Cover::Failed(
+                "more RT threads than it has room for: raise cap.threads in /etc/ontime/daemon.toml".to_owned(),
+            )
+        })?;
         let cpu = watch.cpus.first().copied().unwrap_or(0);
         let clock = ProcessClock::new(watch.id.pid);
         let tally = Arc::default();
         let rank = watch.rank;
         let share = watch.share;
-        let (busy, read) = (false, 0);
+        let (owed, busy) = (false, false);
+        let (unread, read, since) = (0, 0, 0);
         let slot =
-            Slot { reading, clock, leader: index, unread: 0, busy, read, place, share, cpu, rank, tally, since: 0 };
+            Slot { reading, clock, leader: index, unread, owed, busy, read, place, share, cpu, rank, tally, since };
         Ok((index, Box::new(slot)))
     }
 
@@ -555,8 +569,10 @@ impl Caps {
 
 impl Drop for Caps {
     fn drop(&mut self) {
+        // While caps are kept: taking the trace instance away waits for grace periods, which do not end beside a thread that spins.
+        let deaf = self.deafen().is_ok();
         // A watcher that does not answer is not waited for: the planner has to go on.
-        let answers = self.sync().is_ok();
+        let answers = deaf && self.sync().is_ok();
         let stopped = self.orders.push(Order::Stop).is_ok();
         self.ring();
         if let Some(thread) = self.thread.take().filter(|_| answers && stopped) {

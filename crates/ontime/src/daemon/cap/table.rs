@@ -50,10 +50,14 @@ impl Action {
 pub enum Rank {
     /// Polls, or sends for bulk tenants, below every other: what its CPU lacks is what it took.
     Poller,
-    /// A tenant's program.
+    /// A tenant's program: a vCPU, a container's thread. It may begin to spin at any time.
     Guest,
+    /// Works for a VM's vCPUs: a monitor's threads.
+    Monitor,
     /// Moves packets and interrupts, all tenants' of its kind.
     Backend,
+    /// Tells the watcher of interrupts. It pauses for its own cap only: what it takes is the watcher's cost.
+    Teller,
 }
 
 /// A thread to watch.
@@ -131,7 +135,7 @@ pub struct Table {
     read: u64,
     /// The most that one slot or CPU took since, ns.
     most: u64,
-    /// Budgets to wait until the next look: 1 to [`CALM`]; and how long somebody may have been spinning already at the last one, ns.
+    /// Budgets to wait until the next look: 1 to [`Table::calmest`]; and how long somebody may have been spinning already at the last one, ns.
     calm: u64,
     spun: u64,
     /// What the last look cost the watcher, ns.
@@ -174,6 +178,7 @@ impl Table {
                 took: 0,
             });
         }
+        self.calm = self.calm.min(self.calmest());
     }
 
     /// Forgets the thread in this slot. Says whether it is anywhere but at its place.
@@ -267,16 +272,13 @@ impl Table {
         }
     }
 
-    /// Charges what a look cost the watcher to the CPU it ran on: nobody else had that time either. Without it a thread that has less
-    /// than its share only because it is looked at so often is never paused, and the two of them take all there is.
-    pub fn cost(&mut self, cpu: u32, took: u64) {
+    /// What a look cost the watcher: the longer, the rarer they are.
+    pub fn cost(&mut self, took: u64) {
         self.cost = took;
-        if let Some(cpu) = self.cpus.get_mut(cpu as usize) {
-            cpu.taken = cpu.taken.saturating_add(took);
-        }
     }
 
-    /// What telling of interrupts cost the watcher: charged like a look, but looks are no rarer for it.
+    /// Charges what the watcher took to the CPU it ran on: nobody else had that time either. Without it a thread that has less
+    /// than its share only because it is looked at so often, or asks for so many interrupts, is never paused, and the two of them take all there is.
     pub fn spent(&mut self, cpu: u32, took: u64) {
         if let Some(cpu) = self.cpus.get_mut(cpu as usize) {
             cpu.taken = cpu.taken.saturating_add(took);
@@ -363,19 +365,24 @@ impl Table {
         let recent = now.saturating_sub(self.read) < READ_EVERY;
         let rest = recent && ran <= now.saturating_sub(self.looked) / 2;
         if rest {
-            (self.calm, self.spun) = ((self.calm * 2).min(CALM), ran);
+            (self.calm, self.spun) = ((self.calm * 2).min(self.calmest()), ran);
             self.looked = now;
         }
         rest
     }
 
-    /// Notes that every slot was read, and says who has to pause for its CPU's sake. Where nobody took half of what it might have,
-    /// the next look can wait twice as long, up to [`CALM`] budgets.
+    /// Notes that every slot was read, or is known to have taken next to nothing, and says who has to pause for its CPU's sake. Where nobody
+    /// took half of what it might have, the next look can wait twice as long, up to [`Self::calmest`] budgets.
     pub fn looked(&mut self, now: u64, act: impl FnMut(Action)) {
         self.judge_cpus(now, act);
-        self.slots.iter_mut().flatten().for_each(|slot| slot.ran = false);
+        for slot in self.slots.iter_mut().flatten() {
+            // Who was not read has an interval that may be over, too: what it used long ago is no reason to look soon.
+            if !std::mem::take(&mut slot.ran) && slot.until.is_none() {
+                let _ = slot.account.charge(now, 0);
+            }
+        }
         let half = now.saturating_sub(self.looked) / 2;
-        self.calm = if self.most > half { 1 } else { (self.calm * 2).min(CALM) };
+        self.calm = if self.most > half { 1 } else { (self.calm * 2).min(self.calmest()) };
         self.spun = std::mem::take(&mut self.most);
         self.looked = now;
         self.read = now;
@@ -387,13 +394,22 @@ impl Table {
         let running = self.slots.iter().flatten().filter(|slot| !slot.is_off());
         let left = running
             .map(|slot| {
-                let cpu = self.cpus.get(slot.cpu as usize).map_or(u64::MAX, |cpu| cpu.account.left());
-                slot.account.left().min(cpu)
+                let own = slot.account.left_after(self.looked);
+                let Some(cpu) = self.cpus.get(slot.cpu as usize) else { return own };
+                let cpus = cpu.account.left_after(self.looked);
+                // One that may have as much as its CPU cannot take that without the CPU's share being used up.
+                if slot.account.budget() >= cpu.account.budget() { cpus } else { own.min(cpus) }
             })
             .min()?;
         let least = SHORTEST_LOOK.max(self.cost.saturating_mul(COST_FACTOR));
         let left = left.max(least);
         Some(self.looked.saturating_add(left.saturating_mul(self.calm).saturating_sub(self.spun).max(left)))
+    }
+
+    /// The most budgets that there may be between two looks now.
+    fn calmest(&self) -> u64 {
+        let any = self.slots.iter().flatten().any(|slot| slot.rank == Rank::Guest);
+        if any { CALM } else { CALM_BACKENDS }
     }
 
     fn get(&self, slot: SlotIndex) -> Option<&Slot> {
@@ -408,6 +424,8 @@ pub const IDLE_FOR: u64 = 16;
 /// The most budgets between two looks, after a calm time: one that begins to spin may keep others waiting for so long, and for one budget more, as its
 /// interval began in the calm time. At the default period 9.5 ms.
 pub const CALM: u64 = 4;
+/// The same where no tenant's program is watched (vCPUs with reserved time are not): the others work for somebody, and have nothing to spin for.
+pub const CALM_BACKENDS: u64 = 16;
 /// The longest time without reading every thread, ns: how old reported CPU times may be.
 pub const READ_EVERY: u64 = 10_000_000_000;
 /// The least time between two looks, ns.

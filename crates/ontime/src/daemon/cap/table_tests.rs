@@ -75,7 +75,7 @@ fn what_looking_costs_is_not_left_to_others_either() {
     for _ in 0..100 {
         now += MS / 2;
         table.charge(0, 0, 3 * MS / 10, now, |a| acts.push(a));
-        table.cost(0, 2 * MS / 10);
+        table.spent(0, 2 * MS / 10);
         table.looked(now, |a| acts.push(a));
         paused += acts.drain(..).filter(|act| *act == Action::Demote(0)).count();
         now = table.next_expiry().unwrap_or(now);
@@ -226,6 +226,78 @@ proptest! {
             prop_assert!(spun.total[slot] <= share.of(spun.ran) + calm_looks * period, "slot {slot}");
         }
     }
+}
+
+/// Where nothing can begin to spin, looks are rarer: a vCPU with reserved time is not watched here.
+#[test]
+fn looks_are_as_rare_as_who_is_watched_allows() {
+    for (rank, calm) in [(Rank::Guest, CALM), (Rank::Monitor, CALM_BACKENDS), (Rank::Backend, CALM_BACKENDS)] {
+        let share = Share::NINETY_FIVE;
+        let mut table = Table::new(8, 2, share, 2 * MS, 0);
+        table.watch(0, watched(share, rank), 0);
+        let mut looked = 0;
+        for _ in 0..10 {
+            looked = table.next_look().unwrap();
+            assert!(table.may_rest(0, looked));
+        }
+        let gap = table.next_look().unwrap() - looked;
+        assert_eq!(gap, calm * share.of(2 * MS), "{rank:?}");
+        // One that may begin to spin now is not looked for later than others of its kind.
+        table.watch(1, watched(share, Rank::Guest), looked);
+        assert_eq!(table.next_look().unwrap() - looked, CALM * share.of(2 * MS), "{rank:?}");
+    }
+}
+
+/// One that polls on, beside threads that took some of their budget once and little since, as the watcher sees them: these are not read.
+#[test]
+fn a_cpu_that_is_polled_on_is_looked_at_once_a_budget() {
+    let share = Share::NINETY_FIVE;
+    let mut table = Table::new(8, 1, share, 2 * MS, 0);
+    table.watch(0, watched(share, Rank::Poller), 0);
+    for (slot, used) in [(1, MS), (2, 1_700_000)] {
+        table.watch(slot, watched(share, Rank::Backend), 0);
+        table.charge(slot, 0, used, 2_000_000 * slot as u64 - 10_000, |_| ());
+    }
+    let (mut now, mut looks, mut since) = (4 * MS, 0, 0);
+    table.looked(now, |_| ());
+    let end = now + 100 * MS;
+    while now < end {
+        let next = table.next_expiry().into_iter().chain(table.next_look()).min().unwrap().max(now);
+        since += if table.paused(0) { 0 } else { next - now };
+        now = next;
+        if table.next_look().is_some_and(|at| at <= now) {
+            looks += 1;
+            // The watcher's own turn.
+            now += 20_000;
+            if !table.paused(0) {
+                table.charge(0, 0, std::mem::take(&mut since), now, |_| ());
+            }
+            table.looked(now, |_| ());
+        }
+        let before = table.paused(0);
+        table.expire(now, |_| ());
+        if before && !table.paused(0) {
+            now += 20_000;
+        }
+        table.spent(0, 20_000);
+    }
+    assert!(looks <= 100 / 2 + 4, "{looks} looks in 100 ms");
+}
+
+/// What tells the watcher of interrupts is charged to its CPU, for which the others pause.
+#[test]
+fn who_tells_of_interrupts_is_charged_and_goes_on() {
+    let mut table = table(1);
+    table.watch(1, watched(Share::NINETY_FIVE, Rank::Teller), 0);
+    table.watch(2, watched(Share::NINETY_FIVE, Rank::Backend), 0);
+    let mut acts = Vec::new();
+    for (slot, ran) in [(0, MS), (1, 2 * MS), (2, MS)] {
+        table.charge(slot, 0, ran, 4_800_000, |act| acts.push(act));
+    }
+    table.spent(0, 750_000);
+    assert!(acts.is_empty());
+    table.looked(4_800_000, |act| acts.push(act));
+    assert_eq!(acts, [Action::Demote(0), Action::Demote(2)]);
 }
 
 /// With the default period, whatever it was looked for when it began.

@@ -151,6 +151,28 @@ fn a_spinner_at_fifo_leaves_the_rest_of_its_cpu_to_others() {
     assert_eq!(rt.policy(), libc::SCHED_FIFO);
 }
 
+/// One that goes on running while it is paused, as nobody else wants its CPU, beside a thread for which the watcher looks meanwhile.
+#[test]
+fn what_was_run_in_a_pause_hides_nothing_afterwards() {
+    if skipped() {
+        return;
+    }
+    let _alone = alone();
+    let mut caps = Caps::start(settings(0.95)).unwrap();
+    let (rt, calm) = (Spinner::start(1), Spinner(Command::new("sleep").arg("30").spawn().unwrap()));
+    rt.place(PLACE);
+    calm.place(PLACE);
+    caps.set(&[watch(&rt, 0.2, 1), watch(&calm, 0.95, 0)]).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let used = || caps.report().into_iter().find(|used| used.id == rt.id()).unwrap();
+    let (before, start) = (used(), Instant::now());
+    std::thread::sleep(Duration::from_secs(3));
+    let (after, length) = (used(), start.elapsed().as_nanos() as f64);
+    let share = (after.ran_ns - before.ran_ns) as f64 / length;
+    // It has a pause of 16 ms for each tick of 4 ms, and had one of seconds for seconds.
+    assert!(after.pauses - before.pauses > 20 && share < 0.6, "{share} of the CPU: {before:?}, {after:?}");
+}
+
 #[test]
 fn two_spinners_on_one_cpu_are_held_to_the_cpus_share() {
     if skipped() {

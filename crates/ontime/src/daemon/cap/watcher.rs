@@ -25,7 +25,7 @@ use ontime_trace::interrupts::Rings;
 use rtrb::{Consumer, Producer};
 use rustix::event::epoll;
 use rustix::thread::futex;
-use rustix::time::Timespec;
+use rustix::time::{ClockId, Timespec};
 
 use super::account::{Account, Share, Verdict};
 use super::boost::GRANT;
@@ -75,6 +75,8 @@ pub struct Slot {
     pub leader: SlotIndex,
     /// If it stands for its process: what that took beyond what was read of its threads, ns; below zero where these were read since.
     pub unread: i64,
+    /// If it stands for its process: a thread of that is paused, and may have taken of what is unread.
+    pub owed: bool,
     /// At the last reading it had taken [`QUIET`] or more.
     pub busy: bool,
     /// The turn of the watcher in which it was last read.
@@ -163,8 +165,17 @@ const NO_EVENT: epoll::Event = epoll::Event { flags: epoll::EventFlags::empty(),
 
 /// Now, ns of CLOCK_MONOTONIC.
 pub fn now() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
+    clock(ClockId::Monotonic)
+}
+
+/// What this thread has had of the CPUs, ns: also what waiting and waking took, which `now` around a turn leaves out.
+fn own_time() -> u64 {
+    clock(ClockId::ThreadCPUTime)
+}
+
+fn clock(id: ClockId) -> u64 {
+    let time = rustix::time::clock_gettime(id);
+    (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64)
 }
 
 fn timespec(ns: u64) -> Timespec {
@@ -202,6 +213,7 @@ impl Watcher {
     /// Runs until [`Order::Stop`] or the planner's end of the channel is gone.
     pub fn run(mut self) {
         let mut events = [NO_EVENT; 2];
+        let mut ran = own_time();
         loop {
             let table = &self.table;
             let next =
@@ -232,6 +244,9 @@ impl Watcher {
             }
             self.expire();
             self.listen();
+            let now = own_time();
+            self.table.spent(this_cpu(), now.saturating_sub(ran));
+            ran = now;
         }
         self.release_all();
     }
@@ -253,7 +268,6 @@ impl Watcher {
         }
         let end = now();
         let took = end.saturating_sub(start);
-        self.table.spent(this_cpu(), took);
         if let Verdict::Over { until } = self.heard.charge(end, took) {
             self.heard.restart(until);
             self.deaf = Some(until);
@@ -404,7 +418,7 @@ impl Watcher {
         if !self.table.may_rest(ran, now()) {
             self.look_at_threads();
         }
-        self.table.cost(this_cpu(), now().saturating_sub(start));
+        self.table.cost(now().saturating_sub(start));
     }
 
     /// Those that stand for their processes.
@@ -440,11 +454,27 @@ impl Watcher {
                 }
             }
         }
-        // What all threads do not account for was taken by those that nobody watches.
-        self.leaders().filter(|slot| slot.unread >= QUIET).for_each(|slot| slot.unread = 0);
+        self.write_off();
         let acts = &mut self.acts;
         self.table.looked(now(), |act| push(acts, act));
         self.act();
+    }
+
+    /// What all threads do not account for was taken by those that nobody watches; or by one in its pause, which is read, and taken off, when that
+    /// ends: written off before, it would hide as much of what the process takes then.
+    fn write_off(&mut self) {
+        for index in 0..self.slots.len() {
+            let slot = self.slots.get(index).and_then(Option::as_ref).filter(|_| self.table.paused(index));
+            let Some(leader) = slot.map(|slot| slot.leader) else { continue };
+            if let Some(Some(leader)) = self.slots.get_mut(leader) {
+                leader.owed = true;
+            }
+        }
+        for leader in self.leaders() {
+            if !std::mem::take(&mut leader.owed) && leader.unread >= QUIET {
+                leader.unread = 0;
+            }
+        }
     }
 
     /// Reads and charges one; what it took, ns.

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use ontime_hostnet::{self as hostnet, Host, Knob, Method};
-use ontime_tenants::{Policy, discover};
+use ontime_tenants::discover;
 
 use super::Engine;
 use super::caps::PastPauses;
@@ -12,6 +12,7 @@ use super::look::{Known, Look};
 use crate::api;
 use crate::daemon::cap::Pauses;
 use crate::daemon::view;
+use crate::daemon::watches::Moved;
 
 impl Engine {
     /// What an apply would change, with this method if one is given.
@@ -21,12 +22,14 @@ impl Engine {
             method,
             journal: Some(&self.journal),
             caps: self.in_force,
+            resting: Some(&self.traffic.resting),
             paused: &paused,
             pauses: Some(&pauses),
             keeper: Some(&self.keeper),
             ..Known::default()
         };
         let look = Look::at(&self.sources, &self.config, &self.paths, known);
+        let host = PastPauses { pauses, ..self.past_pacers() };
         let mut changes = Vec::new();
         let mut unchanged = 0;
         for setting in &look.plan.settings {
@@ -38,7 +41,7 @@ impl Engine {
                 outcome: outcome.to_owned(),
                 why,
             };
-            match self.past_pacers().read(&setting.knob) {
+            match host.read(&setting.knob) {
                 Ok(found) if found == setting.value => unchanged += 1,
                 Ok(found) => changes.push(change(Some(found.to_string()), "would-change", None)),
                 Err(error) => changes.push(change(None, "unsupported", Some(error.to_string()))),
@@ -137,13 +140,16 @@ impl Engine {
         if known.state != "drifted" {
             return known;
         }
-        let paused = matches!(&setting.knob, Knob::ThreadPolicy { thread, .. } if self.watches.of.contains_key(thread))
-            && known.actual.as_deref() == Some(Policy::Idle.to_string().as_str());
+        let moved = match (&setting.knob, &known.actual) {
+            (Knob::ThreadPolicy { thread, .. }, Some(actual)) => self.watches.moved(*thread, actual),
+            _ => None,
+        };
         let (state, why) = match self.failures.get(&setting.knob.key()) {
             _ if self.state == api::State::Reset => {
                 ("not-applied", "`ontime reset` was called; nothing is applied until `ontime apply`".to_owned())
             }
-            _ if paused => ("paused", "over its runtime cap this moment".to_owned()),
+            _ if moved == Some(Moved::Paused) => ("paused", "over its runtime cap this moment".to_owned()),
+            _ if moved == Some(Moved::Ahead) => ("ahead", "put ahead of its level because of an interrupt".to_owned()),
             Some((state, why)) => (*state, why.clone()),
             None => ("drifted", "changed by someone else since; set again at the next pass".to_owned()),
         };

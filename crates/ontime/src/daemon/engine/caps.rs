@@ -1,6 +1,7 @@
 //! What the engine does about runtime caps, besides their place in a pass: the watcher and its pauses, what the guardian must know, and
 //! what is to be done when caps cannot be kept.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -10,11 +11,12 @@ use ontime_trace::tracefs::TRACEFS;
 
 use super::Engine;
 use super::look::planned;
-use crate::daemon::cap::{Caps, FollowError, Pauses, Watch};
+use crate::daemon::cap::{CapError, Caps, FollowError, Pauses, Watch};
 use crate::daemon::guardian::{Capped, Charge, Guardian};
 use crate::daemon::keeper::Past;
 use crate::daemon::protections;
 use crate::daemon::view::Owned;
+use crate::daemon::watches::Watches;
 
 impl Engine {
     pub(super) fn start_caps(&mut self) {
@@ -174,16 +176,63 @@ pub(super) struct PastPauses<'a> {
 
 impl Host for PastPauses<'_> {
     fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
-        let value = self.host.read(knob)?;
-        Ok(match (knob, value) {
-            (Knob::ThreadPolicy { thread, .. }, Value::Policy(read)) => {
-                Value::Policy(self.paced.past(*thread, self.pauses.past(*thread, read)))
-            }
-            (_, value) => value,
-        })
+        read_past(self.host, &self.pauses, &self.paced, knob)
     }
 
     fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
         self.host.write(knob, value)
     }
+}
+
+/// The host, where each thread is capped as soon as it is placed. Until all are, the kernel's protections are on, but these
+/// let in normal priority only: beside a vCPU that spins neither RCU nor timers go on (PREEMPT_RT has them at FIFO 1 and 2), and some of what a pass sets or
+/// reads waits for them.
+pub(super) struct Capping<'a> {
+    pub(super) host: &'a LiveHost,
+    pub(super) paced: Past,
+    pub(super) state: RefCell<CappingState<'a>>,
+}
+
+/// What changes while a pass sets things.
+pub(super) struct CappingState<'a> {
+    pub(super) caps: &'a mut Result<Caps, String>,
+    /// What is to be watched by the plan that is being applied.
+    pub(super) watches: &'a mut Watches,
+    /// Of who is watched by now.
+    pub(super) pauses: Pauses,
+    pub(super) lost: Option<CapError>,
+}
+
+impl CappingState<'_> {
+    fn placed(&mut self, thread: ThreadId, at: &Value) {
+        let Ok(caps) = &mut *self.caps else { return };
+        let is_there = |watch: &&Watch| watch.id == thread && Value::Policy(watch.place) == *at;
+        let Some(watch) = self.watches.list.iter().find(is_there) else { return };
+        self.lost = caps.start_watching(watch).err().or(self.lost.take());
+        self.pauses = caps.pauses();
+    }
+}
+
+impl Host for Capping<'_> {
+    fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
+        read_past(self.host, &self.state.borrow().pauses, &self.paced, knob)
+    }
+
+    fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
+        self.host.write(knob, value)?;
+        if let Knob::ThreadPolicy { thread, .. } = knob {
+            self.state.borrow_mut().placed(*thread, value);
+        }
+        Ok(())
+    }
+}
+
+fn read_past(host: &LiveHost, pauses: &Pauses, paced: &Past, knob: &Knob) -> Result<Value, KnobError> {
+    let value = host.read(knob)?;
+    Ok(match (knob, value) {
+        (Knob::ThreadPolicy { thread, .. }, Value::Policy(read)) => {
+            Value::Policy(paced.past(*thread, pauses.past(*thread, read)))
+        }
+        (_, value) => value,
+    })
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ontime_hostnet::rules::polling_nics;
 use ontime_hostnet::{
-    self as hostnet, Inherited, Intent, Inventory, Journal, Knob, Method, NicId, Paused, Plan, Value,
+    self as hostnet, Inherited, Intent, Inventory, Knob, Method, NicId, Originals, Paused, Plan, Value,
 };
 use ontime_sched::Settled;
 use ontime_tenants::{Discovery, Sources, discover};
@@ -75,7 +75,7 @@ impl Look {
         self.found.incomplete.as_deref().or(self.inventory.incomplete.as_deref())
     }
 
-    pub(super) fn replan(&mut self, journal: &Journal, caps: bool) {
+    pub(super) fn replan(&mut self, journal: &Originals, caps: bool) {
         if self.intent.caps_in_force != caps {
             self.intent.caps_in_force = caps;
             self.plan_again(Some(journal));
@@ -83,7 +83,7 @@ impl Look {
     }
 
     /// Takes threads to have what this pass gives back to them: who watches them where they still are would put them there again.
-    pub(super) fn expect_given_back(&mut self, journal: &Journal) {
+    pub(super) fn expect_given_back(&mut self, journal: &Originals) {
         let wanted: BTreeSet<String> = self.plan.settings.iter().map(|setting| setting.knob.key()).collect();
         for thread in self.found.tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {
             let knob = Knob::ThreadPolicy { thread: thread.id, comm: thread.comm.clone() };
@@ -93,7 +93,7 @@ impl Look {
         }
     }
 
-    fn plan_again(&mut self, journal: Option<&Journal>) {
+    fn plan_again(&mut self, journal: Option<&Originals>) {
         (self.plan, self.polls) = planned(&self.inventory, &self.intent, journal);
         self.inherited.note(&mut self.plan);
     }
@@ -107,7 +107,7 @@ pub struct Known<'a> {
     /// Instead of the configuration's.
     pub method: Option<Method>,
     /// The originals.
-    pub journal: Option<&'a Journal>,
+    pub journal: Option<&'a Originals>,
     /// Whether caps are in force.
     pub caps: bool,
     /// NICs whose polling rests, by index.
@@ -121,7 +121,7 @@ pub struct Known<'a> {
 }
 
 /// The plan, and the NICs that poll under its method.
-pub(super) fn planned(inventory: &Inventory, intent: &Intent, journal: Option<&Journal>) -> (Plan, Vec<NicId>) {
+pub(super) fn planned(inventory: &Inventory, intent: &Intent, journal: Option<&Originals>) -> (Plan, Vec<NicId>) {
     let plan = |inventory: &Inventory, intent: &Intent| {
         let polls = polling_nics(inventory, intent).map(|nic| nic.id.clone()).collect();
         (hostnet::plan(inventory, intent), polls)

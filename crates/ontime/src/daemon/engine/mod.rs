@@ -16,6 +16,7 @@ mod look;
 mod reservations;
 mod traffic;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ use ontime_hostnet::{self as hostnet, ConvergeError, Done, Item, Journal, LiveHo
 use ontime_sched::{Refused, Settled};
 use ontime_tenants::{Discovery, PriorityTable, Rules, Sources};
 
-use self::caps::PastPauses;
+use self::caps::{Capping, CappingState, PastPauses};
 pub use self::look::{Known, Look};
 use self::traffic::Traffic;
 use crate::api;
@@ -163,6 +164,11 @@ impl Engine {
         self.insists
     }
 
+    /// How many passes there were.
+    pub fn passes(&self) -> u64 {
+        self.passes
+    }
+
     /// How long the last pass took.
     pub fn last_pass(&self) -> Duration {
         self.last_pass
@@ -236,7 +242,7 @@ impl Engine {
         report
     }
 
-    /// Looks, plans and applies until nothing new comes up, with protections on for threads that are not capped yet.
+    /// Looks, plans and applies until nothing new comes up, with protections on until all are capped; each is as soon as it has its place.
     fn converge(&mut self, paused: &[Paused]) -> hostnet::Report {
         let capped: BTreeSet<_> = self.watches.list.iter().map(|watch| watch.id).collect();
         let kernel = self.config.daemon.cap_cpu_share;
@@ -244,13 +250,14 @@ impl Engine {
         let Self {
             host, journal, sources, config, method, paths, caps, look, watches, in_force, traffic, keeper, ..
         } = self;
-        let mut lost = None;
         let (mut unprotected, mut put_back) = (Vec::new(), BTreeSet::new());
         // A second look is for the threads that the first one's settings made: tenants need not be found again.
         let mut found: Option<Discovery> = None;
         let mut discovering = Duration::ZERO;
-        let host = PastPauses { host, pauses, paced: keeper.past() };
+        let state = CappingState { caps, watches, pauses, lost: None };
+        let host = Capping { host, paced: keeper.past(), state: RefCell::new(state) };
         let result = hostnet::converge(&host, journal, |journal| -> Result<Plan, Incomplete> {
+            let state = host.state.borrow();
             let known = Known {
                 found: found.as_ref(),
                 method: *method,
@@ -258,10 +265,11 @@ impl Engine {
                 caps: *in_force,
                 resting: Some(&traffic.resting),
                 paused,
-                pauses: Some(&host.pauses),
+                pauses: Some(&state.pauses),
                 keeper: Some(&*keeper),
             };
             let seen = Look::at(sources, config, paths, known);
+            drop(state);
             discovering += seen.discovering;
             if let Some(why) = seen.incomplete() {
                 return Err(Incomplete(why.to_owned()));
@@ -269,23 +277,25 @@ impl Engine {
             *look = seen;
             look.expect_given_back(journal);
             found = Some(look.found.clone());
-            *watches = Watches::of(&look.plan, &look.found.tenants, &look.intent, kernel);
-            let all_capped = watches.list.iter().all(|watch| capped.contains(&watch.id));
+            let state = &mut *host.state.borrow_mut();
+            *state.watches = Watches::of(&look.plan, &look.found.tenants, &look.intent, kernel);
+            let wanted = &state.watches.list;
+            let all_capped = wanted.iter().all(|watch| capped.contains(&watch.id));
             // One that spins would keep this thread, which is to place it, from ever running again once its cap has gone.
-            if *in_force && caps.as_ref().is_ok_and(|caps| caps.leaving(&watches.list).any(|id| id.verify().is_ok())) {
+            if *in_force && state.caps.as_ref().is_ok_and(|caps| caps.leaving(wanted).any(|id| id.verify().is_ok())) {
                 *in_force = false;
                 let restored = protections::restore(host.host, journal);
                 put_back.extend(restored.iter().map(|(knob, _)| knob.key()));
                 unprotected.extend(restored.into_iter().filter_map(|(knob, done)| Some((knob, done.err()?))));
             }
             look.replan(journal, *in_force && all_capped && look.settled.vcpus.is_empty());
-            if let Ok(caps) = caps {
-                lost = caps.release(&watches.list).err().or(lost.take());
+            if let Ok(caps) = &mut *state.caps {
+                state.lost = caps.release(wanted).err().or(state.lost.take());
             }
             keeper.release(&look.settled);
             Ok(look.plan.clone())
         });
-        if let Some(error) = lost {
+        if let Some(error) = host.state.into_inner().lost {
             self.caps_lost(&error.to_string());
         }
         self.put_back.extend(put_back);
@@ -417,6 +427,7 @@ impl Engine {
 
     /// Gives every knob its original, and applies nothing more until asked.
     pub fn reset(&mut self) -> api::Report {
+        let start = Instant::now();
         self.state = api::State::Reset;
         self.errors.clear();
         let look = self.look_now(&self.paused());
@@ -426,6 +437,7 @@ impl Engine {
         let report = self.undo();
         self.look.plan = Plan::default();
         self.applied.clear();
+        self.last_pass = start.elapsed();
         self.account("reset");
         view::report(&report, self.look.intent.method.name(), false)
     }
@@ -488,14 +500,14 @@ impl Engine {
                 report.counts().restored
             );
         }
-        let Self { caps, guardian, .. } = self;
+        let Self { caps, mut guardian, .. } = self;
+        // Before the caps end: one that spins would keep this thread from saying it.
+        let charged = guardian.as_mut().is_some_and(|guardian| protects && guardian.charge(charge).is_ok());
         drop(caps);
-        if let Some(mut guardian) = guardian {
-            if !protects || guardian.charge(charge).is_err() {
-                guardian.relieve();
-            } else {
-                guardian.end();
-            }
+        match guardian {
+            Some(guardian) if charged => guardian.end(),
+            Some(guardian) => guardian.relieve(),
+            None => {}
         }
     }
 }

@@ -1,0 +1,128 @@
+//! When the next pass is due, and why. Pure.
+//!
+//! In: events, and what each pass leaves to be done. Out: the soonest reason. What a pass leaves for later keeps no event waiting.
+
+use std::time::{Duration, Instant};
+
+use super::events::Event;
+
+/// From the first event of a burst to the pass for all of it.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+/// A pass takes at most one part in this of the time: a storm of events costs no more.
+const SHARE: u32 = 5;
+/// The longest rest after a pass: one that was held up once does not keep the next change waiting for four times as long.
+const REST: Duration = Duration::from_secs(3);
+/// From when something was set that a driver may still overwrite to when it is set again: e1000e does at an interrupt, of which there is one
+/// in 2 s at least.
+const INSIST: Duration = Duration::from_secs(3);
+/// From a look that failed to the next.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// What passes are due for.
+#[derive(Debug)]
+pub struct Due {
+    /// Events, by the first of them.
+    wanted: Option<(Event, Instant)>,
+    /// A look that failed.
+    again: Option<Instant>,
+    /// What is to be set once more.
+    insist: Option<Instant>,
+    last_end: Instant,
+}
+
+impl Due {
+    /// Nothing but the next look for what no event tells.
+    pub fn new(now: Instant) -> Self {
+        Self { wanted: None, again: None, insist: None, last_end: now }
+    }
+
+    /// An event asks for a pass, soon: together with what else comes now, and not too soon after the last, which took `last_pass`.
+    pub fn want(&mut self, event: Event, last_pass: Duration, now: Instant) {
+        let rest = (last_pass * (SHARE - 1)).min(REST);
+        self.wanted.get_or_insert((event, (now + DEBOUNCE).max(self.last_end + rest)));
+    }
+
+    /// Why the next pass is due, and when; `rescan` is the longest time without one.
+    pub fn next(&self, rescan: Duration) -> (Event, Instant) {
+        let later = [self.again, self.insist].into_iter().flatten().min();
+        let later = later.or(self.wanted.is_none().then_some(self.last_end + rescan)).map(|at| (Event::Clock, at));
+        let all = self.wanted.into_iter().chain(later);
+        all.min_by_key(|(_, at)| *at).unwrap_or((Event::Clock, self.last_end + rescan))
+    }
+
+    /// A pass begins, for all that is due.
+    pub fn begins(&mut self, now: Instant) {
+        (self.wanted, self.again) = (None, None);
+        self.insist = self.insist.filter(|at| *at > now);
+    }
+
+    /// A pass ended: could not look at the host, or has set something that is to be set once more.
+    pub fn ended(&mut self, looks_again: bool, insists: bool, now: Instant) {
+        self.last_end = now;
+        if looks_again {
+            self.again = Some(now + LOOK_AGAIN);
+        }
+        if insists {
+            self.insist = Some(now + INSIST);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RESCAN: Duration = Duration::from_secs(30);
+    const PASS: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn a_burst_is_one_pass_and_passes_rest() {
+        let start = Instant::now();
+        let mut due = Due::new(start);
+        assert_eq!(due.next(RESCAN), (Event::Clock, start + RESCAN));
+        let now = start + RESCAN / 2;
+        due.want(Event::Links, PASS, now);
+        due.want(Event::Tenants, PASS, now + DEBOUNCE / 2);
+        assert_eq!(due.next(RESCAN), (Event::Links, now + DEBOUNCE));
+        due.begins(now + DEBOUNCE);
+        due.ended(false, false, now + DEBOUNCE + PASS);
+        due.want(Event::Tenants, PASS, now + DEBOUNCE + PASS);
+        assert_eq!(due.next(RESCAN).1, now + DEBOUNCE + PASS + PASS * 4);
+        due.begins(now);
+        due.want(Event::Tenants, Duration::from_secs(60), now);
+        assert_eq!(
+            due.next(Duration::from_secs(1)).1,
+            now + DEBOUNCE + PASS + REST,
+            "a rescan does not cut the rest short"
+        );
+    }
+
+    #[test]
+    fn an_event_does_not_wait_for_what_is_set_again_and_that_is_set_all_the_same() {
+        let start = Instant::now();
+        let mut due = Due::new(start);
+        due.ended(false, true, start);
+        assert_eq!(due.next(RESCAN), (Event::Clock, start + INSIST));
+        due.want(Event::Tenants, PASS, start + PASS);
+        let (event, at) = due.next(RESCAN);
+        assert_eq!((event, at < start + Duration::from_millis(200)), (Event::Tenants, true));
+        due.begins(at);
+        due.ended(false, false, at + PASS);
+        assert_eq!(due.next(RESCAN), (Event::Clock, start + INSIST));
+        due.begins(start + INSIST);
+        due.ended(false, false, start + INSIST);
+        assert_eq!(due.next(RESCAN), (Event::Clock, start + INSIST + RESCAN));
+    }
+
+    #[test]
+    fn a_look_that_failed_is_soon_another_and_keeps_no_event_waiting() {
+        let start = Instant::now();
+        let mut due = Due::new(start);
+        due.ended(true, false, start);
+        assert_eq!(due.next(RESCAN), (Event::Clock, start + LOOK_AGAIN));
+        due.want(Event::Poked, PASS, start + PASS);
+        assert_eq!(due.next(RESCAN).0, Event::Poked);
+        due.begins(start + LOOK_AGAIN);
+        assert_eq!(due.next(RESCAN), (Event::Clock, start + RESCAN));
+    }
+}

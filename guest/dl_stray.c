@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Deadline tasks that others took off their vCPU: by sched_setaffinity(), a change of their cpuset, or because the vCPU goes offline. The kernel
+ * asks nobody; it is seen when such a task is switched to, and when a vCPU goes. What it may run on now it may, but is kept on one of them:
+ * the one it was on where that is among them, else another that has room and that the host holds for it. The old one's need is given back by
+ * the same call of the host. One that has no room anywhere runs on without a guarantee, and is tried again.
+ */
+#include <linux/cpuhotplug.h>
+#include <linux/irq_work.h>
+
+#include "dl.h"
+
+static enum cpuhp_state dl_cpu_state;
+
+/* Whether it may still have what it was left by dl_pin() only. */
+static bool dl_is_kept(const struct dl_task *t)
+{
+	const struct cpumask *mask = &t->task->cpus_mask;
+	bool beside = t->beside != PLACE_NONE;
+
+	return t->place.vcpu != PLACE_NONE && cpumask_weight(mask) == 1 + beside && cpumask_test_cpu(t->place.vcpu, mask) &&
+	       (!beside || cpumask_test_cpu(t->beside, mask));
+}
+
+/* With dl_mutex. Whether there are some without a place. */
+bool dl_stray(void)
+{
+	struct dl_task *t;
+	bool lost = false;
+
+	list_for_each_entry(t, &dl_tasks, link) {
+		unsigned int was = t->place.vcpu;
+		bool kept = dl_is_kept(t);
+
+		if (READ_ONCE(t->gone) || t->task->policy != SCHED_DEADLINE || (kept && t->beside == PLACE_NONE && dl_usable() >> was & 1))
+			continue;
+		if (!kept)
+			dl_allow(t, &t->task->cpus_mask);
+		if ((was != PLACE_NONE && (dl_usable() & t->place.allowed) >> was & 1) || !dl_place(t, t->place)) {
+			dl_pin(t);
+			continue;
+		}
+		lost = true;
+		if (was == PLACE_NONE)
+			continue;
+		t->place.vcpu = PLACE_NONE;
+		if (kept)
+			dl_restrict(t->task, t->allowed, NULL);
+		pr_warn_ratelimited("deadline task %d may not stay on vCPU %u, and no other has room: it has no guarantee\n", task_pid_nr(t->task), was);
+	}
+	return lost;
+}
+
+static void stray_irq_work(struct irq_work *work)
+{
+	queue_delayed_work(dl_wq, &dl_delayed, 0);
+}
+static struct irq_work dl_stray_work = IRQ_WORK_INIT(stray_irq_work);
+
+/* In a switch, whose lock a queued work would want. */
+void dl_stray_seen(void)
+{
+	irq_work_queue(&dl_stray_work);
+}
+
+static int cpu_goes(unsigned int cpu)
+{
+	if (READ_ONCE(dl_hooked))
+		mod_delayed_work(dl_wq, &dl_delayed, 0);
+	return 0;
+}
+
+/* On that CPU. It is not used before it is active, which it becomes after this. */
+static int cpu_comes(unsigned int cpu)
+{
+	ontime_steal_here();
+	if (READ_ONCE(dl_hooked))
+		queue_delayed_work(dl_wq, &dl_delayed, DL_AGAIN);
+	return 0;
+}
+
+int dl_stray_init(void)
+{
+	int err = cpuhp_setup_state_nocalls(CPUHP_AP_ONLINE_DYN, "ontime:deadlines", cpu_comes, cpu_goes);
+
+	if (err < 0)
+		return err;
+	dl_cpu_state = err;
+	return 0;
+}
+
+/* Nobody switches through here any more; what is queued finds that all has ended. */
+void dl_stray_exit(void)
+{
+	cpuhp_remove_state_nocalls(dl_cpu_state);
+	irq_work_sync(&dl_stray_work);
+}
