@@ -16,11 +16,11 @@ demo: release images
 ## test: every test, those that need a host of their own in the emulated one
 test: release
 	@$(MAKE) --no-print-directory -j 2 images tests
-	cargo test --workspace
-	scripts/lab-test.sh $(ONTIME)
+	scripts/test.sh $(ONTIME)
 
-## thorough: the tests of the emulated host that `make test` leaves out for their length, or since they need the real clock (hours)
+## thorough: what `make test` leaves out: tests that depend on this machine's real speed, and those of the emulated host that are long (hours)
 thorough: sched-ext
+	cargo test --workspace -- --ignored real_speed
 	$(ONTIME) lab images
 	scripts/lab-test.sh $(ONTIME) by-name
 

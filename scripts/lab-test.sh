@@ -7,7 +7,7 @@ shift
 wanted=$*
 here=$(dirname "$0")
 work=$(mktemp -d)
-# $RESULTS: a file for one line a test, in place of the count at the end.
+# $RESULTS: a file for a line of each test, "ok NAME" or "failed NAME". A test that failed shows the last 30 lines of what ran inside, and keeps its files.
 passed=0 failed=0
 trap 'rm -rf "$work"; exit 130' INT TERM
 
@@ -23,7 +23,8 @@ check() { # NAME
         failed=$((failed + 1))
         [ -z "${RESULTS:-}" ] || echo "failed $1" >> "$RESULTS"
         echo "lab test $1 FAILED ($status)"
-        tail -n 40 "$work/log"
+        tail -n 30 "$work/log"
+        find "$work" -name console.log -exec echo "its console: {}" \;
     fi
 }
 
@@ -86,7 +87,7 @@ inside() { # NAME OPTIONS...
 }
 
 kernels_boot_and_an_old_one_is_said() {
-    "$ontime" lab run --kernel 7.2 -- uname -r > "$work/release" || return 1
+    "$ontime" lab run --kernel 7.2 --out "$work/plain" -- uname -r > "$work/release" || return 1
     grep -q '^7.2' "$work/release" || return 1
     inside degraded --kernel 6.12-rt
 }
@@ -94,7 +95,7 @@ kernels_boot_and_an_old_one_is_said() {
 lockdown_is_said() { inside lockdown --append lockdown=integrity; }
 
 real_clock_has_two_cpus() {
-    [ "$("$ontime" lab run --clock real --cpus 2 -- nproc)" = 2 ]
+    [ "$("$ontime" lab run --clock real --cpus 2 --out "$work/two" -- nproc)" = 2 ]
 }
 
 a_hang_is_told() {
@@ -210,7 +211,7 @@ if [ "$wanted" = by-name ]; then
 fi
 # Two at a time, on two cores, the longest first; the first one alone, for it counts the machine's network namespaces.
 if [ -z "$wanted" ]; then
-    export RESULTS="$work/results"
+    export RESULTS="${RESULTS:-$work/results}"
     : > "$RESULTS"
     sh "$0" "$ontime" nothing_stays_behind
     first=$?
@@ -220,7 +221,7 @@ if [ -z "$wanted" ]; then
         status_and_files_come_back too_long_is_told a_panic_is_told real_clock_has_two_cpus an_interrupted_lab_leaves_nothing |
         xargs -P 2 -n 1 sh "$0" "$ontime"
     others=$?
-    echo "$(grep -c '^ok ' "$RESULTS") passed, $(grep -c '^failed ' "$RESULTS") failed"
+    echo "emulated host: $(grep -c '^ok ' "$RESULTS") tests passed, $(grep -c '^failed ' "$RESULTS") failed"
     rm -rf "$work"
     [ $first -eq 0 ] && [ $others -eq 0 ]
     exit

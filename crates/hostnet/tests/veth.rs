@@ -346,7 +346,7 @@ fn receive(hello: mpsc::Sender<i32>, ready: mpsc::Receiver<i64>, bytes: &AtomicU
     }
     hello.send(tid).unwrap();
     let sent = ready.recv().unwrap();
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(60);
     while received() < sent && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -366,5 +366,5 @@ fn doorbells_are_answered_across_pauses_and_nobody_spins() {
     let before = vm.cpu_time();
     std::thread::sleep(Duration::from_millis(300));
     let used = vm.cpu_time() - before;
-    assert!(used < Duration::from_millis(10), "{used:?} of CPU time in 300 ms of nothing");
+    assert!(used < Duration::from_millis(100), "a thread spins: {used:?} of CPU time in 300 ms without calls");
 }

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Every test: cargo's, then those of the emulated host. The last line counts what passed, failed and was skipped, each
+# skipped test with its reason above it. test.sh ONTIME
+# A test that cannot run here prints "SKIPPED" with its reason, or is ignored with a reason.
+set -uo pipefail
+ontime=$1
+here=$(dirname "$0")
+logs=$here/../target/test
+mkdir -p "$logs"
+
+# What passing tests print is for the log; the terminal has the rest.
+cargo test --workspace --no-fail-fast -- --show-output 2>&1 | tee "$logs/cargo.log" |
+    awk '/^successes:$/ { hidden = 1 } /^failures:$|^test result: / { hidden = 0 } !hidden { print; fflush() }'
+unit=$?
+
+RESULTS=$logs/lab.results "$here/lab-test.sh" "$ontime"
+lab=$?
+
+# Lines "skipped NAME REASON"; a test that only runs inside another one is no test of its own.
+awk '/^---- .* stdout ----$/ { name = $2 }
+    /^SKIPPED/ && !seen[name]++ { sub(/^SKIPPED:? */, ""); print "skipped", name, $0 }
+    /^test .* \.\.\. ignored/ && !/, run by / { name = $2; sub(/^.* \.\.\. ignored,? */, ""); print "ignored", name, $0 }' \
+    "$logs/cargo.log" > "$logs/skipped"
+sed 's/^[a-z]* \([^ ]*\) /skipped: \1: /' "$logs/skipped"
+awk -v results="$logs/lab.results" -v skips="$logs/skipped" '
+    /^test result: / { for (i = 1; i < NF; i++) { if ($(i + 1) == "passed;") passed += $i; if ($(i + 1) == "failed;") failed += $i } }
+    /^error: could not compile|^error: no test target/ { failed++ }
+    END {
+        while ((getline line < results) > 0) { if (line ~ /^ok /) passed++; else if (line ~ /^failed /) failed++ }
+        # A test that found itself unable to run counts as passed in the lines of cargo.
+        while ((getline line < skips) > 0) { skipped++; if (line ~ /^skipped /) passed-- }
+        printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped
+    }' "$logs/cargo.log"
+[ "$unit" -eq 0 ] && [ "$lab" -eq 0 ]
