@@ -1,7 +1,7 @@
 //! Facts and checks of the machine the tests run on: whatever it is, they are read, and nothing is changed.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ontime_hostnet::doctor::Refused;
 use ontime_hostnet::{Intent, Inventory, LiveHost, Method, Roots, examine, kvm, plan};

@@ -599,6 +599,46 @@ fn what_no_rt_container_has_any_longer_is_given_back_in_order() {
     });
 }
 
+/// GRO makes the NAPI of a veth, and switching GRO off by hand ends the NAPI with its thread: one pass brings back both.
+#[test]
+fn a_veth_whose_gro_is_switched_off_by_hand_is_threaded_again_by_the_next_pass() {
+    in_namespace(|roots| {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = journal(state.path());
+        let container = Container::start();
+        let wanted = Intent { tenants: vec![container.tenant()], ..intent("va", 0) };
+        let host = LiveHost::with_roots(roots.clone());
+        let pass = |journal: &mut Journal| {
+            converge(&host, journal, |_| Ok::<_, Infallible>(look_at_veth(roots, &wanted))).unwrap();
+        };
+        let thread = || {
+            let inventory = Inventory::scan(roots);
+            let napi = inventory.nic("va")?.napis.iter().find_map(|napi| napi.pid)?;
+            let thread = inventory.threads.iter().find(|thread| thread.id.tid == napi)?;
+            Some((thread.id, thread.policy))
+        };
+        pass(&mut journal);
+        let kept = journal.entries().len();
+        for by_hand in ["gro off", "gro off tso on"] {
+            let (before, _) = thread().unwrap();
+            run("ethtool", &format!("-K va {by_hand}"));
+            assert_eq!(thread(), None, "{by_hand}: the NAPI has gone");
+            pass(&mut journal);
+            assert_eq!(threaded(roots, "va"), Some(1), "{by_hand}");
+            let (after, policy) = thread().unwrap();
+            assert_eq!((after != before, policy), (true, Policy::Fifo(49)), "{by_hand}");
+            assert_eq!(container.offloads(), ["off on", "off on"], "{by_hand}");
+            pass(&mut journal);
+            // The former NAPI and its thread are forgotten.
+            assert!(journal.entries().len() <= kept, "{by_hand}: {:?}", journal.entries());
+        }
+        undo(roots, &mut journal);
+        assert_eq!(threaded(roots, "va"), Some(0));
+        assert_eq!(container.offloads(), ["on off", "on off"]);
+        assert!(journal.entries().is_empty(), "{:?}", journal.entries());
+    });
+}
+
 #[test]
 fn a_hundred_vms_and_64_queues_are_looked_at_and_applied() {
     in_namespace(|roots| {

@@ -33,14 +33,33 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         return protections_only(paths);
     }
     match client::post::<api::Report>(&paths.socket(), "/v1/reset", &()) {
-        Ok(report) => return apply::show(&report, args.json, &KEPT),
+        Ok(report) => return show(&report, args.json),
         Err(ClientError::NoDaemon { .. }) => {}
         Err(error) => return Err(error.into()),
     }
     let host = LiveHost::with_roots(paths.roots());
     let mut journal = paths.journal()?;
     let report = ontime_hostnet::reset(&host, &mut journal)?;
-    apply::show(&view::report(&report, "reset", false), args.json, &KEPT)
+    show(&view::report(&report, "reset", false), args.json)
+}
+
+fn show(report: &api::Report, json: bool) -> anyhow::Result<ExitCode> {
+    let status = apply::show(report, json, &KEPT)?;
+    if !json && let Some(said) = nothing_to_give_back(report) {
+        println!("{said}");
+    }
+    Ok(status)
+}
+
+/// What a reset did not do because there was nothing to do it to; such a reset is a success.
+fn nothing_to_give_back(report: &api::Report) -> Option<String> {
+    if report.changes.is_empty() && report.unchanged == 0 {
+        return Some("Nothing to give back: no original value is kept, so Ontime has changed nothing.".to_owned());
+    }
+    let gone = report.changes.iter().filter(|change| change.outcome == "gone").count();
+    let knobs = if gone == 1 { "1 knob belongs" } else { &format!("{gone} knobs belong") };
+    (gone > 0)
+        .then(|| format!("{knobs} to a thread, VM or interface that no longer exists: nothing to give back there."))
 }
 
 /// The journal keeps them with all the rest, so a later reset finds them restored.

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use ontime_hostnet::{Journal, Knob, Original, Root, Value, journal};
+use ontime_hostnet::{Journal, Knob, NicId, Original, Root, Value, journal};
 
 fn ontime(dir: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ontime"));
@@ -52,6 +52,29 @@ fn ps_says_what_the_daemon_does_not_like() {
     let said = String::from_utf8(out.stderr).unwrap();
     assert_eq!(said, "ontime: plc: its Ontime metadata is not used: why; what to do\n");
     assert_eq!(out.status.code(), Some(0));
+}
+
+#[test]
+fn a_reset_with_nothing_to_give_back_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state/originals");
+    let reset = || {
+        let out = ontime(dir.path(), &["reset"]);
+        assert_eq!(out.status.code(), Some(0), "{out:?}");
+        String::from_utf8(out.stdout).unwrap()
+    };
+    assert!(reset().contains("Nothing to give back: no original value is kept"));
+    // Interfaces and a VM that have gone since.
+    let gone = |name: &str, feature: &str| Original {
+        knob: Knob::Feature { nic: NicId { ifindex: 0x7fff_fff0, name: name.to_owned() }, feature: feature.to_owned() },
+        value: Value::Text("on".to_owned()),
+    };
+    let mut journal = Journal::open(&path, &journal::running_boot_id().unwrap()).unwrap();
+    journal.keep(vec![gone("veth7", "rx-gro"), gone("tap9", "tx-tcp-segmentation")]).unwrap();
+    drop(journal);
+    let said = reset();
+    assert!(said.contains("2 knobs belong to a thread, VM or interface that no longer exists"), "{said}");
+    assert!(reset().contains("Nothing to give back"));
 }
 
 #[test]
