@@ -32,7 +32,7 @@ endurance: release images
 hundred: release
 	scripts/bench/hundred.sh $(ONTIME)
 
-## figures: the README's table, 20,000 requests a method (hours), on 7.2-rt and 6.12-rt
+## figures: the main table of docs/results.md, 20,000 requests a method (hours), on 7.2-rt and 6.12-rt
 figures: release images
 	@mkdir -p $(REPORT)
 	$(ONTIME) bench rt-server --load tcp,small-packets,none --kernel 7.2-rt,6.12-rt --requests 20000 \
