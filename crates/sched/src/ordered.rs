@@ -82,8 +82,10 @@ struct Seat {
     wants: bool,
     greedy: bool,
     asleep: bool,
-    /// Whether it may sleep, and nobody has asked; how long others ran for which it would have waited.
+    /// Whether it may sleep or wait, which only the kernel knows; whether the CPU was idle enough for sleep to be likely; how long others ran for
+    /// which it would have waited.
     unsure: bool,
+    idle: bool,
     behind: u64,
     /// What it may still want of its window, ns; the least slack of those that are after it; whether it is one of the next.
     need: u64,
@@ -112,6 +114,7 @@ impl Seat {
             greedy: true,
             asleep: false,
             unsure: false,
+            idle: false,
             behind: 0,
             need: 0,
             after: 0,
@@ -166,11 +169,12 @@ impl Seat {
     /// asked about one that wanted the CPU, for looks go by that.
     fn doze(&mut self, now: u64, busy: u64, idle: bool, threads: &mut impl Threads) {
         let may = !self.ran && idle;
+        self.idle = idle;
         // One that was behind bulk wants more than it had.
         let ask = self.wants && self.was != Place::Beyond;
-        self.unsure = may && !self.asleep && !ask;
         // Interrupt threads may have had the time, while it waited; and nobody would look at it again before its window ends.
         self.asleep = may && (self.asleep || ask && threads.sleeps(self.index));
+        self.unsure = !self.ran && !self.asleep && !ask;
         self.wants = self.ran || self.was == Place::Beyond || self.wants && !self.asleep;
         self.behind = busy;
         self.reckon(now);
@@ -178,8 +182,10 @@ impl Seat {
 
     /// Asks the kernel, if that was left.
     fn make_sure(&mut self, now: u64, threads: &mut impl Threads) {
-        if std::mem::take(&mut self.unsure) && threads.sleeps(self.index) {
-            self.asleep = true;
+        if std::mem::take(&mut self.unsure) {
+            self.asleep = threads.sleeps(self.index);
+            // A vCPU that does not sleep waits, although no look has seen it run.
+            self.wants = !self.asleep;
             self.reckon(now);
         }
     }
@@ -405,10 +411,12 @@ impl Ordered {
             seat.doze(now, busy, passed > busy.saturating_add(IDLE.max(least)), threads);
         }
         let mut holds = self.choose(now);
-        // What sleepers may still want matters where it cuts the time short.
+        // What sleepers may still want matters where it cuts the time short; and where the order holds no longer than the next
+        // look takes, a vCPU that waits unseen must not stand behind one with a later deadline.
         self.end = self.seats.iter().filter(|seat| !seat.account.gone).map(|seat| seat.end).min().unwrap_or(NEVER);
-        if holds < self.end.saturating_sub(now) && self.seats.iter().any(|seat| seat.unsure) {
-            self.seats.iter_mut().for_each(|seat| seat.make_sure(now, threads));
+        let unsure = |seat: &Seat| seat.unsure && seat.need > 0 && (seat.idle || holds < FLOOR);
+        if holds < self.end.saturating_sub(now) && self.seats.iter().any(unsure) {
+            self.seats.iter_mut().filter(|seat| unsure(seat)).for_each(|seat| seat.make_sure(now, threads));
             holds = self.choose(now);
         }
         self.lend(holds);
@@ -528,8 +536,11 @@ impl Ordered {
         holds
     }
 
+    /// Moves each vCPU to its place, the earliest deadline first: FIFO appends a thread that is raised to those of its priority.
     fn place(&mut self, threads: &mut impl Threads) {
-        for seat in self.seats.iter_mut().filter(|seat| !seat.account.gone) {
+        let Self { seats, order, .. } = self;
+        for at in order.iter() {
+            let Some(seat) = seats.get_mut(*at) else { continue };
             let place = if seat.left() <= seat.account.grain {
                 Place::Beyond
             } else if seat.next {

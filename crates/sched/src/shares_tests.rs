@@ -394,6 +394,51 @@ fn who_is_kept_waiting_by_others_than_the_plan_has_missed() {
     }
 }
 
+/// Random sets whose tasks are all released together, one task a VM beside a VM that spins: (sets with late jobs, sets, late jobs).
+fn released_together(seeds: std::ops::Range<u64>) -> (u64, u64, u64) {
+    let (mut late_sets, mut sets, mut late) = (0, 0, 0);
+    for seed in seeds {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut draw = |below: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 11) % below
+        };
+        let tasks: Vec<(u64, u64)> = (0..2 + draw(4))
+            .map(|_| {
+                let period = (2 + draw(3)) * MS << draw(3);
+                ((5 + draw(20)) * period / 100 / TICK * TICK, period)
+            })
+            .collect();
+        let mut asked = tasks.clone();
+        asked.push(((10 + draw(30)) * MS / 10, 10 * MS));
+        let Some(settled) = settled(1, 50_000, &asked, false) else { continue };
+        let mut guests = vec![Guest::Tasks; tasks.len()];
+        guests.push(Guest::Spins);
+        let mut host = Host::new(1, &settled, &guests);
+        for (vm, (work, period)) in host.vms.iter_mut().zip(&tasks) {
+            vm.tasks = vec![Job::new(work.saturating_sub(60_000).max(TICK), *period, 20 * MS)];
+        }
+        let mut shares = host.shares(&settled, Planning::Best);
+        host.run(&mut shares, 100 * MS, 0);
+        host.vms.iter_mut().flat_map(|vm| &mut vm.tasks).for_each(|task| task.late = 0);
+        host.run(&mut shares, 700 * MS, 0);
+        let missed: u64 = host.vms.iter().flat_map(|vm| &vm.tasks).map(|task| task.late).sum();
+        (sets, late_sets, late) = (sets + 1, late_sets + u64::from(missed > 0), late + missed);
+    }
+    (late_sets, sets, late)
+}
+
+#[test]
+fn vcpus_of_one_place_run_by_deadline() {
+    let counted = released_together(0..400);
+    println!("figures: {counted:?}");
+    // 59 sets and 688 jobs were late while the order among vCPUs of a place was arbitrary and waiting ones went unseen. The two that are left have
+    // less slack than the FLOOR of a look.
+    assert!(counted.1 > 300 && counted.0 <= 2 && counted.2 <= 11, "sets with late jobs, sets, late jobs: {counted:?}");
+}
+
 /// RTVirt's Table 5: ten VMs with ten applications each, slices divided by 30; what pacers take is what they take in the lab.
 #[test]
 fn ten_vms_of_ten_tasks_fit_one_cpu() {
