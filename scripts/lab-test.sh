@@ -124,7 +124,8 @@ levels_have_their_places() { inside levels; }
 # The test of the crate, as cargo builds it, on a kernel whose process namespaces have numbers of their own. With one CPU no thread ends while
 # another places it.
 a_reused_thread_number_is_not_left_changed() {
-    test=$(cargo test -q --manifest-path "$here/../Cargo.toml" -p ontime-tenants --test reuse --no-run --message-format json |
+    # As `make test` builds it: for one crate alone its libraries would be built anew, with fewer features.
+    test=$(cargo test -q --manifest-path "$here/../Cargo.toml" --workspace --no-run --message-format json |
         sed -n 's/.*"executable":"\([^"]*reuse[^"]*\)".*/\1/p' | tail -n 1)
     mkdir -p "$work/reuse/files" && cp "$test" "$work/reuse/files/reuse" || return 1
     "$ontime" lab run --clock real --cpus 2 --out "$work/reuse" -- /lab/reuse --nocapture > "$work/reuse.said"
