@@ -7,7 +7,7 @@ cat /boot/initrd-guest /lab/extra.cpio > /run/vm/initrd
 
 device_starts() {
     rm -rf /run/ontime/device/plc
-    ontime device --vm plc >> /lab/device.log 2>&1 &
+    ontime device --vm plc --allow-root --allow-host-network >> /lab/device.log 2>&1 &
     device=$!
     within 40 test -S /run/ontime/device/plc/deadlines.sock
 }

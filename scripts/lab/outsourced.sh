@@ -9,7 +9,7 @@ mkdir -p /etc/ontime /lab/out /run/outsourced
 cat > /etc/ontime/sockets.toml << END
 [vm.guest]
 bind = ["tcp/0-65535", "udp/0-65535"]
-reach = ["0.0.0.0/0", "::/0"]
+reach = ["0.0.0.0/0", "::/0", "127.0.0.0/8", "::1/128", "169.254.0.0/16", "fe80::/10", "224.0.0.0/4", "ff00::/8", "255.255.255.255/32"]
 sockets = 600
 channels = $channels
 wake = "${2:-idle}"
@@ -22,7 +22,7 @@ cpu=qemu64,+x2apic,+rdrand,-cx16
 
 start_device() {
     rm -f /run/ontime/device/guest/main.sock
-    ontime device --vm guest >> /lab/out/device.log 2>&1 &
+    ontime device --vm guest --allow-root --allow-host-network >> /lab/out/device.log 2>&1 &
     device=$!
     for _ in $(seq 100); do [ -S /run/ontime/device/guest/main.sock ] && break; sleep 0.2; done
 }

@@ -24,6 +24,12 @@ pub struct Args {
     /// The group that may connect to the sockets for QEMU (QEMU's own, say 64055 for libvirt-qemu).
     #[arg(long, value_name = "GID")]
     group: Option<u32>,
+    /// Serve as root, or with capabilities: a guest that takes this process over then has them. For tests.
+    #[arg(long)]
+    allow_root: bool,
+    /// Serve in the host's own network namespace, where the guest reaches what the host does. For tests.
+    #[arg(long)]
+    allow_host_network: bool,
     /// Leave the system call filter out, to find out what it lacks.
     #[arg(long, hide = true)]
     unfiltered: bool,
@@ -63,7 +69,14 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         .netns
         .as_ref()
         .map(|netns| if netns.is_absolute() { netns.clone() } else { PathBuf::from("/run/netns").join(netns) });
-    let sandbox = sandbox::Options { network, user: args.user, group: args.group, unfiltered: args.unfiltered };
+    let sandbox = sandbox::Options {
+        network,
+        user: args.user,
+        group: args.group,
+        unfiltered: args.unfiltered,
+        allow_root: args.allow_root,
+        allow_host_network: args.allow_host_network,
+    };
     let device_paths = ontime_sockets::Paths::new(&paths.run_dir, &args.vm);
     ontime_sockets::run(&Options { name: args.vm.clone(), vm, paths: device_paths, sandbox })?;
     Ok(ExitCode::from(exit::OK))

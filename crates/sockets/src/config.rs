@@ -6,6 +6,7 @@ use std::path::Path;
 
 use ontime_tenants::ConfigError;
 use ontime_tenants::config::{self, Text};
+use ontime_tenants::users;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -37,13 +38,15 @@ pub struct Vm {
     pub priority: i32,
     /// Whether the guest's deadline tasks ask the host for bandwidth.
     pub deadlines: bool,
+    /// The user that QEMU runs as. None: any user that the sockets' mode lets in.
+    pub qemu_user: Option<u32>,
 }
 
 impl Default for Vm {
     /// Of a VM no file names: everything is denied.
     fn default() -> Self {
         let policy = Policy { bind: vec![], reach: vec![], map: vec![], limits: Limits::default() };
-        Self { policy, channels: 0, wake: Wake::Idle, priority: 48, deadlines: false }
+        Self { policy, channels: 0, wake: Wake::Idle, priority: 48, deadlines: false, qemu_user: None }
     }
 }
 
@@ -72,6 +75,15 @@ struct Entry {
     priority: Option<Spanned<i64>>,
     #[serde(default)]
     deadlines: bool,
+    qemu_user: Option<Spanned<User>>,
+}
+
+/// A user, by number or name.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum User {
+    Number(u32),
+    Name(String),
 }
 
 /// Reads what the files in `directory` say about the VM `name`. None where no file names it.
@@ -124,7 +136,20 @@ fn check(text: &Text, entry: Entry) -> Result<Vm, ConfigError> {
         wake: entry.wake,
         priority: number(text, entry.priority, "priority", 1..=98, i64::from(default.priority))? as i32,
         deadlines: entry.deadlines,
+        qemu_user: entry.qemu_user.map(|user| number_of(text, &user)).transpose()?,
     })
+}
+
+fn number_of(text: &Text, user: &Spanned<User>) -> Result<u32, ConfigError> {
+    match user.get_ref() {
+        User::Number(number) => Ok(*number),
+        User::Name(name) => users::number_of(name).ok_or_else(|| {
+            text.error(
+                &user.span(),
+                format!("user `{name}` is not in /etc/passwd; give an existing name, or the number"),
+            )
+        }),
+    }
 }
 
 const PORTS: &str = "ports are written tcp/80, udp/5060-5070, or tcp/0 for any free port";
@@ -194,7 +219,12 @@ mod tests {
         assert_eq!(vm.policy.map, [Mapped { protocol: Protocol::Tcp, guest: 80, host: 8080 }]);
         assert_eq!((vm.policy.limits.sockets, vm.policy.limits.backlog), (7, 128));
         assert_eq!((vm.channels, vm.wake, vm.priority), (2, Wake::Interrupt, 48));
+        assert_eq!(vm.qemu_user, None);
         assert_eq!(read(text, "other").unwrap(), None);
+        for (user, number) in [("\"root\"", 0), ("64055", 64055)] {
+            let vm = read(&format!("[vm.a]\nqemu-user = {user}"), "a").unwrap().unwrap();
+            assert_eq!(vm.qemu_user, Some(number));
+        }
     }
 
     #[test]
@@ -208,6 +238,7 @@ mod tests {
             ("[vm.a]\nmap = { \"tcp/80-81\" = 1 }", ":2:9:", "tcp/80 or udp/53"),
             ("[vm.a]\nmap = { \"tcp/80\" = 0 }", ":2:9:", "1 to 65535"),
             ("[vm.a]\nwake = \"never\"", ":2:8:", "`idle`"),
+            ("[vm.a]\nqemu-user = \"nobody here\"", ":2:13:", "not in /etc/passwd"),
         ] {
             let error = read(text, "a").unwrap_err();
             assert!(error.contains(at) && error.contains(word), "{text:?}: {error}");

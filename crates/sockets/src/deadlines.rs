@@ -19,7 +19,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ontime_sched::ledger::{Budget, Ledger, NOTHING};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
@@ -29,15 +29,13 @@ use crate::abi::{
     Errno, ONTIME_BW_ENTRIES_MAX, ONTIME_BW_PERIOD_MAX, ONTIME_BW_PERIOD_MIN, ONTIME_CTL_DEC_BW, ONTIME_CTL_INC_BW,
     ONTIME_CTL_INC_DEC_BW, ONTIME_VCPUS_MAX, ontime_bw,
 };
+use crate::bucket::Bucket;
 use crate::process::connections;
 
 /// How long the daemon may take: longer than a pass over a busy host, shorter than the guest's patience.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The longest answer taken, bytes.
 const ANSWER_MAX: u64 = 4096;
-/// Changes at once, and the time after which one more may be made: a guest that asks faster waits, and nobody else.
-const BURST: u32 = 32;
-const REFILL: Duration = Duration::from_millis(20);
 
 /// Periods, ns.
 const PERIODS: std::ops::RangeInclusive<u64> = ONTIME_BW_PERIOD_MIN as u64..=ONTIME_BW_PERIOD_MAX as u64;
@@ -122,8 +120,7 @@ struct State {
     bring: Vec<Along>,
     daemon: Option<BufReader<UnixStream>>,
     seq: u64,
-    tokens: u32,
-    refilled: Instant,
+    bucket: Bucket,
 }
 
 impl Deadlines {
@@ -137,8 +134,7 @@ impl Deadlines {
             bring: Vec::new(),
             daemon: None,
             seq: 0,
-            tokens: BURST,
-            refilled: Instant::now(),
+            bucket: Bucket::default(),
         };
         Self { state: Mutex::new(state) }
     }
@@ -153,7 +149,7 @@ impl Deadlines {
         if next == state.held {
             return Ok(());
         }
-        state.wait_for_token();
+        state.bucket.wait();
         if state.claims(&next) {
             state.held = next;
             return Ok(());
@@ -180,7 +176,7 @@ impl Deadlines {
     /// EBUSY where what it holds would cost more then than the host has: then nothing has changed.
     pub fn publish(&self, place: Option<Place>) -> Result<(), Errno> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.wait_for_token();
+        state.bucket.wait();
         let before = std::mem::replace(&mut state.place, place);
         state.bring_memory();
         let held = state.held.clone();
@@ -246,22 +242,6 @@ impl Deadlines {
 }
 
 impl State {
-    fn wait_for_token(&mut self) {
-        let since = self.refilled.elapsed();
-        let fresh = u32::try_from(since.as_millis() / REFILL.as_millis()).unwrap_or(u32::MAX);
-        if fresh > 0 {
-            self.tokens = self.tokens.saturating_add(fresh).min(BURST);
-            self.refilled = Instant::now();
-        }
-        match self.tokens.checked_sub(1) {
-            Some(left) => self.tokens = left,
-            None => {
-                std::thread::sleep(REFILL);
-                self.refilled = Instant::now();
-            }
-        }
-    }
-
     /// The next line brings the guest's memory, if it is needed.
     fn bring_memory(&mut self) {
         self.bring.retain(|file| *file != Along::Memory);
@@ -411,9 +391,12 @@ fn changed(held: &Table, op: u32, entries: &[ontime_bw]) -> Result<(Table, bool)
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::bucket::{BURST, REFILL};
 
     const MS: u64 = 1_000_000;
 

@@ -7,7 +7,8 @@
 //! | channel | 0 | | hands the doorbells over to the channel's own thread (`channel`), which has both queues |
 
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
@@ -49,6 +50,38 @@ pub struct Device {
     threads: Threads,
     /// The control queue's thread's; those of the first threads are shared.
     control: Turns,
+    /// Whether the process that connected may be served.
+    gate: Gate,
+    /// By thread: its queues, once it has had an event of them.
+    rings: [OnceLock<Vec<Vring>>; 2],
+}
+
+/// Keeps a device's threads from the guest's queues until it is known who has connected.
+#[derive(Default)]
+struct Gate {
+    open: AtomicBool,
+    decided: Mutex<Option<bool>>,
+    change: Condvar,
+}
+
+impl Gate {
+    /// Waits until it is decided. False: the process that connected is refused.
+    fn pass(&self) -> bool {
+        if self.open.load(Ordering::Acquire) {
+            return true;
+        }
+        let mut decided = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
+        while decided.is_none() {
+            decided = self.change.wait(decided).unwrap_or_else(PoisonError::into_inner);
+        }
+        *decided == Some(true)
+    }
+
+    fn decide(&self, admitted: Option<bool>) {
+        *self.decided.lock().unwrap_or_else(PoisonError::into_inner) = admitted;
+        self.open.store(admitted == Some(true), Ordering::Release);
+        self.change.notify_all();
+    }
 }
 
 impl Device {
@@ -71,7 +104,13 @@ impl Device {
             let made = Channel::new(shared.clone(), channel, engine)?;
             Threads::Channel { epoll: OnceLock::new(), made: Mutex::new(Some(made)), running: OnceLock::new() }
         };
-        Ok(Self { shared, channel, threads, control: Turns::default() })
+        let (gate, rings) = (Gate::default(), Default::default());
+        Ok(Self { shared, channel, threads, control: Turns::default(), gate, rings })
+    }
+
+    /// Serves the process that has connected, or refuses it: then its calls are not looked at. None: another process may connect.
+    pub fn decide(&self, admitted: Option<bool>) {
+        self.gate.decide(admitted);
     }
 
     /// Tells of the epoll that the first thread waits by: the worker for its sockets, too.
@@ -91,7 +130,11 @@ impl Device {
     }
 
     fn handle(&self, event: u16, events: EventSet, vrings: &[Vring], thread: usize) -> std::io::Result<()> {
-        // A poisoned lock means that the thread panicked: it will not come here again.
+        if !self.gate.pass() {
+            return Ok(());
+        }
+        self.rings.get(thread).map(|rings| rings.get_or_init(|| vrings.to_vec()));
+        // A poisoned lock means that the thread panicked: the process ends.
         match (&self.threads, thread) {
             (Threads::Main { worker, .. }, 0) => {
                 if let Ok(mut worker) = worker.lock() {
@@ -150,6 +193,8 @@ impl VhostUserBackend for Device {
     fn set_event_idx(&self, _enabled: bool) {}
 
     fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        // Who looks at this while the rings stand is a driver that is about to set them up.
+        self.rings.iter().filter_map(OnceLock::get).flatten().for_each(Vring::probed);
         let config = self.shared.config(self.channel);
         let mut bytes = config.as_slice().to_vec();
         // QEMU may ask for more than there is: its own config_size decides.

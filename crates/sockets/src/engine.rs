@@ -339,10 +339,15 @@ impl Engine {
         let held = shared.table.hold(socket.index).filter(|_| socket.accepted && self.channel != 0);
         let _held = held.ok_or(Errno(libc::EOPNOTSUPP))?;
         self.leave(memory, vring, socket.index);
-        if abort {
-            host::abort_at_close(socket.fd);
+        match shared.table.take(socket.index) {
+            Some(fd) if abort => {
+                host::abort_at_close(fd);
+                host::close(fd);
+            }
+            // What is left of it is another thread's; of one that is not connected any more, nothing.
+            Some(fd) if host::shutdown(fd, libc::SHUT_RDWR).is_ok() => shared.leave(fd),
+            taken => taken.into_iter().for_each(host::close),
         }
-        shared.table.close(socket.index);
         Ok(())
     }
 

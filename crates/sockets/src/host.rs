@@ -171,6 +171,40 @@ pub fn set_option(fd: RawFd, level: i32, option: i32, value: &[u8]) -> Result<()
         .map(drop)
 }
 
+/// States of a TCP socket that TCP_INFO tells (include/net/tcp_states.h).
+#[allow(missing_docs, reason = "the kernel's names")]
+pub mod tcp {
+    pub const ESTABLISHED: u8 = 1;
+    pub const FIN_WAIT1: u8 = 4;
+    #[cfg(test)]
+    pub const FIN_WAIT2: u8 = 5;
+    #[cfg(test)]
+    pub const TIME_WAIT: u8 = 6;
+    pub const CLOSE: u8 = 7;
+    pub const CLOSE_WAIT: u8 = 8;
+    pub const LAST_ACK: u8 = 9;
+    pub const CLOSING: u8 = 11;
+}
+
+/// The state of a TCP socket; CLOSE where the kernel tells none.
+pub fn tcp_state(fd: RawFd) -> u8 {
+    let mut info = [0; 1];
+    match get_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) {
+        Ok(1) => info[0],
+        _ => tcp::CLOSE,
+    }
+}
+
+/// Bytes that were received and not read.
+pub fn unread(fd: RawFd) -> i32 {
+    query(fd, libc::FIONREAD as libc::Ioctl).unwrap_or(0)
+}
+
+/// Bytes that were sent and not acknowledged.
+pub fn unsent(fd: RawFd) -> i32 {
+    query(fd, libc::TIOCOUTQ as libc::Ioctl).unwrap_or(0)
+}
+
 /// Takes the socket's pending error (SO_ERROR): 0 for none. Reading clears it.
 pub fn take_error(fd: RawFd) -> i32 {
     let mut error = [0; 4];

@@ -12,16 +12,19 @@
 //! | `host` | system calls |
 //! | `engine`, `calls`, `data`, `readiness`, `notify` | a thread that owns sockets; its queue; its calls on sockets; their readiness; waking and interrupting the vCPU |
 //! | `guard` | has wake-ups without effect sent again |
+//! | `closing`, `held`, `bucket` | what bounds a guest's effect on the host: connections that are closed and not gone; kernel switches that stay on; how often |
 //! | `channel`, `wait` | a channel's real-time thread; what it waits by |
 //! | `vring`, `turns` | a queue whose doorbell is not read; whether a thread is at work |
 //! | `worker`, `orders`, `control_queue` | calls that may block; what channels are told of that; calls about the VM |
 //! | `deadlines` | bandwidth that the guest asks for, and the daemon that admits it |
-//! | `device`, `process`, `sandbox`, `status` | vhost-user; the process; what it gives up; what it tells |
+//! | `device`, `process`, `peer`, `sandbox`, `status` | vhost-user; the process; who may connect to it; what it gives up; what it tells |
 
 pub mod abi;
+mod bucket;
 mod call;
 mod calls;
 mod channel;
+mod closing;
 pub mod config;
 mod control;
 mod control_queue;
@@ -30,6 +33,7 @@ pub mod deadlines;
 mod device;
 mod engine;
 mod guard;
+mod held;
 mod host;
 mod mail;
 mod memory;
@@ -37,6 +41,7 @@ pub mod name;
 mod notify;
 mod options;
 mod orders;
+mod peer;
 pub mod policy;
 pub mod process;
 mod readiness;

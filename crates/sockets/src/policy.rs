@@ -2,7 +2,7 @@
 //!
 //! In: the rules of one VM and what a call asks for. Out: yes with the host's port, or the errno the guest gets.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::abi::Errno;
 use crate::name;
@@ -87,6 +87,25 @@ impl Network {
     }
 }
 
+/// The prefix length of the special range that the address is in; 0 for an ordinary address.
+///
+/// Special are the addresses that no administrator means by "the Internet": this host's loopback, the links around the host with the
+/// metadata services of clouds (169.254.169.254, fd00:ec2::254), multicast groups, and the broadcast of a link. A network such as
+/// 0.0.0.0/0 does not stand for them.
+fn special_prefix(address: IpAddr) -> u8 {
+    const METADATA: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+    match address {
+        IpAddr::V4(v4) if v4.is_broadcast() => 32,
+        IpAddr::V4(v4) if v4.is_link_local() => 16,
+        IpAddr::V4(v4) if v4.is_loopback() || v4.octets()[0] == 0 => 8,
+        IpAddr::V4(v4) if v4.is_multicast() => 4,
+        IpAddr::V6(v6) if v6.is_loopback() || v6.is_unspecified() || v6 == METADATA => 128,
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => 10,
+        IpAddr::V6(v6) if v6.is_multicast() => 8,
+        _ => 0,
+    }
+}
+
 /// An address as a number, and how many bits it has.
 fn bits(address: IpAddr) -> (u128, u32) {
     match address {
@@ -136,8 +155,10 @@ impl Policy {
         local
     }
 
+    /// A network allows a special address only if the network lies within that address's special range.
     fn holds(&self, address: IpAddr) -> bool {
-        self.reach.iter().any(|network| network.holds(address))
+        let prefix = special_prefix(address.to_canonical());
+        self.reach.iter().any(|network| network.prefix >= prefix && network.holds(address))
     }
 
     fn mapped(&self, protocol: Protocol, mut address: SocketAddr) -> SocketAddr {
@@ -208,6 +229,48 @@ mod tests {
         let nothing_local = Policy { reach: vec![network("192.0.2.0/24").unwrap()], ..policy() };
         assert_eq!(nothing_local.reach(Protocol::Tcp, at("0.0.0.0:22")), Err(Errno(libc::EPERM)));
         assert_eq!(nothing_local.reach(Protocol::Tcp, at("[::ffff:0.0.0.0]:22")), Err(Errno(libc::EPERM)));
+    }
+
+    /// Whoever writes `0.0.0.0/0` means the Internet, not the host's own servers or the cloud's metadata service.
+    #[test]
+    fn special_addresses_must_be_named() {
+        let of = |networks: &[&str]| Policy {
+            reach: networks.iter().map(|text| network(text).unwrap()).collect(),
+            ..policy()
+        };
+        let everything = of(&["0.0.0.0/0", "::/0"]);
+        assert_eq!(everything.reach(Protocol::Udp, at("198.51.100.7:53")), Ok(at("198.51.100.7:53")));
+        assert_eq!(everything.reach(Protocol::Udp, at("[fd00::1]:53")), Ok(at("[fd00::1]:53")));
+        // By special range: addresses in it, a network that is too wide to stand for it, one that does.
+        for (addresses, wide, named) in [
+            (
+                ["127.0.0.1:80", "127.255.255.254:80", "[::ffff:127.9.9.9]:80", "0.0.0.0:80"],
+                "126.0.0.0/7",
+                "127.0.0.0/8",
+            ),
+            (
+                ["169.254.169.254:80", "169.254.0.0:80", "[::ffff:169.254.169.254]:80", "169.254.255.255:1"],
+                "169.252.0.0/14",
+                "169.254.0.0/16",
+            ),
+            (
+                ["224.0.0.251:5353", "239.255.255.255:1", "232.0.0.1:1", "[::ffff:224.0.0.1]:1"],
+                "192.0.0.0/2",
+                "224.0.0.0/4",
+            ),
+            (["255.255.255.255:67"; 4], "255.0.0.0/8", "255.255.255.255/32"),
+            (["[::1]:80", "[::]:80", "[::1]:443", "[::]:443"], "::/64", "::1/128"),
+            (["[fe80::1]:80", "[febf::1]:80", "[fe80::a9fe:a9fe]:80", "[fe80::]:80"], "fe80::/9", "fe80::/10"),
+            (["[ff02::fb]:5353", "[ff01::1]:1", "[ff3e::1]:1", "[ffff::]:1"], "fc00::/6", "ff00::/8"),
+            (["[fd00:ec2::254]:80"; 4], "fd00:ec2::/32", "fd00:ec2::254/128"),
+        ] {
+            for address in addresses.map(at) {
+                assert_eq!(everything.reach(Protocol::Tcp, address), Err(Errno(libc::EPERM)), "{address} by 0.0.0.0/0");
+                assert_eq!(of(&[wide]).reach(Protocol::Tcp, address), Err(Errno(libc::EPERM)), "{address} by {wide}");
+                assert!(everything.join(address.ip()).is_err(), "{address}");
+                assert!(of(&["0.0.0.0/0", named]).reach(Protocol::Tcp, address).is_ok(), "{address} by {named}");
+            }
+        }
     }
 
     #[test]

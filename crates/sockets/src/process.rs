@@ -3,10 +3,10 @@
 //! It serves one run of one VM: when QEMU closes a connection the process ends, and with it every socket of the VM; the
 //! service manager starts the next.
 
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,14 +14,20 @@ use std::sync::mpsc::{channel, sync_channel};
 use std::time::Duration;
 
 use ontime_sched::Ledger;
+use rustix::fs::FlockOperation;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use thiserror::Error;
 use vhost::vhost_user::Listener;
 use vhost_user_backend::VhostUserDaemon;
 use vm_memory::GuestMemoryAtomic;
 
+use crate::abi::Errno;
 use crate::config::Vm;
 use crate::device::Device;
+use crate::held::Held;
 use crate::memory::Memory;
+use crate::peer::{self, Peers};
 use crate::sandbox::{self, SandboxError};
 use crate::shared::Shared;
 use crate::status::{self, Status};
@@ -52,6 +58,14 @@ pub enum ProcessError {
         what: &'static str,
         /// The kernel's word.
         source: std::io::Error,
+    },
+    /// Another process serves the VM.
+    #[error("another process serves VM {vm} ({}); stop that one first, or leave it", .directory.display())]
+    Running {
+        /// Which VM.
+        vm: String,
+        /// Its directory.
+        directory: PathBuf,
     },
     /// vhost-user.
     #[error("channel {channel}: {reason}")]
@@ -118,23 +132,31 @@ pub struct Options {
 /// [`ProcessError`]
 pub fn run(options: &Options) -> Result<(), ProcessError> {
     let system = |what| move |source| ProcessError::System { what, source };
+    abort_on_panic();
     sandbox::enter_network(&options.sandbox)?;
     let channels = options.vm.channels + 1;
-    let listeners = listeners(options, channels)?;
+    let (directory, listeners) = listeners(options, channels)?;
+    let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(system("waiting for signals"))?;
     let mut rings = rings(options, channels);
     let ledger = options.vm.deadlines.then(Ledger::create).transpose().map_err(system("making a ledger"))?;
     sandbox::restrict(&options.sandbox, options.vm.policy.limits.sockets)?;
 
-    let shared = Shared::new(&options.name, options.vm.clone(), generation(), ledger)
+    let held = Held::open().map_err(|Errno(error)| ProcessError::System {
+        what: "making sockets that keep the kernel from being switched",
+        source: std::io::Error::from_raw_os_error(error),
+    })?;
+    let mut shared = Shared::new(&options.name, options.vm.clone(), generation(), ledger)
         .map_err(system("making event descriptors"))?;
+    shared.ipv6 = held.ipv6;
     let shared = Arc::new(shared);
-    // Another process that switches time stamps on and off would interrupt every CPU; with one stamped socket open, never.
-    let _stamped = stamped_socket();
+    let peers = Arc::new(Peers::new(options.vm.qemu_user));
     let (ended, ends) = channel();
     for (channel, listener) in listeners.devices.into_iter().enumerate() {
         let (shared, ended) = (shared.clone(), ended.clone());
         let ring = if channel == 0 { None } else { rings.pop() };
-        let serve = move || drop(ended.send(serve(&shared, channel as u32, listener, ring)));
+        let path = options.paths.device(channel as u32);
+        let entrance = Entrance { listener, path, peers: peers.clone() };
+        let serve = move || drop(ended.send(serve(&shared, channel as u32, entrance, ring)));
         std::thread::Builder::new()
             .name(format!("vhost-user/{channel}"))
             .spawn(serve)
@@ -146,14 +168,34 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     let guarded = shared.clone();
     let watch = move || guarded.guard.run(&guarded);
     std::thread::Builder::new().name("guard".to_owned()).spawn(watch).map_err(system("starting a thread"))?;
+    let finishing = shared.clone();
+    let finish = move || finishing.closing.run();
+    std::thread::Builder::new().name("closing".to_owned()).spawn(finish).map_err(system("starting a thread"))?;
+    let stop = move || {
+        if signals.forever().next().is_some() {
+            let _ = ended.send(Ok(()));
+        }
+    };
+    std::thread::Builder::new().name("signals".to_owned()).spawn(stop).map_err(system("starting a thread"))?;
     if let Some(listener) = listeners.deadlines {
         let shared = shared.clone();
         let admit = move || shared.deadlines.serve(&listener);
         std::thread::Builder::new().name("deadlines".to_owned()).spawn(admit).map_err(system("starting a thread"))?;
     }
     tracing::info!(vm = options.name, channels, "waiting for the VM at {}", options.paths.directory().display());
-    // The first device whose connection ends, ends all.
-    ends.recv().unwrap_or(Ok(()))
+    // The first device whose connection ends, ends all; SIGTERM does, too.
+    let end = ends.recv().unwrap_or(Ok(()));
+    drop(directory);
+    end
+}
+
+/// Ends the process where a thread panics: a VM without one of its threads would hang, and a lock that is poisoned would not be noticed.
+fn abort_on_panic() {
+    let say = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        say(panic);
+        std::process::abort();
+    }));
 }
 
 /// What the channels wait by, one each, or none at all.
@@ -175,28 +217,72 @@ struct Listeners {
     deadlines: Option<UnixListener>,
 }
 
-fn listeners(options: &Options, channels: u32) -> Result<Listeners, ProcessError> {
-    let directory = options.paths.directory();
-    let failed = |what, path: &Path| {
-        let path = path.to_owned();
-        move |source| ProcessError::Path { path, what, source }
-    };
-    std::fs::create_dir_all(directory).map_err(failed("making it", directory))?;
-    let listen = |path: &Path| {
-        // Left over from a process that ended.
+/// The VM's directory, which belongs to this process as long as it holds the lock. At the end its sockets are removed.
+struct Directory {
+    sockets: Vec<PathBuf>,
+    _lock: File,
+}
+
+impl Directory {
+    /// # Errors
+    /// [`ProcessError::Running`] where another process has it.
+    fn lock(options: &Options) -> Result<Self, ProcessError> {
+        let directory = options.paths.directory();
+        std::fs::create_dir_all(directory).map_err(failed("making it", directory))?;
+        if let Some((user, _)) = options.sandbox.user {
+            // At the end it is that user who removes the sockets.
+            std::os::unix::fs::chown(directory, Some(user), None)
+                .map_err(failed("giving it to the user", directory))?;
+        }
+        let path = directory.join("lock");
+        // QEMU's group may not open it, and so not lock it.
+        let lock = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let lock = lock.map_err(failed("opening it", &path))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { sockets: Vec::new(), _lock: lock }),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                Err(ProcessError::Running { vm: options.name.clone(), directory: directory.to_owned() })
+            }
+            Err(error) => Err(failed("locking it", &path)(error.into())),
+        }
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        for socket in &self.sockets {
+            // The service manager may have removed it.
+            let _ = std::fs::remove_file(socket);
+        }
+    }
+}
+
+fn failed(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> ProcessError + use<> {
+    let path = path.to_owned();
+    move |source| ProcessError::Path { path, what, source }
+}
+
+fn listeners(options: &Options, channels: u32) -> Result<(Directory, Listeners), ProcessError> {
+    let mut directory = Directory::lock(options)?;
+    // QEMU's group has the other VMs' QEMUs in it: no more is theirs than the way in.
+    let mut listen = |path: &Path, qemu: bool| {
+        // Left over from a process that was killed.
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).map_err(failed("listening", path))?;
-        std::fs::set_permissions(path, Permissions::from_mode(0o660)).map_err(failed("setting its mode", path))?;
-        if let Some(group) = options.sandbox.group {
+        directory.sockets.push(path.to_owned());
+        let mode = Permissions::from_mode(if qemu { 0o660 } else { 0o600 });
+        std::fs::set_permissions(path, mode).map_err(failed("setting its mode", path))?;
+        if let Some(group) = options.sandbox.group.filter(|_| qemu) {
             std::os::unix::fs::chown(path, None, Some(group)).map_err(failed("giving it to the group", path))?;
         }
         Ok::<_, ProcessError>(listener)
     };
     let devices = (0..channels)
-        .map(|channel| listen(&options.paths.device(channel)).map(Listener::from))
+        .map(|channel| listen(&options.paths.device(channel), true).map(Listener::from))
         .collect::<Result<_, _>>()?;
-    let deadlines = options.vm.deadlines.then(|| listen(&options.paths.deadlines())).transpose()?;
-    Ok(Listeners { devices, status: listen(&options.paths.status())?, deadlines })
+    let deadlines = options.vm.deadlines.then(|| listen(&options.paths.deadlines(), false)).transpose()?;
+    let status = listen(&options.paths.status(), false)?;
+    Ok((directory, Listeners { devices, status, deadlines }))
 }
 
 /// A number no other start of the process has.
@@ -205,26 +291,44 @@ fn generation() -> u64 {
     now.as_nanos() as u64 ^ u64::from(std::process::id()) << 48
 }
 
-fn stamped_socket() -> Option<std::net::UdpSocket> {
-    let socket = std::net::UdpSocket::bind("127.0.0.1:0").ok()?;
-    // Without it, only the first stamp costs more.
-    let _ = crate::host::set_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMP, &1i32.to_ne_bytes());
-    Some(socket)
+/// Where QEMU comes in for one device.
+struct Entrance {
+    listener: Listener,
+    path: PathBuf,
+    peers: Arc<Peers>,
 }
 
-fn serve(shared: &Arc<Shared>, channel: u32, mut listener: Listener, ring: Option<Ring>) -> Result<(), ProcessError> {
+fn serve(shared: &Arc<Shared>, channel: u32, mut entrance: Entrance, ring: Option<Ring>) -> Result<(), ProcessError> {
     let vhost = |error: vhost_user_backend::Error| ProcessError::Vhost { channel, reason: error.to_string() };
     let system = |what| move |source| ProcessError::System { what, source };
     let memory = GuestMemoryAtomic::new(Memory::new());
     shared.guard.watch(channel, memory.clone());
     let device = Device::new(shared.clone(), channel, memory.clone(), ring).map_err(system("making a device"))?;
     let device = Arc::new(device);
-    let mut daemon = VhostUserDaemon::new(format!("ontime-vhost/{channel}"), device.clone(), memory).map_err(vhost)?;
+    let mut daemon = loop {
+        let name = format!("ontime-vhost/{channel}");
+        let mut daemon = VhostUserDaemon::new(name, device.clone(), memory.clone()).map_err(vhost)?;
+        daemon.start(&mut entrance.listener).map_err(vhost)?;
+        match peer::of_connection(&entrance.path).map(|peer| (peer, entrance.peers.admit(peer))) {
+            Ok((peer, Ok(()))) => {
+                tracing::info!(vm = shared.name, channel, ?peer, "connected");
+                break daemon;
+            }
+            Ok((peer, Err(reason))) => tracing::warn!(vm = shared.name, channel, ?peer, "refused: {reason}"),
+            // It went as soon as it had come.
+            Err(error) => tracing::warn!(vm = shared.name, channel, "refused: {error}"),
+        }
+        // Its threads end with the daemon; another process may connect.
+        device.decide(Some(false));
+        daemon.request_shutdown();
+        let _ = daemon.wait();
+        drop(daemon);
+        device.decide(None);
+    };
     if let Some(handler) = daemon.get_epoll_handlers().first() {
         device.attach(handler.as_raw_fd()).map_err(system("waiting for sockets"))?;
     }
-    daemon.start(&mut listener).map_err(vhost)?;
-    tracing::info!(vm = shared.name, channel, "connected");
+    device.decide(Some(true));
     let ended = daemon.wait();
     tracing::info!(vm = shared.name, channel, "QEMU is gone");
     use vhost::vhost_user::Error::{Disconnected, PartialMessage};

@@ -1,16 +1,17 @@
 //! What the device process gives up before it meets the guest: other networks, privileges, system calls.
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, Rlimit};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{CapabilitySet, LinkNameSpaceType, move_into_link_name_space};
 use thiserror::Error;
 
-/// The filter: seccompiler's JSON, every system call with its reason.
-const FILTER: &str = include_str!("seccomp.json");
-/// The filter's name in it.
-const FILTER_NAME: &str = "device";
+/// The filters: seccompiler's JSON, every system call with its reason. `PID` stands for the number of this process.
+const FILTERS: &str = include_str!("seccomp.json");
+/// Their names, in the order in which they come into force: a call that glibc can do without; calls that no fault and no library makes, which
+/// end the process; the calls that the process makes, others get EPERM. Where two differ the kernel takes the stricter one.
+const NAMES: [&str; 3] = ["absent", "never", "device"];
 /// Descriptors beside sockets: some 16 a channel, of which there are 64 at most.
 const OTHER_DESCRIPTORS: u64 = 1024;
 
@@ -26,6 +27,10 @@ pub struct Options {
     pub group: Option<u32>,
     /// Leaves the system call filter out (for finding out what one lacks).
     pub unfiltered: bool,
+    /// Serves as root, or with capabilities that a guest which takes the process over would have.
+    pub allow_root: bool,
+    /// Serves in the host's own network namespace, where the guest reaches what the host does.
+    pub allow_host_network: bool,
 }
 
 /// Rights could not be given up.
@@ -39,6 +44,16 @@ pub enum SandboxError {
         /// The kernel's word.
         source: std::io::Error,
     },
+    /// It would be root.
+    #[error(
+        "this process is root or has capabilities, and a guest that takes it over would have them; start it as another user (systemctl start ontime-device@VM, or --user UID:GID), or say --allow-root"
+    )]
+    Root,
+    /// It would be in the host's network.
+    #[error(
+        "the VM's sockets would be in the host's own network namespace; give the VM its own (NetworkNamespacePath= in the unit, or --netns NAME), or say --allow-host-network"
+    )]
+    HostNetwork,
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
@@ -52,27 +67,43 @@ pub enum SandboxError {
     Filter(#[from] seccompiler::Error),
 }
 
-/// Enters the VM's network namespace: its sockets are made in it. Before any thread is started.
+/// Enters the VM's network namespace: its sockets are made in it. Refuses to go on in the host's, and as root. Before any thread is started.
 ///
 /// # Errors
-/// [`SandboxError::Network`]
+/// [`SandboxError::Network`], [`SandboxError::HostNetwork`], [`SandboxError::Root`]
 pub fn enter_network(options: &Options) -> Result<(), SandboxError> {
     if let Some(path) = &options.network {
         let failed = |source| SandboxError::Network { path: path.clone(), source };
         let namespace = std::fs::File::open(path).map_err(failed)?;
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
             .map_err(|error| failed(error.into()))?;
-    } else if in_the_hosts_network() {
-        tracing::warn!(
-            "the VM's sockets are in the host's own network namespace; give the VM one of its own (--netns)"
-        );
+    }
+    if in_the_hosts_network(Path::new("/proc/sys/net")) && !options.allow_host_network {
+        return Err(SandboxError::HostNetwork);
+    }
+    if stays_privileged(options) && !options.allow_root {
+        return Err(SandboxError::Root);
     }
     Ok(())
 }
 
-fn in_the_hosts_network() -> bool {
-    let network = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
-    network("1").is_some_and(|host| Some(host) == network("self"))
+/// Whether this process is in the host's network namespace, by the sysctls that it sees below `/proc/sys/net`. Some exist in the host's
+/// namespace alone. (An unprivileged process may not compare `/proc/1/ns/net`.) Where nothing can be seen it counts as the host's.
+fn in_the_hosts_network(sysctls: &Path) -> bool {
+    let exists = |name: &str| sysctls.join(name).exists();
+    exists("ipv4/tcp_mem") || exists("core/netdev_max_backlog") || !exists("ipv4")
+}
+
+/// Whether the process is root or has capabilities once it has become the user that it is to be. To bind ports below 1024 is no more than
+/// the policy grants.
+fn stays_privileged(options: &Options) -> bool {
+    if let Some((user, _)) = options.user {
+        return user == 0;
+    }
+    let harmless = CapabilitySet::NET_BIND_SERVICE;
+    // Where the kernel does not tell, it may have them.
+    let capable = rustix::thread::capabilities(None).map_or(true, |sets| !harmless.contains(sets.permitted));
+    rustix::process::geteuid().is_root() || rustix::process::getuid().is_root() || capable
 }
 
 /// Gives up the rest, for this and all later threads. Before any thread is started.
@@ -89,8 +120,9 @@ pub fn restrict(options: &Options, sockets: u32) -> Result<(), SandboxError> {
     lock_memory();
     if !options.unfiltered {
         let arch = std::env::consts::ARCH.try_into().map_err(seccompiler::Error::Backend)?;
-        let filters = seccompiler::compile_from_json(FILTER.as_bytes(), arch)?;
-        if let Some(filter) = filters.get(FILTER_NAME) {
+        let text = FILTERS.replace("\"PID\"", &std::process::id().to_string());
+        let filters = seccompiler::compile_from_json(text.as_bytes(), arch)?;
+        for filter in NAMES.iter().filter_map(|name| filters.get(*name)) {
             seccompiler::apply_filter_all_threads(filter)?;
         }
     }
@@ -112,7 +144,8 @@ fn lock_memory() {
 
 /// Raises what may be raised; what may not shows itself where it is needed.
 fn limits(sockets: u32) {
-    let wanted = u64::from(sockets) + OTHER_DESCRIPTORS;
+    // Each socket, and as many again that are closed and not gone.
+    let wanted = 2 * u64::from(sockets) + OTHER_DESCRIPTORS;
     for (resource, wanted) in
         [(Resource::Nofile, Some(wanted)), (Resource::Memlock, None), (Resource::Rtprio, Some(99))]
     {
@@ -151,13 +184,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_filter_compiles_and_every_call_has_its_reason() {
+    fn the_filters_compile_and_every_call_has_its_reason() {
         let arch = std::env::consts::ARCH.try_into().unwrap();
-        let filters = seccompiler::compile_from_json(FILTER.as_bytes(), arch).unwrap();
-        assert!(filters.contains_key(FILTER_NAME));
-        let json: serde_json::Value = serde_json::from_str(FILTER).unwrap();
-        for rule in json[FILTER_NAME]["filter"].as_array().unwrap() {
-            assert!(rule["comment"].as_str().is_some_and(|reason| reason.len() > 10), "{rule}: no reason");
+        let filters = seccompiler::compile_from_json(FILTERS.replace("\"PID\"", "1").as_bytes(), arch).unwrap();
+        let json: serde_json::Value = serde_json::from_str(FILTERS).unwrap();
+        for name in NAMES {
+            assert!(filters.contains_key(name));
+            for rule in json[name]["filter"].as_array().unwrap() {
+                assert!(rule["comment"].as_str().is_some_and(|reason| reason.len() > 10), "{rule}: no reason");
+            }
         }
+        assert_eq!(filters.len(), NAMES.len());
+    }
+
+    #[test]
+    fn the_hosts_network_is_known_by_its_sysctls() {
+        let directory = tempfile::tempdir().unwrap();
+        let sysctls = |names: &[&str]| {
+            let place = tempfile::tempdir_in(directory.path()).unwrap();
+            for name in names {
+                std::fs::create_dir_all(place.path().join(name).parent().unwrap()).unwrap();
+                std::fs::write(place.path().join(name), "").unwrap();
+            }
+            in_the_hosts_network(place.path())
+        };
+        assert!(!sysctls(&["ipv4/ip_forward", "core/somaxconn"]));
+        assert!(sysctls(&["ipv4/ip_forward", "ipv4/tcp_mem"]));
+        assert!(sysctls(&["ipv4/ip_forward", "core/netdev_max_backlog"]));
+        assert!(sysctls(&[]), "nothing can be seen");
+    }
+
+    #[test]
+    fn root_is_what_the_process_would_be_in_the_end() {
+        let as_user = |user| stays_privileged(&Options { user: Some((user, 9)), ..Options::default() });
+        assert!(as_user(0) && !as_user(64055));
     }
 }

@@ -1,5 +1,6 @@
 //! What the threads of one VM's device share: the table, the policy, counters, mail, and the vCPU words' places.
 
+use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,9 +11,11 @@ use crate::abi::{
     Errno, ONTIME_MAGIC, ONTIME_ROLE_CHANNEL, ONTIME_ROLE_MAIN, ONTIME_VERSION, ONTIME_WAKE_IDLE,
     ONTIME_WAKE_INTERRUPT, ontime_config, ontime_vcpu,
 };
+use crate::closing::Closing;
 use crate::config::{Vm, Wake};
 use crate::deadlines::Deadlines;
 use crate::guard::Guard;
+use crate::host;
 use crate::mail::Mail;
 use crate::table::Table;
 use crate::turns::Turns;
@@ -48,6 +51,8 @@ pub struct Counters {
     pub refused_option: AtomicU64,
     /// Beyond a limit: sockets or waiting calls.
     pub refused_limit: AtomicU64,
+    /// Connections that were reset at their close: too many that were closed are not gone.
+    pub reset_limit: AtomicU64,
     /// Wake-ups sent to halted vCPUs.
     pub wakes: AtomicU64,
     /// Wake-ups sent again by the guard.
@@ -73,6 +78,10 @@ pub struct Shared {
     pub vm: Vm,
     /// Its sockets.
     pub table: Table,
+    /// Connections that were closed and are not gone.
+    pub closing: Closing,
+    /// Whether the host has IPv6 ([`crate::held::Held`]).
+    pub ipv6: bool,
     /// Counts.
     pub counters: Counters,
     /// Bandwidth of the guest's deadline tasks.
@@ -100,6 +109,8 @@ impl Shared {
         Ok(Self {
             name: name.to_owned(),
             table: Table::new(vm.policy.limits.sockets),
+            closing: Closing::new(vm.policy.limits.sockets),
+            ipv6: true,
             vcpus: (0..=vm.channels).map(|_| AtomicU64::new(0)).collect(),
             turns: (0..=vm.channels).map(|_| Turns::default()).collect(),
             guard: Guard::new(vm.channels),
@@ -150,6 +161,15 @@ impl Shared {
     pub fn drop_vcpu(&self, channel: u32, seen: u64) {
         if let Some(word) = self.vcpus.get(channel as usize) {
             let _ = word.compare_exchange(seen, seen & VCPU_COUNT, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// Leaves a connection whose end was sent to the thread that closes it; one that finds no place is reset.
+    pub fn leave(&self, fd: RawFd) {
+        if !self.closing.put(fd) {
+            count(&self.counters.reset_limit);
+            host::abort_at_close(fd);
+            host::close(fd);
         }
     }
 

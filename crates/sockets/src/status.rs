@@ -86,14 +86,10 @@ fn state(socket: &Socket, connected: bool) -> &'static str {
     if socket.protocol == Protocol::Udp {
         return if connected { "ESTAB" } else { "UNCONN" };
     }
-    let mut info = [0; 1];
-    match host::get_option(socket.fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) {
-        Ok(1) => STATES.get(usize::from(info[0])).unwrap_or(&"?"),
-        _ => "?",
-    }
+    STATES.get(usize::from(host::tcp_state(socket.fd))).unwrap_or(&"?")
 }
 
-/// The counters by name.
+/// The counters by name, and how many connections are closed and not gone.
 pub fn counters(shared: &Shared) -> Vec<(String, u64)> {
     let Counters {
         calls,
@@ -102,6 +98,7 @@ pub fn counters(shared: &Shared) -> Vec<(String, u64)> {
         refused_reach,
         refused_option,
         refused_limit,
+        reset_limit,
         wakes,
         rewakes,
         attentions,
@@ -115,6 +112,7 @@ pub fn counters(shared: &Shared) -> Vec<(String, u64)> {
         ("refused_reach", refused_reach),
         ("refused_option", refused_option),
         ("refused_limit", refused_limit),
+        ("reset_limit", reset_limit),
         ("wakes", wakes),
         ("rewakes", rewakes),
         ("attentions", attentions),
@@ -122,7 +120,9 @@ pub fn counters(shared: &Shared) -> Vec<(String, u64)> {
         ("refused_deadlines", refused_deadlines),
     ]
     .map(|(name, counter)| (name.to_owned(), counter.load(Ordering::Relaxed)))
-    .into()
+    .into_iter()
+    .chain([("closing".to_owned(), shared.closing.count() as u64)])
+    .collect()
 }
 
 /// How many calls were refused or malformed.

@@ -153,14 +153,16 @@ impl Table {
         Ok((self.find(id)?, held))
     }
 
-    /// Closes a socket and gives its place back. For the worker, once nobody owns it; for an owner that holds it.
+    /// Closes a socket that was never connected and gives its place back. For the worker, once nobody owns it.
     pub fn close(&self, index: u32) {
-        let Some(slot) = self.slots.get(index as usize) else { return };
-        let fd = slot.fd.swap(-1, Ordering::AcqRel);
-        if fd >= 0 {
-            host::close(fd);
-        }
+        self.take(index).into_iter().for_each(host::close);
+    }
+
+    /// Gives a socket's place back; its descriptor is the caller's. For the worker, once nobody owns it; for an owner that holds it.
+    pub fn take(&self, index: u32) -> Option<RawFd> {
+        let fd = self.slots.get(index as usize)?.fd.swap(-1, Ordering::AcqRel);
         self.unclaim(index);
+        (fd >= 0).then_some(fd)
     }
 
     /// The socket an id names.

@@ -39,6 +39,8 @@ pub struct Vring {
     up: Arc<AtomicU8>,
     /// How often it was given another place or another start.
     set_up: Arc<AtomicU32>,
+    /// A driver has looked for the device since the ring was stopped.
+    probed: Arc<AtomicBool>,
     /// The notification's eventfd, out of the lock: real-time threads notify by main's control ring, whose lock belongs to a thread of
     /// normal priority.
     call: Arc<ArcSwapOption<File>>,
@@ -128,6 +130,14 @@ impl Vring {
         self.set_up.load(Ordering::Acquire)
     }
 
+    /// A driver looks for the device. One that sets up a ring which stands at 0, at the place of the ring before, does nothing else that a
+    /// paused VM would not do when it goes on.
+    pub fn probed(&self) {
+        if !self.running() {
+            self.probed.store(true, Ordering::Release);
+        }
+    }
+
     /// Takes note of a ring that runs; true if it was set up anew since.
     pub fn anew_since(&self, seen: &mut u32) -> bool {
         let now = self.set_up();
@@ -159,6 +169,7 @@ impl VringT<GuestMemoryAtomic<Memory>> for Vring {
             edge: Arc::default(),
             up: Arc::default(),
             set_up: Arc::default(),
+            probed: Arc::default(),
             call: Arc::default(),
             doorbell: Arc::default(),
         })
@@ -197,7 +208,8 @@ impl VringT<GuestMemoryAtomic<Memory>> for Vring {
     }
 
     fn set_queue_info(&self, descriptors: u64, available: u64, used: u64) -> Result<(), Error> {
-        if self.set_up() == 0 || descriptors != self.inner.get_ref().get_queue().desc_table() {
+        let moved = descriptors != self.inner.get_ref().get_queue().desc_table();
+        if self.probed.swap(false, Ordering::AcqRel) || moved || self.set_up() == 0 {
             self.anew();
         }
         self.inner.set_queue_info(descriptors, available, used)

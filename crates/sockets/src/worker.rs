@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use vm_memory::GuestMemoryAtomic;
 
 use crate::abi::*;
+use crate::bucket::Bucket;
 use crate::call::{Call, Reply};
+use crate::closing;
 use crate::engine::{BELL_EVENT, Engine};
 use crate::host;
 use crate::mail::{Ask, Order, Released};
@@ -18,7 +20,7 @@ use crate::memory::Memory;
 use crate::name::Name;
 use crate::options::{self, Access, Group};
 use crate::orders::Orders;
-use crate::request::{Protocol, Request};
+use crate::request::{Family, Protocol, Request};
 use crate::shared::{QUEUE_MAX, Shared, count};
 use crate::status::{self, SocketStatus};
 use crate::table::{NOBODY, Socket, place};
@@ -54,6 +56,10 @@ pub struct Worker {
     asked: Option<Receiver<Ask>>,
     tickets: Vec<Option<Ticket>>,
     value: Vec<u8>,
+    /// Listeners and their backlogs.
+    backlogs: Vec<(u32, u32)>,
+    /// Changes of multicast groups.
+    groups: Bucket,
     refused: u64,
     said: Option<Instant>,
 }
@@ -73,6 +79,8 @@ impl Worker {
             epoll: -1,
             tickets: Vec::new(),
             value: vec![0; ONTIME_OPTION_MAX as usize],
+            backlogs: Vec::new(),
+            groups: Bucket::default(),
             refused: 0,
             said: None,
         }
@@ -162,7 +170,7 @@ impl Worker {
     fn close_ownerless(&self) {
         for socket in self.shared().table.iter().filter(|socket| socket.owner == NOBODY) {
             if !self.in_transit(socket.index) {
-                self.shared().table.close(socket.index);
+                self.close(socket.index, false);
             }
         }
     }
@@ -247,15 +255,31 @@ impl Worker {
     }
 
     fn close(&self, index: u32, abort: bool) {
-        if let Some(socket) = self.shared().table.at(index).filter(|_| abort) {
-            host::abort_at_close(socket.fd);
+        let shared = self.shared();
+        let Some(socket) = shared.table.at(index) else { return };
+        let Some(fd) = shared.table.take(index) else { return };
+        // Most connections leave nothing behind: the guest has its descriptor back at once.
+        let lives = || closing::leaves_an_orphan(host::tcp_state(fd)) && host::unread(fd) == 0;
+        if abort || socket.protocol == Protocol::Udp {
+            if abort {
+                host::abort_at_close(fd);
+            }
+            host::close(fd);
+        } else if lives() && host::shutdown(fd, libc::SHUT_RDWR).is_ok() && lives() {
+            shared.leave(fd);
+        } else {
+            closing::end(fd);
         }
-        self.shared().table.close(index);
     }
 
     fn run(&mut self, memory: &Memory, calls: &Vring, call: Box<Call>, request: Request) {
         if request.is_fast() {
             return self.engine.parsed(memory, calls, call, request);
+        }
+        if let Request::Socket { family: Family::V6, .. } = request {
+            if !self.shared().ipv6 {
+                return self.engine.complete(memory, calls, call, &Errno(libc::EAFNOSUPPORT).into(), None);
+            }
         }
         if let Request::Socket { family, protocol, channel } = request {
             // A channel may have closed what is still to be let go of: its next order is about that.
@@ -351,15 +375,30 @@ impl Worker {
         Some(self.engine.seen(socket.protocol, name))
     }
 
-    fn listen(&self, socket: &Socket, backlog: i32) -> Result<Reply, Errno> {
+    fn listen(&mut self, socket: &Socket, backlog: i32) -> Result<Reply, Errno> {
         if !socket.bound && socket.protocol == Protocol::Tcp {
             // The kernel would choose a port by itself.
             self.may_bind(socket, (Ipv4Addr::UNSPECIFIED, 0).into())?;
         }
         self.shared().table.set_more(socket.index);
-        host::listen(socket.fd, backlog.min(self.shared().vm.policy.limits.backlog))?;
+        let granted = self.grant(socket, backlog);
+        host::listen(socket.fd, granted)?;
         self.shared().table.set_bound(socket.index);
         Ok(Reply::done().named(self.local_name(socket)))
+    }
+
+    /// The backlog that a listener gets. Connections that are not accepted yet are sockets of the host as well: all listeners together may
+    /// queue about as many as the VM may have sockets, and none gets more than half of what is left.
+    fn grant(&mut self, socket: &Socket, backlog: i32) -> i32 {
+        let shared = self.engine.shared.clone();
+        self.backlogs.retain(|(id, _)| *id != socket.id && shared.table.find(*id).is_ok());
+        let limits = shared.vm.policy.limits;
+        let taken: u32 = self.backlogs.iter().map(|(_, granted)| *granted).sum();
+        let fair = (limits.sockets.saturating_sub(taken) / 2).max(1);
+        // The kernel takes a negative backlog for a huge one.
+        let granted = (backlog as u32).min(limits.backlog as u32).min(fair);
+        self.backlogs.push((socket.id, granted));
+        granted as i32
     }
 
     fn connect(&self, socket: &Socket, name: Name) -> Result<Reply, Errno> {
@@ -405,6 +444,8 @@ impl Worker {
             Access::Group(group) => {
                 let group = group_address(group, value).ok_or(Errno(libc::EINVAL))?;
                 shared.vm.policy.join(group).inspect_err(|_| count(&shared.counters.refused_reach))?;
+                // To join and to leave takes the kernel's `rtnl`, which is one for the host, and has NICs set their filters.
+                self.groups.wait();
                 // A close that leaves groups waits for the kernel's `rtnl`.
                 shared.table.set_more(socket.index);
             }
@@ -476,7 +517,6 @@ mod tests {
     use super::*;
     use crate::config::Vm;
     use crate::mail::ROOM;
-    use crate::request::Family;
 
     /// A channel's thread that does not run for a while gets all its sockets when it does.
     #[test]
@@ -521,7 +561,17 @@ mod tests {
 
     impl Bench {
         fn new() -> Self {
-            let shared = Arc::new(Shared::new("a", Vm { channels: 2, ..Vm::default() }, 1, None).unwrap());
+            Self::of(Shared::new("a", Vm { channels: 2, ..Vm::default() }, 1, None).unwrap())
+        }
+
+        fn without_ipv6() -> Self {
+            let mut shared = Shared::new("a", Vm { channels: 2, ..Vm::default() }, 1, None).unwrap();
+            shared.ipv6 = false;
+            Self::of(shared)
+        }
+
+        fn of(shared: Shared) -> Self {
+            let shared = Arc::new(shared);
             let memory = GuestMemoryAtomic::new(Memory::new());
             let worker = Worker::new(shared.clone(), memory.clone());
             let wait = || Wait::new(None, 2000).unwrap();
@@ -555,6 +605,16 @@ mod tests {
     }
 
     const CLOSE: Request = Request::Close { abort: false };
+
+    /// The kernel would look for the module of a family that it does not have, with each socket.
+    #[test]
+    fn a_host_without_ipv6_is_not_asked_for_it() {
+        let mut bench = Bench::without_ipv6();
+        for (id, family) in [(1, Family::V6), (2, Family::V4)] {
+            bench.call(id, Request::Socket { family, protocol: Protocol::Udp, channel: 1 });
+        }
+        assert_eq!(bench.answers(), [Err(Errno(libc::EAFNOSUPPORT)), Ok(0)]);
+    }
 
     #[test]
     fn a_socket_that_is_closed_twice_is_closed_once() {

@@ -43,7 +43,7 @@ mod sched;
 #[cfg(test)]
 mod testing;
 pub mod thread;
-mod users;
+pub mod users;
 pub mod vmm;
 pub mod vnic;
 pub mod watch;

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 
 /// The number of a user; `None` where there is no such user or the name service does not answer.
-pub(crate) fn number_of(name: &str) -> Option<u32> {
+pub fn number_of(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
     let mut buffer = vec![0 as libc::c_char; 16 * 1024];
     let mut record = std::mem::MaybeUninit::<libc::passwd>::uninit();

@@ -38,7 +38,7 @@ initrd_of() { # ROLE
 
 device() { # OPTIONS...: the VM's device process, and its sockets
     rm -rf "/run/ontime/device/$name"
-    setsid ontime device --vm "$name" "$@" > "$dir/$name.device" 2>&1 < /dev/null &
+    setsid ontime device --vm "$name" --allow-root "$@" > "$dir/$name.device" 2>&1 < /dev/null &
     for _ in $(seq 100); do [ -S "/run/ontime/device/$name/status.sock" ] && break; sleep 0.1; done
 }
 
@@ -63,7 +63,7 @@ outsourced() { # ROLE NET ADDRESS
 attachment() { ontime attach "$name" | grep -E '^-(chardev|device)' | tr -d '\\\n'; }
 
 alone() { # ROLE
-    device
+    device --allow-host-network
     initrd_of "$1"
     serial="-chardev socket,id=console,path=$dir/$name.console,server=on,wait=off,logfile=$dir/$name.log -serial chardev:console"
     boot "$1" none "$initrd" "$word" $(attachment)

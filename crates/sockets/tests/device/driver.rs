@@ -12,6 +12,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use ontime_sockets::abi::*;
+use ontime_sockets::sandbox::Options as Sandbox;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserProtocolFeatures};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -42,6 +43,17 @@ pub struct Vm {
 impl Vm {
     /// With this table in sockets.toml (without its head).
     pub fn start(table: &str) -> Self {
+        let mut vm = Self::begin(table);
+        let channels = vm.channels[0].config.channels;
+        for channel in 1..channels {
+            let driver = vm.connect(channel);
+            vm.channels.push(driver);
+        }
+        vm
+    }
+
+    /// The same, with the main device connected alone.
+    pub fn begin(table: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let (run, config) = (directory.path().join("run"), directory.path().join("etc"));
         std::fs::create_dir(&config).unwrap();
@@ -56,12 +68,7 @@ impl Vm {
         let memory = Arc::new(GuestMemoryMmap::from_ranges_with_files([range]).unwrap());
         let mut vm = Self { process, memory, channels: Vec::new(), run, allocations, file, _directory: directory };
         let main = vm.connect(0);
-        let channels = main.config.channels;
         vm.channels.push(main);
-        for channel in 1..channels {
-            let driver = vm.connect(channel);
-            vm.channels.push(driver);
-        }
         vm
     }
 
@@ -69,7 +76,7 @@ impl Vm {
         ontime_sockets::Paths::new(&self.run, "test").device(channel)
     }
 
-    fn connect(&self, channel: u32) -> Driver {
+    pub fn connect(&self, channel: u32) -> Driver {
         Driver::connect(&self.socket_path(channel), channel, self.memory.clone(), &self.file)
     }
 
@@ -140,6 +147,12 @@ impl Drop for Vm {
 /// What [`device`] tells its child: the directories.
 const AS_DEVICE: &str = "ONTIME_TEST_DEVICE";
 
+/// Set where it is to refuse what an administrator has to allow; the user to become.
+pub const STRICT: &str = "ONTIME_TEST_STRICT";
+pub const USER: &str = "ONTIME_TEST_USER";
+/// Set where a thread of it panics once it serves.
+pub const PANICS: &str = "ONTIME_TEST_PANICS";
+
 /// Where it counts allocations, among its configuration.
 const ALLOCATIONS: &str = "allocations";
 
@@ -151,18 +164,36 @@ fn device_process() {
     allocation::count_into(&Path::new(config).join(ALLOCATIONS));
     let vm = ontime_sockets::config::load(config.as_ref(), "test").unwrap().unwrap();
     let paths = ontime_sockets::Paths::new(run.as_ref(), "test");
-    ontime_sockets::run(&ontime_sockets::Options { name: "test".to_owned(), vm, paths, sandbox: Default::default() })
-        .unwrap();
+    let allowed = std::env::var_os(STRICT).is_none();
+    let user = std::env::var(USER).ok().map(|user| user.parse().unwrap()).map(|user| (user, user));
+    let sandbox = Sandbox { allow_root: allowed, allow_host_network: allowed, user, ..Default::default() };
+    let status = paths.status();
+    if std::env::var_os(PANICS).is_some() {
+        std::thread::spawn(move || {
+            while !status.exists() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            // Beyond the start, with the filter in force.
+            std::thread::sleep(Duration::from_millis(300));
+            panic!("as a thread that has a bug");
+        });
+    }
+    ontime_sockets::run(&ontime_sockets::Options { name: "test".to_owned(), vm, paths, sandbox }).unwrap();
+}
+
+/// What starts a device process.
+pub fn command(run: &Path, config: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "driver::device_process", "--nocapture"])
+        .env(AS_DEVICE, format!("{}:{}", run.display(), config.display()))
+        .stdout(std::process::Stdio::null());
+    command
 }
 
 /// Starts a device process and waits until it listens.
 pub fn device(run: &Path, config: &Path) -> Child {
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "driver::device_process", "--nocapture"])
-        .env(AS_DEVICE, format!("{}:{}", run.display(), config.display()))
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
+    let child = command(run, config).spawn().unwrap();
     let status = ontime_sockets::Paths::new(run, "test").status();
     let start = Instant::now();
     while !status.exists() {
@@ -580,6 +611,20 @@ impl Driver {
             self.drain();
             std::thread::sleep(Duration::from_micros(50));
         }
+    }
+
+    /// Makes so many calls that say nothing, and waits for the answers.
+    pub fn settle_many(&mut self, count: u16) {
+        let posted: Vec<u64> = (0..count).map(|_| self.post(Call::new(ONTIME_OP_POLL, ONTIME_SOCK_NONE))).collect();
+        for id in posted {
+            self.wait(id);
+        }
+    }
+
+    /// Looks for the device as a driver does before it sets it up: reads its configuration.
+    pub fn probe(&mut self) {
+        let zeros = [0; size_of::<ontime_config>()];
+        self.frontend.get_config(0, zeros.len() as u32, VhostUserConfigFlags::WRITABLE, &zeros).unwrap();
     }
 
     pub fn write(&self, address: u64, bytes: &[u8]) {

@@ -254,6 +254,43 @@ fn an_old_drivers_vcpu_word_is_left_alone() {
     assert_eq!(vm.channels[1].read(word + 4), [0; 4], "written to");
 }
 
+/// A driver that has made no call of a channel yet, or a whole number of 2^16 calls, leaves the ring at 0, where the next one begins: at the
+/// same place, as it often is the same program. A VM that was paused goes on in the same way, but nobody looks for the device before.
+#[test]
+fn a_ring_that_is_set_up_anew_at_0_is_noticed() {
+    let mut vm = Vm::start(EVERYTHING);
+    // Events tell how often the device has noticed.
+    vm.channels[1].event_buffers(4);
+    assert_eq!(u32::from(vm.channels[1].event().unwrap().type_), ONTIME_EVENT_START);
+    vm.main().socket(1, AF_INET, SOCK_DGRAM, 0);
+    let word = FREE + 0x1000;
+    assert_eq!(vm.main().name_vcpu(1, word), 0);
+    // As many calls as bring main's ring to 0 again. They come by hand, for speed: 128 at a time.
+    let main = vm.main();
+    while main.calls.available != 0 {
+        main.settle_many(main.calls.available.wrapping_neg().min(128));
+    }
+    for (probes, sockets) in [(false, 1), (true, 0)] {
+        for channel in [1, 0] {
+            let driver = &mut vm.channels[channel];
+            let stood = driver.stop();
+            assert_eq!(stood[0], 0, "channel {channel}");
+            if probes {
+                driver.probe();
+            }
+            driver.start_at(&stood);
+            driver.calls.notify();
+        }
+        let start = std::time::Instant::now();
+        while vm.status().sockets.len() != sockets {
+            assert!(start.elapsed() < super::driver::PATIENCE, "probed {probes}: {:?}", vm.status().sockets);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(vm.status().sockets.len(), sockets, "probed {probes}");
+    }
+    alive(&mut vm);
+}
+
 /// The queues of one driver are not ordered with each other: what it says by one is not forgotten because another is new, too.
 #[test]
 fn a_new_drivers_vcpu_word_is_kept() {

@@ -14,8 +14,10 @@ mod allocation;
 mod driver;
 mod garbage;
 mod hostile;
+mod limits;
 mod many;
 mod order;
+mod process;
 mod refusals;
 mod steps;
 

@@ -117,7 +117,7 @@ fn has_no_timer(wait: &[u64]) -> bool {
         libc::SYS_futex => arguments[3] == 0,
         // No IORING_ENTER_EXT_ARG, which a time-out would come with.
         libc::SYS_io_uring_enter => arguments[3] & 8 == 0,
-        libc::SYS_accept4 | libc::SYS_recvmsg | libc::SYS_read => true,
+        libc::SYS_accept4 | libc::SYS_recvmsg | libc::SYS_recvfrom | libc::SYS_read => true,
         _ => false,
     }
 }

@@ -1,0 +1,231 @@
+//! Connections that the guest has closed and that are not gone: the kernel still sends what was left, and waits for the other end.
+//!
+//! A TCP socket that is closed with unsent data, or whose FIN nobody acknowledges, lives on in the kernel as an orphan, for minutes, with all
+//! its buffers. The guest's limit of sockets does not count orphans, and the kernel's own limit (`tcp_max_orphans`) is one for the whole host:
+//! beyond it the kernel resets the orphans of others. So the process keeps such a socket's descriptor until the kernel has nothing left to
+//! send. There are so many places as the VM may have sockets. A connection that finds no place is reset.
+//!
+//! A channel's thread puts a descriptor here in place of closing it: two or three atomic operations, and a wake-up where the thread `closing`
+//! rests. That thread, of normal priority, does the closing, and gives up connections that make no progress.
+
+use std::os::fd::RawFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use crate::host;
+
+/// How often the thread looks at what is left.
+const EVERY: Duration = Duration::from_millis(50);
+/// A connection of which the other end has taken nothing for so long is reset. The kernel gives an orphan about as long.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Places that are tried before there is none.
+const TRIES: usize = 16;
+/// No descriptor.
+const FREE: RawFd = -1;
+
+/// See above.
+pub struct Closing {
+    places: Box<[AtomicI32]>,
+    next: AtomicU32,
+    thread: OnceLock<Thread>,
+    rests: AtomicBool,
+}
+
+/// What is to be done with a socket that was closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// The kernel has something left to send.
+    Keep,
+    /// Nothing that is left needs a descriptor, or the kernel resets it by itself.
+    Close,
+    /// The other end takes nothing.
+    Reset,
+}
+
+/// How far a connection has come.
+#[derive(Debug, Clone, Copy)]
+struct Progress {
+    unsent: i32,
+    since: Instant,
+}
+
+impl Closing {
+    /// For so many connections.
+    pub fn new(most: u32) -> Self {
+        let places = (0..most).map(|_| AtomicI32::new(FREE)).collect();
+        Self { places, next: AtomicU32::new(0), thread: OnceLock::new(), rests: AtomicBool::new(false) }
+    }
+
+    /// Takes over a connection's descriptor whose FIN was sent. False: there is no place, the descriptor stays the caller's.
+    pub fn put(&self, fd: RawFd) -> bool {
+        for _ in 0..TRIES.min(self.places.len()) {
+            let at = self.next.fetch_add(1, Ordering::Relaxed) as usize % self.places.len();
+            let place = self.places.get(at);
+            let put = |place: &AtomicI32| place.compare_exchange(FREE, fd, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+            if place.is_some_and(put) {
+                // Either the thread sees it before it rests, or it rests by now.
+                if self.rests.load(Ordering::SeqCst) && self.rests.swap(false, Ordering::SeqCst) {
+                    if let Some(thread) = self.thread.get() {
+                        thread.unpark();
+                    }
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.places.iter().filter(|place| place.load(Ordering::Relaxed) != FREE).count()
+    }
+
+    /// The thread: never returns.
+    pub fn run(&self) {
+        let _ = self.thread.set(std::thread::current());
+        let mut progress = vec![None; self.places.len()];
+        loop {
+            if self.look(&mut progress) {
+                std::thread::sleep(EVERY);
+                continue;
+            }
+            self.rests.store(true, Ordering::SeqCst);
+            if self.look(&mut progress) {
+                self.rests.store(false, Ordering::SeqCst);
+            }
+            while self.rests.load(Ordering::SeqCst) {
+                std::thread::park();
+            }
+        }
+    }
+
+    /// Looks at each connection once; whether one is left. For the thread alone: nobody else empties a place.
+    fn look(&self, progress: &mut [Option<Progress>]) -> bool {
+        let mut left = false;
+        for (place, progress) in self.places.iter().zip(progress) {
+            let fd = place.load(Ordering::SeqCst);
+            if fd == FREE {
+                continue;
+            }
+            let verdict = verdict(host::tcp_state(fd), host::unread(fd), host::unsent(fd), progress, Instant::now());
+            if verdict == Verdict::Keep {
+                left = true;
+                continue;
+            }
+            *progress = None;
+            if verdict == Verdict::Reset {
+                host::abort_at_close(fd);
+            }
+            end(fd);
+            place.store(FREE, Ordering::SeqCst);
+        }
+        left
+    }
+}
+
+/// Closes a socket of which the kernel has nothing to send any more.
+pub fn end(fd: RawFd) {
+    // With the guest's own TCP_LINGER2 it could be an orphan for two minutes, with the default it is none.
+    let _ = host::set_option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2, &0i32.to_ne_bytes());
+    host::close(fd);
+}
+
+/// Whether a socket in this state would be an orphan if it were closed: the kernel has something to send, or to be acknowledged.
+pub fn leaves_an_orphan(state: u8) -> bool {
+    use host::tcp;
+    matches!(state, tcp::ESTABLISHED | tcp::CLOSE_WAIT | tcp::FIN_WAIT1 | tcp::CLOSING | tcp::LAST_ACK)
+}
+
+fn verdict(state: u8, unread: i32, unsent: i32, progress: &mut Option<Progress>, now: Instant) -> Verdict {
+    // What was never read has the kernel reset the connection.
+    if !leaves_an_orphan(state) || unread > 0 {
+        return Verdict::Close;
+    }
+    match progress {
+        Some(Progress { unsent: before, since }) if *before == unsent => {
+            if now.duration_since(*since) >= PATIENCE {
+                Verdict::Reset
+            } else {
+                Verdict::Keep
+            }
+        }
+        _ => {
+            *progress = Some(Progress { unsent, since: now });
+            Verdict::Keep
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::IntoRawFd;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::host::tcp;
+
+    #[test]
+    fn a_connection_is_kept_while_the_other_end_takes_what_is_left() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut progress = None;
+        for (state, unread, unsent, seconds, expected) in [
+            (tcp::FIN_WAIT1, 0, 900, 0, Verdict::Keep),
+            (tcp::FIN_WAIT1, 0, 900, 59, Verdict::Keep),
+            (tcp::FIN_WAIT1, 0, 899, 59, Verdict::Keep),
+            (tcp::LAST_ACK, 0, 899, 118, Verdict::Keep),
+            (tcp::LAST_ACK, 0, 899, 119, Verdict::Reset),
+            (tcp::CLOSING, 1, 5, 119, Verdict::Close),
+            (tcp::FIN_WAIT2, 0, 0, 119, Verdict::Close),
+            (tcp::TIME_WAIT, 0, 0, 119, Verdict::Close),
+            (tcp::CLOSE, 0, 0, 119, Verdict::Close),
+        ] {
+            assert_eq!(
+                verdict(state, unread, unsent, &mut progress, at(seconds)),
+                expected,
+                "state {state}, {seconds} s"
+            );
+        }
+    }
+
+    /// Real connections: as many as there are places are kept, and they are closed once their other ends have read everything.
+    #[test]
+    fn there_are_no_more_than_places_and_each_comes_to_its_end() {
+        let closing = Arc::new(Closing::new(3));
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connection = || {
+            let mut near = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+            let far = server.accept().unwrap().0;
+            near.set_nonblocking(true).unwrap();
+            while std::io::Write::write(&mut near, &[7; 1 << 16]).is_ok() {}
+            near.shutdown(std::net::Shutdown::Both).unwrap();
+            (near.into_raw_fd(), far)
+        };
+        let mut connections: Vec<_> = (0..4).map(|_| connection()).collect();
+        let put: Vec<bool> = connections.iter().map(|(fd, _)| closing.put(*fd)).collect();
+        assert_eq!((put, closing.count()), (vec![true, true, true, false], 3));
+        let (refused, _) = connections.pop().unwrap();
+        host::close(refused);
+        let thread = closing.clone();
+        std::thread::spawn(move || thread.run());
+        std::thread::sleep(4 * EVERY);
+        assert_eq!(closing.count(), 3, "nobody has read yet");
+        // The thread rests when all are gone, and is woken for the next.
+        for _ in 0..2 {
+            for (_, mut far) in connections.drain(..) {
+                assert!(far.read_to_end(&mut Vec::new()).unwrap() > 1 << 16);
+            }
+            let start = Instant::now();
+            while closing.count() > 0 || !closing.rests.load(Ordering::SeqCst) {
+                assert!(start.elapsed() < PATIENCE, "{} are left", closing.count());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            connections.push(connection());
+            assert!(closing.put(connections[0].0));
+        }
+    }
+}

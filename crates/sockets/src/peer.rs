@@ -1,0 +1,129 @@
+//! Who may connect to the process as QEMU: a process of the user that the administrator named, and for all of a VM's devices the same one.
+//!
+//! The sockets' mode lets in every process of QEMU's group, among them the QEMUs of other VMs. The first that is admitted serves the VM; a
+//! second process that asks for one of its channels is refused, so that no other guest becomes a part of this VM.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use rustix::process::{Resource, getrlimit};
+
+use crate::abi::Errno;
+use crate::host;
+
+/// Descriptors are looked through up to this number.
+const DESCRIPTORS: u64 = 1 << 20;
+
+/// The process at the other end of a connection, when it connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    process: i32,
+    user: u32,
+}
+
+/// Why a process is not admitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// It is not the user's that `qemu-user` names.
+    User(u32),
+    /// Another process has connected before.
+    Process(i32),
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(user) => write!(f, "qemu-user in sockets.toml is user {user}"),
+            Self::Process(process) => write!(f, "process {process} has the VM's other devices"),
+        }
+    }
+}
+
+/// Whom the VM's devices are served to.
+#[derive(Debug)]
+pub struct Peers {
+    user: Option<u32>,
+    first: Mutex<Option<Peer>>,
+}
+
+impl Peers {
+    /// Processes of this user, or of any.
+    pub fn new(user: Option<u32>) -> Self {
+        Self { user, first: Mutex::new(None) }
+    }
+
+    /// Admits a process or refuses it. The first that is admitted is the only one from then on.
+    ///
+    /// # Errors
+    /// [`Refused`]
+    pub fn admit(&self, peer: Peer) -> Result<(), Refused> {
+        if let Some(user) = self.user.filter(|user| *user != peer.user) {
+            return Err(Refused::User(user));
+        }
+        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = *first.get_or_insert(peer);
+        if first == peer { Ok(()) } else { Err(Refused::Process(first.process)) }
+    }
+}
+
+/// The process that has connected to the socket at `path`. vhost-user-backend accepts the connection and keeps it to itself; the kernel
+/// gives an accepted socket the name of its listener, by which it is found.
+///
+/// # Errors
+/// ENOENT where there is none any more; the kernel's.
+pub fn of_connection(path: &Path) -> io::Result<Peer> {
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS).min(DESCRIPTORS) as RawFd;
+    let fd = (0..most).find(|fd| is_connection(*fd, path)).ok_or(io::ErrorKind::NotFound)?;
+    let mut credentials = [0; size_of::<libc::ucred>()];
+    host::get_option(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut credentials)
+        .map_err(|Errno(error)| io::Error::from_raw_os_error(error))?;
+    let word = |at: usize| credentials.get(at..).and_then(|rest| rest.first_chunk::<4>()).copied().unwrap_or_default();
+    Ok(Peer { process: i32::from_ne_bytes(word(0)), user: u32::from_ne_bytes(word(4)) })
+}
+
+fn is_connection(fd: RawFd, path: &Path) -> bool {
+    // SAFETY: the number is only asked about for the time of two calls; of one that is not open the kernel says so.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let name = rustix::net::getsockname(socket).ok().and_then(|name| rustix::net::SocketAddrUnix::try_from(name).ok());
+    let named = name.as_ref().and_then(|name| name.path_bytes()) == Some(path.as_os_str().as_encoded_bytes());
+    named && rustix::net::sockopt::socket_acceptconn(socket) == Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn one_process_of_the_right_user_is_admitted() {
+        let (qemu, other) = (Peer { process: 7, user: 64055 }, Peer { process: 8, user: 64055 });
+        let stranger = Peer { process: 9, user: 1000 };
+        let peers = Peers::new(Some(64055));
+        assert_eq!(peers.admit(stranger), Err(Refused::User(64055)));
+        assert_eq!((peers.admit(qemu), peers.admit(qemu)), (Ok(()), Ok(())), "a refused process is not the first");
+        assert_eq!(peers.admit(other), Err(Refused::Process(7)));
+        let anybody = Peers::new(None);
+        assert_eq!((anybody.admit(stranger), anybody.admit(qemu)), (Ok(()), Err(Refused::Process(9))));
+    }
+
+    #[test]
+    fn a_connection_is_found_by_its_listeners_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let [path, beside] = ["a.sock", "b.sock"].map(|name| directory.path().join(name));
+        let [listener, other] = [&path, &beside].map(|path| UnixListener::bind(path).unwrap());
+        let _clients = [&path, &beside].map(|path| UnixStream::connect(path).unwrap());
+        let _other = other.accept().unwrap();
+        assert_eq!(
+            of_connection(&path).map_err(|error| error.kind()),
+            Err(io::ErrorKind::NotFound),
+            "not accepted yet"
+        );
+        let _accepted = listener.accept().unwrap();
+        let own = Peer { process: std::process::id() as i32, user: rustix::process::geteuid().as_raw() };
+        assert_eq!(of_connection(&path).unwrap(), own);
+    }
+}

@@ -1,0 +1,217 @@
+//! What a guest can do to the rest of the host by calls that it may make: nothing beyond its limits, and nothing to other tenants' CPUs.
+
+use std::io::{ErrorKind, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use libc::{AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM};
+use ontime_sockets::abi::*;
+
+use super::driver::{Call, PATIENCE, Vm};
+use super::{FREE, bind, listen};
+
+/// State of a connection whose end was sent and not acknowledged (include/net/tcp_states.h).
+const FIN_WAIT1: &str = "04";
+
+/// Function call interrupts of all CPUs so far. None where /proc/interrupts does not tell of them.
+fn function_calls() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/interrupts").unwrap();
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix("CAL:"))?;
+    Some(line.split_whitespace().map_while(|word| word.parse::<u64>().ok()).sum())
+}
+
+/// Each of these options has the kernel patch its code where the first socket of the host switches it on and where the last such socket is
+/// closed; that interrupts every CPU.
+#[test]
+fn no_option_interrupts_the_hosts_cpus() {
+    const ROUNDS: u32 = 200;
+    if function_calls().is_none() {
+        println!("SKIPPED: /proc/interrupts has no CAL");
+        return;
+    }
+    let mut vm = Vm::start("");
+    let mut rounds = |family: i32, level: i32, option: i32| {
+        let before = function_calls().unwrap();
+        for round in 0..ROUNDS {
+            let id = round << ONTIME_SOCK_INDEX_BITS | 1;
+            let main = vm.main();
+            main.socket(id, family, SOCK_DGRAM, 0);
+            let set = Call::new(ONTIME_OP_SETOPT, id).arg([level, option]).data(&1i32.to_le_bytes());
+            assert_eq!(main.result(set), Ok(0), "level {level}, option {option}");
+            assert_eq!(main.result(Call::new(ONTIME_OP_CLOSE, id)), Ok(0));
+        }
+        function_calls().unwrap() - before
+    };
+    for (family, level, option) in [
+        (AF_INET, libc::IPPROTO_UDP, libc::UDP_GRO),
+        (AF_INET6, libc::IPPROTO_UDP, libc::UDP_GRO),
+        (AF_INET, libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+        (AF_INET6, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+        (AF_INET, libc::IPPROTO_IP, libc::IP_MINTTL),
+    ] {
+        // Others on this machine interrupt CPUs, too: the quietest of several tries counts, beside an option that switches nothing.
+        let (mut switching, mut other) = (u64::MAX, u64::MAX);
+        for _ in 0..5 {
+            switching = switching.min(rounds(family, level, option));
+            other = other.min(rounds(family, libc::SOL_SOCKET, libc::SO_BROADCAST));
+        }
+        assert!(
+            switching <= other + u64::from(ROUNDS),
+            "level {level}, option {option}: {switching} interrupts in {ROUNDS} rounds, {other} without it"
+        );
+    }
+}
+
+/// To join a group takes a lock of the whole host.
+#[test]
+fn groups_are_joined_no_faster_than_they_may() {
+    let mut vm = Vm::start("reach = [\"239.0.0.0/8\"]");
+    vm.main().socket(1, AF_INET, SOCK_DGRAM, 0);
+    let (burst, more, start) = (32, 52, Instant::now());
+    for turn in 0..burst + more {
+        let option = if turn % 2 == 0 { libc::IP_ADD_MEMBERSHIP } else { libc::IP_DROP_MEMBERSHIP };
+        let group = [239, 1, 2, 3, 127, 0, 0, 1];
+        let call = Call::new(ONTIME_OP_SETOPT, 1).arg([libc::IPPROTO_IP, option]).data(&group);
+        assert_eq!(vm.main().result(call), Ok(0), "turn {turn}");
+    }
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(20) * (more - 2), "{more} beyond the burst took {took:?}");
+}
+
+/// Connections of this host in a state, whose end with this address is the local or the remote one.
+fn connections(local: bool, address: SocketAddr, state: &str) -> usize {
+    let text = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let port = format!(":{:04X}", address.port());
+    let is_it = |line: &&str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.get(if local { 1 } else { 2 }).is_some_and(|end| end.ends_with(&port)) && words.get(3) == Some(&state)
+    };
+    text.lines().filter(is_it).count()
+}
+
+/// Sends until no more fits; how many bytes that was.
+fn fill(driver: &mut super::driver::Driver, sock: u32) -> usize {
+    let data = vec![0x5a; 1 << 19];
+    let (mut sent, start) = (0, Instant::now());
+    loop {
+        match driver.result(Call::new(ONTIME_OP_SEND, sock).data(&data)) {
+            Ok(bytes) => sent += bytes as usize,
+            // The other end may still take some.
+            Err(libc::EAGAIN) if sent > 0 => return sent,
+            Err(libc::EAGAIN | libc::ENOTCONN) if start.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(1))
+            }
+            Err(error) => panic!("cannot send: {error}"),
+        }
+    }
+}
+
+/// All that comes by a connection, and whether it was reset in the end.
+fn read_all(peer: &mut TcpStream) -> (usize, bool) {
+    let (mut read, mut room) = (0, vec![0; 1 << 20]);
+    loop {
+        match peer.read(&mut room) {
+            Ok(0) => return (read, false),
+            Ok(bytes) => read += bytes,
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return (read, true),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A guest with few sockets opens, fills and closes connections of which the other end reads nothing. What was closed lives on in the kernel
+/// with its buffers; there are no more of these than the VM may have sockets. The rest is reset. What is left arrives as soon as it is read.
+#[test]
+fn closed_connections_count() {
+    const SOCKETS: usize = 4;
+    const ROUNDS: u32 = 20;
+    let mut vm = Vm::start(&format!("{FREE}\nsockets = {SOCKETS}"));
+    // By main, which has connected.
+    let server = TcpListener::bind(super::local(0)).unwrap();
+    let address = server.local_addr().unwrap();
+    let mut peers = Vec::new();
+    for round in 0..ROUNDS {
+        let id = round << ONTIME_SOCK_INDEX_BITS | 1;
+        vm.main().socket(id, AF_INET, SOCK_STREAM, 0);
+        let connecting = vm.main().result(Call::new(ONTIME_OP_CONNECT, id).to(address));
+        assert!(matches!(connecting, Ok(0) | Err(libc::EINPROGRESS)), "{connecting:?}");
+        let peer = server.accept().unwrap().0;
+        peers.push((peer, fill(vm.main(), id)));
+        assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, id)), Ok(0));
+        assert!(connections(false, address, FIN_WAIT1) <= SOCKETS, "round {round}");
+    }
+    ends(&vm, SOCKETS, &mut peers);
+    // By a channel, which has accepted.
+    let listener = 2;
+    let address = listen(&mut vm, listener, 1);
+    for round in 0..ROUNDS {
+        let id = round << ONTIME_SOCK_INDEX_BITS | 3;
+        let peer = TcpStream::connect(address).unwrap();
+        let driver = &mut vm.channels[1];
+        assert_eq!(driver.result(Call::new(ONTIME_OP_ACCEPT, listener).arg([id as i32]).wait()), Ok(0));
+        peers.push((peer, fill(driver, id)));
+        assert_eq!(driver.result(Call::new(ONTIME_OP_CLOSE, id)), Ok(0));
+        assert!(connections(true, address, FIN_WAIT1) <= SOCKETS, "round {round}");
+    }
+    ends(&vm, SOCKETS, &mut peers);
+    assert_eq!(vm.counter("reset_limit"), 2 * (u64::from(ROUNDS) - SOCKETS as u64));
+}
+
+/// As many connections as there are places were kept, and are read to their end; then nothing is left of them.
+fn ends(vm: &Vm, places: usize, peers: &mut Vec<(TcpStream, usize)>) {
+    assert_eq!(vm.counter("closing"), places as u64);
+    let read: Vec<(usize, bool)> = peers.iter_mut().map(|(peer, _)| read_all(peer)).collect();
+    let whole = peers.iter().zip(&read).filter(|((_, sent), read)| **read == (*sent, false)).count();
+    assert_eq!((whole, read.iter().filter(|(_, reset)| *reset).count()), (places, peers.len() - places));
+    peers.clear();
+    let start = Instant::now();
+    while vm.counter("closing") > 0 {
+        assert!(start.elapsed() < PATIENCE, "{} connections are left", vm.counter("closing"));
+    }
+}
+
+/// A guest that boots anew, in a loop, leaves no more behind.
+#[test]
+fn sockets_of_a_guest_that_boots_anew_count() {
+    const SOCKETS: usize = 3;
+    let mut vm = Vm::start(&format!("{FREE}\nsockets = {SOCKETS}"));
+    let server = TcpListener::bind(super::local(0)).unwrap();
+    let address = server.local_addr().unwrap();
+    let mut peers = Vec::new();
+    for _ in 0..4 {
+        for id in 0..SOCKETS as u32 {
+            vm.main().socket(id, AF_INET, SOCK_STREAM, 0);
+            let _ = vm.main().result(Call::new(ONTIME_OP_CONNECT, id).to(address));
+            peers.push(server.accept().unwrap().0);
+            fill(vm.main(), id);
+        }
+        vm.main().reset();
+        vm.main().settle();
+        assert!(vm.status().sockets.is_empty());
+        assert!(connections(false, address, FIN_WAIT1) <= SOCKETS);
+    }
+}
+
+/// Connections that nobody has accepted yet are sockets of the host, too.
+#[test]
+fn backlogs_count() {
+    let mut vm = Vm::start("bind = [\"tcp/0\"]\nsockets = 64\nbacklog = 24");
+    // Of a listener TCP_INFO tells the backlog where it tells of `sacked` segments otherwise.
+    let backlog = |vm: &mut Vm, sock: u32, wanted: i32| {
+        vm.main().socket(sock, AF_INET, SOCK_STREAM, 0);
+        bind(vm, sock);
+        assert_eq!(vm.main().result(Call::new(ONTIME_OP_LISTEN, sock).arg([wanted])), Ok(0));
+        let info = Call::new(ONTIME_OP_GETOPT, sock).arg([libc::IPPROTO_TCP, libc::TCP_INFO]).room(104);
+        u32::from_le_bytes(vm.main().call(info).data[28..32].try_into().unwrap())
+    };
+    let first: Vec<u32> =
+        [-1, 5, i32::MAX, 0].into_iter().zip(0..).map(|(wanted, at)| backlog(&mut vm, at, wanted)).collect();
+    assert_eq!(first, [24, 5, 17, 0], "no more than `backlog`, and than half of what the others have left");
+    let all: u32 = first.iter().sum::<u32>() + (4..40).map(|at| backlog(&mut vm, at, 1_000)).sum::<u32>();
+    assert!(all <= 64 + 40, "{all} in all");
+    // What is closed is the others' again.
+    for sock in 0..40 {
+        assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, sock)), Ok(0));
+    }
+    assert_eq!(backlog(&mut vm, 40, 1_000), 24);
+}

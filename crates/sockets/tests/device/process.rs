@@ -1,0 +1,365 @@
+//! The process itself: what its filter lets it do, where it refuses to start, whom it serves, and what it leaves behind.
+
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use libc::{c_long, pid_t};
+use ontime_sockets::abi::*;
+use ontime_sockets::sandbox;
+
+use super::driver::{self, Call, PANICS, PATIENCE, STRICT, USER, Vm};
+
+/// What comes of a system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// The process is killed.
+    Killed,
+    /// EPERM.
+    Refused,
+    /// The kernel is asked, whatever it says.
+    Passed,
+}
+
+/// A signal that no filter sends and nobody waits for.
+const NONE: c_long = 0;
+/// pthread_create's flags.
+const THREAD: c_long = 0x003d_0f00;
+
+/// What each of these does with the filter in force: name, number, arguments. `own` is the process's number, `other` another's.
+fn calls(own: c_long, other: c_long) -> Vec<(&'static str, c_long, [c_long; 6], Outcome)> {
+    use Outcome::{Killed, Passed, Refused};
+    let call = |name, number, args: &[c_long], outcome| {
+        let mut all = [0; 6];
+        all[..args.len()].copy_from_slice(args);
+        (name, number, all, outcome)
+    };
+    let (exec, write) =
+        (c_long::from(libc::PROT_EXEC | libc::PROT_READ), c_long::from(libc::PROT_READ | libc::PROT_WRITE));
+    let private = c_long::from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let inet = c_long::from(libc::AF_INET);
+    vec![
+        call("a user namespace", libc::SYS_unshare, &[c_long::from(libc::CLONE_NEWUSER)], Killed),
+        call(
+            "a child in a user namespace",
+            libc::SYS_clone,
+            &[c_long::from(libc::CLONE_NEWUSER | libc::SIGCHLD)],
+            Killed,
+        ),
+        call("a child", libc::SYS_clone, &[c_long::from(libc::SIGCHLD)], Killed),
+        call(
+            "a thread with a network of its own",
+            libc::SYS_clone,
+            &[THREAD | c_long::from(libc::CLONE_NEWNET)],
+            Refused,
+        ),
+        call("a thread that shares no files", libc::SYS_clone, &[THREAD & !c_long::from(libc::CLONE_FILES)], Refused),
+        call("clone3", libc::SYS_clone3, &[0, 0], Passed),
+        call("another namespace", libc::SYS_setns, &[0, 0], Killed),
+        call("another program", libc::SYS_execve, &[0, 0, 0], Killed),
+        call("memory to execute", libc::SYS_mmap, &[0, 4096, exec, private, -1, 0], Killed),
+        call("memory to write and execute", libc::SYS_mmap, &[0, 4096, exec | write, private, -1, 0], Killed),
+        call("memory", libc::SYS_mmap, &[0, 4096, write, private, -1, 0], Passed),
+        call("memory made executable", libc::SYS_mprotect, &[0, 4096, exec], Killed),
+        call("memory made writable", libc::SYS_mprotect, &[0, 4096, write], Passed),
+        call("a signal", libc::SYS_kill, &[other, NONE], Killed),
+        call("a signal to itself", libc::SYS_kill, &[own, NONE], Killed),
+        call("a signal to a thread", libc::SYS_tkill, &[other, NONE], Killed),
+        call("a signal to another's thread", libc::SYS_tgkill, &[other, other, c_long::from(libc::SIGABRT)], Killed),
+        call("another signal to its own", libc::SYS_tgkill, &[own, own, c_long::from(libc::SIGTERM)], Refused),
+        call("a signal by a descriptor", libc::SYS_fcntl, &[0, 8, other], Killed),
+        call("another signal by a descriptor", libc::SYS_fcntl, &[0, 10, 9], Killed),
+        call("a descriptor's flags", libc::SYS_fcntl, &[0, c_long::from(libc::F_GETFL)], Passed),
+        call("a lock", libc::SYS_fcntl, &[0, c_long::from(libc::F_SETLK), 0], Refused),
+        call("another's limits", libc::SYS_prlimit64, &[other, 7, 0, 0], Killed),
+        call("its own limits", libc::SYS_prlimit64, &[0, 7, 1, 0], Killed),
+        call("to ask for its limits", libc::SYS_prlimit64, &[0, 7, 0, 0], Passed),
+        call("another's place", libc::SYS_sched_setscheduler, &[other, 0, 0], Killed),
+        call("its own place", libc::SYS_sched_setscheduler, &[0, 0, 0], Passed),
+        call("a place by attributes", libc::SYS_sched_setattr, &[0, 0, 0], Killed),
+        call("another's nice value", libc::SYS_setpriority, &[0, other, 0], Killed),
+        call("another's CPUs", libc::SYS_sched_setaffinity, &[other, 0, 0], Killed),
+        call("another's memory", libc::SYS_process_vm_readv, &[other, 0, 0, 0, 0, 0], Killed),
+        call("to trace", libc::SYS_ptrace, &[0, 0, 0, 0], Killed),
+        call("another's descriptor", libc::SYS_pidfd_getfd, &[0, 0, 0], Killed),
+        call("to be root", libc::SYS_setresuid, &[0, 0, 0], Killed),
+        call("another ring", libc::SYS_io_uring_setup, &[1, 0], Killed),
+        call("a program for the kernel", libc::SYS_bpf, &[0, 0, 0], Killed),
+        call("a raw socket", libc::SYS_socket, &[inet, c_long::from(libc::SOCK_RAW), 1], Killed),
+        call("SCTP", libc::SYS_socket, &[inet, c_long::from(libc::SOCK_STREAM), 132], Refused),
+        call(
+            "a socket of this host",
+            libc::SYS_socket,
+            &[c_long::from(libc::AF_UNIX), c_long::from(libc::SOCK_STREAM), 0],
+            Refused,
+        ),
+        call("a socket", libc::SYS_socket, &[inet, c_long::from(libc::SOCK_DGRAM | libc::SOCK_NONBLOCK), 0], Passed),
+        call("a file", libc::SYS_openat, &[c_long::from(libc::AT_FDCWD), 0, 0, 0], Refused),
+        call("a hole in the ledger", libc::SYS_madvise, &[0, 4096, c_long::from(libc::MADV_REMOVE)], Refused),
+    ]
+}
+
+/// What [`calls_are_filtered`] tells its child: which call to make.
+const MAKES: &str = "ONTIME_TEST_CALL";
+
+/// Not a test of its own: started by [`calls_are_filtered`], gives up what the device process gives up, and makes one call.
+#[test]
+fn makes_a_call() {
+    let Ok(which) = std::env::var(MAKES) else { return };
+    let other = unsafe { libc::getppid() };
+    let (_, number, a, _) =
+        calls(c_long::from(std::process::id()), c_long::from(other))[which.parse::<usize>().unwrap()];
+    sandbox::restrict(&sandbox::Options::default(), 16).unwrap();
+    // What the kernel is asked must not end this process: SIGTERM is ignored, addresses are null.
+    let result = unsafe { libc::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]) };
+    let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+    unsafe { libc::_exit(if result < 0 && error == libc::EPERM { 11 } else { 12 }) };
+}
+
+#[test]
+fn calls_are_filtered() {
+    for (which, (name, _, _, expected)) in calls(1, 1).iter().enumerate() {
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "process::makes_a_call", "--nocapture"])
+            .env(MAKES, which.to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
+        let outcome = match (status.signal(), status.code()) {
+            (Some(libc::SIGSYS), _) => Outcome::Killed,
+            (None, Some(11)) => Outcome::Refused,
+            (None, Some(12)) => Outcome::Passed,
+            _ => panic!("{name}: {status}"),
+        };
+        assert_eq!(outcome, *expected, "{name}");
+    }
+}
+
+/// Directories for a device process that is started by hand.
+struct Site(tempfile::TempDir);
+
+impl Site {
+    fn new(table: &str) -> Self {
+        let site = Self(tempfile::tempdir().unwrap());
+        std::fs::create_dir(site.path("etc")).unwrap();
+        std::fs::write(site.path("etc/sockets.toml"), format!("[vm.test]\n{table}\n")).unwrap();
+        std::fs::File::create(site.path("etc/allocations")).unwrap().set_len(super::allocation::SIZE as u64).unwrap();
+        site
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = driver::command(&self.path("run"), &self.path("etc"));
+        command.stderr(Stdio::piped());
+        command
+    }
+
+    fn status(&self) -> std::path::PathBuf {
+        ontime_sockets::Paths::new(&self.path("run"), "test").status()
+    }
+
+    fn start(&self) -> Child {
+        driver::device(&self.path("run"), &self.path("etc"))
+    }
+
+    /// The sockets that are there.
+    fn sockets(&self) -> Vec<String> {
+        sockets(self.status().parent().unwrap())
+    }
+}
+
+fn sockets(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = entries.filter(|name| name.ends_with(".sock")).collect();
+    names.sort();
+    names
+}
+
+fn ended(process: &mut Child) -> ExitStatus {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            return status;
+        }
+        assert!(start.elapsed() < PATIENCE, "it stays");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn said(mut process: Child) -> (bool, String) {
+    let status = ended(&mut process);
+    let mut text = String::new();
+    process.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    (status.success(), text)
+}
+
+fn is_root() -> bool {
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        println!("SKIPPED: this test needs root");
+    }
+    root
+}
+
+/// In a network namespace of its own.
+fn alone(command: &mut Command) -> &mut Command {
+    let unshare = || match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    };
+    unsafe { command.pre_exec(unshare) }
+}
+
+#[test]
+fn it_refuses_the_hosts_network_and_root() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("channels = 1");
+    let (fine, text) = said(site.command().env(STRICT, "1").env(USER, "64055").spawn().unwrap());
+    assert!(!fine && text.contains("HostNetwork"), "in the host's network: {text}");
+    let (fine, text) = said(alone(&mut site.command()).env(STRICT, "1").spawn().unwrap());
+    assert!(!fine && text.contains("Root"), "as root: {text}");
+    let (fine, text) = said(alone(&mut site.command()).env(STRICT, "1").env(USER, "0").spawn().unwrap());
+    assert!(!fine && text.contains("Root"), "as root, by name: {text}");
+    assert!(!site.path("run").exists(), "it has made something before it was refused");
+    let mut process = alone(&mut site.command()).env(STRICT, "1").env(USER, "64055").spawn().unwrap();
+    let start = Instant::now();
+    // Beyond its start: it answers.
+    while UnixStream::connect(site.status()).is_err() {
+        assert!(start.elapsed() < PATIENCE && process.try_wait().unwrap().is_none(), "{}", said(process).1);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    UnixStream::connect(site.status()).unwrap().read_to_string(&mut String::new()).unwrap();
+    // The user that it has become may remove what root has made.
+    assert_eq!(unsafe { libc::kill(process.id() as pid_t, libc::SIGTERM) }, 0);
+    ended(&mut process);
+    assert_eq!(site.sockets(), [""; 0]);
+}
+
+/// QEMU's group, in which other VMs' QEMUs are as well, may connect to the devices and to nothing else.
+#[test]
+fn only_the_devices_are_for_qemu() {
+    let vm = Vm::start("channels = 1\ndeadlines = true");
+    let directory = vm.socket_path(0).parent().unwrap().to_owned();
+    let mode = |name: &str| std::fs::metadata(directory.join(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(["main.sock", "channel1.sock", "status.sock", "deadlines.sock"].map(mode), [0o660, 0o660, 0o600, 0o600]);
+}
+
+#[test]
+fn a_second_process_is_refused_and_leaves_the_first_alone() {
+    let mut vm = Vm::start("channels = 1");
+    let directory = vm.socket_path(0).parent().unwrap().to_owned();
+    // A socket's number may be its predecessor's.
+    let made = || -> Vec<std::time::SystemTime> {
+        let of = |name: &String| std::fs::metadata(directory.join(name)).ok()?.modified().ok();
+        sockets(&directory).iter().filter_map(of).collect()
+    };
+    let before = made();
+    assert_eq!(before.len(), 3);
+    let config = vm.run.parent().unwrap().join("etc");
+    let (fine, text) = said(driver::command(&vm.run, &config).stderr(Stdio::piped()).spawn().unwrap());
+    assert!(!fine && text.contains("Running"), "{text}");
+    assert_eq!(made(), before);
+    super::hostile::alive(&mut vm);
+    // Nobody but its own user may take the lock.
+    let lock = std::fs::metadata(directory.join("lock")).unwrap();
+    assert_eq!(lock.permissions().mode() & 0o777, 0o600);
+    // One that was killed holds nothing, and its sockets are in nobody's way.
+    vm.process.kill().unwrap();
+    vm.process.wait().unwrap();
+    assert_eq!(sockets(&directory).len(), 3);
+    let mut next = driver::device(&vm.run, &config);
+    let start = Instant::now();
+    while made() == before {
+        assert!(start.elapsed() < PATIENCE, "the next one does not come");
+    }
+    next.kill().unwrap();
+    next.wait().unwrap();
+}
+
+#[test]
+fn its_sockets_are_gone_when_it_has_ended() {
+    let mut vm = Vm::start("channels = 2\ndeadlines = true");
+    let directory = vm.socket_path(0).parent().unwrap().to_owned();
+    assert_eq!(sockets(&directory), ["channel1.sock", "channel2.sock", "deadlines.sock", "main.sock", "status.sock"]);
+    vm.channels.clear();
+    assert!(ended(&mut vm.process).success());
+    assert_eq!(sockets(&directory), [""; 0], "QEMU has gone");
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let site = Site::new("channels = 1");
+        let mut process = site.start();
+        assert_eq!(site.sockets().len(), 3);
+        // Beyond its start: the last socket is made before the rest.
+        UnixStream::connect(site.status()).unwrap().read_to_string(&mut String::new()).unwrap();
+        assert_eq!(unsafe { libc::kill(process.id() as pid_t, signal) }, 0);
+        assert!(ended(&mut process).success(), "signal {signal}");
+        assert_eq!(site.sockets(), [""; 0], "signal {signal}");
+    }
+}
+
+#[test]
+fn it_ends_where_a_thread_panics() {
+    let site = Site::new("channels = 1");
+    let mut process = site.command().env(PANICS, "1").spawn().unwrap();
+    let status = ended(&mut process);
+    assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
+}
+
+/// What a process that connects to a device's socket gets: true, the connection is ended; false, it stands.
+fn refused(path: &Path) -> bool {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    matches!(stream.read(&mut [0; 1]), Ok(0))
+}
+
+/// What [`one_process_has_all_of_a_vms_devices`] tells its child: where to connect.
+const CONNECTS: &str = "ONTIME_TEST_CONNECT";
+
+/// Not a test of its own: another process that connects.
+#[test]
+fn connects() {
+    let Ok(path) = std::env::var(CONNECTS) else { return };
+    std::process::exit(if refused(path.as_ref()) { 11 } else { 12 });
+}
+
+#[test]
+fn one_process_has_all_of_a_vms_devices() {
+    let mut vm = Vm::begin(&format!("{}\nqemu-user = {}", super::FREE, unsafe { libc::geteuid() }));
+    for _ in 0..2 {
+        let stranger = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "process::connects", "--nocapture"])
+            .env(CONNECTS, vm.socket_path(1))
+            .stdout(Stdio::null())
+            .status()
+            .unwrap();
+        assert_eq!(stranger.code(), Some(11), "a second process is served");
+    }
+    // The process goes on, and serves the first.
+    let channel = vm.connect(1);
+    vm.channels.push(channel);
+    super::hostile::alive(&mut vm);
+    vm.main().socket(1, libc::AF_INET, libc::SOCK_DGRAM, 1);
+    assert_eq!(vm.channels[1].result(Call::new(ONTIME_OP_POLL, 1)), Ok(0));
+}
+
+#[test]
+fn another_user_is_not_served() {
+    let site = Site::new(&format!("qemu-user = {}", unsafe { libc::geteuid() } + 1));
+    let mut process = site.start();
+    let main = ontime_sockets::Paths::new(&site.path("run"), "test").device(0);
+    for _ in 0..3 {
+        assert!(refused(&main));
+    }
+    assert_eq!(process.try_wait().unwrap(), None, "it waits for the right one");
+    process.kill().unwrap();
+    process.wait().unwrap();
+}
