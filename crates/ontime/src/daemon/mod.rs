@@ -9,6 +9,7 @@
 //! | `ontime-cap` | FIFO base + 5 (55) | caps: takes spinning threads off their place and back | epoll: orders; its time-out: looks, pauses' ends |
 //! | `ontime-pace/CPU` | FIFO base + 4 (54) | shares of CPU time: changes vCPUs' places by the plan; there from the first reservation on | futex with time-out |
 //! | `ontime-http` | SCHED_OTHER | HTTP on the Unix socket | epoll (tokio) |
+//! | `ontime-guest` | SCHED_OTHER | receives from a device process, in a table of descriptors of its own (`guests::receiver`) | poll |
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; its end tells the guardian of the daemon's (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | puts protections back when the daemon dies | poll of two pipes |
 //!
