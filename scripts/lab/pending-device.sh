@@ -29,7 +29,7 @@ echo "figures: put ahead $quiet times in 2 s without a question, $(($(raised) - 
 # Without a pause: the next question comes as soon as one is answered, of eight. Looked at from above, for the shell is housekeeping too.
 sh -c 'while :; do :; done' &
 housekeeping=$!
-chrt -f 60 sh -c '
+/run/measures chrt -f 60 sh -c '
     ran() { read -r ran rest < /proc/'$housekeeping'/schedstat; echo $((ran / 10000000)); }
     echo 0 > /lab/asks && mv /lab/asks /lab/ask
     sleep 6

@@ -21,7 +21,7 @@ window() { # NAME COMMAND...: the flood's rate, segments lost and the RT VM's an
     name=$1
     shift
     lost_before=$(lost) bytes_before=$(received) start=$(uptime_ms)
-    chrt -f 40 ping -q -i 0.01 10.1.0.2 > "/lab/ping-$name" 2>&1 &
+    /run/measures chrt -f 40 ping -q -i 0.01 10.1.0.2 > "/lab/ping-$name" 2>&1 &
     ping=$!
     "$@" || fail "$name: '$*' ended with $?"
     kill -INT $ping

@@ -143,7 +143,8 @@ impl Seat {
             Place::Process => {
                 progress("starting the server on the host itself");
                 host.shell(&format!("lab-netns up {NAME} rt {address}"))?;
-                self.run_in_namespace(host, address, "exec chrt --fifo 47")?;
+                let join = "mkdir -p /sys/fs/cgroup/trusted && echo $$ > /sys/fs/cgroup/trusted/cgroup.procs";
+                self.run_in_namespace(host, address, &format!("{join} && exec chrt --fifo 47"))?;
             }
             Place::Container(net) => {
                 progress("starting the server in a container");

@@ -43,7 +43,8 @@ const EVERY: Duration = Duration::from_secs(60);
 const KEPT: usize = 1024;
 
 impl Repeats {
-    /// Whether to say this line now: how often it was left out since it was said last, or `None` where it is to be left out.
+    /// Whether to say this line now, or a line of this kind: how often it was left out since it was said last, or
+    /// `None` where it is to be left out. So are lines beyond [`KEPT`] different ones in a minute.
     pub fn say(&mut self, line: &str, now: Instant) -> Option<u64> {
         if let Some((at, left_out)) = self.said.get_mut(line) {
             if now.duration_since(*at) < EVERY {
@@ -56,19 +57,32 @@ impl Repeats {
         if self.said.len() >= KEPT {
             self.said.retain(|_, (at, _)| now.duration_since(*at) < EVERY);
         }
-        // A flood of different lines: those beyond are said, but not kept in mind.
-        if self.said.len() < KEPT {
-            self.said.insert(line.to_owned(), (now, 0));
+        if self.said.len() >= KEPT {
+            return None;
         }
+        self.said.insert(line.to_owned(), (now, 0));
         Some(0)
     }
 
     /// Logs a warning, unless it was logged within the last minute.
     pub fn warn(&mut self, line: &str) {
-        match self.say(line, Instant::now()) {
+        self.warn_of(line, line);
+    }
+
+    /// Logs a warning, unless one of its kind was logged within the last minute: for lines with numbers or reasons
+    /// that another party chooses.
+    pub fn warn_of(&mut self, kind: &str, line: &str) {
+        match self.say(kind, Instant::now()) {
             Some(0) => tracing::warn!("{line}"),
             Some(more) => tracing::warn!("{line} ({more} times more since)"),
             None => {}
+        }
+    }
+
+    /// Logs what is no warning, unless it was logged within the last minute.
+    pub fn info(&mut self, line: &str) {
+        if self.say(line, Instant::now()).is_some() {
+            tracing::info!("{line}");
         }
     }
 }
@@ -98,9 +112,9 @@ mod tests {
         assert_eq!(repeats.say("b", start + Duration::from_secs(1)), Some(0));
         assert_eq!(repeats.say("a", start + Duration::from_secs(2)), None);
         assert_eq!(repeats.say("a", start + Duration::from_secs(61)), Some(2));
-        for n in 0..5000 {
-            assert_eq!(repeats.say(&format!("line {n}"), start + Duration::from_secs(62)), Some(0));
-        }
+        let said = (0..5000).filter(|n| repeats.say(&format!("line {n}"), start + Duration::from_secs(62)).is_some());
+        assert!(said.count() <= KEPT, "a flood of different lines is a flood, too");
         assert!(repeats.said.len() <= KEPT);
+        assert_eq!(repeats.say("line 4999", start + Duration::from_secs(123)), Some(0));
     }
 }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
-use support::{Daemon, Guest, Site, name, policy, possible, until};
+use support::{Daemon, EXEMPT, Guest, Site, name, policy, possible, until};
 
 const FIFO: i32 = libc::SCHED_FIFO;
 
@@ -104,6 +104,103 @@ fn with_its_guardian_killed_as_well_reset_protections_puts_them_back() {
     let reset = site.run(&["reset", "--protections"]);
     assert!(reset.status.success(), "{reset:?}");
     assert!(site.protected());
+}
+
+/// Ends with the test.
+struct Program(std::process::Child);
+
+impl Program {
+    fn sleeps() -> Self {
+        Self(std::process::Command::new("sleep").arg("600").spawn().unwrap())
+    }
+
+    fn takes(&self, args: &[&str]) {
+        let pid = self.0.id().to_string();
+        assert!(std::process::Command::new("chrt").args(args).arg(pid).status().unwrap().success());
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_thread_of_no_tenant_keeps_protections_on_and_is_named() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let mut daemon = Daemon::start(&site);
+    until("protections are off", || site.unprotected().then_some(()));
+    let program = Program::sleeps();
+    program.takes(&["-f", "-p", "1"]);
+    // No cgroup is exempt any more.
+    fs::remove_file(site.path("etc").join(EXEMPT)).unwrap();
+    daemon.signal(Signal::HUP);
+    until("protections are on", || site.protected().then_some(()));
+    let shown = String::from_utf8(site.run(&["status"]).stdout).unwrap();
+    let caps = shown.lines().find(|line| line.starts_with("caps ")).unwrap();
+    assert!(caps.contains("protections on: thread ") && caps.contains("cap.uncapped"), "{caps}");
+    assert!(daemon.log().contains("no cap holds it"), "{}", daemon.log());
+    let count = || {
+        let metrics = site.curl(&["http://o/metrics"]).1;
+        let line = metrics.lines().find_map(|line| line.strip_prefix("ontime_uncapped_threads ")).unwrap();
+        line.parse::<u32>().unwrap()
+    };
+    assert!(count() >= 1);
+    // Whether there is any other on this machine is not this test's doing.
+    program.takes(&["-o", "-p", "0"]);
+    site.poke();
+    let end = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < end && !site.unprotected() {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    if site.unprotected() {
+        assert_eq!(count(), 0);
+        program.takes(&["-r", "-p", "1"]);
+        until("protections are on without an event", || site.protected().then_some(()));
+    } else {
+        println!("SKIPPED in part: other programs of this machine have real-time threads");
+    }
+    site.configure(EXEMPT, "[cap]\nuncapped = [\"/\"]\n");
+    daemon.signal(Signal::HUP);
+    until("protections are off", || site.unprotected().then_some(()));
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn a_tenant_beyond_its_quota_has_the_rest_at_normal_priority_and_protections_off() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let name = name("wide");
+    site.configure("tenants.toml", &rt(&name));
+    site.configure("daemon.toml", "[cap]\nthreads-per-tenant = 16\n");
+    let guest = Guest::wide(&name, 20);
+    let daemon = Daemon::start(&site);
+    let placed = || guest.policies().iter().filter(|policy| **policy == (FIFO, 47)).count();
+    until("as many as may are placed", || (placed() >= 15).then_some(()));
+    until("protections are off", || site.unprotected().then_some(()));
+    // The monitor's main thread is the sixteenth.
+    assert_eq!((guest.policies().len(), placed()), (20, 15));
+    let shown = String::from_utf8(site.run(&["status"]).stdout).unwrap();
+    assert!(shown.contains(&format!("problem: {name}: 5 of its threads")), "{shown}");
+    // The VMM raises all of them, without an event.
+    let raised = std::process::Command::new("chrt").args(["-a", "-f", "-p", "9", &guest.pid().to_string()]).status();
+    assert!(raised.unwrap().success());
+    until("the rest is put back", || {
+        let normal = guest.policies().iter().filter(|policy| **policy == (0, 0)).count();
+        (normal == 5).then_some(())
+    });
+    assert!(site.unprotected());
+    // On reset they have what they had.
+    assert!(site.run(&["reset"]).status.success());
+    assert_eq!(guest.policies().iter().filter(|policy| **policy == (FIFO, 9)).count(), 5);
+    drop(daemon);
 }
 
 #[test]

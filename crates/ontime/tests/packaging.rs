@@ -101,3 +101,40 @@ fn the_units_capabilities_are_enough() {
     let proc = std::fs::read_to_string(format!("/proc/{}/status", _daemon.pid())).unwrap();
     assert!(!proc.contains("CapBnd:\t000001ff"), "the bounding set was not cut: {proc}");
 }
+
+/// docs/security.md names a test for each rule, or says that there is none.
+#[test]
+fn the_tests_that_the_security_page_names_exist() {
+    let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let mut code = String::new();
+    let mut directories: Vec<_> = ["crates", "scripts"].iter().map(|name| root.join(name)).collect();
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                directories.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "rs" || ending == "sh") {
+                code += &std::fs::read_to_string(path).unwrap();
+            }
+        }
+    }
+    let page = std::fs::read_to_string(root.join("docs/security.md")).unwrap();
+    let (mut in_tests, mut names, mut missing) = (false, 0, Vec::new());
+    for line in page.lines() {
+        let Some(last) = line.strip_suffix('|').and_then(|line| line.rsplit('|').next()) else { continue };
+        if line.starts_with("| rule ") {
+            in_tests = last.trim_start().starts_with("test");
+        } else if in_tests && !line.starts_with("|---") {
+            let is_name = |name: &&str| {
+                !name.starts_with("ontime") && name.chars().all(|of| of.is_ascii_alphanumeric() || of == '_')
+            };
+            let named: Vec<&str> = last.split('`').skip(1).step_by(2).filter(is_name).collect();
+            let exists = |name: &str| code.contains(&format!("fn {name}(")) || code.contains(&format!("\n{name}() {{"));
+            let none = named.is_empty() && !last.contains("none") && !last.contains("no test");
+            missing.extend(named.iter().filter(|name| !exists(name)).map(|name| (*name).to_owned()));
+            missing.extend(none.then(|| format!("nothing in: {line}")));
+            names += named.len();
+        }
+    }
+    assert!(names > 40 && missing.is_empty(), "{names} tests; not there: {missing:?}");
+}

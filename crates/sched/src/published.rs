@@ -65,6 +65,9 @@ impl Page {
     /// # Errors
     /// A file that a pacer might have to wait for: not of huge pages, nor of memory on a host without swap; or an offset that is none.
     pub fn new(file: File, offset: u64) -> io::Result<Self> {
+        if !is_memory(&file) {
+            return Err(io::Error::other("its memory is no memory file"));
+        }
         let stat = rustix::fs::fstat(&file)?;
         let stays = match kind(&file)? {
             HUGETLBFS => true,
@@ -101,6 +104,13 @@ impl Page {
         let at = self.0.offset + u64::from(vcpu.min(VCPUS - 1)) * LINE as u64;
         (self.0.file.read_at(&mut line, at).ok()? == LINE).then_some(line)
     }
+}
+
+/// Whether a file is memory: on tmpfs or hugetlbfs, or of memfd_create. The kernel has seals for those alone, and
+/// answers without asking the file's file system. Asking any other for its size or kind may wait for a process that
+/// serves it (FUSE), for ever.
+pub fn is_memory(file: impl AsFd) -> bool {
+    rustix::fs::fcntl_get_seals(file).is_ok()
 }
 
 /// Of which file system a file is.
@@ -422,8 +432,11 @@ mod tests {
             memory.set_len(size).unwrap();
             assert!(Page::new(memory, offset).is_err(), "{size} {offset}");
         }
-        let pipe = File::open("/dev/null").unwrap();
-        assert!(Page::new(pipe, 0).is_err());
+        for other in ["/dev/null", "/proc/self/stat", "/"] {
+            let other = File::open(other).unwrap();
+            assert!(!is_memory(&other) && Page::new(other, 0).is_err());
+        }
+        assert!(is_memory(&memory));
     }
 
     proptest! {

@@ -37,6 +37,9 @@ pub const AS_IS: &str = "as-is";
 /// Rules that make the VMs named `rt` and `rt2`, and what runs in the cgroup `rt.scope`, known to the daemon as RT.
 const TENANTS: &str = "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n[[tenant]]\nname = \"rt2\"\nclass = \"rt\"\nlevel = 0\nruntime-cap = 0.5\n[[tenant]]\ncgroup = \"/rt.scope\"\nclass = \"rt\"\nlevel = 0\n";
 
+/// A real-time server on the host itself is no tenant: without this it would keep the kernel's protections on.
+const TRUSTED: &str = "[cap]\nuncapped = [\"/trusted\"]\n";
+
 /// Why a measurement failed.
 #[derive(Debug, Error)]
 pub enum MeasureError {
@@ -140,7 +143,7 @@ impl Host {
         }
         let settings = site.dir.join("files/etc");
         fs::create_dir_all(&settings).map_err(|source| MeasureError::File { path: settings.clone(), source })?;
-        for (name, text) in config.iter().chain(&[("tenants.toml", TENANTS)]) {
+        for (name, text) in config.iter().chain(&[("tenants.toml", TENANTS), ("daemon.toml", TRUSTED)]) {
             let path = settings.join(name);
             fs::write(&path, text).map_err(|source| MeasureError::File { path, source })?;
         }

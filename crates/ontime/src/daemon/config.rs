@@ -27,7 +27,7 @@ pub struct Config {
 }
 
 /// `daemon.toml`: how the daemon itself works.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DaemonConfig {
     /// How often the host is looked over for what no event tells, such as a sysctl changed behind the daemon's back.
     pub rescan: Duration,
@@ -37,6 +37,10 @@ pub struct DaemonConfig {
     pub cap_cpu_share: Share,
     /// The most threads watched.
     pub cap_threads: usize,
+    /// The most threads watched of one tenant.
+    pub cap_threads_per_tenant: usize,
+    /// Cgroups whose real-time threads need no cap.
+    pub cap_uncapped: Vec<String>,
 }
 
 impl Default for DaemonConfig {
@@ -46,6 +50,8 @@ impl Default for DaemonConfig {
             cap_period: Duration::from_millis(2),
             cap_cpu_share: Share::NINETY_FIVE,
             cap_threads: 4096,
+            cap_threads_per_tenant: 1024,
+            cap_uncapped: Vec::new(),
         }
     }
 }
@@ -64,6 +70,9 @@ struct CapFile {
     period_ms: Option<Spanned<u64>>,
     cpu_share: Option<Spanned<f64>>,
     threads: Option<Spanned<u64>>,
+    threads_per_tenant: Option<Spanned<u64>>,
+    #[serde(default)]
+    uncapped: Vec<Spanned<String>>,
 }
 
 impl DaemonConfig {
@@ -87,6 +96,20 @@ impl DaemonConfig {
         if let Some(threads) = within(text, "cap.threads", file.cap.threads, 16..=65536)? {
             self.cap_threads = usize::try_from(threads).unwrap_or(usize::MAX);
         }
+        if let Some(threads) = within(text, "cap.threads-per-tenant", file.cap.threads_per_tenant, 16..=65536)? {
+            self.cap_threads_per_tenant = usize::try_from(threads).unwrap_or(usize::MAX);
+        }
+        for cgroup in file.cap.uncapped {
+            let path = cgroup.get_ref();
+            let mut parts = path.split('/');
+            let odd = parts.next() != Some("") || parts.any(|part| matches!(part, "" | "." | ".."));
+            if odd && path != "/" {
+                let what =
+                    format!("cap.uncapped `{path}` is not the path of a cgroup, such as `/system.slice/a.service`");
+                return Err(text.error(&cgroup.span(), what));
+            }
+            self.cap_uncapped.push(cgroup.into_inner());
+        }
         if let Some(share) = file.cap.cpu_share {
             self.cap_cpu_share = Share::new(*share.get_ref()).filter(|share| !share.is_whole()).ok_or_else(|| {
                 let (least, given) = (RuntimeCap::LEAST, share.get_ref());
@@ -95,6 +118,11 @@ impl DaemonConfig {
             })?;
         }
         Ok(())
+    }
+
+    /// How many threads of tenants may be capped. The rest is for interrupt and NAPI threads.
+    pub fn pool(&self) -> usize {
+        self.cap_threads - self.cap_threads / 4
     }
 
     /// For the cap watcher, which stands above every thread of this table.
@@ -157,6 +185,19 @@ mod tests {
     }
 
     #[test]
+    fn lists_of_uncapped_cgroups_add_up_over_files() {
+        let mut config = DaemonConfig::default();
+        for text in [
+            "[cap]\nuncapped = [\"/system.slice/chronyd.service\"]\n",
+            "[cap]\nuncapped = [\"/user.slice/user-1000.slice\"]\nthreads-per-tenant = 32\n",
+        ] {
+            config.add(&Text::new("/etc/ontime/daemon.toml", text)).unwrap();
+        }
+        assert_eq!(config.cap_uncapped, ["/system.slice/chronyd.service", "/user.slice/user-1000.slice"]);
+        assert_eq!(config.cap_threads_per_tenant, 32);
+    }
+
+    #[test]
     fn what_is_not_allowed_is_refused_with_its_line() {
         for (text, line, word) in [
             ("rescan-seconds = 0\n", 1, "1 to 3600"),
@@ -166,6 +207,10 @@ mod tests {
             ("[cap]\ncpu-share = nan\n", 2, "below 1"),
             ("[cap]\nperiod-ms = 1000\n", 2, "1 to 100"),
             ("[cap]\nthreads = -1\n", 2, ""),
+            ("[cap]\nthreads-per-tenant = 1\n", 2, "16 to 65536"),
+            ("[cap]\nuncapped = [\"system.slice\"]\n", 2, "not the path of a cgroup"),
+            ("[cap]\nuncapped = [\"/a/\"]\n", 2, "not the path of a cgroup"),
+            ("[cap]\nuncapped = [\"/a/../b\"]\n", 2, "not the path of a cgroup"),
         ] {
             let message = read(text).unwrap_err().to_string();
             assert!(message.starts_with(&format!("/etc/ontime/daemon.toml:{line}:")), "{message}");

@@ -1,10 +1,13 @@
 //! What guests' deadline tasks ask for: the daemon's end of the device processes' `deadlines.sock` (`ontime_sockets::deadlines`).
 //!
-//! The daemon connects, so that a device process needs no way to it, and only to VMs whose reservation allows it (`deadlines` in sched.toml).
-//! A device process serves a VM that may be hostile, and is not trusted either: lines have a limit, whoever breaks the protocol or
-//! does not take its answers is let go, and what it held is free again.
+//! The daemon connects, so that a device process needs no way to it, and only to VMs whose reservation allows it
+//! (`deadlines` in sched.toml). A device process serves a VM that may be hostile, and is not trusted either: lines
+//! have a limit, whoever breaks the protocol or does not take its answers is let go, and what it held is free again.
+//! Descriptors that are no memory never come here (`receiver`).
 //!
 //! In: lines with what all vCPUs of a VM need. Out: those, checked; answers.
+
+mod receiver;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
@@ -13,6 +16,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::thread::JoinHandle;
 
 use ontime_plan::Nanos;
 use ontime_sched::{Ask, GuestNeed, Ledger, Page, Taking};
@@ -23,6 +27,7 @@ use rustix::net::{
 };
 
 use super::events::{Event, Events};
+use crate::log::Repeats;
 
 /// The longest line, bytes: 64 vCPUs.
 const LINE_MAX: usize = 16 * 1024;
@@ -55,11 +60,18 @@ impl Question {
 #[derive(Debug, Default)]
 pub struct Guests {
     links: BTreeMap<String, Link>,
+    /// Threads that receive, or are still closing what came, by VM: a VM has one at a time.
+    receivers: BTreeMap<String, JoinHandle<()>>,
+    /// A device process may have as many lines logged as it likes to cause.
+    repeats: Repeats,
 }
 
 #[derive(Debug)]
 struct Link {
+    /// For answers. Closed before `received`.
     stream: UnixStream,
+    /// What the device process has sent.
+    received: UnixStream,
     buffer: Vec<u8>,
     /// That came, and whose line was not read yet.
     files: VecDeque<OwnedFd>,
@@ -76,22 +88,42 @@ impl Guests {
     pub fn follow(&mut self, wanted: &BTreeSet<String>, run_dir: &Path, events: &Events) -> Vec<String> {
         let gone: Vec<String> = self.links.keys().filter(|vm| !wanted.contains(*vm)).cloned().collect();
         self.links.retain(|vm, _| wanted.contains(vm));
+        self.receivers.retain(|_, receiver| !receiver.is_finished());
         for vm in wanted {
             if self.links.contains_key(vm) || crate::device::vm_name(vm).is_err() {
                 continue;
             }
             let path = ontime_sockets::Paths::new(run_dir, vm).deadlines();
+            if self.receivers.contains_key(vm) {
+                let line = format!(
+                    "{vm}: its device process's last connection is not closed yet, as a file that it sent waits"
+                );
+                self.repeats.warn(&line);
+                continue;
+            }
             // There is none yet, none that serves deadlines, or one that lets others wait: the next pass tries again.
             let Ok(stream) = connect(&path) else { continue };
-            match events.add(&stream, Event::Guests) {
-                Ok(()) => {
-                    tracing::info!("{vm}: its guest may ask for bandwidth");
-                    self.links.insert(vm.clone(), Link::new(stream));
-                }
-                Err(error) => tracing::warn!("{}: {error}", path.display()),
+            match self.add(vm, stream, |received| events.add(received, Event::Guests)) {
+                Ok(()) => self.repeats.info(&format!("{vm}: its guest may ask for bandwidth")),
+                Err(error) => self.repeats.warn(&format!("{}: {error}", path.display())),
             }
         }
         gone
+    }
+
+    /// Has a connection; `watch` is to tell when something was received.
+    fn add(
+        &mut self,
+        vm: &str,
+        stream: UnixStream,
+        watch: impl FnOnce(&UnixStream) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        let (received, receiver) = receiver::start::<FILES>(&stream)?;
+        self.receivers.insert(vm.to_owned(), receiver);
+        let link = Link::new(stream, received);
+        watch(&link.received)?;
+        self.links.insert(vm.to_owned(), link);
+        Ok(())
     }
 
     /// Whether a VM's device process is connected.
@@ -102,13 +134,14 @@ impl Guests {
     /// What has come.
     pub fn take(&mut self) -> Vec<Question> {
         let mut questions = Vec::new();
-        self.links.retain(|vm, link| match link.take() {
+        let Self { links, repeats, .. } = self;
+        links.retain(|vm, link| match link.take() {
             Ok(asked) => {
-                questions.extend(asked.into_iter().map(|asked| link.question(vm, &asked)));
+                questions.extend(asked.into_iter().map(|asked| link.question(vm, &asked, repeats)));
                 true
             }
             Err(error) => {
-                tracing::info!("{vm}: its device process is gone, its guest holds no bandwidth: {error}");
+                repeats.info(&format!("{vm}: its device process is gone, its guest holds no bandwidth: {error}"));
                 questions.push(Question::end(vm));
                 false
             }
@@ -126,7 +159,7 @@ impl Guests {
         });
         let done = line.map_err(std::io::Error::other).and_then(|line| link.stream.write_all(&line));
         if let Err(error) = &done {
-            tracing::warn!("{vm}: its device process does not take answers: {error}");
+            self.repeats.warn(&format!("{vm}: its device process does not take answers: {error}"));
             self.links.remove(vm);
         }
         done.is_err()
@@ -134,12 +167,12 @@ impl Guests {
 }
 
 impl Link {
-    fn new(stream: UnixStream) -> Self {
-        Self { stream, buffer: Vec::new(), files: VecDeque::new(), memory: None, page: None, ledger: None }
+    fn new(stream: UnixStream, received: UnixStream) -> Self {
+        Self { stream, received, buffer: Vec::new(), files: VecDeque::new(), memory: None, page: None, ledger: None }
     }
 
     /// Takes the files that came with a line. One that it speaks of and that did not come is not there.
-    fn unpack(&mut self, vm: &str, along: &[Along]) {
+    fn unpack(&mut self, vm: &str, along: &[Along], repeats: &mut Repeats) {
         for file in along {
             let came = self.files.pop_front();
             match file {
@@ -147,7 +180,7 @@ impl Link {
                 Along::Ledger => {
                     let ledger = came.map(Ledger::accept).transpose();
                     if let Err(error) = &ledger {
-                        tracing::warn!("{vm}: its guest is offered nothing: {error}");
+                        repeats.warn(&format!("{vm}: its guest is offered nothing: {error}"));
                     }
                     self.ledger = ledger.ok().flatten();
                     // What an earlier daemon offered is offered no more.
@@ -157,15 +190,15 @@ impl Link {
         }
     }
 
-    fn question(&mut self, vm: &str, asked: &Asked) -> Question {
-        self.unpack(vm, &asked.files);
+    fn question(&mut self, vm: &str, asked: &Asked, repeats: &mut Repeats) -> Question {
+        self.unpack(vm, &asked.files, repeats);
         self.page = asked.next.zip(self.memory.as_ref()).and_then(|(offset, memory)| {
             if let Some(page) = self.page.take_if(|page| page.is_at(memory, offset)) {
                 return Some(page);
             }
             let page = memory.try_clone().and_then(|memory| Page::new(File::from(memory), offset));
             if let Err(error) = &page {
-                tracing::warn!("{vm}: the next deadlines that its guest publishes are not read: {error}");
+                repeats.warn(&format!("{vm}: the next deadlines that its guest publishes are not read: {error}"));
             }
             page.ok()
         });
@@ -204,7 +237,7 @@ impl Link {
     fn receive(&mut self, chunk: &mut [u8]) -> std::io::Result<usize> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received = recvmsg(&self.stream, &mut [IoSliceMut::new(chunk)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let received = recvmsg(&self.received, &mut [IoSliceMut::new(chunk)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(files) = message {
                 self.files.extend(files);
@@ -248,17 +281,73 @@ mod tests {
     fn guests() -> (Guests, UnixStream) {
         let (own, other) = UnixStream::pair().unwrap();
         own.set_nonblocking(true).unwrap();
-        let links = BTreeMap::from([("a".to_owned(), Link::new(own))]);
-        (Guests { links }, other)
+        let mut guests = Guests::default();
+        guests.add("a", own, |_| Ok(())).unwrap();
+        (guests, other)
+    }
+
+    /// What comes next; a thread passes it on.
+    fn next(guests: &mut Guests) -> Vec<Question> {
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        loop {
+            let asked = guests.take();
+            if !asked.is_empty() || std::time::Instant::now() > end {
+                return asked;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    /// Sends a line, and a file with it.
+    fn send(device: &UnixStream, line: &[u8], file: &impl std::os::fd::AsFd) {
+        let files = [file.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
+        let line = [std::io::IoSlice::new(line)];
+        rustix::net::sendmsg(device, &line, &mut control, rustix::net::SendFlags::empty()).unwrap();
+    }
+
+    /// A TCP connection with more to send than its reader takes: to close it waits.
+    fn lingers() -> (std::net::TcpStream, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let own = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (reader, _) = listener.accept().unwrap();
+        own.set_nonblocking(true).unwrap();
+        while (&own).write(&[0; 65_536]).is_ok() {}
+        rustix::net::sockopt::set_socket_linger(&own, Some(std::time::Duration::from_secs(600))).unwrap();
+        (own, reader)
+    }
+
+    #[test]
+    fn a_file_that_makes_who_closes_it_wait_is_left_to_the_receiver() {
+        // With a line that speaks of it, without one, and behind one that nobody will read.
+        for lines in [&[&b"{\"seq\":1,\"vcpus\":[],\"files\":[\"memory\"]}\n"[..]][..], &[b"x"], &[b"nonsense\n", b"x"]]
+        {
+            let (own, device) = UnixStream::pair().unwrap();
+            own.set_nonblocking(true).unwrap();
+            let (file, reader) = lingers();
+            let (last, others) = lines.split_last().unwrap();
+            others.iter().for_each(|line| (&device).write_all(line).unwrap());
+            send(&device, last, &file);
+            // The last one to close it waits: from now on, that is who receives it.
+            drop(file);
+            let mut guests = Guests::default();
+            guests.add("a", own, |_| Ok(())).unwrap();
+            assert_eq!(next(&mut guests), [Question::end("a")]);
+            assert!(guests.links.is_empty() && !guests.receivers["a"].is_finished());
+            drop((reader, device));
+            guests.receivers.remove("a").unwrap().join().unwrap();
+        }
     }
 
     #[test]
     fn questions_come_whole_and_the_end_gives_all_back() {
         let (mut guests, mut device) = guests();
         device.write_all(b"{\"seq\":1,\"vcpus\":[]}\n{\"seq\":2,\"vcp").unwrap();
-        assert_eq!(guests.take(), [Question { seq: Some(1), ..Question::end("a") }]);
+        assert_eq!(next(&mut guests), [Question { seq: Some(1), ..Question::end("a") }]);
         device.write_all(b"us\":[{\"vcpu\":3,\"budget\":1000,\"period\":2000}]}\n").unwrap();
-        let asked = guests.take();
+        let asked = next(&mut guests);
         assert_eq!(asked[0].seq, Some(2));
         assert_eq!(asked[0].ask.needs, [GuestNeed { vcpu: 3, budget: Nanos(1_000), period: Nanos(2_000) }]);
         assert!(!guests.answer("a", 2, Some("full")));
@@ -266,7 +355,7 @@ mod tests {
         let count = device.read(&mut said).unwrap();
         assert_eq!(&said[..count], b"{\"seq\":2,\"refused\":\"full\"}\n");
         drop(device);
-        assert_eq!(guests.take(), [Question::end("a")]);
+        assert_eq!(next(&mut guests), [Question::end("a")]);
         assert!(guests.links.is_empty());
     }
 

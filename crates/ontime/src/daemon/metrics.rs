@@ -73,6 +73,7 @@ pub struct Metrics {
     nics: Family<NicClass, Gauge>,
     caps_in_force: Gauge,
     protections_off: Gauge,
+    uncapped: Gauge,
     problems: Gauge,
     pauses: Family<Domain, Counter>,
     paused: Family<Domain, Seconds>,
@@ -116,6 +117,7 @@ impl Default for Metrics {
             nics: Family::default(),
             caps_in_force: Gauge::default(),
             protections_off: Gauge::default(),
+            uncapped: Gauge::default(),
             problems: Gauge::default(),
             pauses: Family::default(),
             paused: Family::default(),
@@ -157,6 +159,8 @@ impl Metrics {
         r.register("nic_class", "1 for each NIC and the class of its threads", self.nics.clone());
         r.register("caps_in_force", "Whether every RT thread is held to its cap", self.caps_in_force.clone());
         r.register("protections_off", "Whether kernel protections are off", self.protections_off.clone());
+        let uncapped = "Real-time threads without a cap, of which each keeps kernel protections on";
+        r.register("uncapped_threads", uncapped, self.uncapped.clone());
         r.register("problems", "Problems now", self.problems.clone());
         r.register("cap_pauses", "Times a thread was over its runtime cap", self.pauses.clone());
         r.register_with_unit("cap_paused", "Time off real-time priority", Unit::Seconds, self.paused.clone());
@@ -220,6 +224,7 @@ impl Metrics {
         nics: impl Iterator<Item = (String, String)>,
         caps_in_force: bool,
         protections_off: bool,
+        uncapped: usize,
         problems: usize,
     ) {
         self.tenants.clear();
@@ -232,6 +237,7 @@ impl Metrics {
         }
         self.caps_in_force.set(caps_in_force.into());
         self.protections_off.set(protections_off.into());
+        self.uncapped.set(i64::try_from(uncapped).unwrap_or(i64::MAX));
         self.problems.set(i64::try_from(problems).unwrap_or(i64::MAX));
     }
 

@@ -9,13 +9,16 @@
 //! | `ontime-cap` | FIFO base + 5 (55) | caps: takes spinning threads off their place and back | epoll: orders; its time-out: looks, pauses' ends |
 //! | `ontime-pace/CPU` | FIFO base + 4 (54) | shares of CPU time: changes vCPUs' places by the plan; there from the first reservation on | futex with time-out |
 //! | `ontime-http` | SCHED_OTHER | HTTP on the Unix socket | epoll (tokio) |
+//! | `ontime-guest` | SCHED_OTHER | receives from a device process, in a table of descriptors of its own (`guests::receiver`) | poll |
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; its end tells the guardian of the daemon's (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | puts protections back when the daemon dies | poll of two pipes |
 //!
-//! Nothing polls but the caps, the pacers, while a thread is at real-time priority, and adaptive busy polling where it is configured, which
+//! Nothing polls but the caps, the pacers, while a thread is at real-time priority, the census of real-time threads while the kernel's
+//! protections are off, once a second, and adaptive busy polling where it is configured, which
 //! looks at its NICs ten times a second: a host without RT tenants costs a look every `rescan-seconds`.
 
 pub mod cap;
+mod census;
 pub mod config;
 mod due;
 pub mod engine;
@@ -179,6 +182,9 @@ impl Daemon {
             self.pass_if_due();
             if self.engine.look_at_traffic() {
                 self.pass("traffic");
+            }
+            if self.engine.look_at_real_time() {
+                self.pass("threads");
             }
             if watchdog().is_some() {
                 notify(&[NotifyState::Watchdog]);

@@ -3,12 +3,15 @@
 //!
 //! Also those that libvirt or the tenant itself placed: while the kernel's protections are off, nothing else stops them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ontime_hostnet::{CpuSet, Intent, Knob, Plan, RuleId, Setting, Value};
-use ontime_tenants::{Class, Policy, PriorityTable, Role, Tenant, TenantThread, ThreadId, ThreadRole, ownership};
+use ontime_tenants::{
+    Class, Policy, PriorityTable, Role, RuntimeCap, Tenant, TenantThread, ThreadId, ThreadRole, ownership,
+};
 
 use super::cap::{Followed, Rank, Share, Watch};
+use super::census::{RealTime, priority};
 use super::view::Owned;
 
 /// The threads to watch, and whose they are.
@@ -36,12 +39,8 @@ impl Watches {
                     followed.vcpus.push((number, thread.id));
                 }
                 if let Some(place) = planned.or_else(|| place(tenant, thread, table)) {
-                    let share = match tenant.class {
-                        // Bulk tenants have no cap of their own.
-                        Class::Bulk => kernel,
-                        // A cap outside its range cannot be: the configuration refuses it. If it were, the default holds.
-                        Class::Rt(_) => Share::new(tenant.runtime_cap).unwrap_or(Share::NINETY_FIVE),
-                    };
+                    // Bulk tenants have no cap of their own.
+                    let share = if tenant.class == Class::Bulk { kernel } else { share(tenant, thread) };
                     let cpus = CpuSet::from_list(&thread.affinity).unwrap_or_default().iter().collect();
                     let owned = Owned { name: tenant.name.clone(), class: tenant.class.to_string() };
                     let rank = match thread.role {
@@ -84,6 +83,22 @@ impl Watches {
         watches
     }
 
+    /// Adds threads of device processes that serve no tenant: their VM has not started, or has ended. `before`: what
+    /// was watched until now, for a thread that its cap has paused has no real-time policy this moment.
+    pub fn add_devices(&mut self, found: &[RealTime], before: &Self, share: Share) {
+        let owned = Owned { name: "device processes".to_owned(), class: "rt".to_owned() };
+        for thread in found.iter().filter(|thread| thread.is_device() && priority(thread.policy).is_some()) {
+            let cpus = thread.id.affinity().map(|cpus| cpus.iter().collect()).unwrap_or_default();
+            let (id, place, rank) = (thread.id, thread.policy, Rank::Backend);
+            self.add(Watch { id, place, share, cpus, rank, ahead: None }, owned.clone());
+        }
+        for watch in before.list.iter().filter(|watch| before.of.get(&watch.id) == Some(&owned)) {
+            if watch.id.policy().is_ok_and(|policy| policy == Policy::Idle) {
+                self.add(watch.clone(), owned.clone());
+            }
+        }
+    }
+
     /// Why a thread that was read to have this policy is not at its place, where that is the cap watcher's doing.
     pub fn moved(&self, id: ThreadId, read: &str) -> Option<Moved> {
         let watch = self.list.iter().find(|watch| watch.id == id)?;
@@ -109,6 +124,57 @@ pub enum Moved {
     Paused,
     /// An interrupt is pending, or it has slept since the last one.
     Ahead,
+}
+
+/// What a thread of an RT tenant may take of a CPU. A VMM chooses which threads it calls a vCPU, and by which number:
+/// those of one number have one cap together, in equal parts.
+fn share(tenant: &Tenant, thread: &TenantThread) -> Share {
+    let like = tenant.threads.iter().filter(|other| other.role == thread.role).count().max(1);
+    let parts = if matches!(thread.role, ThreadRole::Vcpu(_)) { like } else { 1 };
+    // A cap outside its range cannot be: the configuration refuses it. If it were, the default holds.
+    let whole = Share::new(tenant.runtime_cap).map_or(Share::NINETY_FIVE.fraction(), |_| tenant.runtime_cap);
+    Share::new((whole / parts as f64).max(RuntimeCap::LEAST)).unwrap_or(Share::NINETY_FIVE)
+}
+
+/// A tenant with more threads at real-time priority than can be capped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Excess {
+    /// The tenant's name.
+    pub tenant: String,
+    /// The most of its threads that are capped.
+    pub quota: usize,
+    /// The others, which are not to be at real-time priority.
+    pub threads: Vec<ThreadId>,
+}
+
+/// Takes out of the tenants what is beyond their quotas: `most` for each, and less where all together want more than
+/// `capacity`. What one tenant has too much of takes no place from another: each has as many as it wants, as long as
+/// that is no more than any other may have.
+pub fn limit(tenants: &mut [Tenant], table: PriorityTable, capacity: usize, most: usize) -> Vec<Excess> {
+    let wants = |tenant: &Tenant, thread: &TenantThread| place(tenant, thread, table).is_some();
+    let count = |tenant: &Tenant| tenant.threads.iter().filter(|thread| wants(tenant, thread)).count();
+    let mut counts: Vec<usize> = tenants.iter().map(count).collect();
+    counts.sort_unstable();
+    let mut left = capacity;
+    let mut quota = most;
+    for (before, count) in counts.iter().enumerate() {
+        let equal = left / (counts.len() - before);
+        if *count > equal {
+            quota = quota.min(equal);
+            break;
+        }
+        left -= count;
+    }
+    let over = |tenant: &mut Tenant| {
+        let mut all: Vec<&TenantThread> = tenant.threads.iter().filter(|thread| wants(tenant, thread)).collect();
+        // Those that Ontime places come first, whatever other threads the tenant raises.
+        all.sort_by_key(|thread| ownership::wanted(tenant, thread, &table).is_none());
+        let threads: Vec<ThreadId> = all.iter().skip(quota).map(|thread| thread.id).collect();
+        let beyond: BTreeSet<ThreadId> = threads.iter().copied().collect();
+        tenant.threads.retain(|thread| !beyond.contains(&thread.id));
+        (!threads.is_empty()).then(|| Excess { tenant: tenant.name.clone(), quota, threads })
+    };
+    tenants.iter_mut().filter_map(over).collect()
 }
 
 /// Where a vCPU stands while an interrupt is pending, if Ontime placed it where such vCPUs wait.
@@ -251,6 +317,59 @@ mod tests {
         let own = [tenant(Class::Bulk, vec![thread(2, ThreadRole::Container, Policy::Rr(5))])];
         let all = Watches::of(&Plan::default(), &own, &Intent::default(), kernel).list;
         assert_eq!((all[0].share, all[0].rank), (kernel, Rank::Guest));
+    }
+
+    #[test]
+    fn threads_that_call_themselves_one_vcpu_have_one_cap_together() {
+        let rt = Class::Rt(Level::HIGHEST);
+        let vcpu = |tid, number| thread(tid, ThreadRole::Vcpu(number), Policy::BULK);
+        let mut threads: Vec<_> = (10..110).map(|tid| vcpu(tid, 0)).collect();
+        threads.extend([vcpu(2, 1), vcpu(3, 2), thread(4, ThreadRole::Vhost, Policy::BULK)]);
+        let mut vm = tenant(rt, threads);
+        vm.runtime_cap = 0.5;
+        let all = Watches::of(&Plan::default(), &[vm.clone()], &Intent::default(), Share::NINETY_FIVE).list;
+        let of = |tid: i32| all.iter().find(|watch| watch.id.tid == tid).unwrap().share;
+        assert_eq!(of(10), Share::new(0.005).unwrap());
+        assert!([2, 3, 4].map(of) == [Share::HALF; 3]);
+        // However many there are, each has a cap.
+        vm.runtime_cap = RuntimeCap::LEAST;
+        let all = Watches::of(&Plan::default(), &[vm], &Intent::default(), Share::NINETY_FIVE).list;
+        assert!(all.iter().all(|watch| watch.share == Share::new(RuntimeCap::LEAST).unwrap()));
+    }
+
+    #[test]
+    fn what_one_tenant_has_too_much_of_takes_no_place_from_another() {
+        let rt = Class::Rt(Level::HIGHEST);
+        let many = |class, from: i32, count: i32, policy| {
+            let role = if class == rt { ThreadRole::Vhost } else { ThreadRole::Container };
+            tenant(class, (from..from + count).map(|tid| thread(tid, role, policy)).collect())
+        };
+        let tenants = || {
+            vec![
+                many(Class::Bulk, 1000, 5000, Policy::Fifo(1)),
+                many(rt, 1, 20, Policy::BULK),
+                many(rt, 100, 300, Policy::BULK),
+                many(Class::Bulk, 10_000, 9000, Policy::BULK),
+            ]
+        };
+        let left = |tenants: &[Tenant]| tenants.iter().map(|tenant| tenant.threads.len()).collect::<Vec<_>>();
+        let table = PriorityTable::default();
+        let mut limited = tenants();
+        let excess = limit(&mut limited, table, 4096, 1024);
+        assert_eq!(left(&limited), [1024, 20, 300, 9000], "threads without real-time priority take no place");
+        assert_eq!(excess.iter().map(|of| (of.quota, of.threads.len())).collect::<Vec<_>>(), [(1024, 3976)]);
+        // A pool that is too small for all is divided.
+        let mut limited = tenants();
+        let excess = limit(&mut limited, table, 300, 1024);
+        assert_eq!(left(&limited), [140, 20, 140, 9000]);
+        assert_eq!(excess.iter().map(|of| of.threads.len()).collect::<Vec<_>>(), [4860, 160]);
+        // Those with a place in the table go first.
+        let mut raised = [many(rt, 1, 30, Policy::BULK)];
+        raised[0].threads.splice(0..0, (100..120).map(|tid| thread(tid, ThreadRole::Iothread, Policy::Fifo(9))));
+        let excess = limit(&mut raised, table, 4096, 30);
+        assert!(excess[0].threads.iter().map(|id| id.tid).eq(100..120) && raised[0].threads.len() == 30);
+        let mut limited = tenants();
+        assert!(limit(&mut limited, table, 9000, 5000).is_empty() && limited == tenants());
     }
 
     #[test]

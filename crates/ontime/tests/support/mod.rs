@@ -85,6 +85,9 @@ fn remove_abandoned() {
     }
 }
 
+/// Names every cgroup as one that needs no cap; a test of the census removes it.
+pub const EXEMPT: &str = "daemon.conf.d/exempt.toml";
+
 /// The fair server's runtime in the made-up debugfs, as the kernel has it.
 pub const FAIR: &str = "50000000";
 
@@ -105,6 +108,9 @@ impl Site {
             fs::write(server.join("runtime"), FAIR).unwrap();
             fs::write(server.join("period"), "1000000000").unwrap();
         }
+        // The machine may have other real-time threads, such as another test's.
+        fs::create_dir(site.path("etc/daemon.conf.d")).unwrap();
+        site.configure(EXEMPT, "[cap]\nuncapped = [\"/\"]\n");
         site
     }
 
@@ -270,6 +276,18 @@ pub struct Guest(Child, Option<tempfile::NamedTempFile>);
 impl Guest {
     pub fn stopped(name: &str) -> Self {
         Self(qemu(name).arg("-S").spawn().unwrap(), None)
+    }
+
+    /// With so many vCPUs, which stand still.
+    pub fn wide(name: &str, vcpus: usize) -> Self {
+        Self(qemu(name).args(["-S", "-smp", &vcpus.to_string()]).spawn().unwrap(), None)
+    }
+
+    /// Policy and priority of each vCPU's thread.
+    pub fn policies(&self) -> Vec<(i32, i32)> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten().map(|task| task.path());
+        let is_vcpu = |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.starts_with("CPU "));
+        tasks.filter(is_vcpu).map(|task| policy(task.join("stat"))).collect()
     }
 
     pub fn spinning(name: &str) -> Self {

@@ -27,6 +27,11 @@ impl Share {
         (RuntimeCap::LEAST..=1.0).contains(&fraction).then(|| Self((fraction * MILLION as f64).round() as u32))
     }
 
+    /// As a fraction of one CPU.
+    pub fn fraction(self) -> f64 {
+        f64::from(self.0) / MILLION as f64
+    }
+
     /// Whether this share is a whole CPU: nothing is left to cap.
     pub fn is_whole(self) -> bool {
         u64::from(self.0) >= MILLION

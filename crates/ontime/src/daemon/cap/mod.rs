@@ -23,7 +23,7 @@ pub mod table;
 pub mod watcher;
 pub mod who;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -48,6 +48,7 @@ pub use self::table::Rank;
 use self::table::{SlotIndex, Table};
 use self::watcher::{Channels, Hearing, Order, Returned, Slot, Tally, Watcher};
 use self::who::{Vm, Who};
+use super::census::priority;
 
 /// The longest wait for the watcher to carry out orders.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -242,6 +243,8 @@ pub struct Caps {
     /// Whether those that are put ahead may run into others of their level.
     rivals: bool,
     thread: Option<std::thread::JoinHandle<()>>,
+    /// The watcher's place.
+    watcher: Policy,
     /// The watcher's thread number.
     pub watcher_tid: i32,
     entries: BTreeMap<ThreadId, Entry>,
@@ -305,6 +308,7 @@ impl Caps {
             who: Who::default(),
             rivals: false,
             thread: Some(thread),
+            watcher: settings.watcher,
             watcher_tid,
             entries: BTreeMap::new(),
             uncovered: BTreeMap::new(),
@@ -460,6 +464,11 @@ impl Caps {
         if watch.share.is_whole() {
             return Err(Cover::Whole);
         }
+        // Threads of rank Teller are the kernel's.
+        if watch.rank != Rank::Teller && priority(watch.place) >= priority(self.watcher) {
+            let (place, watcher) = (watch.place, self.watcher);
+            return Err(Cover::Failed(format!("its place {place} is not below the watcher's, {watcher}")));
+        }
         let place = Place::open(watch.id, watch.place, watch.ahead)
             .map_err(refused)?
             .ok_or_else(|| Cover::Failed(format!("its place {} is no RT priority", watch.place)))?;
@@ -506,6 +515,11 @@ impl Caps {
             ahead_ns: 0,
         });
         watched.chain(unwatched).collect()
+    }
+
+    /// The threads that are watched.
+    pub fn watched(&self) -> BTreeSet<ThreadId> {
+        self.entries.keys().copied().collect()
     }
 
     /// Whether every thread of the last [`Self::set`] is held to its cap: it is watched, and the kernel has never refused to

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use ontime_hostnet::{Host, Intent, Knob, KnobError, LiveHost, Paused, Plan, Value};
 use ontime_tenants::{Policy, ThreadId};
@@ -12,11 +13,12 @@ use ontime_trace::tracefs::TRACEFS;
 use super::Engine;
 use super::look::planned;
 use crate::daemon::cap::{CapError, Caps, FollowError, Pauses, Watch};
+use crate::daemon::census::{Census, Held};
 use crate::daemon::guardian::{Capped, Charge, Guardian};
 use crate::daemon::keeper::Past;
 use crate::daemon::protections;
 use crate::daemon::view::Owned;
-use crate::daemon::watches::Watches;
+use crate::daemon::watches::{Excess, Watches};
 
 impl Engine {
     pub(super) fn start_caps(&mut self) {
@@ -55,7 +57,23 @@ impl Engine {
             false
         });
         self.follow_interrupts();
-        let complete = complete && self.look.intent.reserved.is_empty();
+        // Threads of before the pass may have ended since, and the pass has placed others.
+        self.census = self.take_census();
+        for Excess { tenant, quota, threads } in self.look.excess.clone() {
+            let message = format!(
+                "{} of its threads are at SCHED_OTHER instead of real-time priority: at most {quota} of a tenant are \
+                 capped (cap.threads, cap.threads-per-tenant in /etc/ontime/daemon.toml)",
+                threads.len()
+            );
+            self.error(&tenant, &message);
+        }
+        self.hold_to_quotas();
+        self.uncapped = self.find_uncapped();
+        if let Some(why) = self.why_uncapped() {
+            // Threads, and so lines, are as many as a user likes.
+            self.repeats.warn_of("uncapped threads", &why);
+        }
+        let complete = complete && self.uncapped.is_empty() && self.look.intent.reserved.is_empty();
         let intent = Intent { caps_in_force: complete, ..self.look.intent.clone() };
         let (plan, _) = planned(&self.look.inventory, &intent, Some(&self.journal));
         let charge = self.charge_for(&plan);
@@ -66,6 +84,90 @@ impl Engine {
                 false
             }
         };
+    }
+
+    pub(super) fn take_census(&self) -> Census {
+        let guardian = self.guardian.as_ref().map(Guardian::pid);
+        let own: Vec<u32> = guardian.into_iter().chain([std::process::id()]).collect();
+        Census::take(&self.sources.proc, &own)
+    }
+
+    /// Takes threads beyond their tenant's quota off real-time priority, also such that the same process has made
+    /// since: nothing could cap them, and protections would stay on for all.
+    fn hold_to_quotas(&mut self) {
+        let over: BTreeSet<i32> = self.look.excess.iter().flat_map(|of| &of.threads).map(|id| id.pid).collect();
+        if over.is_empty() {
+            return;
+        }
+        let watched = self.caps.as_ref().map(Caps::watched).unwrap_or_default();
+        let demoted = &mut self.demoted;
+        demoted.retain(|id, _| id.verify().is_ok());
+        self.census.threads.retain(|thread| {
+            let beyond = over.contains(&thread.id.pid) && !watched.contains(&thread.id);
+            let held = beyond && thread.id.set_policy_alone(Policy::BULK).is_ok();
+            if held {
+                demoted.insert(thread.id, thread.policy);
+            }
+            !held
+        });
+    }
+
+    /// Gives threads beyond a quota back what they had: the kernel's protections are on again.
+    pub(super) fn give_back_demoted(&mut self) {
+        for (id, policy) in std::mem::take(&mut self.demoted) {
+            // One that has ended needs nothing, nor one that has another policy by now.
+            if id.policy().is_ok_and(|now| now == Policy::BULK) {
+                let _ = id.set_policy_alone(policy);
+            }
+        }
+    }
+
+    /// Threads that could keep a CPU for themselves if protections were off.
+    fn find_uncapped(&self) -> Vec<String> {
+        let capped = self.caps.as_ref().map(Caps::watched).unwrap_or_default();
+        let watcher = self.table().watcher();
+        let held = Held { capped: &capped, watcher, uncapped: &self.config.daemon.cap_uncapped };
+        self.census.uncapped(&held).map(ToString::to_string).chain(self.census.incomplete.clone()).collect()
+    }
+
+    /// Why protections stay on although every thread of a tenant is capped.
+    pub(super) fn why_uncapped(&self) -> Option<String> {
+        if let Some(why) = &self.census.incomplete {
+            return Some(format!("{why}; kernel protections stay on"));
+        }
+        let (first, others) = self.uncapped.split_first()?;
+        let more = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
+        Some(format!(
+            "{first}{more}: no cap holds it, so kernel protections stay on. Make it a tenant, lower its priority, or \
+             name its cgroup in cap.uncapped of /etc/ontime/daemon.toml if you trust it"
+        ))
+    }
+
+    /// How soon the host's real-time threads are to be looked at; none while protections are on.
+    pub(super) fn census_in(&self) -> Option<Duration> {
+        let next = self.census.next().filter(|_| self.in_force && self.protections_off())?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// Looks at the host's real-time threads, if it is time; a policy changes without an event. If one has no cap,
+    /// protections are back when this returns, and a pass is due.
+    pub fn look_at_real_time(&mut self) -> bool {
+        if self.census_in().is_none_or(|wait| !wait.is_zero()) {
+            return false;
+        }
+        self.census = self.take_census();
+        self.hold_to_quotas();
+        if self.find_uncapped().is_empty() {
+            return false;
+        }
+        self.in_force = false;
+        for (knob, done) in protections::restore(&self.host, &self.journal) {
+            self.put_back.insert(knob.key());
+            if let Err(error) = done {
+                self.error(&knob.to_string(), &error);
+            }
+        }
+        true
     }
 
     /// Has vCPUs put ahead while an interrupt is pending, where the plan says so.

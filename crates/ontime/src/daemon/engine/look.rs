@@ -15,6 +15,7 @@ use ontime_tenants::{Discovery, Sources, discover};
 use crate::daemon::cap::Pauses;
 use crate::daemon::config::Config;
 use crate::daemon::keeper::Keeper;
+use crate::daemon::watches::{Excess, limit};
 use crate::paths::Paths;
 
 /// What was found and planned at one moment.
@@ -36,6 +37,8 @@ pub struct Look {
     pub polls: Vec<NicId>,
     /// How long discovery took.
     pub discovering: Duration,
+    /// Tenants' threads beyond their quotas of capped threads; these are not among `found`.
+    pub excess: Vec<Excess>,
 }
 
 impl Look {
@@ -48,6 +51,9 @@ impl Look {
             thread.policy = known.pauses.map_or(thread.policy, |pauses| pauses.past(thread.id, thread.policy));
             thread.policy = known.keeper.map_or(thread.policy, |keeper| keeper.past().past(thread.id, thread.policy));
         }
+        let mut excess =
+            limit(&mut found.tenants, config.rules.table(), config.daemon.pool(), config.daemon.cap_threads_per_tenant);
+        excess.extend_from_slice(known.excess);
         let find = |journal| Inherited::find(&found.tenants, known.paused, journal);
         let inherited = known.journal.map(find).unwrap_or_default();
         inherited.put_right(&mut found.tenants);
@@ -60,7 +66,7 @@ impl Look {
             settled = keeper.settle(&config.sched, &found.tenants, &inventory.cpus.online, intent.method);
             intent.reserved = keeper.places(&settled);
         }
-        let mut look = Self { found, inventory, intent, inherited, settled, discovering, ..Self::default() };
+        let mut look = Self { found, inventory, intent, inherited, settled, discovering, excess, ..Self::default() };
         look.plan_again(known.journal);
         look
     }
@@ -104,6 +110,8 @@ impl Look {
 pub struct Known<'a> {
     /// The tenants, where they have just been found.
     pub found: Option<&'a Discovery>,
+    /// What was taken out of these.
+    pub excess: &'a [Excess],
     /// Instead of the configuration's.
     pub method: Option<Method>,
     /// The originals.

@@ -7,8 +7,8 @@
 //! 3. vCPUs with reserved CPU time are kept to it (`keeper`), if their originals are kept and the guardian has learned them; every
 //!    other thread at real-time priority is capped;
 //! 4. the guardian learns what else to put back;
-//! 5. only then, and only if every thread is capped, do protections go off. They stay on where CPU time is reserved: the reserve is at
-//!    least what they give to others, so that they never have to.
+//! 5. only then, and only if every real-time thread of the host is capped or named by the administrator (`census`), do protections
+//!    go off. They stay on where CPU time is reserved: the reserve is at least what they give to others, so that they never have to.
 
 mod answers;
 mod caps;
@@ -22,13 +22,14 @@ use std::time::{Duration, Instant};
 
 use ontime_hostnet::{self as hostnet, ConvergeError, Done, Item, Journal, LiveHost, Method, Paused, Plan, Value};
 use ontime_sched::{Refused, Settled};
-use ontime_tenants::{Discovery, PriorityTable, Rules, Sources};
+use ontime_tenants::{Discovery, Policy, PriorityTable, Rules, Sources, ThreadId};
 
 use self::caps::{Capping, CappingState, PastPauses};
 pub use self::look::{Known, Look};
 use self::traffic::Traffic;
 use crate::api;
 use crate::daemon::cap::Caps;
+use crate::daemon::census::Census;
 use crate::daemon::config::Config;
 use crate::daemon::guardian::{Charge, Guardian};
 use crate::daemon::held::Memory;
@@ -36,7 +37,7 @@ use crate::daemon::keeper::Keeper;
 use crate::daemon::metrics::Metrics;
 use crate::daemon::protections;
 use crate::daemon::view::{self, Owned};
-use crate::daemon::watches::Watches;
+use crate::daemon::watches::{Excess, Watches};
 use crate::log::Repeats;
 use crate::paths::Paths;
 
@@ -58,6 +59,12 @@ pub struct Engine {
     /// Every thread of `watches` is capped, and the guardian knows.
     in_force: bool,
     watches: Watches,
+    /// The real-time threads of the host, as the last look found them.
+    census: Census,
+    /// Those of them that nothing holds: why protections stay on.
+    uncapped: Vec<String>,
+    /// Threads beyond a tenant's quota, and the policies that they had.
+    demoted: BTreeMap<ThreadId, Policy>,
     keeper: Keeper,
     held: Memory,
     /// Those that have metrics.
@@ -109,6 +116,9 @@ impl Engine {
             guardian: None,
             in_force: false,
             watches: Watches::default(),
+            census: Census::default(),
+            uncapped: Vec::new(),
+            demoted: BTreeMap::new(),
             domains: BTreeSet::new(),
             look: Look::default(),
             traffic: Traffic::default(),
@@ -214,6 +224,7 @@ impl Engine {
 
     fn apply(&mut self) -> hostnet::Report {
         self.withdraw();
+        self.census = self.take_census();
         let paused = self.paused();
         let before = std::mem::take(&mut self.applied);
         let mut report = self.converge(&paused);
@@ -248,18 +259,32 @@ impl Engine {
         let kernel = self.config.daemon.cap_cpu_share;
         let pauses = self.pauses();
         let Self {
-            host, journal, sources, config, method, paths, caps, look, watches, in_force, traffic, keeper, ..
+            host,
+            journal,
+            sources,
+            config,
+            method,
+            paths,
+            caps,
+            look,
+            watches,
+            in_force,
+            traffic,
+            keeper,
+            census,
+            ..
         } = self;
         let (mut unprotected, mut put_back) = (Vec::new(), BTreeSet::new());
         // A second look is for the threads that the first one's settings made: tenants need not be found again.
-        let mut found: Option<Discovery> = None;
+        let mut found: Option<(Discovery, Vec<Excess>)> = None;
         let mut discovering = Duration::ZERO;
         let state = CappingState { caps, watches, pauses, lost: None };
         let host = Capping { host, paced: keeper.past(), state: RefCell::new(state) };
         let result = hostnet::converge(&host, journal, |journal| -> Result<Plan, Incomplete> {
             let state = host.state.borrow();
             let known = Known {
-                found: found.as_ref(),
+                found: found.as_ref().map(|(found, _)| found),
+                excess: found.as_ref().map_or(&[], |(_, excess)| excess),
                 method: *method,
                 journal: Some(journal),
                 caps: *in_force,
@@ -276,9 +301,11 @@ impl Engine {
             }
             *look = seen;
             look.expect_given_back(journal);
-            found = Some(look.found.clone());
+            found = Some((look.found.clone(), look.excess.clone()));
             let state = &mut *host.state.borrow_mut();
-            *state.watches = Watches::of(&look.plan, &look.found.tenants, &look.intent, kernel);
+            let wanted = Watches::of(&look.plan, &look.found.tenants, &look.intent, kernel);
+            let before = std::mem::replace(&mut *state.watches, wanted);
+            state.watches.add_devices(&census.threads, &before, kernel);
             let wanted = &state.watches.list;
             let all_capped = wanted.iter().all(|watch| capped.contains(&watch.id));
             // One that spins would keep this thread, which is to place it, from ever running again once its cap has gone.
@@ -375,6 +402,7 @@ impl Engine {
             classes,
             self.in_force,
             self.protections_off(),
+            self.uncapped.len(),
             self.look.found.problems.len() + self.errors.len(),
         );
         self.account_caps();
@@ -451,6 +479,8 @@ impl Engine {
             }
         }
         self.in_force = false;
+        self.uncapped.clear();
+        self.give_back_demoted();
         self.watches = Watches::default();
         self.follow_interrupts();
         self.keeper.set(&Settled::default());

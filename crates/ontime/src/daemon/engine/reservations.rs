@@ -110,7 +110,9 @@ impl Engine {
             if taken {
                 self.hold_again();
             }
-            self.repeats.warn(&format!("{vm}: its guest does not have what it asks for: {why}"));
+            // A guest asks as often as it likes, for as many different things.
+            let line = format!("{vm}: its guest does not have what it asks for: {why}");
+            self.repeats.warn_of(&format!("{vm}: refused"), &line);
         }
         self.offer();
         admitted

@@ -24,10 +24,11 @@ impl Engine {
         self.config.host.adaptive.filter(|_| self.state == api::State::Applied && !self.look.polls.is_empty())
     }
 
-    /// How soon NICs are to be looked at; none where nothing polls adaptively: then nothing is woken for it.
+    /// How soon NICs are to be looked at, where some poll adaptively, or real-time threads, while protections are off. Else nothing
+    /// is woken for it.
     pub fn look_in(&self) -> Option<Duration> {
-        self.adaptive()?;
-        Some(self.traffic.last.map_or(Duration::ZERO, |last| LOOK.saturating_sub(last.elapsed())))
+        let traffic = || self.traffic.last.map_or(Duration::ZERO, |last| LOOK.saturating_sub(last.elapsed()));
+        self.adaptive().map(|_| traffic()).into_iter().chain(self.census_in()).min()
     }
 
     /// Looks at the traffic, if it is time. Whether a pass is due, because a NIC is to begin or end polling.

@@ -1,0 +1,289 @@
+//! Every thread of a program on this host that has a real-time policy, whoever gave it that: tenants' threads, and
+//! threads of services, of users with an `rtprio` limit, of rtkit's clients.
+//!
+//! The kernel's protections may be off only while nothing of these can keep a CPU for itself ([`Census::uncapped`]).
+//! All online CPUs lose their protections together, so a thread's affinity makes no difference. Policies change
+//! without an event, so the daemon takes a census in each pass, and every [`EVERY`] while protections are off.
+//!
+//! In: `/proc`, and each thread's policy as the kernel says it (one system call a thread; files are read of real-time
+//! threads only). Out: [`RealTime`] threads, and which of them nothing holds.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ontime_tenants::proc::{parse_cgroup, parse_stat, parse_uids};
+use ontime_tenants::{Policy, ThreadId};
+
+/// From the end of a census to the next one while protections are off; and the least in costs of one.
+const EVERY: Duration = Duration::from_secs(1);
+const COSTS: u32 = 100;
+/// The most threads of a host that are looked at: about 100 ms. Beyond that, protections stay on.
+const THREADS_MAX: usize = 1 << 17;
+
+/// A thread of a program with a real-time policy: SCHED_FIFO, SCHED_RR or SCHED_DEADLINE.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RealTime {
+    /// Which thread.
+    pub id: ThreadId,
+    /// Its name, which its program chose; safe for a terminal.
+    pub comm: String,
+    /// Its policy.
+    pub policy: Policy,
+    /// The user that its process belongs to.
+    pub user: Option<u32>,
+    /// Its cgroup v2 path.
+    pub cgroup: Option<String>,
+}
+
+impl fmt::Display for RealTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, comm, policy, user, cgroup } = self;
+        write!(f, "thread {} ({comm}) of process {} has policy {policy}", id.tid, id.pid)?;
+        if let Some(user) = user {
+            write!(f, ", user {user}")?;
+        }
+        write!(f, ", cgroup {}", cgroup.as_deref().unwrap_or("unknown"))
+    }
+}
+
+impl RealTime {
+    /// Whether the cap watcher, at this priority, can take a CPU away from it.
+    fn is_below(&self, watcher: Policy) -> bool {
+        matches!((priority(self.policy), priority(watcher)), (Some(own), Some(watcher)) if own < watcher)
+    }
+
+    /// Whether it belongs to a device process (`ontime device`) by its unit, which a process cannot leave by itself.
+    pub fn is_device(&self) -> bool {
+        let cgroup = self.cgroup.as_deref().unwrap_or_default();
+        cgroup.split('/').any(|part| part.starts_with("ontime-device@") && part.ends_with(".service"))
+    }
+}
+
+/// The priority of a thread at SCHED_FIFO or SCHED_RR.
+pub fn priority(policy: Policy) -> Option<u8> {
+    match policy {
+        Policy::Fifo(priority) | Policy::Rr(priority) => Some(priority),
+        _ => None,
+    }
+}
+
+/// The real-time threads of a host at one moment.
+#[derive(Debug, Default)]
+pub struct Census {
+    /// Threads of programs; the kernel's own threads are left out.
+    pub threads: Vec<RealTime>,
+    /// Why some may be missing.
+    pub incomplete: Option<String>,
+    taken: Option<Instant>,
+    took: Duration,
+}
+
+/// What holds real-time threads.
+#[derive(Debug)]
+pub struct Held<'a> {
+    /// Threads that are held to a runtime cap.
+    pub capped: &'a BTreeSet<ThreadId>,
+    /// The place of the cap watcher.
+    pub watcher: Policy,
+    /// Cgroups whose threads need no cap, by the administrator's word.
+    pub uncapped: &'a [String],
+}
+
+impl Census {
+    /// Looks at every thread below `/proc`. `own`: processes of this daemon, which it answers for itself.
+    pub fn take(proc: &Path, own: &[u32]) -> Self {
+        let start = Instant::now();
+        let mut census = Self::default();
+        let mut left = THREADS_MAX;
+        match fs::read_dir(proc) {
+            Ok(processes) => {
+                for pid in processes.flatten().filter_map(|entry| number(&entry)) {
+                    if !own.iter().any(|own| i64::from(*own) == i64::from(pid)) {
+                        census.add_process(proc, pid, &mut left);
+                    }
+                }
+            }
+            Err(error) => census.incomplete = Some(format!("{}: {error}", proc.display())),
+        }
+        if left == 0 {
+            census.incomplete = Some(format!("more than {THREADS_MAX} threads, of which some were not looked at"));
+        }
+        census.taken = Some(Instant::now());
+        census.took = start.elapsed();
+        census
+    }
+
+    fn add_process(&mut self, proc: &Path, pid: i32, left: &mut usize) {
+        let process = proc.join(pid.to_string());
+        // A process that has ended has no threads. Of any other, root may list them.
+        let tasks = match fs::read_dir(process.join("task")) {
+            Ok(tasks) => tasks,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
+            Err(error) => {
+                self.incomplete.get_or_insert_with(|| format!("process {pid}: {error}"));
+                return;
+            }
+        };
+        for tid in tasks.flatten().filter_map(|entry| number(&entry)) {
+            if *left == 0 {
+                return;
+            }
+            *left -= 1;
+            if is_real_time(tid) {
+                self.threads.extend(read(&process, pid, tid));
+            }
+        }
+    }
+
+    /// When the next census is due while protections are off.
+    pub fn next(&self) -> Option<Instant> {
+        self.taken.map(|taken| taken + EVERY.max(self.took * COSTS))
+    }
+
+    /// The threads that could keep a CPU for themselves: neither capped by a watcher above them, nor in a listed
+    /// cgroup.
+    pub fn uncapped<'a>(&'a self, held: &'a Held<'a>) -> impl Iterator<Item = &'a RealTime> {
+        self.threads.iter().filter(|thread| {
+            let capped = held.capped.contains(&thread.id) && thread.is_below(held.watcher);
+            !capped && !held.uncapped.iter().any(|named| is_in(thread.cgroup.as_deref(), named))
+        })
+    }
+}
+
+/// Whether a cgroup is `named` or lies below it. All lie below `/`, which is also what a host without cgroup v2 can
+/// name.
+fn is_in(cgroup: Option<&str>, named: &str) -> bool {
+    let below = |cgroup: &str| cgroup.strip_prefix(named).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    named == "/" || cgroup.is_some_and(below)
+}
+
+fn number(entry: &fs::DirEntry) -> Option<i32> {
+    entry.file_name().to_str()?.parse().ok()
+}
+
+/// Of a thread that has ended: no.
+fn is_real_time(tid: i32) -> bool {
+    // SAFETY: takes a number, touches no memory of ours.
+    let policy = unsafe { libc::sched_getscheduler(tid) };
+    policy >= 0
+        && matches!(policy & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE)
+}
+
+/// None of a thread that has ended, that is the kernel's own, or that has another policy by now.
+fn read(process: &Path, pid: i32, tid: i32) -> Option<RealTime> {
+    let dir = process.join("task").join(tid.to_string());
+    let stat = parse_stat(&fs::read(dir.join("stat")).ok()?)?;
+    if stat.is_kthread() || stat.has_ended() {
+        return None;
+    }
+    let real_time = matches!(stat.policy, Policy::Fifo(_) | Policy::Rr(_) | Policy::Deadline { .. });
+    real_time.then(|| RealTime {
+        id: ThreadId { pid, tid, start_time: stat.start_time },
+        comm: stat.comm,
+        policy: stat.policy,
+        user: fs::read(dir.join("status")).ok().and_then(|text| parse_uids(&text)).map(|(real, _)| real),
+        cgroup: fs::read(dir.join("cgroup")).ok().and_then(|text| parse_cgroup(&text)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    const WATCHER: Policy = Policy::Fifo(55);
+
+    fn thread(tid: i32, policy: Policy, cgroup: Option<&str>) -> RealTime {
+        RealTime {
+            id: ThreadId { pid: 1, tid, start_time: 1 },
+            comm: "x".to_owned(),
+            policy,
+            user: Some(1000),
+            cgroup: cgroup.map(str::to_owned),
+        }
+    }
+
+    fn uncapped(threads: Vec<RealTime>, capped: &[i32], listed: &[&str]) -> Vec<i32> {
+        let capped = capped.iter().map(|tid| ThreadId { pid: 1, tid: *tid, start_time: 1 }).collect();
+        let listed: Vec<String> = listed.iter().map(|path| (*path).to_owned()).collect();
+        let census = Census { threads, ..Census::default() };
+        let held = Held { capped: &capped, watcher: WATCHER, uncapped: &listed };
+        census.uncapped(&held).map(|thread| thread.id.tid).collect()
+    }
+
+    #[test]
+    fn a_thread_without_a_cap_that_no_list_names_is_uncapped() {
+        let services = Some("/system.slice/a.service");
+        let deadline = Policy::Deadline { runtime: 1, deadline: 2, period: 2 };
+        let threads = || {
+            vec![
+                thread(1, Policy::Fifo(1), services),
+                thread(2, Policy::Rr(99), Some("/system.slice/a.service/sub")),
+                thread(3, Policy::Fifo(1), Some("/system.slice/a.service2")),
+                thread(4, deadline, Some("/user.slice/user-1000.slice")),
+                thread(5, Policy::Fifo(47), None),
+            ]
+        };
+        assert_eq!(uncapped(threads(), &[], &[]), [1, 2, 3, 4, 5]);
+        assert_eq!(uncapped(threads(), &[5], &["/system.slice/a.service"]), [3, 4]);
+        assert!(uncapped(threads(), &[5], &["/system.slice", "/user.slice"]).is_empty());
+        assert!(uncapped(threads(), &[], &["/"]).is_empty());
+    }
+
+    #[test]
+    fn a_cap_holds_nothing_that_the_watcher_does_not_preempt() {
+        let deadline = Policy::Deadline { runtime: 1, deadline: 2, period: 2 };
+        for (policy, holds) in [
+            (Policy::Fifo(54), true),
+            (Policy::Rr(54), true),
+            (Policy::Fifo(55), false),
+            (Policy::Rr(60), false),
+            (deadline, false),
+        ] {
+            let found = uncapped(vec![thread(7, policy, Some("/a"))], &[7], &[]);
+            assert_eq!(found.is_empty(), holds, "{policy}");
+        }
+    }
+
+    #[test]
+    fn only_a_unit_of_its_own_makes_a_device_process() {
+        let is = |cgroup| thread(1, Policy::Fifo(48), cgroup).is_device();
+        assert!(is(Some("/system.slice/system-ontime\\x2ddevice.slice/ontime-device@web.service")));
+        assert!(!is(Some("/user.slice/ontime-device@web")) && !is(Some("/")) && !is(None));
+    }
+
+    /// A thread of this test, at SCHED_RR 3 if this user may do that.
+    #[test]
+    fn a_thread_of_this_host_is_found_with_its_policy_and_cgroup() {
+        let (tell, told) = channel();
+        let (end, ended) = channel::<()>();
+        let at_rr = std::thread::spawn(move || {
+            let tid = rustix::thread::gettid().as_raw_nonzero().get();
+            let own = ThreadId::of(i32::try_from(std::process::id()).unwrap(), tid).unwrap();
+            tell.send((own, own.set_policy(Policy::Rr(3)).is_ok())).unwrap();
+            let _ = ended.recv();
+        });
+        let (own, may) = told.recv().unwrap();
+        let proc = Path::new("/proc");
+        let found = Census::take(proc, &[]);
+        let without = Census::take(proc, &[std::process::id()]);
+        drop(end);
+        at_rr.join().unwrap();
+        if !may {
+            println!("SKIPPED: this test needs the right to real-time priority");
+            return;
+        }
+        let of = |census: &Census| census.threads.iter().find(|thread| thread.id == own).cloned();
+        let thread = of(&found).unwrap();
+        assert_eq!(thread.policy, Policy::Rr(3));
+        assert_eq!(thread.user, Some(rustix::process::getuid().as_raw()));
+        let cgroup = parse_cgroup(&fs::read("/proc/thread-self/cgroup").unwrap());
+        assert_eq!(thread.cgroup, cgroup);
+        assert!(of(&without).is_none() && found.next().is_some());
+        assert!(found.threads.iter().all(|thread| thread.id.pid != 2), "kthreadd is a kernel thread");
+    }
+}

@@ -1,0 +1,133 @@
+//! Receives from one device process, in a thread with a table of descriptors of its own.
+//!
+//! A device process may send any descriptor. To ask one for its size, or only to close one, may wait for the process
+//! that made it: a file system in user space answers FLUSH when it likes, and not even a signal ends that wait; a TCP
+//! socket lingers. The kernel also closes what nobody received when a connection is closed. So all that happens here:
+//! the thread can be abandoned, and since its table of descriptors is its own, it holds nothing of the daemon then.
+//!
+//! In: a connection. Out: the same bytes and descriptors, but memory only ([`is_memory`]), which nobody waits for; at
+//! the first descriptor of another kind the connection has ended.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::sync_channel;
+use std::thread::{Builder, JoinHandle};
+
+use ontime_sched::published::is_memory;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+
+/// The daemon's memory is locked: no more of it than the thread needs.
+const STACK: usize = 256 << 10;
+
+/// Starts receiving: what was received is read from the returned end, answers are written to `stream`. The thread ends
+/// some time after both are closed, `stream` first.
+///
+/// # Errors
+/// The kernel's; `ENOSYS` before Linux 5.9.
+pub fn start<const FILES: usize>(stream: &UnixStream) -> io::Result<(UnixStream, JoinHandle<()>)> {
+    let (received, give) = UnixStream::pair()?;
+    received.set_nonblocking(true)?;
+    let numbers = (stream.as_raw_fd(), give.as_raw_fd());
+    let (tell, told) = sync_channel(1);
+    let thread = Builder::new().name("ontime-guest".to_owned()).stack_size(STACK).spawn(move || {
+        match own_table(numbers) {
+            Ok((stream, give)) => {
+                let _ = tell.send(Ok(()));
+                relay::<FILES>(&stream, &give);
+                // What nobody received is closed with the stream, by who closes it last: not by the daemon.
+                let _ = give.shutdown(std::net::Shutdown::Write);
+                let _ = (&give).read(&mut [0]);
+            }
+            Err(error) => drop(tell.send(Err(error))),
+        }
+    })?;
+    // Until then the numbers are the thread's, too.
+    told.recv().map_err(io::Error::other)??;
+    drop(give);
+    Ok((received, thread))
+}
+
+/// Leaves this thread nothing open but the standard streams and these two.
+fn own_table((stream, give): (RawFd, RawFd)) -> io::Result<(UnixStream, UnixStream)> {
+    // SAFETY: takes flags only; what it changes is this thread's own from then on.
+    if unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let (first, second) = (stream.min(give), stream.max(give));
+    for (from, to) in [(3, first - 1), (first + 1, second - 1), (second + 1, RawFd::MAX)] {
+        if from <= to {
+            // SAFETY: takes numbers only. They are this thread's own copies, of which it has taken no other into use.
+            let closed = unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
+            if closed != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+    }
+    // SAFETY: it is open in this thread's table, and nothing else in it owns it.
+    let stream = unsafe { UnixStream::from_raw_fd(stream) };
+    // SAFETY: as above.
+    let give = unsafe { UnixStream::from_raw_fd(give) };
+    Ok((stream, give))
+}
+
+/// Passes on what comes, until one end is closed or something comes that is no memory.
+fn relay<const FILES: usize>(stream: &UnixStream, give: &UnixStream) {
+    let mut chunk = [0; 4096];
+    loop {
+        let mut ready = [PollFd::new(stream, PollFlags::IN), PollFd::new(give, PollFlags::IN)];
+        match poll(&mut ready, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(_) => return,
+        }
+        let [_, gone] = ready.map(|of| !of.revents().is_empty());
+        if gone {
+            return;
+        }
+        let (count, files) = match receive::<FILES>(stream, &mut chunk) {
+            Ok((0, _)) => return,
+            Ok(received) => received,
+            Err(Errno::INTR | Errno::AGAIN) => continue,
+            Err(_) => return,
+        };
+        if !files.iter().all(is_memory) {
+            let _ = give.shutdown(std::net::Shutdown::Write);
+            return;
+        }
+        let bytes = chunk.get(..count).unwrap_or_default();
+        if pass_on::<FILES>(give, bytes, &files).is_err() {
+            return;
+        }
+    }
+}
+
+fn receive<const FILES: usize>(stream: &UnixStream, chunk: &mut [u8]) -> rustix::io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(stream, &mut [IoSliceMut::new(chunk)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut files = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            files.extend(more);
+        }
+    }
+    Ok((received.bytes, files))
+}
+
+fn pass_on<const FILES: usize>(mut give: &UnixStream, bytes: &[u8], files: &[OwnedFd]) -> io::Result<()> {
+    let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&files)) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let sent = sendmsg(give, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    give.write_all(bytes.get(sent..).unwrap_or_default())
+}
