@@ -407,7 +407,7 @@ fn released_together(seeds: std::ops::Range<u64>) -> (u64, u64, u64) {
         };
         let tasks: Vec<(u64, u64)> = (0..2 + draw(4))
             .map(|_| {
-                let period = (2 + draw(3)) * MS << draw(3);
+                let period = ((2 + draw(3)) * MS) << draw(3);
                 ((5 + draw(20)) * period / 100 / TICK * TICK, period)
             })
             .collect();
