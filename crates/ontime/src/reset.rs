@@ -33,14 +33,14 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         return protections_only(paths);
     }
     match client::post::<api::Report>(&paths.socket(), "/v1/reset", &()) {
-        Ok(report) => return apply::show(&report, args.json, &KEPT),
+        Ok(report) => return Ok(ExitCode::from(apply::show(&report, args.json, &KEPT)?)),
         Err(ClientError::NoDaemon { .. }) => {}
         Err(error) => return Err(error.into()),
     }
     let host = LiveHost::with_roots(paths.roots());
     let mut journal = paths.journal()?;
     let report = ontime_hostnet::reset(&host, &mut journal)?;
-    apply::show(&view::report(&report, "reset", false), args.json, &KEPT)
+    Ok(ExitCode::from(apply::show(&view::report(&report, "reset", false), args.json, &KEPT)?))
 }
 
 /// The journal keeps them with all the rest, so a later reset finds them restored.
@@ -53,7 +53,7 @@ fn protections_only(paths: &Paths) -> anyhow::Result<ExitCode> {
             Ok(()) => eprintln!("{knob}: restored"),
             Err(error) => {
                 eprintln!("ontime: {knob}: {error}");
-                status = exit::THRESHOLD;
+                status = exit::WARNING;
             }
         }
     }
