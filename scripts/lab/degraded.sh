@@ -8,9 +8,9 @@ case $(uname -r) in 6.12*) ;; *) fail "this is no 6.12" ;; esac
 knobs() { snapshot | grep -v '^napi/'; }
 knobs > /lab/before
 status=0
-ontime doctor > /lab/doctor || status=$?
+ontime doctor --json > /lab/doctor || status=$?
 [ $status -eq 1 ] || [ $status -eq 2 ] || fail "ontime doctor ended with $status"
-grep -A3 -i kernel /lab/doctor | grep -q '6\.18' || fail "doctor does not say what 6.18 would bring: $(cat /lab/doctor)"
+tr -d '\n' < /lab/doctor | grep -q '"id": "kernel"[^}]*6\.18' || fail "doctor does not say what 6.18 would bring: $(cat /lab/doctor)"
 daemon_starts
 expect "NAPI threading of rt0" 1 "$(cat /sys/class/net/rt0/threaded)"
 resets

@@ -57,7 +57,7 @@ echo 64 > /proc/sys/net/core/skb_defer_max
 within 40 grep -qx 0 /proc/sys/net/core/skb_defer_max
 more_drift() { [ "$(metric ontime_drift_total)" -gt "$drifted" ]; }
 within 40 more_drift
-grep -q 'skb_defer_max was changed to 64 behind our back' /lab/daemon.log || fail "the log does not say so"
+grep -q 'skb_defer_max was changed to 64 by another program' /lab/daemon.log || fail "the log does not say so"
 
 echo "== a full disk"
 kill $daemon

@@ -49,7 +49,7 @@ kill -HUP $daemon
 sleep 1
 devices_are SCHED_FIFO 50
 ontime status | grep -q 'rule device-irq is switched off'
-ontime doctor | grep -q 'WARNING *device-irq .*wanted OTHER nice -20' || { ontime doctor; exit 1; }
+ontime doctor --json | tr -d '\n' | grep -q '"id": "device-irq"[^}]*"state": "warning"[^}]*wanted OTHER nice -20' || { ontime doctor --all; exit 1; }
 # One NIC for both levels: its threads have the higher.
 printf '[nic.bulk0]\nclass = "bulk"\n[nic.rt0]\ntenants = ["rt1"]\n[nic.nowhere]\nclass = "rt"\n' > /etc/ontime/host.toml
 kill -HUP $daemon

@@ -27,11 +27,12 @@ daemon_starts() {
     for _ in $(seq 100); do
         status=0
         ontime status > /dev/null 2>&1 || status=$?
-        [ $status -gt 1 ] || return 0
+        [ $status -gt 2 ] || return 0 # 2: a critical finding
         sleep 0.1
     done
     fail "the daemon does not answer"
 }
+applies() { ontime apply --method "$1" > /lab/applied 2>&1 || [ $? -le 2 ] || fail "$1 was not applied: $(cat /lab/applied)"; } # METHOD, whatever it finds
 resets() { ontime reset > /lab/reset 2>&1 || fail "reset: $(cat /lab/reset)"; }
 snapshot() { # every knob that the daemon may touch, by name, of threads that are there before and after
     for task in /proc/[0-9]*/task/[0-9]*; do

@@ -5,8 +5,8 @@ mkdir -p /etc/ontime
 grep -q '\[integrity\]' /sys/kernel/security/lockdown || mount -t securityfs securityfs /sys/kernel/security
 grep -q '\[integrity\]' /sys/kernel/security/lockdown || fail "this host is not locked down"
 snapshot > /lab/before
-ontime doctor > /lab/doctor || true
-grep -q '^WARNING *lockdown .*debugfs is denied' /lab/doctor || fail "doctor does not say so: $(cat /lab/doctor)"
+ontime doctor --json > /lab/doctor || true
+tr -d '\n' < /lab/doctor | grep -q '"id": "lockdown"[^}]*"state": "warning"[^}]*debugfs is denied' || fail "doctor does not say so: $(cat /lab/doctor)"
 daemon_starts
 ontime status > /lab/status || true
 grep -qi lockdown /lab/status || fail "status does not say why protections stay on: $(cat /lab/status)"

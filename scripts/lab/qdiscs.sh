@@ -12,19 +12,19 @@ tc qdisc show > /lab/before
 before=$(root rt0)
 daemon_starts
 for method in prio fq_codel; do
-    ontime apply --method $method || fail "$method was not applied"
+    applies $method
     for nic in rt0 t-rt t-bulk; do expect "$method: root qdisc of $nic" $method "$(root $nic)"; done
     expect "$method: the RT VM's vhost thread" "SCHED_OTHER 0 " "$(place "$(vhost rt)")"
 done
-ontime apply --method prio > /dev/null
+applies prio
 tc filter show dev rt0 egress | grep -q 'priority :6\|priority 6\|prio' || fail "no filter gives RT packets the first band"
-ontime apply --method vatc || [ $? -eq 1 ] || fail "vatc was not applied"
+applies vatc
 expect "vatc: root qdisc of rt0" "$before" "$(root rt0)"
 expect "vatc: the RT VM's vhost thread" "SCHED_FIFO 48 " "$(place "$(vhost rt)")"
 # The NIC has one transmit queue: who sends by it for a bulk tenant is ahead of all that is not real-time.
 expect "vatc: the bulk VM's vhost thread" "SCHED_FIFO 1 " "$(place "$(vhost bulk)")"
 for thread in $(pgrep '^napi/rt0'); do expect "vatc: receive thread of the shared NIC" "SCHED_FIFO 49 " "$(place "$thread")"; done
-ontime apply --method prio > /dev/null
+applies prio
 expect "prio after vatc: the bulk VM's vhost thread" "SCHED_OTHER 0 " "$(place "$(vhost bulk)")"
 resets
 tc qdisc show > /lab/after

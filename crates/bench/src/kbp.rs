@@ -209,7 +209,7 @@ fn polling(host: &mut Host, method: &str) -> Result<Option<Polling>, MeasureErro
     if method != "busypoll-adaptive" {
         return Ok(None);
     }
-    let text = host.shell("sleep 2; ontime status --json || [ $? -eq 1 ]")?;
+    let text = host.shell("sleep 2; ontime status --json || [ $? -le 2 ]")?;
     let status: Status = serde_json::from_str(&text).map_err(|error| MeasureError::Accounting(error.to_string()))?;
     let rt = status.polling.into_iter().find(|of| of.nic == "rt0");
     Ok(rt.map(|of| Polling { polled_s: of.polled_seconds, saved_s: of.saved_seconds }))

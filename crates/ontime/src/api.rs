@@ -130,6 +130,8 @@ pub enum State {
     Applied,
     /// Reset by request: nothing is applied until `ontime apply` or a restart.
     Reset,
+    /// Mode `observe` (`daemon.toml`): everything is found and planned, and nothing is set.
+    Observing,
 }
 
 /// What is wanted of this host, what is, and why they differ.
@@ -163,6 +165,28 @@ pub struct Status {
     pub findings: Vec<Finding>,
     /// What discovery could not do or did not like, and what went wrong in the daemon.
     pub problems: Vec<Problem>,
+    /// Configuration files that the daemon refused at its last reload; the former configuration is in force until a
+    /// reload succeeds.
+    #[serde(default)]
+    pub refused_configuration: Option<RefusedConfiguration>,
+}
+
+/// A configuration that was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RefusedConfiguration {
+    /// The file.
+    pub file: String,
+    /// The line, from 1; none where the file could not be read.
+    pub line: Option<u64>,
+    /// What is wrong there, and what is allowed.
+    pub reason: String,
+}
+
+impl std::fmt::Display for RefusedConfiguration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let line = self.line.map_or_else(String::new, |line| format!(":{line}"));
+        write!(f, "{}{line}: {}", self.file, self.reason)
+    }
 }
 
 /// Runtime caps.
@@ -349,7 +373,8 @@ pub struct KnobState {
     /// The value it has; none where it cannot be read.
     pub actual: Option<String>,
     /// `ok`, `drifted`, `paused` (its thread is over its runtime cap this moment), `ahead` (a vCPU, because of an interrupt: method
-    /// `interrupt-context`), `gone`, `unsupported` or `failed`; and `not-applied` where no daemon runs, or after `ontime reset`.
+    /// `interrupt-context`), `gone`, `unsupported` or `failed`; `not-applied` where no daemon runs, or after `ontime
+    /// reset`; and `would-change` in mode `observe`.
     pub state: String,
     /// Why, where it is not `ok`.
     pub why: Option<String>,
@@ -368,6 +393,11 @@ pub struct Finding {
     pub found: String,
     /// What to do about it.
     pub remedy: String,
+}
+
+/// Whether the class guarantee does not hold.
+pub fn any_critical(findings: &[Finding]) -> bool {
+    findings.iter().any(|finding| finding.severity == "critical")
 }
 
 /// Something that went wrong.
@@ -417,7 +447,8 @@ pub struct Change {
     pub from: Option<String>,
     /// What it was to become.
     pub to: String,
-    /// `changed`, `restored`, `gone`, `unsupported`, `failed`; of a dry run, `would-change`, `would-restore` or `unsupported`.
+    /// `changed`, `restored`, `gone`, `unsupported`, `failed`; of a dry run, `would-change`, `would-restore`, `gone`,
+    /// `unsupported` or `unreadable`.
     pub outcome: String,
     /// Why, where it is neither changed nor restored.
     pub why: Option<String>,

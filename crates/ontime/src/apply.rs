@@ -1,9 +1,17 @@
-//! `ontime apply`: asks the daemon to apply, with another method if one is given.
+//! `ontime apply`: asks the daemon to apply, with another method if one is given. What would change it also tells
+//! without a daemon.
 
 use std::io::Write;
 use std::process::ExitCode;
 
+use ontime_hostnet::{LiveHost, Method, Originals};
+
+use crate::client::ClientError;
+use crate::daemon::config::Config;
+use crate::daemon::engine::{to_be, would};
+use crate::daemon::keeper::Keeper;
 use crate::paths::Paths;
+use crate::sight::Missed;
 use crate::table::visible;
 use crate::{api, client, exit, table};
 
@@ -13,7 +21,7 @@ pub struct Args {
     /// Switch to this method until the daemon ends (docs/hostnet.md has all): vanilla, partitioned, busypoll, ...
     #[arg(long, value_name = "METHOD")]
     method: Option<String>,
-    /// Say what would change, and change nothing.
+    /// Say what would change, and change nothing; needs no daemon.
     #[arg(long)]
     dry_run: bool,
     /// As JSON (as POST /v1/apply answers).
@@ -21,21 +29,43 @@ pub struct Args {
     json: bool,
 }
 
-/// Asks the daemon. Exit status 1 where a knob could not be set.
+/// Asks the daemon. Exit status 1 where a knob could not be set, 2 where a finding is critical.
 ///
 /// # Errors
 /// Where no daemon answers or it refuses.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let request = api::ApplyRequest { method: args.method.clone(), dry_run: args.dry_run };
-    let report: api::Report = client::post(&paths.socket(), "/v1/apply", &request)?;
-    show(&report, args.json, &["failed"])
+    let (report, missed) = match client::post::<api::Report>(&paths.socket(), "/v1/apply", &request) {
+        Ok(report) => (report, Missed::default()),
+        Err(ClientError::NoDaemon { .. }) if args.dry_run => look(args, paths, Missed::rights())?,
+        Err(error @ ClientError::Denied { .. }) if args.dry_run => look(args, paths, Missed::rights().also(error))?,
+        Err(error) => return Err(error.into()),
+    };
+    let status = show(&report, args.json, &["failed"])?;
+    Ok(ExitCode::from(missed.tell(status)))
 }
 
-/// Shows a report; the exit status says whether a knob came out in one of these ways.
+/// What a daemon would change, where none can be asked.
+fn look(args: &Args, paths: &Paths, missed: Missed) -> anyhow::Result<(api::Report, Missed)> {
+    let config = Config::load(&paths.config_dir)?;
+    let method = args.method.as_ref().map(|name| name.parse::<Method>()).transpose();
+    let method = method.map_err(|error| exit::Exit::usage(error.to_string()))?;
+    let (originals, missed) = match paths.originals() {
+        Ok(originals) => (originals, missed),
+        Err(error) => (Originals::default(), missed.also(error)),
+    };
+    let keeper = Keeper::new(&config.sched, config.rules.table());
+    let seen = to_be(&config, paths, method, &originals, &keeper);
+    let missed = missed.and(&seen.found.problems);
+    Ok((would(&seen, &LiveHost::with_roots(paths.roots()), &originals), missed))
+}
+
+/// Shows a report. The status is [`exit::WARNING`] where a knob came out in one of these ways, [`exit::CRITICAL`] where
+/// a finding is critical.
 ///
 /// # Errors
 /// Where standard output is closed.
-pub fn show(report: &api::Report, json: bool, wrong: &[&str]) -> anyhow::Result<ExitCode> {
+pub fn show(report: &api::Report, json: bool, wrong: &[&str]) -> anyhow::Result<u8> {
     let mut out = std::io::stdout().lock();
     if json {
         serde_json::to_writer_pretty(&mut out, report)?;
@@ -64,8 +94,18 @@ pub fn show(report: &api::Report, json: bool, wrong: &[&str]) -> anyhow::Result<
                 visible(&finding.remedy)
             )?;
         }
-        writeln!(out, "{} changes, {} knobs as wanted", report.changes.len(), report.unchanged)?;
+        let would = if report.dry_run { "would be " } else { "" };
+        let plural = |count| if count == 1 { "" } else { "s" };
+        let (changes, unchanged) = (report.changes.len(), report.unchanged);
+        writeln!(
+            out,
+            "method {}: {changes} change{} {would}made, {unchanged} knob{} as wanted",
+            report.method,
+            plural(changes),
+            plural(unchanged)
+        )?;
     }
     let is_wrong = report.changes.iter().any(|change| wrong.contains(&change.outcome.as_str()));
-    Ok(ExitCode::from(if is_wrong { exit::THRESHOLD } else { exit::OK }))
+    let status = if is_wrong { exit::WARNING } else { exit::OK };
+    Ok(if api::any_critical(&report.findings) { exit::CRITICAL } else { status })
 }

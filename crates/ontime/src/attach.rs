@@ -9,6 +9,7 @@ use ontime_sockets::abi::{ONTIME_VIRTIO_ID, ONTIME_VQS_CHANNEL, ONTIME_VQS_MAIN,
 use ontime_sockets::config;
 
 use crate::device::vm_name;
+use crate::exit;
 use crate::paths::Paths;
 use crate::replug::{self, Plug};
 
@@ -43,15 +44,15 @@ const CHASSIS: u32 = 100;
 /// # Errors
 /// Where the configuration is wrong, standard output is closed, or QEMU refuses.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
-    let vm = config::load(&paths.config_dir, &args.vm)?;
-    if vm.is_none() {
-        eprintln!(
-            "ontime: no table [vm.{}] in {}/sockets.toml: the VM would be denied everything",
+    let Some(vm) = config::load(&paths.config_dir, &args.vm)? else {
+        exit::usage!(
+            "no VM {0} has outsourced sockets: there is no table [vm.{0}] in {1}/sockets.toml; write one, which says what the VM \
+             may do, or correct the name",
             args.vm,
             paths.config_dir.display()
         );
-    }
-    let channels = vm.unwrap_or_default().channels;
+    };
+    let channels = vm.channels;
     let device_paths = ontime_sockets::Paths::new(&paths.run_dir, &args.vm);
     if args.replug || args.qmp.is_some() {
         let sockets: Vec<PathBuf> = (0..=channels).map(|channel| device_paths.device(channel)).collect();

@@ -27,7 +27,7 @@ use ontime_bench::{goals, report};
 use ontime_lab::images::Images;
 use ontime_lab::{Clock, Kernel, isolate};
 
-use crate::exit::{OK, THRESHOLD};
+use crate::exit::{OK, WARNING, usage};
 use crate::lab;
 use crate::paths::Paths;
 
@@ -175,7 +175,7 @@ impl Hardware {
     fn methods(&self, asked: &[String], defaults: &[&str], all: &[&str]) -> anyhow::Result<Vec<String>> {
         let (as_is, own): (Vec<_>, Vec<_>) = asked.iter().cloned().partition(|method| method == AS_IS);
         if !as_is.is_empty() && self.hardware.is_none() {
-            bail!("method '{AS_IS}' is a real host's as it stands: it takes --hardware");
+            usage!("method '{AS_IS}' is a real host's as it stands: it takes --hardware");
         }
         chosen("method", &own, all)?;
         Ok(if asked.is_empty() { defaults.iter().map(|&name| name.to_owned()).collect() } else { asked.to_vec() })
@@ -211,7 +211,7 @@ impl Whose {
 /// What was asked for, or all there are.
 fn chosen(what: &str, asked: &[String], all: &[&str]) -> anyhow::Result<Vec<String>> {
     if let Some(unknown) = asked.iter().find(|name| !all.contains(&name.as_str())) {
-        bail!("{what} '{unknown}' is not one of {}", all.join(", "));
+        usage!("{what} '{unknown}' is not one of {}", all.join(", "));
     }
     Ok(if asked.is_empty() { all.iter().map(|&name| name.to_owned()).collect() } else { asked.to_vec() })
 }
@@ -324,7 +324,7 @@ impl Measured {
         for line in &missing {
             eprintln!("ontime: {line}");
         }
-        Ok(ExitCode::from(if missing.is_empty() { OK } else { THRESHOLD }))
+        Ok(ExitCode::from(if missing.is_empty() { OK } else { WARNING }))
     }
 }
 
@@ -351,7 +351,7 @@ fn show(args: &Show) -> anyhow::Result<ExitCode> {
             None => all = Some(next),
             Some(all) => {
                 if all.experiment != next.experiment {
-                    bail!("{} is of {}, not of {}", path.display(), next.experiment, all.experiment);
+                    usage!("{} is of {}, not of {}", path.display(), next.experiment, all.experiment);
                 }
                 all.command = format!("{}; {}", all.command, next.command);
                 all.results.extend(next.results);

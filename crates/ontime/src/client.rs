@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use crate::api;
+use crate::{api, exit};
 
 /// Longer than the daemon waits for its own main loop: who asks hears its words.
 const MARGIN: Duration = Duration::from_secs(10);
@@ -31,7 +31,9 @@ pub enum ClientError {
         source: io::Error,
     },
     /// The socket may not be used.
-    #[error("{socket}: {source}; run as root or as a member of the socket's group")]
+    #[error(
+        "{socket}: {source}: whether a daemon runs cannot be seen; run as root or as a member of the socket's group"
+    )]
     Denied {
         /// The socket.
         socket: String,
@@ -54,6 +56,17 @@ pub enum ClientError {
         /// What happened.
         why: String,
     },
+}
+
+impl ClientError {
+    /// What the command that asked ends with.
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            ClientError::Refused { status: 400, .. } => exit::USAGE,
+            ClientError::Refused { status: 422, .. } => exit::CONFIG,
+            _ => exit::UNKNOWN,
+        }
+    }
 }
 
 /// Asks for `path`.
@@ -95,8 +108,11 @@ fn call(socket: &Path, method: Method, path: &str, body: Vec<u8>) -> Result<Byte
 async fn exchange(socket: &Path, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, ClientError> {
     let name = socket.display().to_string();
     let stream = tokio::net::UnixStream::connect(socket).await.map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            ClientError::NoDaemon { socket: name.clone(), source }
+        }
         io::ErrorKind::PermissionDenied => ClientError::Denied { socket: name.clone(), source },
-        _ => ClientError::NoDaemon { socket: name.clone(), source },
+        _ => broken(socket, source),
     })?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| broken(socket, error))?;

@@ -1,4 +1,7 @@
 //! `ontime doctor`: what on this host makes RT packets late, what it costs, and what to do. Changes nothing.
+//!
+//! The checks are `ontime_hostnet::doctor`'s. Here they are ranked: the worst state first, what concerns the RT tenants
+//! that run, then the largest latency that a check's cost names.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -8,31 +11,38 @@ use ontime_hostnet::doctor::{self, Check, Diagnosis, Refused, State};
 use ontime_hostnet::inventory::Note;
 use ontime_hostnet::{Intent, Inventory, LiveHost, Originals, as_found, kvm};
 use ontime_sched::BackendKind;
-use ontime_tenants::{Policy, Sources, Tenant, ThreadId, discover};
+use ontime_tenants::{Class, Kind, Policy, Sources, Tenant, ThreadId, discover};
+use textwrap::{Options, WordSplitter, fill};
 
+use crate::client::{self, ClientError};
 use crate::daemon::config::Config;
-use crate::exit::{self, Exit};
 use crate::paths::Paths;
-use crate::table::visible;
-use crate::{api, client};
+use crate::sight::Missed;
+use crate::{api, table::visible};
 
 /// `ontime doctor`
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// As JSON.
+    /// As JSON: every check, in the order of docs/doctor.md.
     #[arg(long)]
     json: bool,
+    /// Every check, not only the three findings that cost the most.
+    #[arg(long, short)]
+    all: bool,
 }
 
-/// Examines the host. Exit status 0 ok, 1 warning, 2 critical, 3 unknown.
+/// Examines the host. Exit status 0 ok, 1 warning, 2 critical, 3 where something could not be found out, or not
+/// everything be seen.
 ///
 /// # Errors
 /// Where the configuration is wrong.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
-    // 2 would say that a check is critical.
-    let config = Config::load(&paths.config_dir)
-        .map_err(|error| Exit { status: exit::UNSUPPORTED, message: exit::chain(&error.into()) })?;
-    let status = client::get::<api::Status>(&paths.socket(), "/v1/status").ok();
+    let config = Config::load(&paths.config_dir)?;
+    let (status, missed) = match client::get::<api::Status>(&paths.socket(), "/v1/status") {
+        Ok(status) => (Some(status), Missed::rights()),
+        Err(ClientError::NoDaemon { .. }) => (None, Missed::rights()),
+        Err(error) => (None, Missed::rights().also(error)),
+    };
     let caps = status.as_ref().is_some_and(|status| status.caps.in_force);
     let reserved = status.as_ref().and_then(|_| client::get(&paths.socket(), "/v1/reservations").ok());
     let method = status.as_ref().and_then(|status| status.method.parse().ok());
@@ -56,6 +66,8 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     intent.resting = rests.filter_map(|nic| Some(inventory.nic(&nic.nic)?.id.ifindex)).collect();
     intent.reserved = reserved.map(|reserved| kept(&reserved, &intent.tenants)).unwrap_or_default();
     let (inventory, intent) = as_found(inventory, intent, &originals);
+    let missed = missed.and(&found.problems);
+    let stake = Stake::of(&intent.tenants);
     let probe = probe.join().unwrap_or_else(|_| kvm::KvmProbe::Unknown("the probe ended early".to_owned()));
     let diagnosis =
         doctor::examine(&LiveHost::with_roots(roots), &inventory, &intent, &found.problems, &refused, &probe);
@@ -64,9 +76,10 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         serde_json::to_writer_pretty(&mut out, &diagnosis)?;
         writeln!(out)?;
     } else {
-        show(&mut out, &diagnosis)?;
+        let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        Page { out: &mut out, colour }.write(&diagnosis, stake, args.all)?;
     }
-    Ok(ExitCode::from(diagnosis.state.exit_code()))
+    Ok(ExitCode::from(missed.tell(diagnosis.state.exit_code())))
 }
 
 /// The vCPU threads whose place is the daemon's business: whatever they have this moment, by one back end or another.
@@ -78,44 +91,267 @@ fn kept(reserved: &api::Reservations, tenants: &[Tenant]) -> BTreeMap<ThreadId, 
     threads.filter(is_kept).map(|id| (id, policy)).collect()
 }
 
-fn show(out: &mut impl Write, diagnosis: &Diagnosis) -> std::io::Result<()> {
-    let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    writeln!(out, "kernel {}\n", visible(&diagnosis.kernel))?;
-    for check in &diagnosis.checks {
-        show_check(out, check, colour)?;
-    }
-    for note in &diagnosis.notes {
-        writeln!(out, "not read  {}: {}", visible(&note.about), visible(&note.why))?;
-    }
-    let count = |state| diagnosis.checks.iter().filter(|check| check.state == state).count();
-    let (ok, unknown) = (count(State::Ok), count(State::Unknown));
-    writeln!(
-        out,
-        "\n{} critical, {} warnings, {unknown} unknown, {ok} ok",
-        count(State::Critical),
-        count(State::Warning)
-    )
+/// The RT tenants that run, to whom a finding may matter or not.
+#[derive(Debug, Clone, Copy)]
+struct Stake {
+    vms: usize,
+    containers: usize,
 }
 
-fn show_check(out: &mut impl Write, check: &Check, colour: bool) -> std::io::Result<()> {
-    let (word, code) = match check.state {
-        State::Ok => ("ok", "32"),
-        State::Unknown => ("unknown", "36"),
-        State::Warning => ("WARNING", "33"),
-        State::Critical => ("CRITICAL", "31"),
+impl Stake {
+    fn of(tenants: &[Tenant]) -> Self {
+        let rt = tenants.iter().filter(|tenant| tenant.class != Class::Bulk);
+        let (containers, vms) = rt.partition::<Vec<&Tenant>, _>(|tenant| tenant.kind == Kind::Container);
+        Self { vms: vms.len(), containers: containers.len() }
+    }
+
+    /// Whether a check is about one of them; most are about the host's packet path, which all take.
+    fn has(self, check: &str) -> bool {
+        match check {
+            "veth" => self.containers > 0,
+            "kvm" | "vcpu-place" | "vnic-place" | "vmm-place" | "interrupt-context" | "tap-batch" | "halt-poll"
+            | "kvm-upkeep" | "guest-memory" | "vmm-settings" => self.vms > 0,
+            _ => true,
+        }
+    }
+}
+
+impl std::fmt::Display for Stake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let plural = |count| if count == 1 { "" } else { "s" };
+        match (self.vms, self.containers) {
+            (0, 0) => f.write_str("no RT tenant runs"),
+            (vms, containers) => {
+                write!(f, "{vms} RT VM{}, {containers} RT container{}", plural(vms), plural(containers))
+            }
+        }
+    }
+}
+
+/// The largest latency that a cost names, us: of a figure with its unit, or of three that stand together (p50/p99/max,
+/// us).
+fn largest_us(cost: &str) -> Option<f64> {
+    let words: Vec<&str> = cost.split_whitespace().map(|word| word.trim_matches(['(', ')', ',', ';', ':'])).collect();
+    let number = |text: &str| text.replace(',', "").parse::<f64>().ok().filter(|number| number.is_finite());
+    let figures = words.iter().enumerate().filter_map(|(index, word)| {
+        let parts: Option<Vec<f64>> = word.split('/').map(number).collect();
+        let most = parts.as_ref()?.iter().copied().fold(0.0, f64::max);
+        match words.get(index + 1) {
+            Some(&"us") => Some(most),
+            Some(&"ms") => Some(most * 1e3),
+            _ => (parts?.len() == 3).then_some(most),
+        }
+    });
+    figures.reduce(f64::max)
+}
+
+/// What is not ok, what matters most first.
+fn ranked(checks: &[Check], stake: Stake) -> Vec<&Check> {
+    let cost = |check: &Check| {
+        // Where the guarantee does not hold and no figure says by how much, there is no bound.
+        let unbounded = if check.state == State::Critical { f64::INFINITY } else { 0.0 };
+        largest_us(&check.cost).unwrap_or(unbounded)
     };
-    let word = if colour { format!("\x1b[{code}m{word:8}\x1b[0m") } else { format!("{word:8}") };
-    writeln!(out, "{word}  {:16}  {}", check.id, visible(&check.found))?;
-    if check.state == State::Ok {
-        return Ok(());
+    let mut found: Vec<&Check> = checks.iter().filter(|check| check.state != State::Ok).collect();
+    found.sort_by(|a, b| {
+        (b.state, stake.has(&b.id)).cmp(&(a.state, stake.has(&a.id))).then(cost(b).total_cmp(&cost(a)))
+    });
+    found
+}
+
+/// How many findings the summary shows in full.
+const SHOWN: usize = 3;
+/// Columns of the text.
+const WIDTH: usize = 80;
+
+/// A command is to be copied as it is: no line ends at a hyphen of its own words.
+fn options() -> Options<'static> {
+    Options::new(WIDTH).word_splitter(WordSplitter::NoHyphenation)
+}
+
+struct Page<'a, W: Write> {
+    out: &'a mut W,
+    colour: bool,
+}
+
+impl<W: Write> Page<'_, W> {
+    fn write(&mut self, diagnosis: &Diagnosis, stake: Stake, all: bool) -> std::io::Result<()> {
+        let count = |state| diagnosis.checks.iter().filter(|check| check.state == state).count();
+        self.text("", "", &format!("kernel {}; {stake}", diagnosis.kernel))?;
+        let (ok, unknown) = (count(State::Ok), count(State::Unknown));
+        let (critical, warnings) = (count(State::Critical), count(State::Warning));
+        let plural = if warnings == 1 { "" } else { "s" };
+        writeln!(self.out, "{critical} critical, {warnings} warning{plural}, {unknown} unknown, {ok} ok\n")?;
+        if all {
+            for check in &diagnosis.checks {
+                self.check(check, "")?;
+            }
+            return diagnosis
+                .notes
+                .iter()
+                .try_for_each(|note| self.text("not read  ", "          ", &format!("{}: {}", note.about, note.why)));
+        }
+        let found = ranked(&diagnosis.checks, stake);
+        let (first, rest) = found.split_at(found.len().min(SHOWN));
+        for (number, check) in (1..).zip(first) {
+            self.check(check, &format!("{number}. "))?;
+            writeln!(self.out)?;
+        }
+        let mut folded = Vec::new();
+        if !rest.is_empty() {
+            let names: Vec<&str> = rest.iter().map(|check| check.id.as_str()).collect();
+            folded.push(format!("{} more: {}.", rest.len(), names.join(", ")));
+        }
+        if !diagnosis.notes.is_empty() {
+            let notes = diagnosis.notes.len();
+            folded.push(format!("{notes} fact{} could not be read.", if notes == 1 { "" } else { "s" }));
+        }
+        folded.push("All checks: ontime doctor --all".to_owned());
+        self.text("", "", &folded.join(" "))
     }
-    if !check.cost.is_empty() {
+
+    /// A check that is ok has what was found; another also what that costs, and what helps.
+    fn check(&mut self, check: &Check, number: &str) -> std::io::Result<()> {
+        let (word, code) = match check.state {
+            State::Ok => ("ok", "32"),
+            State::Unknown => ("unknown", "36"),
+            State::Warning => ("WARNING", "33"),
+            State::Critical => ("CRITICAL", "31"),
+        };
+        let plain = format!("{number}{word:8}  ");
+        let line = format!("{plain}{}: {}", check.id, visible(&check.found));
+        let wrapped = fill(&line, options().subsequent_indent("          "));
+        let coloured = format!("{number}\x1b[{code}m{word:8}\x1b[0m  ");
+        // Escapes take no column: they are put in when the lines are made.
+        writeln!(self.out, "{}", if self.colour { wrapped.replacen(&plain, &coloured, 1) } else { wrapped })?;
+        if check.state == State::Ok {
+            return Ok(());
+        }
         let source = if check.cost_source.is_empty() { String::new() } else { format!(" [{}]", check.cost_source) };
-        writeln!(out, "{:28}cost    {}{source}", "", check.cost)?;
-    }
-    if !check.remedy.is_empty() {
         let who = if check.ontime_can_apply { " (ontime applies it)" } else { "" };
-        writeln!(out, "{:28}remedy  {}{who}", "", check.remedy)?;
+        let rows = [("cost", &check.cost, source.as_str()), ("remedy", &check.remedy, who)];
+        for (name, text, end) in rows.into_iter().filter(|(_, text, _)| !text.is_empty()) {
+            self.text(&format!("          {name:6}  "), "                  ", &format!("{text}{end}"))?;
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn text(&mut self, first: &str, rest: &str, text: &str) -> std::io::Result<()> {
+        writeln!(self.out, "{}", fill(&visible(text), options().initial_indent(first).subsequent_indent(rest)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ontime_hostnet::rules::RULES;
+
+    use super::*;
+
+    const NOBODY: Stake = Stake { vms: 0, containers: 0 };
+
+    fn check(id: &str, state: State, cost: &str) -> Check {
+        Check {
+            id: id.to_owned(),
+            title: format!("title of {id}"),
+            state,
+            found: format!("what was found of {id}, in many words: {}", "word ".repeat(30)),
+            cost: cost.to_owned(),
+            cost_source: "a source".to_owned(),
+            remedy: format!("/a/path/that/is/longer/than/the/page/{}", "x".repeat(90)),
+            ontime_can_apply: true,
+        }
+    }
+
+    fn diagnosis() -> Diagnosis {
+        let checks = vec![
+            check("kernel", State::Ok, ""),
+            check("vnic-place", State::Warning, "a VM's p99 21,876 us without, 83 with"),
+            check("veth", State::Warning, "containers on 7.2-rt: 357/1005/1067 us by default"),
+            check("idle-states", State::Warning, "the exit latency"),
+            check("preempt-rt", State::Critical, "p99 225.0 us on a stock kernel, 202.9 us with"),
+            check("smt", State::Unknown, "by up to half"),
+            check("kvm", State::Critical, "VMs do not start"),
+            check("napi-threaded", State::Critical, "1303/5323/6182 us by default, 46/87/115 threaded"),
+        ];
+        let note = Note { about: "a file".to_owned(), why: "denied".to_owned() };
+        Diagnosis { kernel: "7.2\x1b[2J".to_owned(), state: State::Critical, checks, notes: vec![note] }
+    }
+
+    fn page(stake: Stake, all: bool, colour: bool) -> String {
+        let mut out = Vec::new();
+        Page { out: &mut out, colour }.write(&diagnosis(), stake, all).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn the_largest_latency_of_a_cost_is_found() {
+        for (text, wanted) in [
+            (
+                "7.2-rt: 1303/5323/6182 us by default, 46/87/115 threaded; 6.12-rt: 2230/18660/29419 by default",
+                Some(29_419.0),
+            ),
+            ("up to 0.1 ms for each, while a disk is busy", Some(100.0)),
+            ("a VM's p99 31,408 us without, 83 with", Some(31_408.0)),
+            ("50 to 250 us between interrupts (Intel's mode)", Some(250.0)),
+            ("20,000 requests of a VM, p50/p99/max: 68/192/259 us", Some(259.0)),
+            ("20,000 requests; 10.4 of 18.8 Gb/s; 40 times", None),
+            ("inf us, nan us, 1/2 and 3/4", None),
+            ("", None),
+        ] {
+            assert_eq!(largest_us(text), wanted, "{text}");
+        }
+        // A rule whose cost names a figure with a unit is ranked by one.
+        for rule in RULES.iter().filter(|rule| rule.cost.text.contains(" us")) {
+            assert!(largest_us(rule.cost.text).is_some_and(|us| us > 0.0), "{}: {}", rule.id, rule.cost.text);
+        }
+    }
+
+    #[test]
+    fn findings_are_ranked_by_state_then_for_the_tenants_that_run_then_by_cost() {
+        let order = |stake| -> Vec<String> {
+            ranked(&diagnosis().checks, stake).iter().map(|check| check.id.clone()).collect()
+        };
+        let both = order(Stake { vms: 1, containers: 1 });
+        assert_eq!(both, ["kvm", "napi-threaded", "preempt-rt", "vnic-place", "veth", "idle-states", "smt"]);
+        let containers = order(Stake { vms: 0, containers: 2 });
+        assert_eq!(containers, ["napi-threaded", "preempt-rt", "kvm", "veth", "idle-states", "vnic-place", "smt"]);
+    }
+
+    #[test]
+    fn the_summary_shows_three_and_names_the_rest() {
+        let text = page(Stake { vms: 1, containers: 1 }, false, false);
+        assert!(text.contains("1 RT VM, 1 RT container\n3 critical, 3 warnings, 1 unknown, 1 ok\n"), "{text}");
+        let shown: Vec<&str> = text.lines().filter(|line| line.contains(": what was found of ")).collect();
+        assert_eq!(shown.len(), 3, "{text}");
+        assert!(
+            shown[0].starts_with("1. CRITICAL  kvm:") && shown[2].starts_with("3. CRITICAL  preempt-rt:"),
+            "{text}"
+        );
+        assert!(text.contains("4 more: vnic-place, veth, idle-states, smt."), "{text}");
+        assert!(text.contains("1 fact could not be read."), "{text}");
+        assert!(text.contains("ontime doctor --all"), "{text}");
+        let text = page(NOBODY, false, false);
+        assert!(text.contains("no RT tenant runs"), "{text}");
+    }
+
+    #[test]
+    fn no_line_is_longer_than_the_page_and_escapes_are_harmless() {
+        for all in [false, true] {
+            let text = page(NOBODY, all, false);
+            let longest = text.lines().max_by_key(|line| line.chars().count()).unwrap();
+            assert!(longest.chars().count() <= WIDTH, "{longest}");
+            assert!(!text.contains('\x1b'), "{text}");
+        }
+        let (plain, coloured) = (page(NOBODY, true, false), page(NOBODY, true, true));
+        assert!(coloured.contains("\x1b[31mCRITICAL\x1b[0m  kvm: "), "{coloured}");
+        let uncoloured = ["31", "32", "33", "36", "0"]
+            .iter()
+            .fold(coloured, |text, code| text.replace(&format!("\x1b[{code}m"), ""));
+        assert_eq!(uncoloured, plain);
+        let count = |word: &str| plain.lines().filter(|line| line.starts_with(word)).count();
+        assert_eq!(
+            [count("CRITICAL"), count("WARNING"), count("unknown"), count("ok"), count("not read")],
+            [3, 3, 1, 1, 1]
+        );
+    }
 }

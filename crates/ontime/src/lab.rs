@@ -12,7 +12,7 @@ use ontime_lab::images::Images;
 use ontime_lab::module::{self, GUEST, HOST};
 use ontime_lab::{Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate};
 
-use crate::exit::{Exit, UNSUPPORTED};
+use crate::exit::{Exit, usage};
 use crate::paths::Paths;
 
 /// Status of `lab run` where the command took too long, as timeout(1) gives it.
@@ -168,7 +168,7 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
     let dir = run.host.out.as_deref().unwrap_or(scratch);
     if run.host_module {
         if !machine.kernel.takes_host_module() {
-            anyhow::bail!("kernel {} has no use for the host module; 6.12-rt has", machine.kernel);
+            usage!("kernel {} has no use for the host module; 6.12-rt has", machine.kernel);
         }
         HOST.bring(&images.kernel_version(machine.kernel)?, dir, &mut |line| eprintln!("{line}"))?;
     }
@@ -247,7 +247,7 @@ fn shell(host: &Host, images: &Images, scratch: &Path) -> anyhow::Result<ExitCod
 }
 
 fn unsupported(error: LabError) -> anyhow::Error {
-    Exit { status: UNSUPPORTED, message: error.to_string() }.into()
+    Exit::unknown(error.to_string()).into()
 }
 
 #[cfg(test)]

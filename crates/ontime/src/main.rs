@@ -7,6 +7,7 @@ mod api;
 mod apply;
 mod attach;
 mod bench;
+mod check;
 mod client;
 mod daemon;
 mod device;
@@ -18,8 +19,10 @@ mod net;
 mod paths;
 mod plan;
 mod ps;
+mod reload;
 mod replug;
 mod reset;
+mod sight;
 mod sockets;
 mod status;
 mod table;
@@ -71,6 +74,10 @@ commands! {
     Apply => apply,
     /// Give everything its original value
     Reset => reset,
+    /// Tell whether the configuration files are right, all of them
+    Check => check,
+    /// Have the daemon read its configuration again, and tell what came of it
+    Reload => reload,
     /// Examine this host for what makes RT packets late
     Doctor => doctor,
     /// Show where RT requests spend their time, and who is in their way
@@ -96,6 +103,13 @@ commands! {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Where nobody reads it, nothing can be said.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::OK });
+        }
+    };
     run(&cli).unwrap_or_else(|error| exit::of_error(&error))
 }

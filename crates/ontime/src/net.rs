@@ -12,6 +12,7 @@ use crate::daemon::config::Config;
 use crate::daemon::engine::{Known, Look};
 use crate::daemon::view;
 use crate::paths::Paths;
+use crate::sight::Missed;
 use crate::table::visible;
 use crate::{api, exit, table};
 
@@ -37,20 +38,23 @@ struct Status {
     json: bool,
 }
 
-/// Shows the path. Exit status 1 where something is not as wanted.
+/// Shows the path. Exit status 1 where something is not as wanted, 2 where a finding is critical, 3 where not
+/// everything could be seen.
 ///
 /// # Errors
 /// Where the configuration is wrong, a NIC is unknown, or standard output is closed.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let What::Status(args) = &args.what;
-    let (mut nics, by_daemon): (Vec<api::Nic>, bool) = match client::get(&paths.socket(), "/v1/nics") {
-        Ok(nics) => (nics, true),
-        Err(ClientError::NoDaemon { .. }) => (look(paths, "no daemon runs (systemctl start ontimed)")?, false),
-        Err(error @ ClientError::Denied { .. }) => (look(paths, &error.to_string())?, false),
+    let own = |why: &str, missed| look(paths, why, missed).map(|(nics, missed)| (nics, Some(missed)));
+    let (mut nics, missed): (Vec<api::Nic>, Option<Missed>) = match client::get(&paths.socket(), "/v1/nics") {
+        Ok(nics) => (nics, None),
+        Err(ClientError::NoDaemon { .. }) => own("no daemon runs (systemctl start ontimed)", Missed::rights())?,
+        Err(error @ ClientError::Denied { .. }) => own("the daemon could not be asked", Missed::rights().also(error))?,
         Err(error) => return Err(error.into()),
     };
     if let Some(unknown) = args.nics.iter().find(|name| !nics.iter().any(|nic| nic.name == **name)) {
-        anyhow::bail!("there is no interface {unknown}");
+        let known = nics.iter().map(|nic| visible(&nic.name)).collect::<Vec<_>>().join(", ");
+        exit::usage!("there is no interface {unknown} in this network namespace; there are: {known}");
     }
     nics.retain(|nic| args.nics.is_empty() || args.nics.contains(&nic.name));
     let mut out = std::io::stdout().lock();
@@ -58,24 +62,29 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         serde_json::to_writer_pretty(&mut out, &nics)?;
         writeln!(out)?;
     } else {
+        if nics.is_empty() {
+            writeln!(out, "no network interface in this network namespace but the loopback")?;
+        }
         for nic in &nics {
             show(&mut out, nic)?;
         }
     }
     let states = nics.iter().flat_map(|nic| &nic.knobs).map(|knob| knob.state.as_str());
     // A daemon that does not apply was asked not to.
-    let is_wrong = |state| matches!(state, "drifted" | "failed") || (state == "not-applied" && !by_daemon);
-    let wrong = states.into_iter().any(is_wrong);
-    Ok(ExitCode::from(if wrong { exit::THRESHOLD } else { exit::OK }))
+    let is_wrong = |state| matches!(state, "drifted" | "failed") || (state == "not-applied" && missed.is_some());
+    let status = if states.into_iter().any(is_wrong) { exit::WARNING } else { exit::OK };
+    let critical = nics.iter().any(|nic| api::any_critical(&nic.findings));
+    let status = if critical { exit::CRITICAL } else { status };
+    Ok(ExitCode::from(missed.map_or(status, |missed| missed.tell(status))))
 }
 
 /// Looks for ourselves, where no daemon can be asked, and why.
-fn look(paths: &Paths, why: &str) -> anyhow::Result<Vec<api::Nic>> {
+fn look(paths: &Paths, why: &str, missed: Missed) -> anyhow::Result<(Vec<api::Nic>, Missed)> {
     let config = Config::load(&paths.config_dir)?;
-    let originals = paths.originals().unwrap_or_else(|error| {
-        eprintln!("ontime: {error}");
-        Originals::default()
-    });
+    let (originals, missed) = match paths.originals() {
+        Ok(originals) => (originals, missed),
+        Err(error) => (Originals::default(), missed.also(error)),
+    };
     let known = Known { journal: Some(&originals), ..Known::default() };
     let look = Look::at(&Sources::host(), &config, paths, known);
     let host = LiveHost::with_roots(paths.roots());
@@ -87,7 +96,11 @@ fn look(paths: &Paths, why: &str) -> anyhow::Result<Vec<api::Nic>> {
         }
         known
     };
-    Ok(view::nics(&look.inventory, &look.intent, &look.plan, &state))
+    let notes = look.inventory.notes.iter().map(|note| format!("{}: {}", note.about, note.why));
+    // What root cannot read the host does not have.
+    let unread = notes.take(if missed.is_none() { 0 } else { usize::MAX });
+    let missed = unread.fold(missed.and(&look.found.problems), Missed::also);
+    Ok((view::nics(&look.inventory, &look.intent, &look.plan, &state), missed))
 }
 
 fn show(out: &mut impl Write, nic: &api::Nic) -> std::io::Result<()> {

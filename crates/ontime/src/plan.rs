@@ -12,9 +12,11 @@ use std::process::ExitCode;
 use anyhow::Context;
 use ontime_plan::simulate::Options;
 use ontime_plan::{Bandwidth, Nanos};
+use ontime_tenants::ConfigError;
 
 use self::picture::Picture;
 use self::report::{Placed, Report};
+use crate::exit::Exit;
 use crate::paths::Paths;
 use crate::{exit, table};
 
@@ -71,15 +73,19 @@ fn seconds(text: &str) -> Result<Nanos, String> {
 /// # Errors
 /// Where the file is wrong, or output cannot be written.
 pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
-    let mut plan = file::load(&args.file)?;
+    let mut plan = file::load(&args.file).map_err(|error| match error {
+        ConfigError::Read { .. } => Exit::usage(error.to_string()).into(),
+        ConfigError::Invalid { .. } => anyhow::Error::from(error),
+    })?;
     plan.cpus = args.cpus.unwrap_or(plan.cpus);
-    anyhow::ensure!(
-        plan.reserve <= Bandwidth::cpus(plan.cpus as usize),
-        "{}: bulk-reserve = {} is more than --cpus {}; ask for more CPUs, or keep less for bulk",
-        args.file.display(),
-        plan.reserve,
-        plan.cpus
-    );
+    if plan.reserve > Bandwidth::cpus(plan.cpus as usize) {
+        exit::usage!(
+            "{}: bulk-reserve = {} is more than --cpus {}; ask for more CPUs, or keep less for bulk",
+            args.file.display(),
+            plan.reserve,
+            plan.cpus
+        );
+    }
     let (placed, refused) = report::place(&plan, args.hosts as usize);
     let mut report = report::report(&plan, &placed, refused);
     let names = plan.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
@@ -95,7 +101,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         }
     }
     let missed: u64 = report.hosts.iter().flat_map(|host| &host.simulation).map(|simulation| simulation.missed).sum();
-    Ok(ExitCode::from(if report.fits && missed == 0 { exit::OK } else { exit::THRESHOLD }))
+    Ok(ExitCode::from(if report.fits && missed == 0 { exit::OK } else { exit::WARNING }))
 }
 
 /// Simulates each host as asked, draws the fullest one; returns its picture for the terminal.

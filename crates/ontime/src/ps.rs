@@ -3,13 +3,14 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use ontime_tenants::{Sources, discover};
+use ontime_tenants::{ProblemKind, Sources, discover};
 
 use crate::client::{self, ClientError};
 use crate::daemon::config::Config;
 use crate::daemon::view;
 use crate::paths::Paths;
-use crate::{api, table};
+use crate::sight::Missed;
+use crate::{api, exit, table};
 
 /// `ontime ps`
 #[derive(Debug, clap::Args)]
@@ -19,14 +20,16 @@ pub struct Args {
     json: bool,
 }
 
-/// Shows the tenants, and on standard error what is wrong with them: as the daemon sees it, or by looking for ourselves where none runs.
+/// Shows the tenants, and on standard error what is wrong with them: as the daemon sees it, or by looking for ourselves
+/// where none runs. Exit status 3 where a look of our own could not see everything.
 ///
 /// # Errors
 /// Where the configuration is wrong, or standard output is closed.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
-    let (tenants, problems) = match client::get(&paths.socket(), "/v1/tenants") {
-        Ok(tenants) => (tenants, told(paths)),
-        Err(ClientError::NoDaemon { .. } | ClientError::Denied { .. }) => look(paths)?,
+    let (tenants, problems, missed) = match client::get(&paths.socket(), "/v1/tenants") {
+        Ok(tenants) => (tenants, told(paths), Missed::default()),
+        Err(ClientError::NoDaemon { .. }) => look(paths, Missed::rights())?,
+        Err(error @ ClientError::Denied { .. }) => look(paths, Missed::rights().also(error))?,
         Err(error) => return Err(error.into()),
     };
     for problem in problems {
@@ -36,12 +39,15 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     if args.json {
         serde_json::to_writer_pretty(&mut out, &tenants)?;
         writeln!(out)?;
+    } else if tenants.is_empty() {
+        let seen = if missed.is_none() { "runs on this host" } else { "is among what could be seen" };
+        writeln!(out, "no tenant: no VM and no container {seen}")?;
     } else {
         let head = ["NAME", "KIND", "CLASS", "SOURCE", "THREAD", "COMM", "TID", "POLICY", "CPUS", "LAST"];
         let rows: Vec<[String; 10]> = tenants.iter().flat_map(rows).collect();
         table::write(&mut out, head, &rows)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(ExitCode::from(missed.tell(exit::OK)))
 }
 
 /// What the daemon's last pass did not like.
@@ -49,17 +55,24 @@ fn told(paths: &Paths) -> Vec<api::Problem> {
     client::get::<api::Status>(&paths.socket(), "/v1/status").map(|status| status.problems).unwrap_or_default()
 }
 
-fn look(paths: &Paths) -> anyhow::Result<(Vec<api::Tenant>, Vec<api::Problem>)> {
+fn look(paths: &Paths, missed: Missed) -> anyhow::Result<(Vec<api::Tenant>, Vec<api::Problem>, Missed)> {
     let config = Config::load(&paths.config_dir)?;
     let found = discover(&Sources::host(), &config.rules);
     let tenants = found.tenants.iter().map(|tenant| view::tenant(tenant, config.rules.table())).collect();
-    Ok((tenants, found.problems.iter().map(view::problem).collect()))
+    let missed = missed.and(&found.problems);
+    let others = found.problems.iter().filter(|problem| !matches!(problem.kind, ProblemKind::Unreadable(_)));
+    Ok((tenants, others.map(view::problem).collect(), missed))
 }
 
 /// A row a thread; the tenant's own columns are filled in the first only, for the eye.
 fn rows(tenant: &api::Tenant) -> Vec<[String; 10]> {
     let of_tenant = [tenant.name.clone(), tenant.kind.clone(), tenant.class.clone(), tenant.source.clone()];
     let blank = [const { String::new() }; 4];
+    if tenant.threads.is_empty() {
+        let [name, kind, class, source] = of_tenant;
+        let none = || "-".to_owned();
+        return vec![[name, kind, class, source, none(), none(), none(), none(), none(), none()]];
+    }
     tenant
         .threads
         .iter()

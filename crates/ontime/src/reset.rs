@@ -48,7 +48,7 @@ fn show(report: &api::Report, json: bool) -> anyhow::Result<ExitCode> {
     if !json && let Some(said) = nothing_to_give_back(report) {
         println!("{said}");
     }
-    Ok(status)
+    Ok(ExitCode::from(status))
 }
 
 /// What a reset did not do because there was nothing to do it to; such a reset is a success.
@@ -72,7 +72,7 @@ fn protections_only(paths: &Paths) -> anyhow::Result<ExitCode> {
             Ok(()) => eprintln!("{knob}: restored"),
             Err(error) => {
                 eprintln!("ontime: {knob}: {error}");
-                status = exit::THRESHOLD;
+                status = exit::WARNING;
             }
         }
     }

@@ -18,7 +18,8 @@ pub struct Args {
     all: bool,
 }
 
-/// Shows the daemon's state. Exit status 1 where something is not as wanted.
+/// Shows the daemon's state. Exit status 1 where something is not as wanted or a reload was refused, 2 where a finding
+/// is critical.
 ///
 /// # Errors
 /// Where no daemon answers.
@@ -31,17 +32,32 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     } else {
         show(&mut out, &status, args.all)?;
     }
-    let wrong = status.knobs.iter().any(|knob| matches!(knob.state.as_str(), "drifted" | "failed"));
-    Ok(ExitCode::from(if wrong { exit::THRESHOLD } else { exit::OK }))
+    Ok(ExitCode::from(verdict(&status)))
+}
+
+fn verdict(status: &api::Status) -> u8 {
+    let is_wrong = |knob: &api::KnobState| matches!(knob.state.as_str(), "drifted" | "failed");
+    if api::any_critical(&status.findings) {
+        exit::CRITICAL
+    } else if status.knobs.iter().any(is_wrong) || status.refused_configuration.is_some() {
+        exit::WARNING
+    } else {
+        exit::OK
+    }
 }
 
 fn show(out: &mut impl Write, status: &api::Status, all: bool) -> std::io::Result<()> {
     let state = match status.state {
         api::State::Applied => "applied",
         api::State::Reset => "reset: nothing is applied until `ontime apply`",
+        api::State::Observing => "observing: nothing is set",
     };
     writeln!(out, "method     {} (by {}), {state}", status.method, status.method_by)?;
     writeln!(out, "daemon     {}, process {}, kernel {}", status.version, status.pid, visible(&status.kernel))?;
+    if let Some(refused) = &status.refused_configuration {
+        writeln!(out, "config     REFUSED, the former one is in force: {}", visible(&refused.to_string()))?;
+        writeln!(out, "           correct it (`ontime check` tells more), then `ontime reload`")?;
+    }
     let ms = status.last_pass_seconds * 1e3;
     writeln!(out, "passes     {}, the last took {ms:.1} ms", status.passes)?;
     show_caps(out, &status.caps)?;
@@ -59,7 +75,14 @@ fn show(out: &mut impl Write, status: &api::Status, all: bool) -> std::io::Resul
         )?;
     }
     let ok = status.knobs.iter().filter(|knob| knob.state == "ok").count();
-    writeln!(out, "knobs      {ok} of {} as wanted, {} drifted", status.knobs.len(), status.drift)?;
+    let total = status.knobs.len();
+    if status.state == api::State::Observing {
+        let would = status.knobs.iter().filter(|knob| knob.state == "would-change").count();
+        writeln!(out, "knobs      {ok} of {total} as wanted, {would} would be set in mode enforce:")?;
+        writeln!(out, "           mode = \"enforce\" in daemon.toml, then `ontime reload`")?;
+    } else {
+        writeln!(out, "knobs      {ok} of {total} as wanted, {} drifted", status.drift)?;
+    }
     let shown: Vec<[String; 6]> = status
         .knobs
         .iter()
@@ -99,4 +122,80 @@ fn show_caps(out: &mut impl Write, caps: &api::Caps) -> std::io::Result<()> {
         )?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> api::Status {
+        api::Status {
+            version: "1".to_owned(),
+            pid: 1,
+            kernel: "7.2".to_owned(),
+            state: api::State::Applied,
+            method: "partitioned".to_owned(),
+            method_by: "default".to_owned(),
+            passes: 1,
+            last_pass_seconds: 0.01,
+            caps: api::Caps { in_force: true, why: None, protections_off: true, threads: vec![] },
+            polling: vec![],
+            knobs: vec![],
+            drift: 0,
+            findings: vec![],
+            problems: vec![],
+            refused_configuration: None,
+        }
+    }
+
+    fn shown(status: &api::Status) -> String {
+        let mut out = Vec::new();
+        show(&mut out, status, false).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    fn finding(severity: &str) -> api::Finding {
+        let text = || "x".to_owned();
+        api::Finding { rule: text(), severity: severity.to_owned(), object: text(), found: text(), remedy: text() }
+    }
+
+    fn knob(state: &str) -> api::KnobState {
+        let text = || "x".to_owned();
+        api::KnobState { rule: text(), knob: text(), wanted: text(), actual: None, state: state.to_owned(), why: None }
+    }
+
+    #[test]
+    fn the_exit_status_is_that_of_the_worst() {
+        assert_eq!(verdict(&status()), exit::OK);
+        for (severity, wanted) in [("info", exit::OK), ("warning", exit::OK), ("critical", exit::CRITICAL)] {
+            let status = api::Status { findings: vec![finding("info"), finding(severity)], ..status() };
+            assert_eq!(verdict(&status), wanted, "{severity}");
+        }
+        for (state, wanted) in [("drifted", exit::WARNING), ("failed", exit::WARNING), ("would-change", exit::OK)] {
+            let status = api::Status { knobs: vec![knob("ok"), knob(state)], ..status() };
+            assert_eq!(verdict(&status), wanted, "{state}");
+        }
+        let all = api::Status { knobs: vec![knob("failed")], findings: vec![finding("critical")], ..status() };
+        assert_eq!(verdict(&all), exit::CRITICAL);
+    }
+
+    #[test]
+    fn a_refused_configuration_is_named_with_its_line() {
+        let refused = api::RefusedConfiguration {
+            file: "/etc/ontime/host.toml".to_owned(),
+            line: Some(7),
+            reason: "no".to_owned(),
+        };
+        let status = api::Status { refused_configuration: Some(refused), ..status() };
+        assert!(shown(&status).contains("REFUSED, the former one is in force: /etc/ontime/host.toml:7: no\n"));
+        assert_eq!(verdict(&status), exit::WARNING);
+    }
+
+    #[test]
+    fn who_observes_says_what_would_be_set_and_how_it_is_set() {
+        let knobs = vec![knob("ok"), knob("would-change"), knob("would-change")];
+        let text = shown(&api::Status { state: api::State::Observing, knobs, ..status() });
+        assert!(text.contains("observing: nothing is set") && text.contains("2 would be set"), "{text}");
+        assert!(text.contains("mode = \"enforce\" in daemon.toml"), "{text}");
+    }
 }

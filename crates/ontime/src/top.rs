@@ -165,9 +165,13 @@ fn show(text: &mut String, now: &api::Reservations, used: &[Used]) -> anyhow::Re
         "PLACE",
         "DEADLINE IN",
     ];
-    let mut out = Vec::new();
-    table::write(&mut out, head, &rows)?;
-    text.push_str(&String::from_utf8_lossy(&out));
+    if rows.is_empty() {
+        writeln!(text, "no vCPU has reserved CPU time (sched.toml says which are to have some)")?;
+    } else {
+        let mut out = Vec::new();
+        table::write(&mut out, head, &rows)?;
+        text.push_str(&String::from_utf8_lossy(&out));
+    }
     if let Some(slice) = now.slice.as_ref().filter(|slice| !slice.calm) {
         for cpu in &now.cpus {
             writeln!(text, "CPU {cpu:<3} |{}|", picture(now, slice, *cpu))?;
@@ -300,6 +304,9 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("7.3 ms") && text.contains("active"), "{text}");
+        let mut none = String::new();
+        show(&mut none, &reservations(vec![]), &[]).unwrap();
+        assert!(none.contains("no vCPU has reserved CPU time") && !none.contains("DEADLINE IN"), "{none}");
         assert!(text.contains("not running: d") && !text.contains('\x1b'), "{text}");
     }
 

@@ -20,6 +20,7 @@ use ontime_trace::{Analyser, Choice, Document, Run, Session, Watch, cost, html, 
 use crate::daemon::config::Config;
 use crate::exit;
 use crate::paths::Paths;
+use crate::sight::Missed;
 use crate::table::visible;
 
 /// How often the rings are read.
@@ -81,6 +82,11 @@ pub struct Args {
 /// # Errors
 /// What is to be traced is not there, tracing is not to be had, or a file cannot be written.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    let missed = Missed::rights();
+    if !missed.is_none() {
+        eprintln!("ontime: nothing was traced: the kernel's tracing is for root");
+        return Ok(ExitCode::from(missed.tell(exit::UNKNOWN)));
+    }
     let config = Config::load(&paths.config_dir)?;
     let choice = Choice {
         vm: args.vm.clone(),
@@ -118,11 +124,11 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     drop(guard);
     let (analyser, run, broke) = (trace.analyser, trace.run, trace.broke);
     files.write(&analyser, &Document::new(&analyser, &run))?;
-    Ok(ExitCode::from(if broke.is_some() { exit::THRESHOLD } else { exit::OK }))
+    Ok(ExitCode::from(if broke.is_some() { exit::WARNING } else { exit::OK }))
 }
 
 fn unsupported(error: ontime_trace::TraceError) -> anyhow::Error {
-    exit::Exit { status: exit::UNSUPPORTED, message: error.to_string() }.into()
+    exit::Exit::unknown(error.to_string()).into()
 }
 
 fn release() -> String {
@@ -138,7 +144,7 @@ fn look(choice: &Choice, config: &Config, paths: &Paths) -> anyhow::Result<Watch
         let thread = inventory.threads.iter().find(|thread| thread.id.tid == tid)?;
         CpuSet::from_list(&thread.id.affinity().ok()?.to_string()).ok()
     };
-    Ok(Watch::new(choice, &inventory, &intent, affinity)?)
+    Watch::new(choice, &inventory, &intent, affinity).map_err(|error| exit::Exit::usage(error.to_string()).into())
 }
 
 /// A trace under way.

@@ -9,18 +9,63 @@
 )]
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use ontime_hostnet::{Journal, Knob, NicId, Original, Root, Value, journal};
 
+/// A user that owns nothing.
+const NOBODY: u32 = 65_534;
+
 fn ontime(dir: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ontime"));
+    command(env!("CARGO_BIN_EXE_ontime").as_ref(), dir, args).output().unwrap()
+}
+
+fn command(program: &Path, dir: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
     for (flag, name) in [("--run-dir", "run"), ("--state-dir", "state"), ("--config-dir", "etc")] {
         command.arg(flag).arg(dir.join(name));
     }
-    command.args(args).output().unwrap()
+    command.args(args);
+    command
+}
+
+/// A program that everybody may run, and directories that everybody may read.
+struct Open {
+    dir: tempfile::TempDir,
+    program: PathBuf,
+}
+
+impl Open {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("ontime");
+        std::fs::copy(env!("CARGO_BIN_EXE_ontime"), &program).unwrap();
+        std::fs::create_dir(dir.path().join("etc")).unwrap();
+        for path in [dir.path(), &dir.path().join("etc"), &program] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        Self { dir, program }
+    }
+
+    fn as_nobody(&self, args: &[&str]) -> Output {
+        command(&self.program, self.dir.path(), args).uid(NOBODY).gid(NOBODY).output().unwrap()
+    }
+}
+
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        println!("SKIPPED: this test needs root");
+    }
+    root
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
 }
 
 /// Answers each path with a text, as long as the test runs.
@@ -51,6 +96,7 @@ fn ps_says_what_the_daemon_does_not_like() {
     let out = ontime(dir.path(), &["ps"]);
     let said = String::from_utf8(out.stderr).unwrap();
     assert_eq!(said, "ontime: plc: its Ontime metadata is not used: why; what to do\n");
+    assert_eq!(text(&out.stdout), "no tenant: no VM and no container runs on this host\n");
     assert_eq!(out.status.code(), Some(0));
 }
 
@@ -89,4 +135,149 @@ fn a_reset_that_leaves_something_says_so() {
     assert_eq!(out.status.code(), Some(1), "{out:?}");
     let journal = Journal::open(&path, &journal::running_boot_id().unwrap()).unwrap();
     assert!(journal.has(&gone));
+}
+
+#[test]
+fn a_user_without_rights_is_told_what_was_not_seen_and_nothing_looks_well() {
+    if !is_root() {
+        return;
+    }
+    let open = Open::new();
+    for args in [
+        ["ps"].as_slice(),
+        &["ps", "--json"],
+        &["net", "status"],
+        &["net", "status", "--json"],
+        &["trace", "--duration", "1"],
+        &["doctor"],
+        &["doctor", "--json"],
+        &["apply", "--dry-run"],
+    ] {
+        let out = open.as_nobody(args);
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(3), "{args:?}: {said}");
+        assert!(
+            said.contains("ontime: not seen: user 65534 sees") && said.contains("run this as root"),
+            "{args:?}: {said}"
+        );
+    }
+    let shown = text(&open.as_nobody(&["ps"]).stdout);
+    assert!(!shown.contains("runs on this host"), "{shown}");
+    assert_eq!(open.as_nobody(&["status"]).status.code(), Some(3));
+}
+
+#[test]
+fn a_socket_that_may_not_be_opened_is_not_taken_for_no_daemon() {
+    if !is_root() {
+        return;
+    }
+    let open = Open::new();
+    daemon(open.dir.path(), &[]);
+    let (run, socket) = (open.dir.path().join("run"), open.dir.path().join("run/ontime.sock"));
+    std::fs::set_permissions(&run, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o660)).unwrap();
+    for args in [["status"].as_slice(), &["top", "--once"], &["apply"], &["reset"], &["reload"], &["ps"], &["doctor"]] {
+        let out = open.as_nobody(args);
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(3), "{args:?}: {said}");
+        assert!(said.contains("ermission denied") && !said.contains("no daemon"), "{args:?}: {said}");
+    }
+    std::fs::remove_file(&socket).unwrap();
+    let said = text(&open.as_nobody(&["status"]).stderr);
+    assert!(said.contains("no daemon at") && said.contains("systemctl start ontimed"), "{said}");
+}
+
+#[test]
+fn a_usage_error_is_no_state_of_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    for args in [
+        ["doctor", "--nosuch"].as_slice(),
+        &["status", "nosuch"],
+        &["nosuch"],
+        &[],
+        &["apply", "--dry-run", "--method", "fast"],
+        &["net", "status", "nosuch0"],
+        &["attach", "nosuch"],
+        &["attach", "nosuch", "--libvirt"],
+    ] {
+        let out = ontime(dir.path(), args);
+        assert_eq!(out.status.code(), Some(64), "{args:?}: {out:?}");
+        assert!(out.stdout.is_empty() && !out.stderr.is_empty(), "{args:?}: {out:?}");
+    }
+    for args in [["--help"].as_slice(), &["--version"], &["doctor", "--help"]] {
+        assert_eq!(ontime(dir.path(), args).status.code(), Some(0), "{args:?}");
+    }
+    let said = text(&ontime(dir.path(), &["attach", "nosuch"]).stderr);
+    assert!(said.contains("no table [vm.nosuch] in") && said.contains("sockets.toml; write one"), "{said}");
+    std::fs::create_dir(dir.path().join("etc")).unwrap();
+    std::fs::write(dir.path().join("etc/sockets.toml"), "[vm.web]\n").unwrap();
+    assert_eq!(ontime(dir.path(), &["attach", "web"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_wrong_file_has_one_status_in_every_command() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("etc")).unwrap();
+    assert_eq!(ontime(dir.path(), &["check"]).status.code(), Some(0));
+    std::fs::write(
+        dir.path().join("etc/sched.toml"),
+        "[[reservation]]\nname = \"plc-1\"\nbudget = \"12ms\"\nperiod = \"10ms\"\n",
+    )
+    .unwrap();
+    std::fs::write(dir.path().join("etc/host.toml"), "\n[nic.eth0]\npoll_cpu = -7\n").unwrap();
+    for args in [["check"].as_slice(), &["doctor"], &["ps"], &["net", "status"], &["apply", "--dry-run"]] {
+        let out = ontime(dir.path(), args);
+        assert_eq!(out.status.code(), Some(78), "{args:?}: {out:?}");
+    }
+    let out = ontime(dir.path(), &["check"]);
+    let (shown, said) = (text(&out.stdout), text(&out.stderr));
+    assert_eq!(shown.lines().filter(|line| line.starts_with("WRONG ")).count(), 2, "{shown}");
+    assert!(
+        said.contains("sched.toml:3:10: `plc-1`: a budget of 12 ms is not above 0 and at most the period, 10 ms"),
+        "{said}"
+    );
+    assert!(said.contains("host.toml:3:12: ") && said.contains("expected a whole number from 0"), "{said}");
+    std::fs::write(dir.path().join("etc/sched.toml"), "").unwrap();
+    std::fs::write(dir.path().join("etc/host.toml"), "").unwrap();
+    std::fs::write(dir.path().join("etc/tenant.toml"), "").unwrap();
+    let out = ontime(dir.path(), &["check"]);
+    assert_eq!(out.status.code(), Some(1), "{out:?}");
+    assert!(text(&out.stdout).contains("tenant.toml: Ontime reads no file of this name"), "{out:?}");
+}
+
+#[test]
+fn a_dry_run_needs_no_daemon_and_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = ontime(dir.path(), &["apply", "--dry-run", "--method", "partitioned", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!((&report["dry_run"], &report["method"]), (&true.into(), &"partitioned".into()));
+    let knobs = report["changes"].as_array().unwrap().len() as u64 + report["unchanged"].as_u64().unwrap();
+    assert!(knobs > 0, "{report}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    // What changes something does need one.
+    let out = ontime(dir.path(), &["apply"]);
+    assert_eq!(out.status.code(), Some(3));
+    assert!(text(&out.stderr).contains("no daemon at"), "{out:?}");
+    assert_eq!(ontime(dir.path(), &["reload"]).status.code(), Some(3));
+}
+
+#[test]
+fn a_critical_finding_changes_the_exit_status() {
+    const FINDING: &str =
+        r#"[{"rule": "rt-tx-queue", "severity": "critical", "object": "eth0", "found": "shared", "remedy": "part"}]"#;
+    const STATUS: &str = r#"{"version": "1", "pid": 1, "kernel": "7.2", "state": "applied", "method": "partitioned",
+        "method_by": "default", "passes": 1, "last_pass_seconds": 0.01,
+        "caps": {"in_force": true, "why": null, "protections_off": true, "threads": []},
+        "polling": [], "knobs": [], "drift": 0, "findings": FINDING, "problems": []}"#;
+    const REPORT: &str =
+        r#"{"method": "partitioned", "dry_run": false, "changes": [], "unchanged": 1, "findings": FINDING}"#;
+    let dir = tempfile::tempdir().unwrap();
+    let with = |text: &str| -> &'static str { Box::leak(text.replace("FINDING", FINDING).into_boxed_str()) };
+    let answers = [("/v1/status", with(STATUS)), ("/v1/apply", with(REPORT)), ("/v1/reload", with(REPORT))];
+    daemon(dir.path(), Box::leak(Box::new(answers)));
+    for args in [["status"].as_slice(), &["status", "--json"], &["apply"], &["apply", "--json"], &["reload"]] {
+        let out = ontime(dir.path(), args);
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {out:?}");
+        assert!(text(&out.stdout).contains("shared"), "{args:?}: {out:?}");
+    }
 }

@@ -34,7 +34,7 @@ fn the_second_daemon_is_told_about_the_first_and_a_dead_ones_socket_is_replaced(
     let site = Site::new();
     let mut first = Daemon::start(&site);
     let second = site.run(&["daemon"]);
-    assert_eq!(second.status.code(), Some(2));
+    assert_eq!(second.status.code(), Some(3));
     let said = String::from_utf8(second.stderr).unwrap();
     assert!(said.contains(&format!("process {}", first.pid())), "{said}");
     first.kill();
@@ -43,7 +43,7 @@ fn the_second_daemon_is_told_about_the_first_and_a_dead_ones_socket_is_replaced(
     assert!(third.stop().success());
     assert!(!site.path("run/ontime.sock").exists());
     let nobody = site.run(&["status"]);
-    assert_eq!(nobody.status.code(), Some(2));
+    assert_eq!(nobody.status.code(), Some(3));
     assert!(String::from_utf8(nobody.stderr).unwrap().contains("no daemon at"));
 }
 
@@ -342,14 +342,36 @@ fn a_bad_configuration_is_refused_with_its_place_and_the_old_one_stays() {
     daemon.signal(Signal::HUP);
     let place = format!("{}:2:", site.path("etc/host.toml").display());
     until("the log names file and line", || daemon.log().contains(&place).then_some(()));
-    assert_eq!(site.json(&["status", "--json"])["method"], "vanilla");
+    let status = site.json(&["status", "--json"]);
+    assert_eq!(status["method"], "vanilla");
+    let refused = &status["refused_configuration"];
+    assert_eq!(
+        (&refused["file"], &refused["line"]),
+        (&site.path("etc/host.toml").display().to_string().into(), &2.into())
+    );
+    assert!(refused["reason"].as_str().unwrap().starts_with("'fast' is not a method"), "{refused}");
+    let is_refused = || site.curl(&["http://o/metrics"]).1.contains("ontime_config_refused 1");
+    assert!(is_refused());
+    // It stays so until a reload succeeds; who reloads by command is told.
+    site.configure("host.toml", "\n\nbulk_napi_weight = -3\n");
+    let reload = site.run(&["reload"]);
+    assert_eq!(reload.status.code(), Some(78), "{reload:?}");
+    let said = String::from_utf8(reload.stderr).unwrap();
+    assert!(said.contains("host.toml:3: ") && said.contains("a whole number from 0 to 4294967295"), "{said}");
+    let shown = site.run(&["status"]);
+    assert_eq!(shown.status.code(), Some(1), "{shown:?}");
+    assert!(String::from_utf8(shown.stdout).unwrap().contains("host.toml:3: "));
+    assert!(is_refused());
     site.configure("host.toml", "method = \"threaded\"\n");
-    daemon.signal(Signal::HUP);
-    until("the new method is taken", || (site.json(&["status", "--json"])["method"] == "threaded").then_some(()));
+    let reload = site.run(&["reload"]);
+    assert!(matches!(reload.status.code(), Some(0 | 1)), "{reload:?}");
+    let status = site.json(&["status", "--json"]);
+    assert_eq!((&status["method"], &status["refused_configuration"]), (&"threaded".into(), &serde_json::Value::Null));
+    assert!(!is_refused());
     drop(daemon);
     site.configure("daemon.toml", "rescan-seconds = 0\n");
     let refused = site.run(&["daemon"]);
-    assert_eq!(refused.status.code(), Some(2));
+    assert_eq!(refused.status.code(), Some(78));
     assert!(String::from_utf8(refused.stderr).unwrap().contains("daemon.toml:1:"));
 }
 
@@ -450,9 +472,105 @@ fn methods_are_switched_tried_and_refused() {
     assert_eq!((&status["method"], &status["method_by"]), (&"vanilla".into(), &"request".into()));
     for (method, word) in [("outsourcing", "`ontime device`"), ("fast", "partitioned")] {
         let refused = site.run(&["apply", "--method", method]);
-        assert_eq!(refused.status.code(), Some(2));
+        assert_eq!(refused.status.code(), Some(64));
         assert!(String::from_utf8(refused.stderr).unwrap().contains(word));
     }
+}
+
+#[test]
+fn mode_observe_shows_what_would_be_set_and_sets_nothing_until_it_is_told_to_enforce() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let name = name("observed");
+    site.configure("tenants.toml", &rt(&name));
+    site.configure("daemon.toml", include_str!("../../../packaging/ontime/daemon.toml"));
+    let guest = Guest::stopped(&name);
+    let vcpu = guest.vcpu();
+    let mut daemon = Daemon::start(&site);
+    site.poke();
+    let status = || site.json(&["status", "--json"]);
+    let of_vcpu = |status: &serde_json::Value| {
+        let knobs = status["knobs"].as_array().unwrap().clone();
+        knobs.into_iter().find(|knob| knob["knob"].as_str().unwrap().contains(&vcpu.to_string()))
+    };
+    let knob = until("the vCPU is found", || of_vcpu(&status()));
+    assert_eq!((&knob["state"], &knob["wanted"]), (&"would-change".into(), &"FIFO 47".into()), "{knob}");
+    // Protections are what runtime caps would take the place of.
+    let seen = status();
+    assert!(seen["knobs"].as_array().unwrap().iter().any(|knob| knob["rule"] == "rt-protections"), "{seen}");
+    assert_eq!(
+        (&seen["state"], &seen["drift"], &seen["caps"]["in_force"]),
+        (&"observing".into(), &0.into(), &false.into())
+    );
+    let unset = || {
+        let journal = fs::read_to_string(site.path("state/originals")).unwrap_or_default();
+        assert!(guest.policy() == (0, 0) && site.protected() && !journal.contains("\"comm\""), "{journal}");
+    };
+    unset();
+    let text = site.run(&["status"]);
+    assert_eq!(text.status.code(), Some(0), "{text:?}");
+    assert!(String::from_utf8(text.stdout).unwrap().contains("observing: nothing is set"));
+    let refused = site.run(&["apply"]);
+    assert_eq!(refused.status.code(), Some(3), "{refused:?}");
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("mode = \"enforce\""));
+    let dry = site.json(&["apply", "--dry-run", "--json"]);
+    assert!(dry["changes"].as_array().unwrap().iter().any(|change| change["outcome"] == "would-change"), "{dry}");
+    assert!(site.run(&["reset"]).status.success());
+    assert_eq!(status()["state"], "observing");
+    assert!(site.curl(&["http://o/metrics"]).1.contains("ontime_observing 1"));
+    unset();
+
+    // The answer to a reload comes when it is in force.
+    site.configure("daemon.toml", "mode = \"enforce\"\n");
+    let reload = site.run(&["reload"]);
+    assert!(matches!(reload.status.code(), Some(0 | 1)), "{reload:?}");
+    assert_eq!((guest.policy(), &status()["state"]), ((FIFO, 47), &"applied".into()));
+    until("protections are off", || site.unprotected().then_some(()));
+    // And back: what was set is given back first, also what a killed daemon has left.
+    site.configure("daemon.toml", "mode = \"observe\"\n");
+    assert!(site.run(&["reload"]).status.success());
+    unset();
+    site.configure("daemon.toml", "");
+    assert!(matches!(site.run(&["reload"]).status.code(), Some(0 | 1)));
+    assert_eq!(guest.policy(), (FIFO, 47));
+    daemon.kill();
+    site.configure("daemon.toml", "mode = \"observe\"\n");
+    let mut daemon = Daemon::start(&site);
+    until("what the former daemon has left is given back", || (guest.policy() == (0, 0)).then_some(()));
+    unset();
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn what_ontime_itself_has_set_is_no_problem_once_the_class_is_another() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let (name, other) = (name("was-rt"), name("bulk-at-rt"));
+    site.configure("tenants.toml", &rt(&name));
+    let (guest, strange) = (Guest::stopped(&name), Guest::stopped(&other));
+    let moved = std::process::Command::new("chrt").args(["-f", "-p", "5", &strange.vcpu().to_string()]).status();
+    assert!(moved.unwrap().success());
+    guest.vcpu();
+    let _daemon = Daemon::start(&site);
+    site.poke();
+    until("the vCPU is placed", || (guest.policy() == (FIFO, 47)).then_some(()));
+    let problems = || {
+        let status = site.json(&["status", "--json"]);
+        let problems = status["problems"].as_array().unwrap().clone();
+        problems.into_iter().map(|problem| problem["subject"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    // Another program's doing is told, before and after.
+    until("the bulk VM's own place is told", || problems().contains(&other).then_some(()));
+    site.configure("tenants.toml", "");
+    assert!(matches!(site.run(&["reload"]).status.code(), Some(0 | 1)));
+    assert_eq!(guest.policy(), (0, 0));
+    let told = problems();
+    assert!(!told.contains(&name) && told.contains(&other), "{told:?}");
+    assert!(!site.curl(&["http://o/metrics"]).1.contains("ontime_drift_total{rule=\"vcpu-place\"}"));
 }
 
 #[test]

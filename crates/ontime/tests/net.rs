@@ -73,7 +73,7 @@ fn the_path_is_shown_nic_by_nic_with_why() {
     let all: Value = serde_json::from_slice(&before.stdout).unwrap();
     assert_eq!((&nic(&all, "va0")["class"], &nic(&all, "va0")["class_by"]), (&"rt1".into(), &"configured".into()));
     assert!(states(nic(&all, "va0")).contains(&"not-applied"), "{all}");
-    assert_eq!(site.run(&["net", "status", "eth77"]).status.code(), Some(2));
+    assert_eq!(site.run(&["net", "status", "eth77"]).status.code(), Some(64));
 
     let _daemon = Daemon::start(&site);
     let applied = until("all of va0 is as wanted", || {

@@ -140,7 +140,7 @@ fn the_picture_is_well_formed_and_says_simulation() {
         svg.contains("<title>Simulation: ") && document.descendants().filter(|n| n.has_tag_name("rect")).count() > 9
     );
     let out = plan("motivation.toml", &["--svg", "/nonexistent/x.svg"]);
-    assert_eq!(out.status.code(), Some(2));
+    assert_eq!(out.status.code(), Some(3));
     assert!(String::from_utf8(out.stderr).unwrap().contains("/nonexistent/x.svg: cannot be written"));
 }
 
@@ -163,14 +163,20 @@ fn the_picture_is_of_the_fullest_host() {
 }
 
 #[test]
-fn wrong_use_is_2() {
-    assert_eq!(plan("none.toml", &[]).status.code(), Some(2));
-    assert_eq!(plan("nh-dec.toml", &["--simulate", "-1"]).status.code(), Some(2));
-    assert_eq!(plan("nh-dec.toml", &["--cpus", "0"]).status.code(), Some(2));
+fn wrong_use_and_a_wrong_file_have_statuses_of_their_own() {
+    let none = plan("none.toml", &[]);
+    assert_eq!(none.status.code(), Some(64));
+    let said = String::from_utf8(none.stderr).unwrap();
+    assert!(
+        said.contains("none.toml: cannot be read: No such file") && said.contains("name a file that exists"),
+        "{said}"
+    );
+    assert_eq!(plan("nh-dec.toml", &["--simulate", "-1"]).status.code(), Some(64));
+    assert_eq!(plan("nh-dec.toml", &["--cpus", "0"]).status.code(), Some(64));
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.toml");
     std::fs::write(&path, "[host]\ncpus = 1\n[[tenants]]\n").unwrap();
     let out = plan(path.to_str().unwrap(), &[]);
-    assert_eq!(out.status.code(), Some(2));
+    assert_eq!(out.status.code(), Some(78));
     assert!(String::from_utf8(out.stderr).unwrap().contains("did you mean `tenant`?"));
 }

@@ -137,3 +137,35 @@ fn vms_and_reservations_come_and_go_and_what_does_not_fit_is_named() {
         [one.policy(), three.policy()].iter().all(|policy| *policy == (FIFO, 47)).then_some(())
     });
 }
+
+#[test]
+fn another_back_end_is_no_other_programs_doing() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let name = name("moved");
+    let with = |backend: &str| format!("backend = \"{backend}\"\n{}", reserve(&name, "4ms"));
+    site.configure("tenants.toml", &rt(&[&name]));
+    site.configure("sched.toml", &with("paced"));
+    let guest = Guest::spinning(&name);
+    guest.vcpu();
+    let mut daemon = Daemon::start(&site);
+    site.poke();
+    let kept = || vcpu(&site, &name).filter(|vcpu| vcpu["overruns"].as_u64().unwrap() > 0);
+    until("shares are used up", kept);
+    for backend in ["dp-wrap", "paced", "deadline", "dp-wrap"] {
+        site.configure("sched.toml", &with(backend));
+        assert!(matches!(site.run(&["reload"]).status.code(), Some(0 | 1)));
+        until("the other back end has it", || (top(&site)["reservations"]["backend"] == backend).then_some(()));
+        std::thread::sleep(std::time::Duration::from_millis(300));
+    }
+    let metrics = site.curl(&["http://o/metrics"]).1;
+    assert!(!metrics.contains("ontime_drift_total{rule=\"vcpu-place\"}"), "{metrics}");
+    let log = daemon.log();
+    assert!(!log.lines().any(|line| line.contains("CPU 0/") && line.contains("another program")), "{log}");
+    let reset = site.run(&["reset"]);
+    assert!(reset.status.success(), "{reset:?}");
+    assert_eq!(guest.policy(), (0, 0));
+    assert!(daemon.stop().success());
+}

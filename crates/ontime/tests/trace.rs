@@ -298,14 +298,21 @@ fn what_is_not_there_is_named() {
         return;
     }
     let place = Place::new();
+    let vm = support::name("without-nic");
+    let guest = support::Guest::stopped(&vm);
+    guest.vcpu();
     for (words, said) in [
+        (
+            ["--vm", vm.as_str()],
+            format!("{vm}: no NIC of this host is known to lead to its interfaces (none), as behind NAT"),
+        ),
         (["--container", "nobody"], format!("there is no container nobody; there are: {}", place.tenant)),
         (["--vm", "nobody"], "there is no VM nobody; there are: ".to_owned()),
         (["--nic", "nowhere"], "there is no interface nowhere; there are: ".to_owned()),
     ] {
         let output = place.trace(&words).output().unwrap();
         let error = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert_eq!(output.status.code(), Some(64), "{error}");
         assert!(error.contains(&said), "{error}");
     }
 }

@@ -98,7 +98,7 @@ struct File {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Entry {
     name: String,
-    budget: Nanos,
+    budget: Spanned<Nanos>,
     period: Nanos,
     slack: Option<Nanos>,
     vcpus: Option<BTreeSet<u32>>,
@@ -152,11 +152,16 @@ impl SchedConfig {
             let (least, most) = PERIODS.into_inner();
             return Err(refuse(format!("`{name}`: a period of {period} is not between {least} and {most}")));
         }
+        let (budget, budget_at) = (*budget.get_ref(), budget.span());
+        if budget == Nanos::ZERO || budget > *period {
+            let what = format!("`{name}`: a budget of {budget} is not above 0 and at most the period, {period}");
+            return Err(text.error(&budget_at, what));
+        }
         if vcpus.as_ref().is_some_and(BTreeSet::is_empty) {
             return Err(refuse(format!("`{name}`: `vcpus` names none; leave it out for all")));
         }
         let rta =
-            Rta::new(*budget, *period, Arrivals::Periodic).map_err(|error| refuse(format!("`{name}`: {error}")))?;
+            Rta::new(budget, *period, Arrivals::Periodic).map_err(|error| refuse(format!("`{name}`: {error}")))?;
         let vcpu = Vcpu::new(vec![rta], own.unwrap_or(slack), None);
         let bandwidth = vcpu.map_err(|error| refuse(format!("`{name}`: {error}")))?.bandwidth();
         if let Some(first) = self.reservations.iter().find(|first| first.name == *name && overlap(&first.vcpus, vcpus))
@@ -264,7 +269,12 @@ mod tests {
             ("backend = \"magic\"\n".to_owned(), 1, "paced"),
             ("cpus = \"\"\n".to_owned(), 1, "names no CPU"),
             (one("budget = \"3\"\nperiod = \"10ms\""), 4, "is no duration"),
-            (one("budget = \"30ms\"\nperiod = \"10ms\""), 2, "at most the period"),
+            (
+                one("budget = \"30ms\"\nperiod = \"10ms\""),
+                4,
+                "`a`: a budget of 30 ms is not above 0 and at most the period",
+            ),
+            (one("period = \"10ms\"\nbudget = \"0ms\""), 5, "a budget of 0 ms is not above 0"),
             (one("budget = \"10ms\"\nperiod = \"10ms\"\nslack = \"1ms\""), 2, "more than 1"),
             (one("budget = \"1us\"\nperiod = \"100us\""), 2, "not between 500 us and 1000 ms"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpus = []"), 2, "names none"),

@@ -22,7 +22,7 @@ const SIZE_MAX: u64 = 1 << 20;
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file could not be read.
-    #[error("{}: cannot be read: {source}; correct its permissions or remove it", .path.display())]
+    #[error("{}: cannot be read: {source}; {}", .path.display(), remedy_of(.source))]
     Read {
         /// Which file or directory.
         path: PathBuf,
@@ -41,6 +41,31 @@ pub enum ConfigError {
         /// A likely correction.
         hint: Option<String>,
     },
+}
+
+fn remedy_of(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::NotFound => "name a file that exists",
+        io::ErrorKind::PermissionDenied => "run as root, or correct its permissions",
+        io::ErrorKind::InvalidData => "write it as text in UTF-8",
+        io::ErrorKind::IsADirectory => "put a file in place of the directory",
+        _ => "correct or remove it",
+    }
+}
+
+/// A Rust type's name in serde's message as what a user may write.
+fn plain(message: &str) -> String {
+    let Some((what, name)) = message.rsplit_once(", expected ") else { return message.to_owned() };
+    let range = match name {
+        "u8" => "a whole number from 0 to 255",
+        "u16" => "a whole number from 0 to 65535",
+        "u32" => "a whole number from 0 to 4294967295",
+        "u64" | "usize" => "a whole number from 0 up",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "f32" | "f64" => "a number",
+        _ => return message.to_owned(),
+    };
+    format!("{what}, expected {range}")
 }
 
 fn line_of(snippet: &str) -> String {
@@ -120,7 +145,7 @@ impl Text {
     /// [`ConfigError::Invalid`].
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
         toml::from_str(&self.text)
-            .map_err(|error| self.error(&error.span().unwrap_or(0..0), error.message().trim_end()))
+            .map_err(|error| self.error(&error.span().unwrap_or(0..0), plain(error.message().trim_end())))
     }
 }
 
@@ -250,9 +275,37 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_named() {
+    fn a_file_that_cannot_be_read_is_named_with_what_to_do() {
         let error = load::<Sample>(Path::new("/nonexistent/tenants.toml")).unwrap_err().to_string();
         assert!(error.starts_with("/nonexistent/tenants.toml: cannot be read"), "{error}");
+        assert!(error.ends_with("name a file that exists"), "{error}");
+        let dir = tempfile::tempdir().unwrap();
+        let error = load::<Sample>(dir.path()).unwrap_err().to_string();
+        assert!(error.ends_with("put a file in place of the directory"), "{error}");
+        let path = dir.path().join("x.toml");
+        std::fs::write(&path, [0xff, 0xfe]).unwrap();
+        let error = load::<Sample>(&path).unwrap_err().to_string();
+        assert!(error.ends_with("write it as text in UTF-8"), "{error}");
+    }
+
+    #[test]
+    fn a_number_out_of_range_is_told_without_a_type_of_the_program() {
+        #[derive(Debug, Deserialize)]
+        #[allow(dead_code, reason = "only read")]
+        struct Numbers {
+            cpu: Option<u32>,
+            port: Option<u16>,
+            share: Option<f64>,
+        }
+        for (text, said) in [
+            ("cpu = -1", "integer `-1`, expected a whole number from 0 to 4294967295"),
+            ("cpu = \"x\"", "string \"x\", expected a whole number from 0 to 4294967295"),
+            ("port = 65536", "integer `65536`, expected a whole number from 0 to 65535"),
+            ("share = true", "boolean `true`, expected a number"),
+        ] {
+            let message = Text::new("x.toml", text).parse::<Numbers>().unwrap_err().to_string();
+            assert!(message.contains(said), "{message}");
+        }
     }
 
     proptest! {

@@ -62,7 +62,12 @@ impl Problem {
     /// What to do.
     pub fn remedy(&self) -> String {
         match &self.kind {
-            ProblemKind::Unreadable(_) => "run as root (CAP_SYS_PTRACE), on the host and not in a container".to_owned(),
+            // Root is not told to become root.
+            ProblemKind::Unreadable(_) if rustix::process::geteuid().is_root() => {
+                "this is root without CAP_SYS_PTRACE or CAP_DAC_OVERRIDE: run it on the host, not in a container"
+                    .to_owned()
+            }
+            ProblemKind::Unreadable(_) => "run as root, on the host and not in a container".to_owned(),
             ProblemKind::StaleDomain(_) => {
                 "if it stays, libvirt lost track of the domain: systemctl restart libvirtd (or virtqemud)".to_owned()
             }
@@ -146,5 +151,17 @@ impl Serialize for Problem {
         out.serialize_field("message", &self.message())?;
         out.serialize_field("remedy", &self.remedy())?;
         out.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_is_not_told_to_become_root() {
+        let remedy = Problem::new("/proc", ProblemKind::Unreadable("denied".to_owned())).remedy();
+        assert_eq!(remedy.starts_with("run as root"), !rustix::process::geteuid().is_root(), "{remedy}");
+        assert!(remedy.contains("on the host"), "{remedy}");
     }
 }

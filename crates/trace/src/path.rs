@@ -115,10 +115,17 @@ pub enum PathError {
     )]
     Nothing,
     /// A tenant without NIC.
-    #[error("{tenant}: no NIC leads to it that could be found; name it with --nic")]
+    #[error(
+        "{tenant}: no NIC of this host is known to lead to its interfaces ({interfaces}), as behind NAT, a router or Open \
+         vSwitch; name the NIC that its requests come by: --nic NIC ({known})"
+    )]
     NoPath {
         /// The tenant.
         tenant: String,
+        /// Its interfaces.
+        interfaces: String,
+        /// The host's.
+        known: String,
     },
 }
 
@@ -176,7 +183,7 @@ impl Watch {
             let asked = choice.vm.is_some() || choice.container.is_some();
             match (nics.is_empty(), asked) {
                 (false, _) => paths.push(path(inventory, tenant, &nics)),
-                (true, true) => return Err(PathError::NoPath { tenant: tenant.name.clone() }),
+                (true, true) => return Err(no_path(inventory, tenant)),
                 (true, false) => {}
             }
         }
@@ -298,6 +305,13 @@ fn joined(terms: Vec<String>) -> Option<String> {
 fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.collect();
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+fn no_path(inventory: &Inventory, tenant: &Tenant) -> PathError {
+    let own = tenant.vnics.iter().map(|vnic| vnic.ifname.as_str());
+    let inside = tenant.attached.iter().map(|attached| attached.name.as_str());
+    let physical = inventory.nics.iter().filter(|nic| nic.physical).map(|nic| nic.id.name.as_str());
+    PathError::NoPath { tenant: tenant.name.clone(), interfaces: list(own.chain(inside)), known: list(physical) }
 }
 
 fn name(nic: &Nic) -> Name {

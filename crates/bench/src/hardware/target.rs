@@ -198,7 +198,7 @@ impl Target {
     /// The host has no daemon, other tenants, or refuses the method.
     pub fn apply(&mut self, method: &str) -> Result<(), HardwareError> {
         self.know_the_host()?;
-        let script = format!("{} apply --method {method} 2>&1; [ $? -le 1 ]", self.site.ontime);
+        let script = format!("{} apply --method {method} 2>&1; [ $? -le 2 ]", self.site.ontime);
         let said = self.shell(&script)?;
         // For whoever reads the figures later.
         let _ = std::fs::write(self.dir.join(format!("{method}.applied")), said);
@@ -235,7 +235,7 @@ impl Target {
                 });
             }
         }
-        let status: Status = self.json(&format!("{ontime} status --json; [ $? -le 1 ]"))?;
+        let status: Status = self.json(&format!("{ontime} status --json; [ $? -le 2 ]"))?;
         self.method = Some(if status.state == "reset" { String::new() } else { status.method });
         Ok(())
     }
@@ -258,7 +258,7 @@ impl Target {
         match self.method.take() {
             None => Ok(()),
             Some(method) if method.is_empty() => self.shell(&format!("{ontime} reset 2>&1")).map(|_| ()),
-            Some(method) => self.shell(&format!("{ontime} apply --method {method} 2>&1; [ $? -le 1 ]")).map(|_| ()),
+            Some(method) => self.shell(&format!("{ontime} apply --method {method} 2>&1; [ $? -le 2 ]")).map(|_| ()),
         }
     }
 }

@@ -149,7 +149,7 @@ impl Host {
         }
         let start = "mkdir -p /etc/ontime && cp /lab/etc/* /etc/ontime/ && \
                      { ontime daemon > /lab/daemon.log 2>&1 & } && \
-                     for try in $(seq 100); do ontime status > /dev/null 2>&1; [ $? -le 1 ] && exit 0; sleep 0.1; done; \
+                     for try in $(seq 100); do ontime status > /dev/null 2>&1; [ $? -le 2 ] && exit 0; sleep 0.1; done; \
                      cat /lab/daemon.log; exit 1";
         lab.check(&["sh", "-c", start], LIMIT)?;
         let clock = match site.machine.clock {
@@ -318,7 +318,7 @@ impl Host {
     pub fn apply(&mut self, method: &str) -> Result<(), MeasureError> {
         let apply = format!(
             "ontime apply --method {method} > /lab/{method}.applied 2>&1; status=$?; ontime ps > /lab/{method}.threads; \
-             [ $status -le 1 ] || {{ cat /lab/{method}.applied; exit $status; }}"
+             [ $status -le 2 ] || {{ cat /lab/{method}.applied; exit $status; }}"
         );
         match &mut self.under {
             Under::Lab(_) => self.ask(&apply).map(|_| ()),

@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
 use ontime_bench::host::Ground;
 use ontime_bench::kbp;
 use ontime_bench::workload::HEADERS;
 
 use super::{Measured, Output, Whose, chosen, noted, say};
+use crate::exit::usage;
 
 #[derive(Debug, clap::Args)]
 pub struct Kbp {
@@ -49,7 +49,7 @@ pub fn run(args: &Kbp) -> anyhow::Result<ExitCode> {
     let places = chosen("place", &args.places, if real { &["vm"] } else { &kbp::PLACES })?;
     let frames = if args.frames.is_empty() { kbp::FRAMES.to_vec() } else { args.frames.clone() };
     if let Some(unknown) = frames.iter().find(|frame| !kbp::FRAMES.contains(frame)) {
-        bail!("frames of {unknown} bytes are none of the paper's, {:?}", kbp::FRAMES);
+        usage!("frames of {unknown} bytes are none of the paper's, {:?}", kbp::FRAMES);
     }
     let mut missing = Vec::new();
     let (requests, rate, frames_each) = (args.requests, f64::from(args.rate), args.frames_each);

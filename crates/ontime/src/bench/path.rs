@@ -9,7 +9,7 @@ use ontime_bench::path::{self, Document, Measured, PATH_VERSION, Program};
 use ontime_lab::{Clock, Kernel};
 
 use super::{Emulated, chosen, created, noted, say};
-use crate::exit::{OK, THRESHOLD};
+use crate::exit::{OK, WARNING, usage};
 
 /// What is traced where nothing is said.
 const DEFAULTS: [&str; 3] = ["partitioned", "outsourcing", "host-process"];
@@ -57,18 +57,18 @@ pub fn run(args: &Path) -> anyhow::Result<ExitCode> {
 /// What to trace. Refuses what this cannot have.
 fn methods(args: &Path) -> anyhow::Result<Vec<String>> {
     if args.hardware.is_some() {
-        bail!(
+        usage!(
             "path has no --hardware: only an emulated CPU tells every instruction; `ontime trace` shows a real host's segments"
         );
     }
     if args.emulated.clock == Clock::Real {
-        bail!("path is for the virtual clock, on which tracing takes no time; leave out --clock real");
+        usage!("path is for the virtual clock, on which tracing takes no time; leave out --clock real");
     }
     let asked = chosen("method", &args.methods, &path::METHODS)?;
     let methods = if args.methods.is_empty() { DEFAULTS.map(str::to_owned).to_vec() } else { asked };
     let is_plain = args.emulated.kernel == Kernel::Plain72;
     if methods.iter().any(|method| (method == "vanilla") != is_plain) {
-        bail!(
+        usage!(
             "vanilla is the kernel without PREEMPT_RT, and the others need it: `--kernel 7.2 --method vanilla` alone, or neither"
         );
     }
@@ -97,7 +97,7 @@ fn report(args: &Path, measured: Vec<Measured>, missing: Vec<String>) -> anyhow:
         }
     }
     println!("{}", path::table(&document));
-    Ok(ExitCode::from(if missing.is_empty() { OK } else { THRESHOLD }))
+    Ok(ExitCode::from(if missing.is_empty() { OK } else { WARNING }))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use ontime_bench::host::Ground;
 use ontime_bench::memcached::ACCESS;
 use ontime_bench::rt_server::{self, Case, Plan};
@@ -16,6 +16,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::{Emulated, Hardware, Measured, Output, noted, say};
+use crate::exit::usage;
 use crate::lab;
 
 /// An experiment of an RT server.
@@ -179,7 +180,7 @@ fn plan(args: &Args, kind: &Kind, methods: &[String]) -> Plan {
 fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Host>> {
     let wanted = args.hardware.methods(&args.methods, kind.methods, &rt_server::CASES)?;
     if wanted.iter().any(|method| method == "exclusive") && (args.clock == Clock::Virtual || args.cpus < 2) {
-        bail!("exclusive keeps a CPU for the RT group, and the virtual clock has one: add --clock real --cpus 2");
+        usage!("exclusive keeps a CPU for the RT group, and the virtual clock has one: add --clock real --cpus 2");
     }
     let mut hosts = Vec::new();
     if wanted.iter().any(|method| method == "vanilla") {
@@ -188,7 +189,7 @@ fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Host>> {
     let of_rt: Vec<String> = wanted.into_iter().filter(|method| method != "vanilla").collect();
     for kernel in &args.kernels {
         if *kernel == Kernel::Plain72 {
-            bail!("--kernel is the RT kernel, 7.2-rt or 6.12-rt; vanilla brings 7.2 without PREEMPT_RT by itself");
+            usage!("--kernel is the RT kernel, 7.2-rt or 6.12-rt; vanilla brings 7.2 without PREEMPT_RT by itself");
         }
         // The virtual clock is the same in every host, and hosts run side by side.
         let at_most = if args.clock == Clock::Virtual { 3 } else { of_rt.len().max(1) };
@@ -258,14 +259,14 @@ const ON_HARDWARE: &[&str] = &["rt-default", "threaded", "partitioned"];
 /// Measures a real host, whose server is its owner's.
 fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     if kind.name != RT_SERVER.name {
-        bail!("{} has no --hardware: rt-server, sampled-values, kbp, vatc and vatc-network have", kind.name);
+        usage!("{} has no --hardware: rt-server, sampled-values, kbp, vatc and vatc-network have", kind.name);
     }
     let methods = args.hardware.methods(&args.methods, ON_HARDWARE, &rt_server::CASES)?;
     if !args.settings.is_empty() {
-        bail!("--host-toml writes the host.toml of an emulated host; a real one's is its owner's");
+        usage!("--host-toml writes the host.toml of an emulated host; a real one's is its owner's");
     }
     if !args.appended.is_empty() {
-        bail!("--guest-append is for the VM of an emulated host; a real one's is its owner's");
+        usage!("--guest-append is for the VM of an emulated host; a real one's is its owner's");
     }
     let plan = plan(args, kind, &methods);
     let mut missing = Vec::new();

@@ -11,7 +11,7 @@ use ontime_bench::rta::{WORK_PERCENT, many, motivation, registration, video};
 
 use super::rta::methods;
 use super::{Emulated, Measured, Output, noted, say};
-use crate::exit::{OK, THRESHOLD};
+use crate::exit::{OK, WARNING};
 
 #[derive(Debug, clap::Args)]
 pub struct Video {
@@ -47,7 +47,7 @@ pub fn run(args: &Video) -> anyhow::Result<ExitCode> {
     if args.simulate {
         println!("{}", simulated.words());
         figures.notes("video").iter().for_each(|note| println!("{note}"));
-        return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { THRESHOLD }));
+        return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { WARNING }));
     }
     let mut missing = Vec::new();
     let plan = video::Plan { methods, seconds: args.seconds, seed: args.seed };
@@ -92,7 +92,7 @@ pub fn scale(args: &Scale) -> anyhow::Result<ExitCode> {
     let simulated = scale::table(&all);
     if args.simulate {
         print!("{simulated}");
-        return Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { THRESHOLD }));
+        return Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { WARNING }));
     }
     let mut missing = Vec::new();
     let plan = many::Plan { methods, groups: many::groups(&figures), seconds: args.seconds };

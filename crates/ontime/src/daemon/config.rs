@@ -26,9 +26,23 @@ pub struct Config {
     pub sched: SchedConfig,
 }
 
+/// Whether the daemon sets what it plans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// It finds and plans, and sets nothing: a fresh installation's (`packaging/ontime/daemon.toml`).
+    Observe,
+    /// It sets and keeps what it plans. The default where no file names a mode, so that a host does not lose its
+    /// guarantees by an upgrade.
+    #[default]
+    Enforce,
+}
+
 /// `daemon.toml`: how the daemon itself works.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DaemonConfig {
+    /// Whether it sets anything.
+    pub mode: Mode,
     /// How often the host is looked over for what no event tells, such as a sysctl changed behind the daemon's back.
     pub rescan: Duration,
     /// The period of runtime caps.
@@ -46,6 +60,7 @@ pub struct DaemonConfig {
 impl Default for DaemonConfig {
     fn default() -> Self {
         Self {
+            mode: Mode::default(),
             rescan: Duration::from_secs(30),
             cap_period: Duration::from_millis(2),
             cap_cpu_share: Share::NINETY_FIVE,
@@ -59,6 +74,7 @@ impl Default for DaemonConfig {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
+    mode: Option<Mode>,
     rescan_seconds: Option<Spanned<u64>>,
     #[serde(default)]
     cap: CapFile,
@@ -76,7 +92,11 @@ struct CapFile {
 }
 
 impl DaemonConfig {
-    fn load(directory: &Path) -> Result<Self, ConfigError> {
+    /// Reads `DIRECTORY/daemon.toml` and `DIRECTORY/daemon.conf.d/*.toml`.
+    ///
+    /// # Errors
+    /// [`ConfigError`], with file, line, what is wrong and what is allowed.
+    pub fn load(directory: &Path) -> Result<Self, ConfigError> {
         let mut all = Self::default();
         for path in config::files(directory, "daemon")? {
             all.add(&Text::read(&path)?)?;
@@ -85,8 +105,12 @@ impl DaemonConfig {
     }
 
     /// Adds what one file says; a later file has the last word.
-    fn add(&mut self, text: &Text) -> Result<(), ConfigError> {
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn add(&mut self, text: &Text) -> Result<(), ConfigError> {
         let file: File = text.parse()?;
+        self.mode = file.mode.unwrap_or(self.mode);
         if let Some(seconds) = within(text, "rescan-seconds", file.rescan_seconds, 1..=3600)? {
             self.rescan = Duration::from_secs(seconds);
         }
@@ -176,7 +200,10 @@ mod tests {
 
     #[test]
     fn a_daemon_file_is_read() {
-        let config = read("rescan-seconds = 5\n[cap]\nperiod-ms = 10\ncpu-share = 0.8\nthreads = 64\n").unwrap();
+        let config =
+            read("mode = \"observe\"\nrescan-seconds = 5\n[cap]\nperiod-ms = 10\ncpu-share = 0.8\nthreads = 64\n")
+                .unwrap();
+        assert_eq!(config.mode, Mode::Observe);
         assert_eq!(config.rescan, Duration::from_secs(5));
         assert_eq!(config.cap_period, Duration::from_millis(10));
         assert_eq!(config.cap_cpu_share, Share::new(0.8).unwrap());
@@ -198,10 +225,22 @@ mod tests {
     }
 
     #[test]
+    fn a_fresh_installation_observes_and_a_later_file_may_enforce() {
+        let packaged = include_str!("../../../../packaging/ontime/daemon.toml");
+        assert_eq!(read(packaged).unwrap(), DaemonConfig { mode: Mode::Observe, ..DaemonConfig::default() });
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("daemon.toml"), packaged).unwrap();
+        std::fs::create_dir(dir.path().join("daemon.conf.d")).unwrap();
+        std::fs::write(dir.path().join("daemon.conf.d/10-site.toml"), "mode = \"enforce\"\n").unwrap();
+        assert_eq!(DaemonConfig::load(dir.path()).unwrap().mode, Mode::Enforce);
+    }
+
+    #[test]
     fn what_is_not_allowed_is_refused_with_its_line() {
         for (text, line, word) in [
             ("rescan-seconds = 0\n", 1, "1 to 3600"),
             ("\nrescan-second = 1\n", 2, "rescan-seconds"),
+            ("mode = \"watch\"\n", 1, "`observe` or `enforce`"),
             ("[cap]\ncpu-share = 1.0\n", 2, "below 1"),
             ("[cap]\ncpu-share = 9e-7\n", 2, "cap.cpu-share 0.0000009 is not at least 0.000001 and below 1"),
             ("[cap]\ncpu-share = nan\n", 2, "below 1"),

@@ -25,6 +25,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::engine::NotApplied;
 use crate::api;
 
 /// A question to the main loop.
@@ -41,7 +42,9 @@ pub enum Ask {
     /// Metrics, as text.
     Metrics(oneshot::Sender<String>),
     /// Apply.
-    Apply(api::ApplyRequest, oneshot::Sender<Result<api::Report, String>>),
+    Apply(api::ApplyRequest, oneshot::Sender<Result<api::Report, NotApplied>>),
+    /// Read the configuration again.
+    Reload(oneshot::Sender<Result<api::Report, api::RefusedConfiguration>>),
     /// Reset.
     Reset(oneshot::Sender<api::Report>),
 }
@@ -181,6 +184,7 @@ async fn reservations(State(to): State<Loop>) -> Result<Json<api::Reservations>,
     (status = 200, body = api::Report),
     (status = 400, body = api::Error, description = "no such method, or no such request"),
     (status = 403, body = api::Error, description = "not root"),
+    (status = 409, body = api::Error, description = "mode observe: nothing is to be set"),
     (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
 async fn apply(
     State(to): State<Loop>,
@@ -194,7 +198,25 @@ async fn apply(
     let dry_run = request.dry_run;
     let apply = |answer| Ask::Apply(request, answer);
     let done = if dry_run { to.ask(apply).await? } else { to.order(apply).await? };
-    done.map(Json).map_err(|error| Refusal(StatusCode::BAD_REQUEST, error))
+    done.map(Json).map_err(|error| {
+        let status = match &error {
+            NotApplied::NoMethod(_) => StatusCode::BAD_REQUEST,
+            NotApplied::Observing => StatusCode::CONFLICT,
+        };
+        Refusal(status, error.to_string())
+    })
+}
+
+/// Read the configuration again and apply it; the answer comes after that. Root only.
+#[utoipa::path(post, path = "/v1/reload", responses(
+    (status = 200, body = api::Report),
+    (status = 403, body = api::Error, description = "not root"),
+    (status = 422, body = api::Error, description = "a file is wrong; the former configuration stays in force"),
+    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
+async fn reload(State(to): State<Loop>, ConnectInfo(peer): ConnectInfo<Peer>) -> Result<Json<api::Report>, Refusal> {
+    peer.may_change()?;
+    let done = to.order(Ask::Reload).await?;
+    done.map(Json).map_err(|refused| Refusal(StatusCode::UNPROCESSABLE_ENTITY, refused.to_string()))
 }
 
 /// Give every knob its original value, and apply nothing more until asked. Root only.
@@ -236,6 +258,7 @@ fn router() -> OpenApiRouter<Loop> {
         .routes(routes!(nics))
         .routes(routes!(reservations))
         .routes(routes!(apply))
+        .routes(routes!(reload))
         .routes(routes!(reset))
         .routes(routes!(metrics))
         .routes(routes!(openapi))

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ontime_hostnet::Finding;
 use ontime_sched::{Reserved, Settled, Use};
 use ontime_tenants::ThreadId;
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -12,7 +13,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::cap;
-use super::view::Owned;
+use super::view::{self, Owned};
 use crate::api;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -34,6 +35,12 @@ struct ByRule {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByReason {
     reason: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfSeverity {
+    rule: String,
+    severity: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -69,6 +76,9 @@ pub struct Metrics {
     failures: Family<ByRule, Counter>,
     drift: Family<ByRule, Counter>,
     reloads: Family<ByReason, Counter>,
+    config_refused: Gauge,
+    observing: Gauge,
+    findings: Family<OfSeverity, Gauge>,
     tenants: Family<ByClass, Gauge>,
     nics: Family<NicClass, Gauge>,
     caps_in_force: Gauge,
@@ -113,6 +123,9 @@ impl Default for Metrics {
             failures: Family::default(),
             drift: Family::default(),
             reloads: Family::default(),
+            config_refused: Gauge::default(),
+            observing: Gauge::default(),
+            findings: Family::default(),
             tenants: Family::default(),
             nics: Family::default(),
             caps_in_force: Gauge::default(),
@@ -153,8 +166,12 @@ impl Metrics {
         r.register_with_unit("discover", "Length of finding tenants", Unit::Seconds, self.discover_seconds.clone());
         r.register("knob_changes", "Knobs changed", self.changes.clone());
         r.register("knob_failures", "Knobs that could not be set", self.failures.clone());
-        r.register("drift", "Knobs found changed behind the daemon's back, and set again", self.drift.clone());
+        r.register("drift", "Knobs found changed by another program, and set again", self.drift.clone());
         r.register("config_reloads", "Reloads of the configuration, by result", self.reloads.clone());
+        let refused = "Whether the configuration was refused at the last reload, and the former one is in force";
+        r.register("config_refused", refused, self.config_refused.clone());
+        r.register("observing", "Whether mode observe keeps the daemon from setting anything", self.observing.clone());
+        r.register("findings", "What no knob cures, by rule and severity", self.findings.clone());
         r.register("tenants", "Tenants on this host", self.tenants.clone());
         r.register("nic_class", "1 for each NIC and the class of its threads", self.nics.clone());
         r.register("caps_in_force", "Whether every RT thread is held to its cap", self.caps_in_force.clone());
@@ -215,6 +232,21 @@ impl Metrics {
     pub fn reloaded(&self, taken: bool) {
         let reason = if taken { "taken" } else { "refused" };
         self.reloads.get_or_create(&ByReason { reason: reason.to_owned() }).inc();
+        self.config_refused.set((!taken).into());
+    }
+
+    /// What the last plan found. Findings that are gone leave the metrics.
+    pub fn found(&self, findings: &[Finding]) {
+        self.findings.clear();
+        for finding in findings {
+            let severity = view::severity(finding.severity).to_owned();
+            self.findings.get_or_create(&OfSeverity { rule: finding.rule.to_string(), severity }).inc();
+        }
+    }
+
+    /// Whether anything is set.
+    pub fn mode(&self, observing: bool) {
+        self.observing.set(observing.into());
     }
 
     /// What there is now: tenants by class, NICs with class, states.

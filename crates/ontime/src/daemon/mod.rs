@@ -53,7 +53,8 @@ use self::engine::Engine;
 use self::events::{Event, Events};
 use self::guests::Guests;
 use self::http::{Ask, Loop};
-use crate::exit::{self, Exit};
+use crate::api;
+use crate::exit::Exit;
 use crate::paths::Paths;
 
 /// `ontime daemon`
@@ -93,7 +94,7 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let due = Due::new(Instant::now());
     let mut daemon = Daemon { engine, events, watcher, asked, guests: Guests::default(), due, followed: 0 };
     daemon.pass("start");
-    notify(&[NotifyState::Ready, NotifyState::Status("applied")]);
+    notify(&[NotifyState::Ready, NotifyState::Status(daemon.engine.word())]);
     let result = daemon.run();
     notify(&[NotifyState::Stopping]);
     daemon.engine.stop();
@@ -119,7 +120,7 @@ fn preflight() -> anyhow::Result<()> {
             OLDEST.0,
             OLDEST.1
         );
-        return Err(Exit { status: exit::UNSUPPORTED, message }.into());
+        return Err(Exit::unknown(message).into());
     }
     Ok(())
 }
@@ -163,7 +164,7 @@ impl Daemon {
             for event in events {
                 match event {
                     Event::Stop => return Ok(()),
-                    Event::Reload => self.reload(),
+                    Event::Reload => drop(self.reload()),
                     Event::Cpus => {
                         self.engine.cpus_changed();
                         self.want(event);
@@ -211,10 +212,11 @@ impl Daemon {
         self.events.wake_in(soonest);
     }
 
-    fn pass(&mut self, reason: &str) {
+    fn pass(&mut self, reason: &str) -> api::Report {
         self.due.begins(Instant::now());
-        self.engine.pass(reason);
+        let report = self.engine.pass(reason);
         self.passed();
+        self.engine.told(&report)
     }
 
     /// Follows up what passes have found, if there was one: also one that an answer took.
@@ -257,22 +259,26 @@ impl Daemon {
         self.passed();
     }
 
-    fn reload(&mut self) {
+    fn reload(&mut self) -> Result<api::Report, api::RefusedConfiguration> {
         let reloading = NotifyState::monotonic_usec_now().map(|now| notify(&[NotifyState::Reloading, now]));
-        match self.engine.reload() {
+        let done = match self.engine.reload() {
             Ok(()) => {
-                self.pass(Event::Reload.word());
+                let report = self.pass(Event::Reload.word());
                 tracing::info!("configuration reloaded");
-                notify(&[NotifyState::Status("applied")]);
+                notify(&[NotifyState::Status(self.engine.word())]);
+                Ok(report)
             }
-            Err(error) => {
-                tracing::error!("configuration not reloaded, the old one stays: {}", exit::chain(&error));
-                notify(&[NotifyState::Status("applied; the new configuration was refused, see the log")]);
+            Err(refused) => {
+                tracing::error!("configuration not reloaded, the former one stays in force: {refused}");
+                let status = format!("{}; the new configuration was refused: {refused}", self.engine.word());
+                notify(&[NotifyState::Status(&status)]);
+                Err(refused)
             }
-        }
+        };
         if reloading.is_ok() {
             notify(&[NotifyState::Ready]);
         }
+        done
     }
 
     /// Answers what waits, the rest in the next round. An asker that went away meanwhile is nobody's loss.
@@ -289,6 +295,7 @@ impl Daemon {
                     drop(answer.send(self.engine.apply_request(&request)));
                     self.passed();
                 }
+                Ask::Reload(answer) => drop(answer.send(self.reload())),
                 Ask::Reset(answer) => drop(answer.send(self.engine.reset())),
             }
         }

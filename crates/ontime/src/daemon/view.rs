@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ontime_hostnet::inventory::{self, KernelThreadKind};
 use ontime_hostnet::{self as hostnet, Done, Host, Intent, Inventory, Item, Knob, NicUse, Severity};
-use ontime_tenants::{self as tenants, ClassSource, PriorityTable, ThreadId, ThreadRole, ownership};
+use ontime_tenants::{self as tenants, ClassSource, ConfigError, PriorityTable, ThreadId, ThreadRole, ownership};
 
 use super::cap::{Cover, Use};
 use crate::api;
@@ -169,19 +169,40 @@ fn kernel_thread(inventory: &Inventory, kind: KernelThreadKind) -> Option<api::K
         .map(|thread| api::KernelThread { tid: thread.id.tid, policy: thread.policy.to_string() })
 }
 
-/// A finding.
-pub fn finding(finding: &hostnet::Finding) -> api::Finding {
-    let severity = match finding.severity {
+/// A severity as a word.
+pub fn severity(severity: Severity) -> &'static str {
+    match severity {
         Severity::Info => "info",
         Severity::Warning => "warning",
         Severity::Critical => "critical",
-    };
+    }
+}
+
+/// A finding.
+pub fn finding(finding: &hostnet::Finding) -> api::Finding {
     api::Finding {
         rule: finding.rule.to_string(),
-        severity: severity.to_owned(),
+        severity: severity(finding.severity).to_owned(),
         object: finding.object.clone(),
         found: finding.found.clone(),
         remedy: finding.remedy.clone(),
+    }
+}
+
+/// A configuration that was refused.
+pub fn refused(error: &ConfigError) -> api::RefusedConfiguration {
+    match error {
+        ConfigError::Read { path, source } => {
+            api::RefusedConfiguration { file: path.display().to_string(), line: None, reason: source.to_string() }
+        }
+        ConfigError::Invalid { place, what, hint, .. } => {
+            let hint = hint.as_ref().map_or_else(String::new, |hint| format!("; did you mean `{hint}`?"));
+            api::RefusedConfiguration {
+                file: place.path.display().to_string(),
+                line: Some(place.line as u64),
+                reason: format!("{what}{hint}"),
+            }
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The file that `ontime plan` reads: a host and the real-time tenants one wants on it.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
 
 use ontime_plan::edf::Partition;
@@ -41,7 +42,7 @@ struct Entry {
     slack: Option<Nanos>,
     cpus: Option<BTreeSet<u32>>,
     #[serde(default)]
-    rta: Vec<RtaEntry>,
+    rta: Vec<Spanned<RtaEntry>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -88,9 +89,11 @@ fn build(file: File, text: &Text) -> Result<Plan, ConfigError> {
     let reserve = Bandwidth::ppm((host.bulk_reserve * 1e6).ceil() as u64);
     let mut tenants = Vec::new();
     for entry in &file.tenant {
-        let refuse = |what: String| text.error(&entry.span(), what);
+        let span = entry.span();
+        let refuse = |what: String| text.error(&span, what);
         let (entry, slack) = (entry.get_ref(), entry.get_ref().slack.or(file.slack));
-        let tenant = tenant(entry, slack.unwrap_or(Nanos::ZERO), host.cpus).map_err(refuse)?;
+        let built = tenant(entry, slack.unwrap_or(Nanos::ZERO), host.cpus);
+        let tenant = built.map_err(|Wrong { at, what }| text.error(&at.unwrap_or_else(|| span.clone()), what))?;
         let copies = entry.copies.unwrap_or(1);
         if copies == 0 || copies > TENANTS_MAX || tenants.len() + copies as usize > TENANTS_MAX as usize {
             return Err(refuse(format!("copies = {copies}: at least 1, and at most {TENANTS_MAX} tenants in all")));
@@ -103,23 +106,38 @@ fn build(file: File, text: &Text) -> Result<Plan, ConfigError> {
     Ok(Plan { cpus: host.cpus, reserve, tenants })
 }
 
-fn tenant(entry: &Entry, slack: Nanos, cpus: u32) -> Result<Tenant, String> {
+/// What is wrong with a tenant, and where, if not with its table as a whole.
+struct Wrong {
+    at: Option<Range<usize>>,
+    what: String,
+}
+
+impl From<String> for Wrong {
+    fn from(what: String) -> Self {
+        Self { at: None, what }
+    }
+}
+
+fn tenant(entry: &Entry, slack: Nanos, cpus: u32) -> Result<Tenant, Wrong> {
     let name = entry.name.clone();
     if let Some(beyond) = entry.cpus.iter().flatten().find(|cpu| **cpu >= cpus) {
-        return Err(format!("{name}: there is no CPU {beyond}; the host has 0 to {}", cpus - 1));
+        return Err(format!("{name}: there is no CPU {beyond}; the host has 0 to {}", cpus - 1).into());
     }
     let mut rtas = Vec::new();
-    for one in &entry.rta {
+    for rta in &entry.rta {
+        let one = rta.get_ref();
+        let refuse = |what: String| Wrong { at: Some(rta.span()), what };
         let arrivals = if one.sporadic { Arrivals::Sporadic } else { Arrivals::Periodic };
-        let rta = Rta::new(one.slice, one.period, arrivals).map_err(|error| format!("{name}: {error}"))?;
+        let rta = Rta::new(one.slice, one.period, arrivals).map_err(|error| refuse(format!("{name}: {error}")))?;
         let copies = one.copies.unwrap_or(1);
         if copies == 0 || rtas.len() + copies as usize > RTAS_MAX as usize {
-            return Err(format!("{name}: copies = {copies}: at least 1, and at most {RTAS_MAX} RTAs in a tenant"));
+            let what = format!("{name}: copies = {copies}: at least 1, and at most {RTAS_MAX} RTAs in a tenant");
+            return Err(refuse(what));
         }
         rtas.extend(std::iter::repeat_n(rta, copies as usize));
     }
     if rtas.is_empty() {
-        return Err(format!("{name}: no rta; a tenant without any needs no plan, take it out"));
+        return Err(format!("{name}: no rta; a tenant without any needs no plan, take it out").into());
     }
     let partition = partition(rtas, entry.vcpus, slack).map_err(|error| format!("{name}: {error}"))?;
     let vcpus = partition.into_vcpus().into_iter().filter(|rtas| !rtas.is_empty());
@@ -184,7 +202,7 @@ mod tests {
             (format!("{host}[[tenant]]\nname = \"a\"\n"), "a: no rta"),
             (
                 format!("{host}[[tenant]]\nname = \"a\"\nrta = [{{slice=\"2ms\", period=\"1ms\"}}]\n"),
-                "at most the period",
+                "t.toml:5:8: a: an RTA of 2 ms every 1 ms: the slice must be above 0 and at most the period",
             ),
             (format!("{host}[[tenant]]\nname = \"a\"\nrta = [{{slice=\"2\", period=\"1ms\"}}]\n"), "is no duration"),
             (format!("{host}[[tenant]]\nname = \"a\"\ncpus = [2]\nrta = []\n"), "there is no CPU 2"),

@@ -128,7 +128,8 @@ impl Finder<'_> {
             }
         };
         if processes.denied > 0 {
-            let what = format!("{} processes may not be looked into; tenants may be missing", processes.denied);
+            let these = if processes.denied == 1 { "1 process" } else { &format!("{} processes", processes.denied) };
+            let what = format!("{these} may not be looked into; tenants may be missing");
             self.problem("/proc", ProblemKind::Unreadable(what));
         }
         let domains = self.domains();

@@ -1,14 +1,13 @@
 //! What the engine answers: wanted and actual, tenants, NICs, metrics, and what an apply would do. Nothing here changes the
 //! host.
 
-use std::collections::BTreeSet;
-
-use ontime_hostnet::{self as hostnet, Host, Knob, Method};
+use ontime_hostnet::{self as hostnet, Knob, Method};
 use ontime_tenants::discover;
 
 use super::Engine;
 use super::caps::PastPauses;
 use super::look::{Known, Look};
+use super::observe;
 use crate::api;
 use crate::daemon::cap::Pauses;
 use crate::daemon::view;
@@ -28,48 +27,13 @@ impl Engine {
             keeper: Some(&self.keeper),
             ..Known::default()
         };
-        let look = Look::at(&self.sources, &self.config, &self.paths, known);
-        let host = PastPauses { pauses, ..self.past_pacers() };
-        let mut changes = Vec::new();
-        let mut unchanged = 0;
-        for setting in &look.plan.settings {
-            let change = |from, outcome: &str, why| api::Change {
-                rule: Some(setting.rule.to_string()),
-                knob: setting.knob.to_string(),
-                from,
-                to: setting.value.to_string(),
-                outcome: outcome.to_owned(),
-                why,
-            };
-            match host.read(&setting.knob) {
-                Ok(found) if found == setting.value => unchanged += 1,
-                Ok(found) => changes.push(change(Some(found.to_string()), "would-change", None)),
-                Err(error) => changes.push(change(None, "unsupported", Some(error.to_string()))),
+        let look = match self.state {
+            api::State::Applied => Look::at(&self.sources, &self.config, &self.paths, known),
+            api::State::Reset | api::State::Observing => {
+                observe::to_be(&self.config, &self.paths, method, &self.journal, &self.keeper)
             }
-        }
-        let wanted: BTreeSet<String> = look
-            .plan
-            .settings
-            .iter()
-            .flat_map(|setting| std::iter::once(&setting.knob).chain(&setting.overwrites))
-            .map(Knob::key)
-            .collect();
-        let given_back = self.journal.entries().iter().filter(|entry| !wanted.contains(&entry.knob.key()));
-        changes.extend(given_back.map(|entry| api::Change {
-            rule: None,
-            knob: entry.knob.to_string(),
-            from: self.host.read(&entry.knob).ok().map(|value| value.to_string()),
-            to: entry.value.to_string(),
-            outcome: "would-restore".to_owned(),
-            why: None,
-        }));
-        api::Report {
-            method: look.intent.method.name().to_owned(),
-            dry_run: true,
-            changes,
-            unchanged,
-            findings: look.plan.findings.iter().map(view::finding).collect(),
-        }
+        };
+        observe::would(&look, &PastPauses { pauses, ..self.past_pacers() }, &self.journal)
     }
 
     /// The tenants as they are now.
@@ -132,6 +96,7 @@ impl Engine {
             knobs,
             findings: self.look.plan.findings.iter().map(view::finding).collect(),
             problems,
+            refused_configuration: self.refused.clone(),
         }
     }
 
@@ -148,10 +113,11 @@ impl Engine {
             _ if self.state == api::State::Reset => {
                 ("not-applied", "`ontime reset` was called; nothing is applied until `ontime apply`".to_owned())
             }
+            _ if self.state == api::State::Observing => ("would-change", "mode observe: nothing is set".to_owned()),
             _ if moved == Some(Moved::Paused) => ("paused", "over its runtime cap this moment".to_owned()),
             _ if moved == Some(Moved::Ahead) => ("ahead", "put ahead of its level because of an interrupt".to_owned()),
             Some((state, why)) => (*state, why.clone()),
-            None => ("drifted", "changed by someone else since; set again at the next pass".to_owned()),
+            None => ("drifted", "changed by another program since; set again at the next pass".to_owned()),
         };
         state.clone_into(&mut known.state);
         known.why = Some(why);

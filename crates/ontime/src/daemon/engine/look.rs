@@ -10,7 +10,8 @@ use ontime_hostnet::{
     self as hostnet, Inherited, Intent, Inventory, Knob, Method, NicId, Originals, Paused, Plan, Value,
 };
 use ontime_sched::Settled;
-use ontime_tenants::{Discovery, Sources, discover};
+use ontime_tenants::conflict::conflicts;
+use ontime_tenants::{Discovery, PriorityTable, Problem, ProblemKind, Sources, discover};
 
 use crate::daemon::cap::Pauses;
 use crate::daemon::config::Config;
@@ -57,6 +58,9 @@ impl Look {
         let find = |journal| Inherited::find(&found.tenants, known.paused, journal);
         let inherited = known.journal.map(find).unwrap_or_default();
         inherited.put_right(&mut found.tenants);
+        if let Some(journal) = known.journal {
+            judge_as_found(&mut found, journal, config.rules.table());
+        }
         let inventory = Inventory::scan(&paths.roots());
         let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants.clone(), known.caps);
         intent.method = known.method.unwrap_or(intent.method);
@@ -103,6 +107,28 @@ impl Look {
         (self.plan, self.polls) = planned(&self.inventory, &self.intent, journal);
         self.inherited.note(&mut self.plan);
     }
+}
+
+/// Finds conflicts anew, with every thread as it was before Ontime changed it: what an earlier pass set, and this one
+/// gives back, is no conflict.
+fn judge_as_found(found: &mut Discovery, journal: &Originals, table: PriorityTable) {
+    if journal.entries().is_empty() {
+        return;
+    }
+    let mut tenants = found.tenants.clone();
+    for thread in tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {
+        let (id, comm) = (thread.id, String::new());
+        if let Some(Value::Policy(original)) = journal.original(&Knob::ThreadPolicy { thread: id, comm: comm.clone() })
+        {
+            thread.policy = *original;
+        }
+        if let Some(Value::Cpus(original)) = journal.original(&Knob::ThreadAffinity { thread: id, comm }) {
+            thread.affinity = original.to_string();
+        }
+    }
+    found.problems.retain(|problem| !matches!(problem.kind, ProblemKind::Conflict(_)));
+    let of = |(subject, conflict)| Problem { subject, kind: ProblemKind::Conflict(conflict) };
+    found.problems.extend(conflicts(&tenants, &table).into_iter().map(of));
 }
 
 /// What a look starts from besides the host and its configuration.

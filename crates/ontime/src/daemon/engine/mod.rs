@@ -13,6 +13,7 @@
 mod answers;
 mod caps;
 mod look;
+mod observe;
 mod reservations;
 mod traffic;
 
@@ -26,11 +27,12 @@ use ontime_tenants::{Discovery, Policy, PriorityTable, Rules, Sources, ThreadId}
 
 use self::caps::{Capping, CappingState, PastPauses};
 pub use self::look::{Known, Look};
+pub use self::observe::{to_be, would};
 use self::traffic::Traffic;
 use crate::api;
 use crate::daemon::cap::Caps;
 use crate::daemon::census::Census;
-use crate::daemon::config::Config;
+use crate::daemon::config::{Config, Mode};
 use crate::daemon::guardian::{Charge, Guardian};
 use crate::daemon::held::Memory;
 use crate::daemon::keeper::Keeper;
@@ -45,6 +47,20 @@ use crate::paths::Paths;
 #[derive(Debug, thiserror::Error)]
 #[error("it could not be looked at whole: {0}; all stays as it is, and the next look is soon")]
 struct Incomplete(String);
+
+/// Why a request to apply changed nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum NotApplied {
+    /// There is no such method.
+    #[error("{0}")]
+    NoMethod(String),
+    /// The configuration says so.
+    #[error(
+        "the daemon observes and sets nothing (`mode` in daemon.toml); `ontime apply --dry-run` shows what it would set; to \
+         have it set, write mode = \"enforce\" there and run `ontime reload`"
+    )]
+    Observing,
+}
 
 /// The daemon's state between passes.
 pub struct Engine {
@@ -77,6 +93,8 @@ pub struct Engine {
     applied: BTreeMap<String, Value>,
     state: api::State,
     errors: Vec<api::Problem>,
+    /// What was wrong with the configuration at the last reload.
+    refused: Option<api::RefusedConfiguration>,
     /// The last pass could not look at the whole host.
     looks_again: bool,
     /// The last pass set something that is to be set once more, soon.
@@ -110,7 +128,6 @@ impl Engine {
             caps: Err("not started".to_owned()),
             keeper,
             held,
-            config,
             method: None,
             journal,
             guardian: None,
@@ -124,8 +141,12 @@ impl Engine {
             traffic: Traffic::default(),
             put_back: BTreeSet::new(),
             applied: BTreeMap::new(),
-            state: api::State::Applied,
+            state: match config.daemon.mode {
+                Mode::Enforce => api::State::Applied,
+                Mode::Observe => api::State::Observing,
+            },
             errors: Vec::new(),
+            refused: None,
             looks_again: false,
             insists: false,
             failures: BTreeMap::new(),
@@ -133,6 +154,7 @@ impl Engine {
             repeats: Repeats::default(),
             passes: 0,
             last_pass: Duration::ZERO,
+            config,
         };
         // What an earlier daemon switched off and nobody caps any more, whatever the pass to come will find.
         for (knob, done) in protections::restore(&engine.host, &engine.journal) {
@@ -140,7 +162,11 @@ impl Engine {
                 tracing::error!("restoring {knob}: {error}");
             }
         }
-        engine.start_caps();
+        if engine.state == api::State::Applied {
+            engine.start_caps();
+        } else {
+            engine.caps = Err(observe::NO_CAPS.to_owned());
+        }
         Ok(engine)
     }
 
@@ -199,6 +225,7 @@ impl Engine {
                 self.look = self.look_now(&[]);
                 hostnet::Report::default()
             }
+            api::State::Observing => self.observe(),
         };
         self.insists = report.insists(&self.look.plan);
         self.passes += 1;
@@ -363,7 +390,7 @@ impl Engine {
                 Done::Changed if drifted(item, item.knob.key()) => {
                     let from = item.from.as_ref().map_or_else(String::new, |from| format!(" to {from}"));
                     self.repeats
-                        .warn(&format!("{} was changed{from} behind our back; set to {} again", item.knob, item.to));
+                        .warn(&format!("{} was changed{from} by another program; set to {} again", item.knob, item.to));
                     self.metrics.drifted(rule);
                     self.metrics.knob(rule, true);
                 }
@@ -405,25 +432,40 @@ impl Engine {
             self.uncapped.len(),
             self.look.found.problems.len() + self.errors.len(),
         );
+        self.metrics.found(&self.look.plan.findings);
+        self.metrics.mode(self.state == api::State::Observing);
         self.account_caps();
         self.account_reservations();
         self.account_traffic();
     }
 
-    /// Takes a new configuration, or keeps the old one.
+    /// Takes a new configuration, or keeps the old one. The pass that follows applies it.
     ///
     /// # Errors
-    /// What is wrong with the new one, with file and line.
-    pub fn reload(&mut self) -> anyhow::Result<()> {
-        let config = Config::load(&self.paths.config_dir).inspect_err(|_| self.metrics.reloaded(false))?;
+    /// What is wrong with the new one; `status` and a metric say so until a reload succeeds.
+    pub fn reload(&mut self) -> Result<(), api::RefusedConfiguration> {
+        let config = Config::load(&self.paths.config_dir).map_err(|error| {
+            let refused = view::refused(&error);
+            self.metrics.reloaded(false);
+            self.refused = Some(refused.clone());
+            refused
+        })?;
         self.metrics.reloaded(true);
+        self.refused = None;
         let other_caps = config.daemon != self.config.daemon || config.rules.table() != self.table();
         let other_keeper = config.sched != self.config.sched || config.rules.table() != self.table();
+        let mode = config.daemon.mode;
+        self.state = match (mode, self.state) {
+            (Mode::Observe, _) => api::State::Observing,
+            (Mode::Enforce, api::State::Observing) => api::State::Applied,
+            (Mode::Enforce, state) => state,
+        };
         self.config = config;
         if other_keeper {
             self.rebuild_keeper();
         }
-        if other_caps {
+        // A pass that observes ends the caps itself, once nothing needs them any more.
+        if other_caps && mode == Mode::Enforce {
             self.watches = Watches::default();
             for (knob, done) in protections::restore(&self.host, &self.journal) {
                 if let Err(error) = done {
@@ -438,36 +480,62 @@ impl Engine {
     /// Applies on request, with another method if one is given; a dry run changes nothing.
     ///
     /// # Errors
-    /// Where the method is none.
-    pub fn apply_request(&mut self, request: &api::ApplyRequest) -> Result<api::Report, String> {
+    /// Where the method is none, or the configuration says that nothing is to be set.
+    pub fn apply_request(&mut self, request: &api::ApplyRequest) -> Result<api::Report, NotApplied> {
         let method = match &request.method {
-            Some(name) => Some(name.parse::<Method>().map_err(|error| error.to_string())?),
+            Some(name) => Some(name.parse::<Method>().map_err(|error| NotApplied::NoMethod(error.to_string()))?),
             None => self.method,
         };
         if request.dry_run {
             return Ok(self.dry_run(method));
         }
+        if self.state == api::State::Observing {
+            return Err(NotApplied::Observing);
+        }
         self.method = method;
         self.state = api::State::Applied;
         let report = self.pass("request");
-        Ok(view::report(&report, self.look.intent.method.name(), false))
+        Ok(self.told(&report))
+    }
+
+    /// What a pass did, in the API's words.
+    pub fn told(&self, report: &hostnet::Report) -> api::Report {
+        view::report(report, self.look.intent.method.name(), false)
+    }
+
+    /// What the daemon is doing, for systemd.
+    pub fn word(&self) -> &'static str {
+        match self.state {
+            api::State::Applied => "applied",
+            api::State::Reset => "reset; nothing is applied until `ontime apply`",
+            api::State::Observing => "observing; nothing is set",
+        }
     }
 
     /// Gives every knob its original, and applies nothing more until asked.
     pub fn reset(&mut self) -> api::Report {
         let start = Instant::now();
-        self.state = api::State::Reset;
+        if self.state == api::State::Applied {
+            self.state = api::State::Reset;
+        }
         self.errors.clear();
+        let report = self.give_back();
+        if self.state == api::State::Reset {
+            self.look.plan = Plan::default();
+        }
+        self.last_pass = start.elapsed();
+        self.account("reset");
+        self.told(&report)
+    }
+
+    /// Gives back what is set, and what threads have inherited of it.
+    fn give_back(&mut self) -> hostnet::Report {
         let look = self.look_now(&self.paused());
         if let Err(error) = hostnet::adopt(&look.plan, &mut self.journal) {
             self.error("journal", &error);
         }
-        let report = self.undo();
-        self.look.plan = Plan::default();
         self.applied.clear();
-        self.last_pass = start.elapsed();
-        self.account("reset");
-        view::report(&report, self.look.intent.method.name(), false)
+        self.undo()
     }
 
     /// Protections first, then caps, then the rest: at no moment is a thread at real-time priority with neither.
@@ -522,7 +590,12 @@ impl Engine {
                 }
             }
             self.give_back_paced();
-            tracing::info!("stopped; settings stay until `ontime reset`, kernel protections are on");
+            match self.state {
+                api::State::Applied => {
+                    tracing::info!("stopped; settings stay until `ontime reset`, kernel protections are on");
+                }
+                api::State::Reset | api::State::Observing => tracing::info!("stopped; nothing was applied"),
+            }
         } else {
             let report = self.undo();
             tracing::warn!(

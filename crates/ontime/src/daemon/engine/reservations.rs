@@ -14,6 +14,9 @@ use crate::api;
 use crate::daemon::guardian::Charge;
 use crate::daemon::keeper::Keeper;
 
+/// Why nothing is reserved, and a guest has nothing of what it asks for.
+const UNRESERVED: &str = "mode observe: nothing is set or reserved until daemon.toml says mode = \"enforce\"";
+
 impl Engine {
     /// Of the threads that a back end moves, or is about to: their originals, as far as they are kept.
     pub(super) fn paced_originals(&self) -> Vec<(ThreadId, Policy)> {
@@ -61,6 +64,12 @@ impl Engine {
         let mut next = Keeper::new(&self.config.sched, self.table());
         if self.keeper.off().is_some() || !self.keeper.like(&next) {
             *next.asks() = std::mem::take(self.keeper.asks());
+            // Where the pacers that end leave their vCPUs is no other program's doing.
+            let reserved = self.look.settled.ids();
+            let knobs = self.look.plan.settings.iter().map(|setting| &setting.knob);
+            let is_paced =
+                |knob: &&Knob| matches!(knob, Knob::ThreadPolicy { thread, .. } if reserved.contains(thread));
+            self.put_back.extend(knobs.filter(is_paced).map(Knob::key));
             self.keeper = next;
         }
     }
@@ -89,8 +98,12 @@ impl Engine {
     /// # Errors
     /// Why not; then it holds what it held.
     pub fn guest_asks(&mut self, vm: &str, mut ask: Ask) -> Result<(), String> {
-        if self.state != api::State::Applied {
-            return Err("`ontime reset` was called; nothing is reserved until `ontime apply`".to_owned());
+        match self.state {
+            api::State::Applied => {}
+            api::State::Reset => {
+                return Err("`ontime reset` was called; nothing is reserved until `ontime apply`".to_owned());
+            }
+            api::State::Observing => return Err(UNRESERVED.to_owned()),
         }
         // What is free depends on what others have taken of their offers, and may take no more of them meanwhile.
         let taken = self.withdraw();
@@ -311,7 +324,10 @@ impl Engine {
         let absent: BTreeSet<&str> = absent.filter(|name| !running.contains(name)).collect();
         api::Reservations {
             backend: self.keeper.kind().name().to_owned(),
-            off: self.keeper.off().map(str::to_owned),
+            off: match self.state {
+                api::State::Observing => Some(UNRESERVED.to_owned()),
+                api::State::Applied | api::State::Reset => self.keeper.off().map(str::to_owned),
+            },
             cpus: settled.cpus.clone(),
             reserve: self.config.sched.reserve.as_f64(),
             reserved: settled.total().as_f64(),

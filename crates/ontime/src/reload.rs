@@ -1,0 +1,27 @@
+//! `ontime reload`: has the daemon read `/etc/ontime` again, waits until that is applied, and tells what came of it.
+
+use std::process::ExitCode;
+
+use crate::paths::Paths;
+use crate::{api, apply, client};
+
+/// `ontime reload`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// As JSON (as POST /v1/reload answers).
+    #[arg(long)]
+    json: bool,
+}
+
+/// Asks the daemon. Exit status as of `ontime apply`, and 78 where a file is wrong: then the former configuration stays
+/// in force.
+///
+/// # Errors
+/// Where no daemon answers or it refuses the files.
+pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    let report: api::Report = client::post(&paths.socket(), "/v1/reload", &())?;
+    if !args.json {
+        println!("{}: read again, and in force", paths.config_dir.display());
+    }
+    Ok(ExitCode::from(apply::show(&report, args.json, &["failed"])?))
+}
