@@ -11,7 +11,7 @@ use ontime_hostnet::doctor::{self, Check, Diagnosis, Refused, State};
 use ontime_hostnet::inventory::Note;
 use ontime_hostnet::{Intent, Inventory, LiveHost, Originals, as_found, kvm};
 use ontime_sched::BackendKind;
-use ontime_tenants::{Class, Kind, Policy, Sources, Tenant, ThreadId, discover};
+use ontime_tenants::{Class, Kind, Policy, ProblemKind, Sources, Tenant, ThreadId, discover};
 use textwrap::{Options, WordSplitter, fill};
 
 use crate::client::{self, ClientError};
@@ -60,6 +60,9 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Originals::default()
     });
     let found = discover(&Sources::host(), &config.rules);
+    let unread =
+        found.problems.iter().filter(|one| matches!(one.kind, ProblemKind::CgroupV1(_) | ProblemKind::NotRead(_)));
+    inventory.notes.extend(unread.map(|one| Note { about: one.subject.clone(), why: one.message() }));
     let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants, caps);
     intent.method = method.unwrap_or(intent.method);
     let rests = polling.iter().filter(|nic| !nic.polling);

@@ -1,7 +1,7 @@
 //! Containers, known by their cgroup's path.
 //!
-//! In: cgroup v2 paths, and the runtimes' own state files for names. Out: a [`Container`] per path. Nothing is asked of a
-//! runtime's daemon.
+//! In: cgroup v2 paths, and the runtimes' own state files for names. Out: a [`Container`] per path. No runtime's daemon
+//! is asked. docs/tenants.md lists the layouts.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,8 @@ use crate::proc::printable;
 
 /// The largest state file of a runtime that is read, in bytes.
 const STATE_MAX: u64 = 4 << 20;
+/// Digits of a container identifier (the hash of random data that every OCI runtime's manager uses).
+const ID_LENGTH: usize = 64;
 
 /// A container, as its cgroup's path tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,22 +27,51 @@ pub struct Container {
 /// What the path says of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Identity {
-    /// Its name (LXC, systemd-nspawn).
+    /// The container's name (libvirt's LXC driver, runc, crun).
     Name(String),
+    /// The name of an LXC container's cgroup: the container's name, or where a cgroup of that name was left over from
+    /// an earlier start, the name and a number (`web-1`).
+    Lxc(String),
+    /// A machine of systemd-machined.
+    Machine {
+        /// Its unit, by which machined records the name.
+        unit: String,
+        /// The name that systemd derives the unit's from.
+        name: String,
+    },
     /// A runtime's identifier: hexadecimal, 12 to 64 digits.
     Id(String),
+    /// A 64-digit identifier in a layout of no runtime that is known here.
+    Unknown(String),
 }
 
-/// Scopes that systemd-driven runtimes make: prefix before the identifier.
-const SCOPES: [&str; 6] = ["libpod-", "libpod-payload-", "docker-", "crio-", "cri-containerd-", "nerdctl-"];
+impl Identity {
+    /// The runtime's identifier, where there is one.
+    pub fn id(&self) -> Option<&str> {
+        match self {
+            Identity::Id(id) | Identity::Unknown(id) => Some(id),
+            Identity::Name(_) | Identity::Lxc(_) | Identity::Machine { .. } => None,
+        }
+    }
+}
+
+/// What runtimes put before an identifier, in the name of a scope or a directory.
+const RUNTIMES: [&str; 6] = ["libpod", "libpod-payload", "docker", "crio", "cri-containerd", "nerdctl"];
+
+/// Low-level runtimes used without a manager: what follows is a name that the user of the runtime chose.
+const LOW_LEVEL: [&str; 3] = ["runc", "crun", "youki"];
+
+/// Directories of the cgroupfs driver whose children are named by a plain identifier. (Kubernetes': `podUID`.)
+const PARENTS: [&str; 6] = ["docker", "buildkit", "k8s.io", "default", "moby", "kata_overhead"];
 
 /// The outermost container that a path leads into.
 pub fn of_path(path: &str) -> Option<Container> {
     let mut parent = "";
     let mut end = 0;
-    for component in path.split('/').skip(1) {
+    let mut components = path.split('/').skip(1).peekable();
+    while let Some(component) = components.next() {
         end += 1 + component.len();
-        if let Some(id) = identity(parent, component) {
+        if let Some(id) = identity(parent, component, components.peek().copied()) {
             return Some(Container { cgroup: path.get(..end)?.to_owned(), id });
         }
         parent = component;
@@ -48,45 +79,135 @@ pub fn of_path(path: &str) -> Option<Container> {
     None
 }
 
-fn identity(parent: &str, component: &str) -> Option<Identity> {
-    if let Some(unit) = component.strip_suffix(".scope") {
-        if let Some(id) = SCOPES.iter().find_map(|prefix| hex_id(unit.strip_prefix(prefix)?)) {
-            return Some(Identity::Id(id));
-        }
-        // systemd-nspawn's machines, and others registered with machined; QEMU's are VMs.
-        let machine = unescape(unit.strip_prefix("machine-").filter(|_| parent == "machine.slice")?);
-        return (!is_libvirt_vm(&machine)).then_some(Identity::Name(machine));
-    }
+fn identity(parent: &str, component: &str, child: Option<&str>) -> Option<Identity> {
     if let Some(unit) = component.strip_suffix(".service") {
-        return unit.strip_prefix("systemd-nspawn@").map(|name| Identity::Name(unescape(name)));
+        return service(component, unit, child);
+    }
+    if let Some(machine) = component.strip_suffix(".scope").and_then(|unit| unit.strip_prefix("machine-")) {
+        return machine_scope(component, &unescape(machine), child);
+    }
+    if let Some(machine) = component.strip_suffix(".libvirt-lxc") {
+        // Without systemd: /machine/lxc-PID-NAME.libvirt-lxc, before libvirt 1.2 NAME.libvirt-lxc.
+        return Some(Identity::Name(libvirt_lxc(machine).unwrap_or_else(|| printable(machine.as_bytes()))));
     }
     if let Some(name) = component.strip_prefix("lxc.payload.") {
-        return Some(Identity::Name(printable(name.as_bytes())));
+        return Some(Identity::Lxc(printable(name.as_bytes())));
     }
-    match parent {
-        "lxc" | "lxc.payload" => Some(Identity::Name(printable(component.as_bytes()))),
-        // The cgroupfs driver: /docker/ID, /libpod_parent/libpod-ID, /kubepods/.../podUID/ID.
-        _ => hex_id(component.strip_prefix("libpod-").unwrap_or(component))
-            .filter(|id| id.len() == 64 || parent == "docker")
-            .map(Identity::Id),
+    if matches!(parent, "lxc" | "lxc.payload") {
+        return Some(Identity::Lxc(printable(component.as_bytes())));
     }
+    // With the cgroupfs driver runc and crun take systemd's form, SLICE:PREFIX:NAME, for the name of a directory.
+    let colons = component.rsplit_once(':').and_then(|(rest, name)| {
+        let (slice, prefix) = rest.rsplit_once(':')?;
+        (slice.is_empty() || slice.ends_with(".slice")).then_some((prefix, name))
+    });
+    let is_scope = component.ends_with(".scope");
+    let unit = component.strip_suffix(".scope").unwrap_or(component);
+    let (prefix, id) = colons.or_else(|| unit.rsplit_once('-')).unwrap_or(("", unit));
+    if is_helper(prefix) {
+        return None;
+    }
+    if RUNTIMES.contains(&prefix) {
+        return hex_id(id).map(Identity::Id);
+    }
+    let by_user = LOW_LEVEL.iter().find_map(|runtime| unit.strip_prefix(runtime)?.strip_prefix('-'));
+    if let Some(name) = by_user.filter(|_| is_scope).or(colons.map(|(_, name)| name)) {
+        return Some(hex_id(name).map_or_else(|| Identity::Name(unescape(name)), Identity::Id));
+    }
+    if parent == "buildkit" && id.len() == 25 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return Some(Identity::Id(id.to_owned()));
+    }
+    // The cgroupfs driver: /docker/ID, /kubepods/.../podUID/ID. A pod of Podman's is none, but holds some.
+    let whole = prefix.is_empty();
+    let known = whole && (PARENTS.contains(&parent) || parent.starts_with("pod"));
+    match hex_id(unit.get(unit.len().saturating_sub(ID_LENGTH)..).unwrap_or(unit)) {
+        _ if whole && parent == "libpod_parent" => None,
+        Some(id) if known && (id.len() == ID_LENGTH || parent == "docker") && id.len() == unit.len() => {
+            Some(Identity::Id(id))
+        }
+        Some(id) if id.len() == ID_LENGTH && ends_word(unit.get(..unit.len() - ID_LENGTH)?) => {
+            Some(Identity::Unknown(id))
+        }
+        _ => None,
+    }
+}
+
+/// Whether what stands before an identifier leaves it a word of its own, and is no helper's.
+fn ends_word(before: &str) -> bool {
+    !is_helper(before) && before.chars().next_back().is_none_or(|last| !last.is_ascii_alphanumeric())
+}
+
+/// Container monitors have the identifier of their container in the name of a cgroup outside of it.
+fn is_helper(prefix: &str) -> bool {
+    prefix.contains("conmon")
+}
+
+/// systemd-nspawn in a service: by its template's name, or by the cgroups that it makes below any service
+/// (`--keep-unit`).
+fn service(component: &str, unit: &str, child: Option<&str>) -> Option<Identity> {
+    let is_nspawn = unit.starts_with("systemd-nspawn@") && child != Some("supervisor");
+    let name = unit.rsplit_once('@').map_or(unit, |(_, instance)| instance);
+    (is_nspawn || child == Some("payload"))
+        .then(|| Identity::Machine { unit: component.to_owned(), name: unescape(name) })
+}
+
+/// A scope that machined made. VMs have such scopes, too: what is below `libvirt` or directly in the scope may be a
+/// VM's monitor, of which the caller decides ([`vm_scope`]).
+fn machine_scope(component: &str, machine: &str, child: Option<&str>) -> Option<Identity> {
+    if let Some(name) = libvirt_lxc(machine) {
+        return Some(Identity::Name(name));
+    }
+    // systemd-nspawn puts itself there, beside the container.
+    if is_libvirt_vm(machine) || child == Some("supervisor") {
+        return None;
+    }
+    Some(Identity::Machine { unit: component.to_owned(), name: machine.to_owned() })
+}
+
+/// The name in libvirt's name of a machine, DRIVER-NUMBER-NAME.
+fn libvirt_lxc(machine: &str) -> Option<String> {
+    let (number, name) = machine.strip_prefix("lxc-")?.split_once('-')?;
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && !name.is_empty()).then(|| printable(name.as_bytes()))
 }
 
 fn is_libvirt_vm(machine: &str) -> bool {
-    machine.strip_prefix("qemu-").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    let rest = machine.strip_prefix("qemu-").or_else(|| machine.strip_prefix("ch-"));
+    rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()) || rest.starts_with("embed-"))
 }
 
-/// Whether a path's component is the scope libvirt makes for a VM.
-pub fn libvirt_scope(path: &str) -> Option<&str> {
+/// The cgroup that was made for the VM whose monitor is at this path: libvirt's, or a scope of machined's in which the
+/// monitor is itself, and not in the `payload` of a container.
+pub fn vm_scope(path: &str) -> Option<&str> {
     let mut end = 0;
-    for component in path.split('/').skip(1) {
+    let mut components = path.split('/').skip(1).peekable();
+    while let Some(component) = components.next() {
         end += 1 + component.len();
-        let machine = component.strip_suffix(".scope").and_then(|unit| unit.strip_prefix("machine-"));
-        if machine.is_some_and(|machine| is_libvirt_vm(&unescape(machine))) {
+        let machine = component.strip_suffix(".scope").and_then(|unit| unit.strip_prefix("machine-")).map(unescape);
+        let is_vms = match machine {
+            Some(machine) if is_libvirt_vm(&machine) => true,
+            Some(machine) => {
+                libvirt_lxc(&machine).is_none() && components.peek().is_none_or(|child| *child == "libvirt")
+            }
+            None => component.ends_with(".libvirt-qemu"),
+        };
+        if is_vms {
             return path.get(..end);
+        }
+        // What is further down was named inside the container.
+        if of_path(path.get(..end)?).is_some() {
+            return None;
         }
     }
     None
+}
+
+/// Whether a path is in a cgroup that libvirt made for a VM.
+pub fn libvirt_scope(path: &str) -> Option<&str> {
+    let scope = vm_scope(path)?;
+    let name = scope.rsplit('/').next()?;
+    let machine = name.strip_suffix(".scope").and_then(|unit| unit.strip_prefix("machine-")).map(unescape);
+    machine.is_none_or(|machine| is_libvirt_vm(&machine)).then_some(scope)
 }
 
 /// The user below whose slice a path is; what is there was made, and named, by that user.
@@ -97,7 +218,7 @@ pub fn owner_of_path(path: &str) -> u32 {
 
 fn hex_id(text: &str) -> Option<String> {
     let hex = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    (hex && (12..=64).contains(&text.len())).then(|| text.to_owned())
+    (hex && (12..=ID_LENGTH).contains(&text.len())).then(|| text.to_owned())
 }
 
 /// systemd's `\x2d` for characters that unit names may not hold.
@@ -124,13 +245,57 @@ fn unescape(text: &str) -> String {
 }
 
 /// The runtimes' state on disk, asked for names.
+///
+/// Only places that root alone writes are read: a user's rootless containers are named by their identifiers.
 #[derive(Debug)]
 pub struct Names {
-    docker: PathBuf,
-    containerd: PathBuf,
-    storage: PathBuf,
+    root: PathBuf,
+    docker: Vec<PathBuf>,
+    containerd: Vec<PathBuf>,
+    storage: Vec<PathBuf>,
+    /// The directories of containerd's namespaces, Kubernetes' and nerdctl's, read once.
+    namespaces: Option<Vec<PathBuf>>,
     /// From `containers/storage`, read once: identifier to name.
     stored: Option<HashMap<String, String>>,
+}
+
+/// Where Docker keeps its state, unless `data-root` in its configuration says otherwise; the last is the snap's.
+const DOCKER: [&str; 2] = ["/var/lib/docker", "/var/snap/docker/common/var-lib-docker"];
+/// Where containerd keeps its state: a distribution's or one's own, k3s' and RKE2's, k0s', MicroK8s', Docker's own.
+const CONTAINERD: [&str; 5] = [
+    "/run/containerd",
+    "/run/k3s/containerd",
+    "/run/k0s/containerd",
+    "/var/snap/microk8s/common/run/containerd",
+    "/run/docker/containerd/daemon",
+];
+/// Where Podman, Buildah and CRI-O keep containers, and in the second those that a reboot ends.
+const STORAGE: [&str; 2] = ["/var/lib/containers/storage", "/run/containers/storage"];
+/// Where LXC, Incus and LXD keep a directory for each container.
+const LXC: [&str; 4] =
+    ["var/lib/lxc", "var/lib/incus/containers", "var/lib/lxd/containers", "var/snap/lxd/common/lxd/containers"];
+
+#[derive(Deserialize)]
+struct DockerConfig {
+    #[serde(rename = "data-root", alias = "graph")]
+    data_root: String,
+}
+
+#[derive(Deserialize)]
+struct ContainerdConfig {
+    state: String,
+}
+
+#[derive(Deserialize)]
+struct StorageConfig {
+    storage: StorageRoots,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct StorageRoots {
+    graphroot: Option<String>,
+    runroot: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -153,57 +318,120 @@ struct StoredContainer {
 }
 
 impl Names {
-    /// The runtimes' state below a root directory (`/` on a real host).
+    /// The runtimes' state below a root directory (`/` on a real host), where their configuration files say that it is,
+    /// or where it is without any.
     pub fn below(root: &Path) -> Self {
+        let at = |path: &str| root.join(path.trim_start_matches('/'));
+        let text = |path: &str| String::from_utf8(read_state(&at(path))?).ok();
+        let docker: Option<DockerConfig> = read_json(&at("etc/docker/daemon.json"));
+        let containerd: Option<ContainerdConfig> =
+            text("etc/containerd/config.toml").and_then(|text| toml::from_str(&text).ok());
+        let storage = ["usr/share/containers/storage.conf", "etc/containers/storage.conf"]
+            .into_iter()
+            .filter_map(|file| toml::from_str::<StorageConfig>(&text(file)?).ok())
+            .flat_map(|config| [config.storage.graphroot, config.storage.runroot])
+            .flatten();
+        let places = |configured: Vec<String>, usual: &[&str]| {
+            let mut places: Vec<PathBuf> =
+                configured.iter().map(String::as_str).chain(usual.iter().copied()).map(at).collect();
+            places.dedup();
+            places
+        };
         Self {
-            docker: root.join("var/lib/docker/containers"),
-            containerd: root.join("run/containerd/io.containerd.runtime.v2.task"),
-            storage: root.join("var/lib/containers/storage/overlay-containers/containers.json"),
+            root: root.to_owned(),
+            docker: places(docker.map(|config| config.data_root).into_iter().collect(), &DOCKER),
+            containerd: places(containerd.map(|config| config.state).into_iter().collect(), &CONTAINERD),
+            storage: places(storage.collect(), &STORAGE),
+            namespaces: None,
             stored: None,
         }
     }
 
-    /// A container's name: its runtime's, where it says one, else the first 12 digits of its identifier.
-    pub fn name(&mut self, identity: &Identity) -> String {
-        let id = match identity {
-            Identity::Name(name) => return name.clone(),
-            Identity::Id(id) => id,
+    /// A container's name, where a record of its runtime's has it.
+    pub fn recorded(&mut self, identity: &Identity) -> Option<String> {
+        let name = match identity {
+            Identity::Name(name) => return Some(name.clone()),
+            Identity::Lxc(name) => return Some(self.lxc_name(name)),
+            Identity::Machine { unit, name } => return Some(self.machine_name(unit).unwrap_or_else(|| name.clone())),
+            Identity::Id(id) | Identity::Unknown(id) => {
+                self.docker_name(id).or_else(|| self.stored_name(id)).or_else(|| self.containerd_name(id))?
+            }
         };
-        self.docker_name(id)
-            .or_else(|| self.stored_name(id))
-            .or_else(|| self.containerd_name(id))
-            .map(|name| printable(name.as_bytes()))
-            .filter(|name| !name.is_empty())
-            .unwrap_or_else(|| id.chars().take(12).collect())
+        Some(printable(name.as_bytes())).filter(|name| !name.is_empty())
     }
 
     fn docker_name(&self, id: &str) -> Option<String> {
-        let state: DockerState = read_json(&self.docker.join(id).join("config.v2.json"))?;
+        let file = |root: &PathBuf| root.join("containers").join(id).join("config.v2.json");
+        let state: DockerState = self.docker.iter().map(file).find_map(|path| read_json(&path))?;
         Some(state.name.trim_start_matches('/').to_owned())
     }
 
-    fn containerd_name(&self, id: &str) -> Option<String> {
-        let state: OciState = read_json(&self.containerd.join("k8s.io").join(id).join("config.json"))?;
-        let annotation = |key: &str| state.annotations.get(&format!("io.kubernetes.cri.{key}")).cloned();
-        let sandbox = annotation("sandbox-name")?;
-        Some(annotation("container-name").map_or_else(|| sandbox.clone(), |name| format!("{sandbox}/{name}")))
+    fn containerd_name(&mut self, id: &str) -> Option<String> {
+        let containerd = &self.containerd;
+        let namespaces = self.namespaces.get_or_insert_with(|| {
+            let tasks = containerd.iter().map(|state| state.join("io.containerd.runtime.v2.task"));
+            tasks.flat_map(|task| subdirectories(&task)).collect()
+        });
+        let state: OciState =
+            namespaces.iter().find_map(|namespace| read_json(&namespace.join(id).join("config.json")))?;
+        let annotation = |key: &str| state.annotations.get(key).cloned();
+        match (annotation("io.kubernetes.cri.sandbox-name"), annotation("io.kubernetes.cri.container-name")) {
+            (Some(sandbox), Some(name)) => Some(format!("{sandbox}/{name}")),
+            (Some(sandbox), None) => Some(sandbox),
+            (None, _) => annotation("nerdctl/name"),
+        }
     }
 
     fn stored_name(&mut self, id: &str) -> Option<String> {
-        let path = &self.storage;
+        let storage = &self.storage;
         let stored = self.stored.get_or_insert_with(|| {
-            let all: Vec<StoredContainer> = read_json(path).unwrap_or_default();
-            all.into_iter().filter_map(|one| Some((one.id, one.names.into_iter().next()?))).collect()
+            // A directory for each storage driver; what was made with --rm is in a file of its own.
+            let drivers = storage.iter().flat_map(|root| subdirectories(root));
+            let drivers = drivers.filter(|path| path.to_string_lossy().ends_with("-containers"));
+            let files =
+                drivers.flat_map(|path| ["containers.json", "volatile-containers.json"].map(|file| path.join(file)));
+            let all = files.filter_map(|path| read_json::<Vec<StoredContainer>>(&path)).flatten();
+            all.filter_map(|one| Some((one.id, one.names.into_iter().next()?))).collect()
         });
         stored.get(id).cloned()
     }
+
+    /// As libsystemd reads it (`cg_path_get_machine_name`).
+    fn machine_name(&self, unit: &str) -> Option<String> {
+        let link = std::fs::read_link(self.root.join("run/systemd/machines").join(format!("unit:{unit}"))).ok()?;
+        Some(printable(link.to_string_lossy().as_bytes())).filter(|name| !name.is_empty() && !name.contains('/'))
+    }
+
+    /// The name without the number that LXC adds where the cgroup of that name is left over (`cgfsng_payload_create`);
+    /// with it where there is such a container.
+    fn lxc_name(&self, cgroup: &str) -> String {
+        let exists = LXC.iter().any(|place| self.root.join(place).join(cgroup).is_dir());
+        without_number(cgroup).filter(|_| !exists).unwrap_or(cgroup).to_owned()
+    }
 }
 
-fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
+/// The part before `-N`, N from 1 on.
+pub(crate) fn without_number(name: &str) -> Option<&str> {
+    let (name, number) = name.rsplit_once('-')?;
+    (!name.is_empty() && number.parse::<u16>().is_ok_and(|number| (1..1000).contains(&number))).then_some(name)
+}
+
+fn subdirectories(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+fn read_state(path: &Path) -> Option<Vec<u8>> {
     if std::fs::metadata(path).ok()?.len() > STATE_MAX {
         return None;
     }
-    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+    std::fs::read(path).ok()
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&read_state(path)?).ok()
 }
 
 #[cfg(test)]
@@ -237,9 +465,106 @@ mod tests {
             ("/lxc/old/x", "old"),
             (r"/machine.slice/machine-my\x2dbox.scope/payload", "my-box"),
             (r"/machine.slice/systemd-nspawn@my\x2dbox.service/payload", "my-box"),
+            ("/plc.slice/machine-cell4.scope/payload/init.scope", "cell4"),
+            ("/system.slice/cell@north.service/payload", "north"),
+            ("/system.slice/press-line.service/payload/system.slice", "press-line"),
+            (r"/machine.slice/machine-lxc\x2d4711\x2dscada.scope/libvirt", "scada"),
+            ("/machine/lxc-4711-scada.libvirt-lxc", "scada"),
+            ("/system.slice/runc-loop7.scope", "loop7"),
+            ("/rt.slice:runc:loop8", "loop8"),
+            ("/user.slice/user-1.slice/crun-buildah-buildah88.scope", "buildah-buildah88"),
         ] {
-            assert_eq!(of_path(path).unwrap().id, Identity::Name(name.to_owned()), "{path}");
+            assert_eq!(name_of(path), Some(name.to_owned()), "{path}");
         }
+    }
+
+    /// The name as the path has it.
+    fn name_of(path: &str) -> Option<String> {
+        match of_path(path)?.id {
+            Identity::Name(name) | Identity::Lxc(name) | Identity::Machine { name, .. } => Some(name),
+            Identity::Id(_) | Identity::Unknown(_) => None,
+        }
+    }
+
+    #[test]
+    fn identifiers_are_found_in_every_layout() {
+        let (a, b) = (id('a'), id('b'));
+        for (path, cgroup) in [
+            // Podman in a unit of its user's, and in a pod by either cgroup driver.
+            (
+                format!("/user.slice/user-7.slice/user@7.service/app.slice/press.service/libpod-payload-{a}/x"),
+                "payload",
+            ),
+            (format!("/machine.slice/machine-libpod_pod_{b}.slice/libpod-{a}.scope/container"), "scope"),
+            (format!("/libpod_parent/{b}/libpod-{a}/ctr"), "libpod-"),
+            // The cgroupfs driver that is given a path of systemd's form.
+            (format!("/system.slice/containerd.service/kubepods-burstable-pod7.slice:cri-containerd:{a}"), "colons"),
+            (format!("/plc.slice:docker:{a}/child"), "docker:"),
+            (format!("/kubelet/kubepods/burstable/pod7/crio-{a}"), "crio-"),
+            (format!("/user.slice/user-7.slice/user@7.service/user.slice/nerdctl-{a}.scope"), "scope"),
+        ] {
+            let found = of_path(&path).unwrap_or_else(|| panic!("{path}"));
+            assert_eq!(found.id, Identity::Id(a.clone()), "{path}");
+            let end = path.find(&a).unwrap() + a.len();
+            let end = if path[end..].starts_with(".scope") { end + 6 } else { end };
+            assert_eq!(found.cgroup, path[..end], "{cgroup}");
+        }
+        assert_eq!(of_path("/docker/buildkit/0a1b2c3d4e5f6g7h8i9jklmno").unwrap().id.id().unwrap().len(), 25);
+    }
+
+    #[test]
+    fn an_unknown_layout_with_an_identifier_is_a_container_all_the_same() {
+        let a = id('c');
+        for path in [
+            format!("/apps.slice/quark-{a}.scope"),
+            format!("/jobs/batch/{a}/worker"),
+            format!("/pool.slice/box_{a}"),
+            format!("/pool.slice/vendor.{a}.scope"),
+        ] {
+            assert_eq!(of_path(&path).map(|found| found.id), Some(Identity::Unknown(a.clone())), "{path}");
+        }
+        for path in [
+            // Podman's health checks run beside the container; hashes elsewhere are no containers.
+            format!("/system.slice/{a}.service"),
+            format!("/system.slice/{a}-5f6e.service"),
+            format!("/machine.slice/machine-libpod_pod_{a}.slice"),
+            format!("/libpod_parent/{a}"),
+            format!("/pool.slice/word{a}"),
+            format!("/pool.slice/{a}0"),
+            format!("/pool.slice/{}", &a[..63]),
+            "/devices/0000:00:1f.2".to_owned(),
+        ] {
+            assert_eq!(of_path(&path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_machines_scope_is_the_vms_whose_monitor_is_in_it() {
+        for (path, scope) in [
+            (
+                r"/machine.slice/machine-qemu\x2d1\x2drt1.scope/libvirt/vcpu0",
+                r"/machine.slice/machine-qemu\x2d1\x2drt1.scope",
+            ),
+            (
+                r"/machine.slice/machine-rt.slice/machine-ch\x2d3\x2da.scope",
+                r"/machine.slice/machine-rt.slice/machine-ch\x2d3\x2da.scope",
+            ),
+            ("/machine.slice/machine-vm9.scope", "/machine.slice/machine-vm9.scope"),
+            ("/machine/qemu-2-rt1.libvirt-qemu/emulator", "/machine/qemu-2-rt1.libvirt-qemu"),
+        ] {
+            assert_eq!(vm_scope(path), Some(scope), "{path}");
+        }
+        let a = id('a');
+        for path in [
+            "/machine.slice/machine-box.scope/payload",
+            "/machine.slice/machine-box.scope/payload/machine-vm9.scope",
+            r"/machine.slice/machine-lxc\x2d9\x2dbox.scope/libvirt",
+            &format!("/system.slice/docker-{a}.scope/machine.slice/machine-vm9.scope"),
+            "/machine.slice",
+        ] {
+            assert_eq!(vm_scope(path), None, "{path}");
+        }
+        assert_eq!(libvirt_scope("/machine.slice/machine-vm9.scope"), None, "not libvirt's");
     }
 
     #[test]
@@ -279,23 +604,107 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
-        let (docker, podman, cri, none) = (id('a'), id('b'), id('c'), id('d'));
-        write(format!("var/lib/docker/containers/{docker}/config.v2.json"), r#"{"Name":"/web","ID":"x"}"#.into());
+        let stored = |id: &str, name: &str| format!(r#"[{{"id":"{id}","names":["{name}"]}},{{"id":"x"}}]"#);
+        let cri = |pod: &str| {
+            format!(
+                r#"{{"annotations":{{"{cri}sandbox-name":"{pod}","{cri}container-name":"c"}}}}"#,
+                cri = "io.kubernetes.cri."
+            )
+        };
+        let task = "io.containerd.runtime.v2.task";
+        write("etc/docker/daemon.json".into(), r#"{"data-root":"/srv/docker","debug":true}"#.into());
+        write("etc/containers/storage.conf".into(), "[storage]\ndriver = \"zfs\"\ngraphroot = \"/tank/c\"\n".into());
+        write("etc/containerd/config.toml".into(), "version = 3\nstate = \"/srv/ctrd\"\n[plugins]\n".into());
+        let [moved, usual, snap] = ['0', '1', '2'].map(id);
+        for (place, id, name) in [
+            ("srv/docker", &moved, "/moved"),
+            ("var/lib/docker", &usual, "/usual"),
+            ("var/snap/docker/common/var-lib-docker", &snap, "/snap"),
+        ] {
+            write(format!("{place}/containers/{id}/config.v2.json"), format!(r#"{{"Name":"{name}","ID":"x"}}"#));
+        }
+        let [vfs, zfs, brief, memory] = ['3', '4', '5', '6'].map(id);
+        for (file, id, name) in [
+            ("var/lib/containers/storage/vfs-containers/containers.json", &vfs, "vfs"),
+            ("tank/c/zfs-containers/containers.json", &zfs, "zfs"),
+            ("tank/c/zfs-containers/volatile-containers.json", &brief, "brief"),
+            ("run/containers/storage/overlay-containers/volatile-containers.json", &memory, "memory"),
+        ] {
+            write(file.into(), stored(id, name));
+        }
+        let [own, k0s, microk8s, nerdctl] = ['7', '8', '9', 'a'].map(id);
+        write(format!("srv/ctrd/{task}/k8s.io/{own}/config.json"), cri("own"));
+        write(format!("run/k0s/containerd/{task}/k8s.io/{k0s}/config.json"), cri("k0s"));
+        write(format!("var/snap/microk8s/common/run/containerd/{task}/k8s.io/{microk8s}/config.json"), cri("micro"));
         write(
-            "var/lib/containers/storage/overlay-containers/containers.json".into(),
-            format!(r#"[{{"id":"{podman}","names":["db"]}},{{"id":"{none}"}}]"#),
-        );
-        write(
-            format!("run/containerd/io.containerd.runtime.v2.task/k8s.io/{cri}/config.json"),
-            r#"{"annotations":{"io.kubernetes.cri.sandbox-name":"pod","io.kubernetes.cri.container-name":"app"}}"#
-                .into(),
+            format!("run/containerd/{task}/default/{nerdctl}/config.json"),
+            r#"{"annotations":{"nerdctl/name":"web","x":"y"}}"#.into(),
         );
         let mut names = Names::below(root.path());
-        assert_eq!(names.name(&Identity::Id(docker)), "web");
-        assert_eq!(names.name(&Identity::Id(podman)), "db");
-        assert_eq!(names.name(&Identity::Id(cri)), "pod/app");
-        assert_eq!(names.name(&Identity::Id(none)), "dddddddddddd");
-        assert_eq!(names.name(&Identity::Name("lxc".into())), "lxc");
+        for (id, name) in [
+            (moved, "moved"),
+            (usual, "usual"),
+            (snap, "snap"),
+            (vfs, "vfs"),
+            (zfs, "zfs"),
+            (brief, "brief"),
+            (memory, "memory"),
+            (own, "own/c"),
+            (k0s, "k0s/c"),
+            (microk8s, "micro/c"),
+            (nerdctl, "web"),
+        ] {
+            assert_eq!(names.recorded(&Identity::Id(id)).as_deref(), Some(name));
+        }
+        assert_eq!(names.recorded(&Identity::Id(id('e'))), None);
+        assert_eq!(names.recorded(&Identity::Name("lxc".into())).as_deref(), Some("lxc"));
+    }
+
+    #[test]
+    fn damaged_records_and_configurations_cost_only_themselves() {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in [
+            ("etc/docker/daemon.json", "{"),
+            ("etc/containers/storage.conf", "[storage"),
+            ("etc/containerd/config.toml", "state = 7"),
+            ("var/lib/containers/storage/overlay-containers/containers.json", "[{]"),
+            ("var/lib/containers/storage/vfs-containers/containers.json", r#"[{"id":"aa","names":["good"]}]"#),
+        ] {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        assert_eq!(Names::below(root.path()).recorded(&Identity::Id("aa".into())).as_deref(), Some("good"));
+    }
+
+    #[test]
+    fn machines_and_lxc_containers_have_their_names() {
+        let root = tempfile::tempdir().unwrap();
+        let machines = root.path().join("run/systemd/machines");
+        std::fs::create_dir_all(&machines).unwrap();
+        std::os::unix::fs::symlink("cell", machines.join("unit:odd.service")).unwrap();
+        std::os::unix::fs::symlink("../../x", machines.join("unit:worse.service")).unwrap();
+        for place in ["var/lib/lxc/web", "var/lib/incus/containers/db-2"] {
+            std::fs::create_dir_all(root.path().join(place)).unwrap();
+        }
+        let mut names = Names::below(root.path());
+        let mut machine = |unit: &str| {
+            names.recorded(&Identity::Machine { unit: unit.to_owned(), name: "derived".to_owned() }).unwrap()
+        };
+        assert_eq!(["odd.service", "worse.service", "none.scope"].map(&mut machine), ["cell", "derived", "derived"]);
+        for (cgroup, name) in [
+            ("web", "web"),
+            ("web-1", "web"),
+            ("web-17", "web"),
+            ("db-2", "db-2"),
+            ("db-2-1", "db-2"),
+            ("a-b", "a-b"),
+            ("a-0", "a-0"),
+            ("-1", "-1"),
+            ("vm-123456", "vm-123456"),
+        ] {
+            assert_eq!(names.recorded(&Identity::Lxc(cgroup.to_owned())).as_deref(), Some(name), "{cgroup}");
+        }
     }
 
     proptest! {
@@ -303,6 +712,7 @@ mod tests {
         fn no_path_makes_it_panic(path in "(/|\\PC{0,6}|machine-|lxc|libpod-|\\\\x|\\.scope){0,12}") {
             let _ = of_path(&path);
             let _ = libvirt_scope(&path);
+            let _ = vm_scope(&path);
             let _ = owner_of_path(&path);
             let _ = unescape(&path);
         }

@@ -9,23 +9,32 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::thread::ThreadId;
 
+/// The VM that a process serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Served {
+    /// The VM's name.
+    pub(crate) vm: String,
+    /// The user whose VMs the process may serve; `None` for the system's device processes, which may serve any.
+    pub(crate) user: Option<u32>,
+}
+
 /// Whom processes were found to serve, by their main threads.
 #[derive(Debug, Default)]
 pub struct Devices {
-    known: Mutex<BTreeMap<ThreadId, String>>,
+    known: Mutex<BTreeMap<ThreadId, Served>>,
 }
 
 impl Devices {
     /// It was found to serve this VM; counts the first time.
-    pub(crate) fn note(&self, process: ThreadId, vm: &str) {
+    pub(crate) fn note(&self, process: ThreadId, served: Served) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.entry(process).or_insert_with(|| vm.to_owned());
+        known.entry(process).or_insert(served);
     }
 
     /// All that were found, and whom they serve.
-    pub(crate) fn known(&self) -> Vec<(ThreadId, String)> {
+    pub(crate) fn known(&self) -> Vec<(ThreadId, Served)> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.iter().map(|(process, vm)| (*process, vm.clone())).collect()
+        known.iter().map(|(process, served)| (*process, served.clone())).collect()
     }
 
     /// It has ended.

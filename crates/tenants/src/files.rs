@@ -4,12 +4,17 @@ use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{CWD, Dir, DirEntry, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
 /// `/proc` makes a file's text when it is read: what fits into the buffer comes in one read.
 const ONE_READ: usize = 4096;
+/// Of a directory's entry with a short name, in bytes.
+const ENTRY: usize = 32;
+/// Buffers for directories, in bytes: an entry of the longest name fits in the smallest.
+const MIN_BUFFER: usize = 512;
+const MAX_BUFFER: usize = 32 << 10;
 /// More than any file read through here has, in bytes.
 const SIZE_MAX: usize = 1 << 20;
 
@@ -61,22 +66,36 @@ pub(crate) fn link_at(directory: impl AsFd, path: impl Arg) -> Result<String, Er
     Ok(target.to_string_lossy().into_owned())
 }
 
-/// The entries of a directory, without those that vanish.
-pub(crate) fn names(directory: &OwnedFd) -> Vec<String> {
-    let names = entries(directory).filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned));
-    names.filter(|name| name != "." && name != "..").collect()
+/// The first so many entries of a directory that was just opened, without those that vanish, and whether these are all.
+pub(crate) fn names(directory: &OwnedFd, limit: usize) -> (Vec<String>, bool) {
+    first(directory, limit, |name| (name != "." && name != "..").then(|| name.to_owned()))
 }
 
 /// The entries of a directory that are numbers above 0, such as processes.
 pub(crate) fn numbers(directory: &OwnedFd) -> Vec<i32> {
-    entries(directory)
-        .filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok())
-        .filter(|number| *number > 0)
-        .collect()
+    first_numbers(directory, usize::MAX).0
 }
 
-fn entries(directory: &OwnedFd) -> impl Iterator<Item = DirEntry> {
-    noted(Dir::read_from(directory)).into_iter().flatten().filter_map(|entry| noted(entry).ok())
+/// The first so many of them, and whether these are all.
+pub(crate) fn first_numbers(directory: &OwnedFd, limit: usize) -> (Vec<i32>, bool) {
+    first(directory, limit, |name| name.parse().ok().filter(|number| *number > 0))
+}
+
+/// The kernel makes an inode for each entry of `/proc` that it lists: it is asked for little more than the limit.
+fn first<T>(directory: &OwnedFd, limit: usize, read: impl Fn(&str) -> Option<T>) -> (Vec<T>, bool) {
+    let size = limit.saturating_add(3).saturating_mul(ENTRY).clamp(MIN_BUFFER, MAX_BUFFER);
+    let mut buffer = Vec::with_capacity(size);
+    let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
+    let mut first = Vec::new();
+    while let Some(entry) = entries.next() {
+        let Ok(entry) = noted(entry) else { break };
+        let Some(value) = entry.file_name().to_str().ok().and_then(&read) else { continue };
+        if first.len() >= limit {
+            return (first, false);
+        }
+        first.push(value);
+    }
+    (first, true)
 }
 
 #[cfg(test)]
@@ -95,8 +114,10 @@ mod tests {
 
     #[test]
     fn directories_are_listed_and_what_is_missing_is_an_error() {
+        let (all, whole) = names(&directory("/proc/self").unwrap(), usize::MAX);
+        assert!(whole && all.contains(&"stat".to_owned()));
         let own = directory("/proc/self").unwrap();
-        assert!(names(&own).contains(&"stat".to_owned()));
+        assert_eq!(names(&own, 3), (all.get(..3).unwrap().to_vec(), false));
         assert!(link_at(&own, "exe").unwrap().starts_with('/'));
         assert_eq!(read_at(&own, "nothing").unwrap_err(), Errno::NOENT);
         let pid = i32::try_from(std::process::id()).unwrap();

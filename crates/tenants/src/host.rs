@@ -5,21 +5,27 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustix::io::Errno;
 
 use crate::class::Policy;
+use crate::container;
 use crate::devices::Devices;
+use crate::discover::ancestors;
 use crate::files;
 use crate::proc::{self, Stat};
 use crate::qmp::Monitors;
 use crate::thread::ThreadId;
 use crate::{sched, vmm};
 
-/// The longest command line that is read, in bytes; libvirt's for large VMs are about 20 KiB.
-const CMDLINE_MAX: u64 = 256 << 10;
+/// The kernel's unit of a process's start time (`USER_HZ`), in a second.
+const TICKS: u64 = 100;
+/// By how much a start and the time of a file that follows it may differ by rounding and by a clock that is slowly
+/// corrected, in seconds.
+const MARGIN: u64 = 2;
 
 /// Where a host is read from. Tests give a built tree.
 #[derive(Debug)]
@@ -30,6 +36,8 @@ pub struct Sources {
     pub libvirt: PathBuf,
     /// `/sys/class/net`.
     pub net: PathBuf,
+    /// Where cgroup v2 is mounted, where it is.
+    pub cgroups: Option<PathBuf>,
     /// The root below which container runtimes keep their state.
     pub runtimes: PathBuf,
     /// Whether `proc` is the running kernel's, so that system calls on its threads mean the same threads.
@@ -52,6 +60,11 @@ impl Sources {
             proc: root.join("proc"),
             libvirt: root.join("run/libvirt/qemu"),
             net: root.join("sys/class/net"),
+            // The second is where systemd mounts it beside cgroup v1.
+            cgroups: ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
+                .map(|path| root.join(path))
+                .into_iter()
+                .find(|mount| mount.join("cgroup.controllers").exists()),
             runtimes: root.to_owned(),
             live: false,
             monitors: Monitors::asking_for(Duration::from_millis(200)),
@@ -75,14 +88,15 @@ impl Sources {
         files::read_at(rustix::fs::CWD, self.process_dir(pid).join(file)).ok()
     }
 
-    pub(crate) fn arguments(&self, pid: i32) -> Vec<String> {
+    /// A process's arguments, of the first so many bytes of its command line, and how many bytes were read.
+    pub(crate) fn arguments(&self, pid: i32, limit: usize) -> (Vec<String>, usize) {
         let mut bytes = Vec::new();
         let opened = std::fs::File::open(self.process_dir(pid).join("cmdline"));
         if let Ok(file) = opened.inspect_err(files::note) {
             // A process that vanished, or took its own command line away, has none.
-            let _ = io::Read::read_to_end(&mut io::Read::take(file, CMDLINE_MAX), &mut bytes);
+            let _ = io::Read::read_to_end(&mut io::Read::take(file, limit as u64), &mut bytes);
         }
-        proc::parse_cmdline(&bytes)
+        (proc::parse_cmdline(&bytes), bytes.len())
     }
 
     /// The user who controls a process: its real user, or where that is root, its effective one. (The owner of
@@ -92,17 +106,65 @@ impl Sources {
         Some(if real == 0 { effective } else { real })
     }
 
-    /// The living threads of a process.
-    pub(crate) fn threads(&self, pid: i32) -> Vec<Stat> {
-        let Ok(tasks) = files::directory(self.process_dir(pid).join("task")) else { return Vec::new() };
-        let mut tids = files::numbers(&tasks);
+    /// The user who made the directory of a cgroup, and so chose its path: root where only root may make directories
+    /// above it, else the first other user who may. With `itself` the directory's own owner counts, too, who may move
+    /// processes into it.
+    pub(crate) fn cgroup_owner(&self, path: &str, itself: bool) -> u32 {
+        let by_slice = container::owner_of_path(path);
+        let Some(mount) = self.cgroups.as_ref().filter(|_| by_slice == 0) else { return by_slice };
+        let owner = |part: &str| match std::fs::symlink_metadata(mount.join(part.trim_start_matches('/'))) {
+            Ok(directory) => directory.uid(),
+            // A cgroup that is there has its directory. Whose this was is not known.
+            Err(_) => u32::MAX,
+        };
+        let above = ancestors(path).filter(|part| itself || part.len() < path.len());
+        above.map(owner).find(|user| *user != 0).unwrap_or(0)
+    }
+
+    /// Whether a process was started later than a file was written; `None` where that cannot be told. A clock that was
+    /// set since then shifts the answer.
+    pub(crate) fn started_after(&self, process: ThreadId, written: SystemTime) -> Option<bool> {
+        let booted = proc::parse_boot_time(&files::read_at(rustix::fs::CWD, self.proc.join("stat")).ok()?)?;
+        let started = booted.checked_add(process.start_time / TICKS)?;
+        let written = written.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        Some(started > written.as_secs().saturating_add(MARGIN))
+    }
+
+    /// The first so many living threads of a process, and whether these are all. The kernel lists them in the order in
+    /// which they were made.
+    pub(crate) fn threads(&self, pid: i32, limit: usize) -> (Vec<Stat>, bool) {
+        let Ok(tasks) = files::directory(self.process_dir(pid).join("task")) else { return (Vec::new(), true) };
+        let (mut tids, whole) = files::first_numbers(&tasks, limit);
         // In the order of their numbers, which is the order in which they were made.
         tids.sort_unstable();
         let stats = tids.into_iter().filter_map(|tid| {
             let stat = proc::parse_stat(&files::read_at(&tasks, format!("{tid}/stat")).ok()?)?;
             (!stat.has_ended()).then_some(stat)
         });
-        stats.collect()
+        (stats.collect(), whole)
+    }
+
+    /// Whether a process has run a guest of KVM's, by the time that all its threads were in one.
+    pub(crate) fn has_run_a_guest(&self, pid: i32) -> bool {
+        let stat = self.read(pid, "stat").and_then(|text| proc::parse_stat(&text));
+        stat.is_some_and(|stat| stat.guest_time > 0)
+    }
+
+    /// A process's number in the innermost PID namespace that it is in.
+    pub(crate) fn inner_process(&self, pid: i32) -> i32 {
+        self.read(pid, "status").and_then(|status| proc::parse_inner_pid(&status)).unwrap_or(pid)
+    }
+
+    /// A thread's number in the innermost PID namespace that it is in.
+    pub(crate) fn inner_thread(&self, pid: i32, tid: i32) -> i32 {
+        let status = self.read(pid, &format!("task/{tid}/status"));
+        status.and_then(|status| proc::parse_inner_pid(&status)).unwrap_or(tid)
+    }
+
+    /// The main thread of a process, where it has not ended.
+    pub(crate) fn main_thread(&self, pid: i32) -> Option<Stat> {
+        let stat = proc::parse_stat(&self.read(pid, &format!("task/{pid}/stat"))?)?;
+        (!stat.has_ended()).then_some(stat)
     }
 
     /// A process, also one whose main thread has ended and whose others live.
@@ -137,6 +199,8 @@ pub(crate) struct Process {
     pub executable: String,
     /// Its cgroup v2 path.
     pub cgroup: Option<String>,
+    /// The container that only its cgroup v1 paths lead into.
+    pub v1_container: Option<String>,
 }
 
 /// A kernel thread that works for a VM.
@@ -163,11 +227,16 @@ impl Processes {
         for pid in files::numbers(&files::directory(&sources.proc)?) {
             let Ok(dir) = files::directory(sources.process_dir(pid)) else { continue };
             match files::link_at(&dir, "exe") {
-                Ok(executable) => all.user.push(Process {
-                    pid,
-                    executable,
-                    cgroup: files::read_at(&dir, "cgroup").ok().and_then(|text| proc::parse_cgroup(&text)),
-                }),
+                Ok(executable) => {
+                    let text = files::read_at(&dir, "cgroup").unwrap_or_default();
+                    let cgroup = proc::parse_cgroup(&text);
+                    let in_container = |path: &str| container::of_path(path).map(|container| container.cgroup);
+                    let v1_container = match cgroup.as_deref().and_then(in_container) {
+                        Some(_) => None,
+                        None => proc::parse_cgroup_v1(&text).iter().find_map(|path| in_container(path)),
+                    };
+                    all.user.push(Process { pid, executable, cgroup, v1_container });
+                }
                 // A kernel thread has no program; neither has a process on its way out.
                 Err(Errno::NOENT) => all.kernel.extend(kernel_thread(&dir)),
                 // The host's init is no tenant; a security module may keep it from root too.

@@ -10,6 +10,7 @@
 //! | `thread`, `sched`, `clock` | a thread's identity; its policy and affinity, read and set; a process's CPU time |
 //! | `config`, `rules`, `users` | strict TOML; which tenant has which class |
 //! | `discover`, `host`, `files`, `devices` | finding tenants; reading a host; who was found to serve a VM |
+//! | `budget` | how much of a look at the host the processes of others may cost |
 //! | `watch`, `connector` | learning that something changed |
 //! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source each |
 //! | `namespace` | asking the kernel from within a tenant's network namespace |
@@ -19,6 +20,7 @@
 #[cfg(test)]
 extern crate self as ontime_tenants;
 
+pub mod budget;
 pub mod class;
 pub mod clock;
 pub mod config;

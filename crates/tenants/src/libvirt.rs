@@ -4,6 +4,7 @@
 //! [`Domain`]. Source: libvirt `src/conf/domain_conf.c` (`virDomainObjFormat`), `docs/formatdomain.rst`.
 
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 use roxmltree::{Document, Node, ParsingOptions};
 
@@ -34,6 +35,10 @@ pub struct Domain {
     pub vcpu_tids: BTreeMap<i32, u32>,
     /// The host's interfaces of its virtual NICs; `None` where only its `.pid` file could be read.
     pub interfaces: Option<Vec<String>>,
+    /// The user that its QEMU runs as, where the file says so (`<seclabel model='dac'>`).
+    pub user: Option<u32>,
+    /// When the file was written.
+    pub written: Option<SystemTime>,
     tuning: Tuning,
 }
 
@@ -56,8 +61,16 @@ impl Domain {
             metadata: None,
             vcpu_tids: BTreeMap::new(),
             interfaces: None,
+            user: None,
+            written: None,
             tuning: Tuning::default(),
         })
+    }
+
+    /// With the time at which the file was written.
+    pub(crate) fn written_at(mut self, time: Option<SystemTime>) -> Self {
+        self.written = time;
+        self
     }
 
     /// Whether the status file itself was read.
@@ -106,6 +119,8 @@ pub fn parse_status(text: &str) -> Result<Domain, String> {
         metadata: metadata(domain),
         vcpu_tids: vcpu_tids(status),
         interfaces: Some(interfaces(domain)),
+        user: user(domain),
+        written: None,
         tuning: child(domain, "cputune").map(tuning).unwrap_or_default(),
     })
 }
@@ -131,10 +146,27 @@ fn vcpu_tids(status: Node<'_, '_>) -> BTreeMap<i32, u32> {
 fn interfaces(domain: Node<'_, '_>) -> Vec<String> {
     let devices = child(domain, "devices").into_iter().flat_map(|devices| devices.children());
     devices
-        .filter(|device| device.has_tag_name("interface"))
+        .filter(|device| device.has_tag_name("interface") && !is_vhost_user(*device))
         .filter_map(|interface| child(interface, "target")?.attribute("dev"))
         .map(|dev| printable(dev.as_bytes()))
         .collect()
+}
+
+/// The target of a vhost-user interface is a port of a switch in user space (Open vSwitch with DPDK, VPP), not an
+/// interface of the kernel. An interface of a network is what that gave it, which is its `<actual>`.
+fn is_vhost_user(interface: Node<'_, '_>) -> bool {
+    let kind = child(interface, "actual").unwrap_or(interface).attribute("type");
+    kind == Some("vhostuser")
+}
+
+/// libvirt writes numbers, with a plus: `+64055:+64055`.
+fn user(domain: Node<'_, '_>) -> Option<u32> {
+    let labels =
+        domain.children().filter(|node| node.has_tag_name("seclabel") && node.attribute("model") == Some("dac"));
+    labels.filter_map(|label| text_of(label, "label")).find_map(|label| {
+        let (user, _) = label.split_once(':')?;
+        user.strip_prefix('+')?.parse().ok()
+    })
 }
 
 fn tuning(cputune: Node<'_, '_>) -> Tuning {

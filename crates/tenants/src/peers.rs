@@ -34,7 +34,7 @@ impl Peers {
     pub(crate) fn read() -> io::Result<Self> {
         let socket = connected()?;
         let mut by_namespace: HashMap<i32, Vec<String>> = HashMap::new();
-        for link in links(&socket)? {
+        for link in links(&socket, usize::MAX)?.0 {
             if let Some(namespace) = link.namespace {
                 by_namespace.entry(namespace).or_default().push(link.name);
             }
@@ -62,17 +62,22 @@ pub(crate) struct Standing {
     pub on: u32,
 }
 
-/// The interfaces in a process's network namespace that stand on ones of this thread's, in name order; none where it has the same.
+/// The interfaces in a process's network namespace that stand on ones of this thread's, in name order; none where it
+/// has the same. `limit` is how many interfaces of the namespace are looked at, before it how many were, and whether
+/// these are all.
 ///
 /// # Errors
 /// `ESRCH` where the process ended, `EPERM` without CAP_SYS_ADMIN.
-pub(crate) fn standing(process: ThreadId) -> io::Result<Vec<Standing>> {
+pub(crate) fn standing(process: ThreadId, limit: usize) -> io::Result<(usize, bool, Vec<Standing>)> {
     let host = rustix::thread::gettid().as_raw_nonzero().get();
     namespace::inside(process, || {
         let socket = connected()?;
         // The kernel gives a namespace its number when it tells of the first link that leads there, so they come first.
-        let links = links(&socket)?;
-        let Some(host) = number_of(&socket, host)? else { return Ok(Vec::new()) };
+        let (links, whole) = links(&socket, limit)?;
+        let looked_at = links.len();
+        // The rest of a table that was not read whole would come before the answer.
+        let socket = connected()?;
+        let Some(host) = number_of(&socket, host)? else { return Ok((looked_at, whole, Vec::new())) };
         let stands = |link: Link| {
             let own_address = match link.kind? {
                 InfoKind::MacVlan | InfoKind::MacVtap => true,
@@ -85,7 +90,7 @@ pub(crate) fn standing(process: ThreadId) -> io::Result<Vec<Standing>> {
         };
         let mut found: Vec<Standing> = links.into_iter().filter_map(stands).collect();
         found.sort_by(|one, other| one.name.cmp(&other.name));
-        Ok(found)
+        Ok((looked_at, whole, found))
     })
 }
 
@@ -109,15 +114,16 @@ struct Link {
     namespace: Option<i32>,
 }
 
-/// The link table of the socket's namespace, as far as links have names.
-fn links(socket: &Socket) -> io::Result<Vec<Link>> {
+/// The first so many interfaces of the socket's namespace, as far as they have names, and whether these are all.
+fn links(socket: &Socket, limit: usize) -> io::Result<(Vec<Link>, bool)> {
     let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
-    let replies = ask(socket, request, NLM_F_REQUEST | NLM_F_DUMP)?;
+    let replies = ask(socket, request, NLM_F_REQUEST | NLM_F_DUMP, limit)?;
+    let whole = replies.len() <= limit;
     let links = replies.into_iter().filter_map(|reply| match reply {
         RouteNetlinkMessage::NewLink(message) => Some(link(message)),
         _ => None,
     });
-    Ok(links.filter(|link| !link.name.is_empty()).collect())
+    Ok((links.filter(|link| !link.name.is_empty()).take(limit).collect(), whole))
 }
 
 fn link(message: LinkMessage) -> Link {
@@ -144,7 +150,7 @@ fn link(message: LinkMessage) -> Link {
 fn number_of(socket: &Socket, pid: i32) -> io::Result<Option<i32>> {
     let mut message = NsidMessage::default();
     message.attributes.push(NsidAttribute::Pid(u32::try_from(pid).map_err(io::Error::other)?));
-    for reply in ask(socket, RouteNetlinkMessage::GetNsId(message), NLM_F_REQUEST)? {
+    for reply in ask(socket, RouteNetlinkMessage::GetNsId(message), NLM_F_REQUEST, 1)? {
         let RouteNetlinkMessage::NewNsId(answer) = reply else { continue };
         let number = answer.attributes.iter().find_map(|attribute| match attribute {
             NsidAttribute::Id(number) => Some(*number),
@@ -155,8 +161,13 @@ fn number_of(socket: &Socket, pid: i32) -> io::Result<Option<i32>> {
     Ok(None)
 }
 
-/// Asks the kernel and reads its whole answer.
-fn ask(socket: &Socket, request: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNetlinkMessage>> {
+/// Asks the kernel and reads its answer, until it is more than so many messages.
+fn ask(
+    socket: &Socket,
+    request: RouteNetlinkMessage,
+    flags: u16,
+    limit: usize,
+) -> io::Result<Vec<RouteNetlinkMessage>> {
     let mut packet = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::from(request));
     packet.header.flags = flags;
     packet.finalize();
@@ -166,7 +177,8 @@ fn ask(socket: &Socket, request: RouteNetlinkMessage, flags: u16) -> io::Result<
     let mut replies = Vec::new();
     loop {
         let (datagram, _) = socket.recv_from_full()?;
-        if read_datagram(&datagram, &mut replies)? || flags & NLM_F_DUMP != NLM_F_DUMP {
+        let is_over = read_datagram(&datagram, &mut replies)? || flags & NLM_F_DUMP != NLM_F_DUMP;
+        if is_over || replies.len() > limit {
             return Ok(replies);
         }
     }
@@ -290,13 +302,17 @@ mod tests {
         }
         let of = |pid: u32| {
             let pid = i32::try_from(pid).unwrap();
-            standing(ThreadId::of(pid, pid).unwrap()).unwrap()
+            standing(ThreadId::of(pid, pid).unwrap(), 100).unwrap().2
         };
         let on = std::fs::read_to_string(format!("/sys/class/net/{nic}/ifindex")).unwrap().trim().parse().unwrap();
         let mac = Some([2, 0, 0, 0, 0x0a, 1]);
         assert_eq!(of(inside.0.id()), [Standing { name: "eth0".to_owned(), mac, on }]);
         assert!(of(alone.0.id()).is_empty());
         assert!(of(std::process::id()).is_empty(), "the host's own namespace");
+        // A container decides how many interfaces its namespace has.
+        let pid = i32::try_from(inside.0.id()).unwrap();
+        let (looked_at, whole, _) = standing(ThreadId::of(pid, pid).unwrap(), 2).unwrap();
+        assert_eq!((looked_at, whole), (2, false));
     }
 
     #[test]

@@ -50,6 +50,21 @@ pub enum ProblemKind {
     Delay(Delay),
     /// Two tenants have one name.
     SameName,
+    /// A tenant without authority called itself by the name of one with: it is not called so here.
+    NameTaken(String),
+    /// An RT rule's `name` fits no tenant that runs.
+    RuleUnused {
+        /// The name.
+        pattern: String,
+        /// Containers whose names no runtime has on record.
+        unnamed: Vec<String>,
+    },
+    /// Containers in a layout of no known runtime, whose names no runtime has on record.
+    RuntimeUnknown,
+    /// Containers that are only in cgroup v1 hierarchies, by their paths.
+    CgroupV1(usize),
+    /// Something was not read whole, for it is more than one user's or container's processes may cost.
+    NotRead(String),
     /// Settings that work against the priority table.
     Conflict(Conflict),
 }
@@ -88,6 +103,24 @@ impl Problem {
             }
             ProblemKind::Delay(delay) => delay.remedy(),
             ProblemKind::SameName => "give them different names: metrics and rules go by name".to_owned(),
+            ProblemKind::NameTaken(_) => "give it another name".to_owned(),
+            ProblemKind::RuleUnused { unnamed, .. } if unnamed.is_empty() => {
+                "start the tenant, or correct the name: `ontime ps` has the names".to_owned()
+            }
+            ProblemKind::RuleUnused { .. } => {
+                "if it means one of these, give the rule its `cgroup` (`ontime ps --json`) or these digits for `name`"
+                    .to_owned()
+            }
+            ProblemKind::RuntimeUnknown => {
+                "give rules for it by `cgroup`, or by the first 12 digits of its identifier as `name`".to_owned()
+            }
+            ProblemKind::CgroupV1(_) => {
+                "boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1 on the kernel's command line)".to_owned()
+            }
+            ProblemKind::NotRead(_) => {
+                "if these are no attack, give them to several users or containers; RT tenants are not limited so"
+                    .to_owned()
+            }
             ProblemKind::Conflict(conflict) => conflict.remedy().to_owned(),
         }
     }
@@ -104,6 +137,11 @@ impl Problem {
             ProblemKind::VnicElsewhere(_) => "vnic-elsewhere",
             ProblemKind::Delay(_) => "vmm-settings",
             ProblemKind::SameName => "same-name",
+            ProblemKind::NameTaken(_) => "name-taken",
+            ProblemKind::RuleUnused { .. } => "rule-unused",
+            ProblemKind::RuntimeUnknown => "runtime-unknown",
+            ProblemKind::CgroupV1(_) => "cgroup-v1",
+            ProblemKind::NotRead(_) => "not-read",
             ProblemKind::Conflict(Conflict::AbovePath { .. }) => "above-path",
             ProblemKind::Conflict(Conflict::BelowKernel { .. }) => "below-kernel",
             ProblemKind::Conflict(Conflict::BulkAtRealTime { .. }) => "bulk-at-real-time",
@@ -117,7 +155,11 @@ impl Problem {
         match &self.kind {
             ProblemKind::Unreadable(what) => what.clone(),
             ProblemKind::StaleDomain(pid) => {
-                format!("libvirt says that process {pid} runs it, which is no QEMU of that name")
+                format!(
+                    "libvirt's file says that process {pid} runs it, which is no QEMU of that name that libvirt started: \
+                     another program, \
+                     another user's, or one that was started after the file was written"
+                )
             }
             ProblemKind::BadStatus(what) => format!("not a libvirt status file: {what}"),
             ProblemKind::BadMetadata(what) => format!("its Ontime metadata is not used: {what}"),
@@ -132,8 +174,38 @@ impl Problem {
             ProblemKind::VnicElsewhere(ifname) => format!("its interface `{ifname}` is not in this network namespace"),
             ProblemKind::Delay(delay) => delay.to_string(),
             ProblemKind::SameName => "another tenant has the same name".to_owned(),
+            ProblemKind::NameTaken(name) => {
+                format!("it calls itself `{name}`, as another tenant does that root started; it is not called so here")
+            }
+            ProblemKind::RuleUnused { pattern, unnamed } if unnamed.is_empty() => {
+                format!("no tenant that runs has a name like `{pattern}`")
+            }
+            ProblemKind::RuleUnused { pattern, unnamed } => format!(
+                "no tenant that runs has a name like `{pattern}`; no runtime has a name on record for {}",
+                listed(unnamed)
+            ),
+            ProblemKind::RuntimeUnknown => {
+                "a container, by the identifier in its cgroup's path, whose runtime is unknown".to_owned()
+            }
+            ProblemKind::CgroupV1(count) => format!(
+                "{count} processes are in containers by cgroup v1 alone, which is not read: these containers are not \
+                 found"
+            ),
+            ProblemKind::NotRead(what) => {
+                format!("not read whole: {what}; virtual NICs and threads of these may be missing")
+            }
             ProblemKind::Conflict(conflict) => conflict.to_string(),
         }
+    }
+}
+
+/// The first few, and how many more there are.
+fn listed(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let shown = names.get(..SHOWN.min(names.len())).unwrap_or_default().join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
     }
 }
 

@@ -10,6 +10,9 @@ const PF_KTHREAD: u32 = 0x0020_0000;
 /// A kernel thread that lives inside a user process, such as a vhost worker since 6.4.
 const PF_USER_WORKER: u32 = 0x0000_4000;
 
+/// The longest path of a cgroup: those of nested slices are several hundred characters long.
+const PATH_MAX: usize = 4096;
+
 /// What Ontime reads from `/proc/PID/task/TID/stat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
@@ -77,10 +80,28 @@ pub fn parse_stat(line: &[u8]) -> Option<Stat> {
 /// The cgroup v2 path from `/proc/PID/cgroup` (the line `0::PATH`), where there is one.
 pub fn parse_cgroup(text: &[u8]) -> Option<String> {
     let line = text.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"0::"))?;
-    let path = printable(line);
+    let path = printable_up_to(line, PATH_MAX);
     // The kernel marks a removed cgroup; its last processes are on their way out.
     let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
     path.starts_with('/').then(|| path.to_owned())
+}
+
+/// The paths in cgroup v1 hierarchies from `/proc/PID/cgroup` (lines `NUMBER:CONTROLLERS:PATH`).
+pub fn parse_cgroup_v1(text: &[u8]) -> Vec<String> {
+    let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.starts_with(b"0::"));
+    let paths = lines.filter_map(|line| line.splitn(3, |byte| *byte == b':').nth(2));
+    paths.map(|path| printable_up_to(path, PATH_MAX)).filter(|path| path.len() > 1).collect()
+}
+
+/// A process's or thread's number in the innermost PID namespace that it is in, from `/proc/PID/status`.
+pub fn parse_inner_pid(status: &[u8]) -> Option<i32> {
+    status_value(status, "NSpid")?.split_ascii_whitespace().next_back()?.parse().ok()
+}
+
+/// When the host was booted, in seconds since 1970, from `/proc/stat`.
+pub fn parse_boot_time(stat: &[u8]) -> Option<u64> {
+    let line = stat.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"btime "))?;
+    std::str::from_utf8(line).ok()?.trim().parse().ok()
 }
 
 /// The value of a line `KEY:<tab>VALUE` in `/proc/PID/status` or `fdinfo`.
@@ -113,7 +134,11 @@ pub fn parse_schedstat(text: &[u8]) -> Option<u64> {
 
 /// Text from outside, fit for a terminal and a log: control characters become `?`, and 255 characters are enough.
 pub fn printable(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).chars().take(255).map(|c| if c.is_control() { '?' } else { c }).collect()
+    printable_up_to(bytes, 255)
+}
+
+fn printable_up_to(bytes: &[u8], characters: usize) -> String {
+    String::from_utf8_lossy(bytes).chars().take(characters).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -171,6 +196,23 @@ mod tests {
         assert_eq!(parse_cgroup(b"0::/x (deleted)\n").as_deref(), Some("/x"));
         assert_eq!(parse_cgroup(b"1:cpu:/a\n"), None);
         assert_eq!(parse_cgroup(b""), None);
+        assert_eq!(parse_cgroup_v1(text), ["/a", "/b"]);
+        assert_eq!(parse_cgroup_v1(b"3:cpu:/\n:\nx\n0::/y\n"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn long_paths_of_cgroups_come_whole() {
+        let path = "/kubelet.slice/kubelet-kubepods.slice".repeat(20);
+        assert_eq!(parse_cgroup(format!("0::{path}\n").as_bytes()), Some(path));
+    }
+
+    #[test]
+    fn numbers_inside_namespaces_and_the_boot_time_are_read() {
+        assert_eq!(parse_inner_pid(b"Name:\tx\nNSpid:\t3900100\t67\n"), Some(67));
+        assert_eq!(parse_inner_pid(b"NSpid:\t12\n"), Some(12));
+        assert_eq!(parse_inner_pid(b"NSpid:\t\n"), None);
+        assert_eq!(parse_boot_time(b"cpu 1 2\nbtime 1700000000\nprocesses 5\n"), Some(1_700_000_000));
+        assert_eq!(parse_boot_time(b"cpu 1 2\n"), None);
     }
 
     proptest! {
@@ -178,6 +220,9 @@ mod tests {
         fn no_bytes_make_a_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let _ = parse_stat(&bytes);
             let _ = parse_cgroup(&bytes);
+            let _ = parse_cgroup_v1(&bytes);
+            let _ = parse_inner_pid(&bytes);
+            let _ = parse_boot_time(&bytes);
             let _ = parse_uids(&bytes);
             let _ = parse_cmdline(&bytes);
             let _ = parse_schedstat(&bytes);

@@ -100,8 +100,14 @@ impl Monitors {
     }
 }
 
+/// The longest path of a socket (`sun_path`, with its zero).
+const PATH_MAX: usize = 107;
+
+/// A path as the process sees it, which may be in a container; the host's where that would be too long.
 fn absolute(pid: i32, socket: &str) -> PathBuf {
-    Path::new(&format!("/proc/{pid}/cwd")).join(socket)
+    let Some(path) = socket.strip_prefix('/') else { return Path::new(&format!("/proc/{pid}/cwd")).join(socket) };
+    let inside = format!("/proc/{pid}/root/{}", path.trim_start_matches('/'));
+    PathBuf::from(if inside.len() <= PATH_MAX { &inside } else { socket })
 }
 
 fn ask(pid: i32, path: &Path, timeout: Duration) -> io::Result<VcpuThreads> {

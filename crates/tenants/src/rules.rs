@@ -15,7 +15,6 @@ use toml::Spanned;
 
 use crate::class::{Class, Level, PriorityTable};
 use crate::config::{self, ConfigError, Loaded, Place, Text};
-use crate::container::owner_of_path;
 use crate::model::{ClassSource, Kind};
 
 /// The runtime cap of an RT tenant where nothing else is said, as a fraction of one CPU. It is what the kernel's own
@@ -67,6 +66,8 @@ pub struct Subject<'a> {
     pub uuid: Option<&'a str>,
     /// Its cgroup, where it has one of its own.
     pub cgroup: Option<&'a str>,
+    /// The user who chose that cgroup's path.
+    pub cgroup_owner: u32,
     /// What kind of thing it is.
     pub kind: Kind,
     /// The user who controls it.
@@ -132,6 +133,10 @@ enum Match {
 }
 
 impl Rule {
+    fn place(&self) -> String {
+        format!("{}:{}", self.place.path.display(), self.place.line)
+    }
+
     fn matches(&self, subject: &Subject<'_>) -> Match {
         let fits = self.name.as_ref().is_none_or(|glob| glob.is_match(subject.name))
             && self.uuid.as_ref().is_none_or(|uuid| subject.uuid.is_some_and(|own| own.eq_ignore_ascii_case(uuid)))
@@ -141,8 +146,8 @@ impl Rule {
         if !fits {
             return Match::No;
         }
-        // A cgroup outside users' slices was made by the system: a rule that names it means what is in there.
-        let by_place = self.cgroup.is_some() && subject.cgroup.is_some_and(|path| owner_of_path(path) == 0);
+        // A cgroup that the system made: a rule that names it means what is in there.
+        let by_place = self.cgroup.is_some() && subject.cgroup.is_some() && subject.cgroup_owner == 0;
         let trusted = match subject.namer {
             Namer::User(user) => user == 0 || self.user.is_some() || by_place,
             Namer::Container => by_place,
@@ -216,6 +221,16 @@ impl Rules {
         })
     }
 
+    /// The `rt` rules (`FILE:LINE`) whose `name` fits none of these, with that name.
+    pub fn unused<'a>(&self, names: impl Iterator<Item = &'a str> + Clone) -> Vec<(String, String)> {
+        let rt = self.rules.iter().filter(|rule| rule.verdict.class != Class::Bulk);
+        let unused = rt.filter_map(|rule| {
+            let glob = rule.name.as_ref()?;
+            (!names.clone().any(|name| glob.is_match(name))).then(|| (rule.place(), glob.glob().glob().to_owned()))
+        });
+        unused.collect()
+    }
+
     /// The class of a tenant; `metadata` is what libvirt's domain says.
     pub fn decide(&self, subject: &Subject<'_>, metadata: Option<Verdict>) -> Decision {
         let mut withheld = None;
@@ -238,11 +253,10 @@ impl Rules {
         withheld: &mut Option<String>,
     ) -> Option<(Verdict, ClassSource)> {
         for rule in self.rules.iter().filter(|rule| rule.overrides == overrides) {
-            let place = || format!("{}:{}", rule.place.path.display(), rule.place.line);
             match rule.matches(subject) {
-                Match::Yes => return Some((rule.verdict, ClassSource::Rule(place()))),
+                Match::Yes => return Some((rule.verdict, ClassSource::Rule(rule.place()))),
                 Match::Withheld => {
-                    withheld.get_or_insert_with(place);
+                    withheld.get_or_insert_with(|| rule.place());
                 }
                 Match::No => {}
             }

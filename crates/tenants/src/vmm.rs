@@ -14,42 +14,92 @@ use crate::proc::{Stat, printable};
 pub enum Vmm {
     /// QEMU: `qemu-system-*`, `qemu-kvm`, `kvm`.
     Qemu,
-    /// Any other of the table.
+    /// Any other.
     Other(&'static OtherVmm),
 }
 
-/// A monitor whose vCPU threads are known by a prefix and a number.
+/// A monitor other than QEMU.
 #[derive(Debug, PartialEq, Eq)]
 pub struct OtherVmm {
-    executable: &'static str,
-    vcpu_prefix: &'static str,
+    /// File names of its program, the first is what it is called.
+    programs: &'static [&'static str],
+    /// How it names the thread of vCPU number N.
+    vcpu: &'static str,
 }
 
-/// Sources: cloud-hypervisor `vmm/src/cpu.rs`, firecracker `src/vmm/src/vstate/vcpu.rs`, crosvm `src/crosvm/sys/linux/vcpu.rs`.
-static OTHERS: [OtherVmm; 3] = [
-    OtherVmm { executable: "cloud-hypervisor", vcpu_prefix: "vcpu" },
-    OtherVmm { executable: "firecracker", vcpu_prefix: "fc_vcpu " },
-    OtherVmm { executable: "crosvm", vcpu_prefix: "crosvm_vcpu" },
+/// Sources: cloud-hypervisor `vmm/src/cpu.rs`, firecracker `src/vmm/src/vstate/vcpu.rs`, crosvm
+/// `src/crosvm/sys/linux/vcpu.rs`, StratoVirt `cpu/src/lib.rs`, libkrun `src/vmm/src/linux/vstate.rs`, kvmtool
+/// `builtin-run.c`, VirtualBox `src/VBox/VMM/VMMR3/VM.cpp`.
+static OTHERS: [OtherVmm; 7] = [
+    OtherVmm { programs: &["cloud-hypervisor"], vcpu: "vcpuN" },
+    OtherVmm { programs: &["firecracker"], vcpu: "fc_vcpu N" },
+    OtherVmm { programs: &["crosvm"], vcpu: "crosvm_vcpuN" },
+    OtherVmm { programs: &["stratovirt"], vcpu: "CPU N/KVM" },
+    // Programs that are linked to libkrun; of crun, the container is the tenant.
+    OtherVmm { programs: &["krunvm", "muvm", "krun", "msb", "msbrun", "msbserver"], vcpu: "fc_vcpu N" },
+    OtherVmm { programs: &["lkvm", "kvmtool"], vcpu: "kvm-vcpu-N" },
+    OtherVmm { programs: &["VBoxHeadless", "VirtualBoxVM"], vcpu: "EMT-N" },
 ];
+
+/// A program of any name that has KVM's descriptors and has run a guest.
+static UNNAMED: OtherVmm = OtherVmm { programs: &["its monitor"], vcpu: "vcpuN" };
+
+/// What stands before a vCPU's number in a thread's name, whichever monitor it is of.
+const VCPU_PREFIXES: [&str; 6] = ["CPU ", "vcpu", "fc_vcpu ", "crosvm_vcpu", "kvm-vcpu-", "EMT-"];
+
+/// The vCPU that a thread of this name runs, if it is a monitor's.
+pub fn vcpu_number(comm: &str) -> Option<u32> {
+    if comm == "EMT" || comm.starts_with("ALL CPUs/") {
+        return Some(0);
+    }
+    let number = |prefix: &&str| comm.strip_prefix(*prefix)?.split('/').next()?.trim_start().parse().ok();
+    VCPU_PREFIXES.iter().find_map(number)
+}
+
+/// How sure a program's file name makes it that a process is a monitor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sureness {
+    /// It is the monitor's own name, or one with a version or an architecture.
+    Sure,
+    /// The name only begins like a monitor's (`firecracker-containerd`): it is one if it has vCPU threads or KVM's
+    /// descriptors.
+    IfItRunsAGuest,
+}
 
 impl Vmm {
     /// The monitor that an executable is, from the target of `/proc/PID/exe`.
-    pub fn of_executable(target: &str) -> Option<Vmm> {
+    pub fn of_executable(target: &str) -> Option<(Vmm, Sureness)> {
         let name = file_name(target)?;
-        if name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm" {
-            return Some(Vmm::Qemu);
+        let is_system = |rest: &str| rest.starts_with("system-") || rest.contains("-system-");
+        if name.strip_prefix("qemu-").is_some_and(is_system) {
+            return Some((Vmm::Qemu, Sureness::Sure));
         }
-        OTHERS.iter().find(|other| other.executable == name).map(Vmm::Other)
+        if let Some(sure) = ["qemu-kvm", "kvm"].iter().find_map(|program| named_after(name, program)) {
+            return Some((Vmm::Qemu, sure));
+        }
+        OTHERS.iter().find_map(|other| {
+            let sure = other.programs.iter().find_map(|program| named_after(name, program))?;
+            Some((Vmm::Other(other), sure))
+        })
+    }
+
+    /// A monitor of any name, by how its threads are called.
+    pub fn of_threads<'a>(mut names: impl Iterator<Item = &'a str>) -> Vmm {
+        let is_qemus = |name: &str| name.starts_with("CPU ") && vcpu_number(name).is_some();
+        if names.any(is_qemus) { Vmm::Qemu } else { Vmm::Other(&UNNAMED) }
     }
 
     /// What makes it name its vCPU threads.
     pub fn naming(self) -> String {
         match self {
             Vmm::Qemu => "start QEMU with -name guest=NAME,debug-threads=on".to_owned(),
-            Vmm::Other(OtherVmm { executable, vcpu_prefix }) => format!(
-                "start its guest, if it has none yet: {executable} itself names the vCPUs of one that runs `{vcpu_prefix}N` and has no option \
-                 for it. If it has, take a version of {executable} that does"
-            ),
+            Vmm::Other(OtherVmm { programs, vcpu }) => {
+                let program = programs.first().copied().unwrap_or_default();
+                format!(
+                    "start its guest, if it has none yet: {program} itself names the vCPUs of one that runs `{vcpu}` and has no option \
+                     for it. If it has, take a version of {program} that does"
+                )
+            }
         }
     }
 
@@ -66,10 +116,7 @@ impl Vmm {
     pub fn role_of_name(self, comm: &str) -> ThreadRole {
         match self {
             Vmm::Qemu => qemu_role(comm),
-            Vmm::Other(other) => comm
-                .strip_prefix(other.vcpu_prefix)
-                .and_then(|number| number.parse().ok())
-                .map_or(ThreadRole::Emulator, ThreadRole::Vcpu),
+            Vmm::Other(_) => vcpu_number(comm).map_or(ThreadRole::Emulator, ThreadRole::Vcpu),
         }
     }
 }
@@ -93,18 +140,52 @@ pub fn served(arguments: &[String]) -> Option<&str> {
     None
 }
 
-/// Of the target of `/proc/PID/exe`: after an upgrade of the package the running program has no name any more.
+/// Of the target of `/proc/PID/exe`: after an upgrade of the package the running program has no name any more. A
+/// program that NixOS wraps is a hidden file beside its wrapper.
 fn file_name(target: &str) -> Option<&str> {
-    target.strip_suffix(" (deleted)").unwrap_or(target).rsplit('/').next()
+    let name = target.strip_suffix(" (deleted)").unwrap_or(target).rsplit('/').next()?;
+    Some(name.strip_prefix('.').and_then(|hidden| hidden.strip_suffix("-wrapped")).unwrap_or(name))
+}
+
+/// Whether a file is called like a program, possibly with more behind.
+fn named_after(name: &str, program: &str) -> Option<Sureness> {
+    let rest = name.strip_prefix(program)?;
+    if rest.is_empty() {
+        return Some(Sureness::Sure);
+    }
+    let more = rest.strip_prefix(['-', '.', '_'])?;
+    // Numbers, architectures, and how releases are built and packaged.
+    let says_nothing = |word: &str| {
+        let word = word.strip_prefix('v').unwrap_or(word);
+        word.starts_with(|c: char| c.is_ascii_digit())
+            || matches!(
+                word,
+                "x86"
+                    | "aarch64"
+                    | "arm64"
+                    | "amd64"
+                    | "riscv64"
+                    | "static"
+                    | "musl"
+                    | "gnu"
+                    | "linux"
+                    | "debug"
+                    | "release"
+                    | "bin"
+                    | "orig"
+                    | "real"
+                    | "wrapped"
+                    | "distrib"
+            )
+    };
+    let sure = more.split(['-', '.', '_']).all(says_nothing);
+    Some(if sure { Sureness::Sure } else { Sureness::IfItRunsAGuest })
 }
 
 /// QEMU's thread names, which it gives with `-name debug-threads=on`.
 /// Source: QEMU `accel/kvm/kvm-accel-ops.c`, `accel/tcg/tcg-accel-ops-*.c`, `iothread.c`.
 fn qemu_role(comm: &str) -> ThreadRole {
-    if comm.starts_with("ALL CPUs/") {
-        return ThreadRole::Vcpu(0);
-    }
-    if let Some(number) = comm.strip_prefix("CPU ").and_then(|rest| rest.split('/').next()?.parse().ok()) {
+    if let Some(number) = vcpu_number(comm).filter(|_| comm.starts_with("CPU ") || comm.starts_with("ALL CPUs/")) {
         return ThreadRole::Vcpu(number);
     }
     match comm.strip_prefix("IO ") {
@@ -149,15 +230,21 @@ fn options(arguments: &[String]) -> impl Iterator<Item = (&str, &str)> {
 /// Reads QEMU's arguments. Options take one or two dashes; a doubled comma in a value is a comma.
 pub fn qemu_arguments(arguments: &[String]) -> QemuArguments {
     let mut found = QemuArguments::default();
+    // QEMU takes the guest's UUID from here where there is no -uuid, as Proxmox VE starts it.
+    let mut smbios = None;
     for (option, value) in options(arguments) {
         match option {
             "name" => found.name = option_value(value, "guest", true).or(found.name),
             "uuid" => found.uuid = Some(value.to_ascii_lowercase()),
+            "smbios" if option_value(value, "type", false).as_deref() == Some("1") => {
+                smbios = option_value(value, "uuid", false).map(|uuid| uuid.to_ascii_lowercase()).or(smbios);
+            }
             "qmp" => found.qmp_sockets.extend(qmp_socket(value)),
             "netdev" | "nic" | "net" => found.interfaces.extend(option_value(value, "ifname", false)),
             _ => {}
         }
     }
+    found.uuid = found.uuid.or(smbios);
     found
 }
 
@@ -278,10 +365,15 @@ fn is_on(word: &str) -> bool {
     matches!(word, "on" | "yes" | "true" | "y")
 }
 
-/// A Cloud Hypervisor or Firecracker VM's name: the identifier it was given, else nothing.
+/// The name of another monitor's VM: what it was told that its VM is called, else nothing.
 pub fn other_name(arguments: &[String]) -> Option<String> {
-    let mut pairs = arguments.iter().zip(arguments.iter().skip(1));
-    pairs.find(|(option, _)| matches!(option.as_str(), "--id" | "--name")).map(|(_, value)| value.clone())
+    // `--id NAME` (Firecracker), `--name NAME` (kvmtool), `-name NAME` (StratoVirt), `--comment NAME` (VirtualBox).
+    let names = ["--id", "--name", "-name", "--comment"];
+    arguments.iter().enumerate().find_map(|(at, option)| match option.split_once('=') {
+        Some((option, value)) if names.contains(&option) => Some(value.to_owned()),
+        _ if names.contains(&option.as_str()) => arguments.get(at + 1).cloned(),
+        _ => None,
+    })
 }
 
 /// The value of a key in `a=b,c=d`, or in JSON; `implied` where the first item may be the bare value.
@@ -370,11 +462,42 @@ mod tests {
             "/usr/libexec/qemu-kvm",
             "/usr/bin/kvm",
         ] {
-            assert_eq!(Vmm::of_executable(path), Some(Vmm::Qemu), "{path}");
+            assert_eq!(Vmm::of_executable(path), Some((Vmm::Qemu, Sureness::Sure)), "{path}");
         }
-        assert!(matches!(Vmm::of_executable("/opt/firecracker"), Some(Vmm::Other(_))));
-        for path in ["/usr/bin/qemu-img", "/usr/bin/kvm-ok", "/bin/bash", ""] {
+        for path in ["/usr/bin/qemu-img", "/usr/bin/kvmd", "/bin/bash", "/usr/bin/vm", ""] {
             assert_eq!(Vmm::of_executable(path), None, "{path}");
+        }
+    }
+
+    /// Of other monitors, releases and packages have names of their own; other programs' names only begin like that.
+    #[test]
+    fn monitors_are_known_by_the_stem_of_their_names() {
+        for path in [
+            "/nix/store/x/bin/.qemu-kvm-wrapped",
+            "/usr/bin/qemu-lite-system-x86_64",
+            "/opt/kata/bin/qemu-virtiofs-system-aarch64",
+            "/usr/libexec/qemu-kvm.distrib",
+            "/usr/bin/kvm.real (deleted)",
+        ] {
+            assert_eq!(Vmm::of_executable(path), Some((Vmm::Qemu, Sureness::Sure)), "{path}");
+        }
+        for path in [
+            "/opt/firecracker",
+            "/srv/firecracker-v1.7.0-aarch64",
+            "/srv/jail/firecracker_debug",
+            "/usr/bin/cloud-hypervisor-v44.0",
+            "/usr/bin/.cloud-hypervisor-wrapped",
+            "/usr/bin/stratovirt",
+            "/usr/bin/lkvm-static",
+            "/usr/lib/virtualbox/VBoxHeadless",
+            "/usr/bin/muvm",
+        ] {
+            let found = Vmm::of_executable(path);
+            assert!(matches!(found, Some((Vmm::Other(_), Sureness::Sure))), "{path}: {found:?}");
+        }
+        for path in ["/usr/bin/firecracker-containerd", "/usr/bin/kvm-ok", "/usr/bin/crosvm-tool", "/bin/krun.sh"] {
+            let found = Vmm::of_executable(path);
+            assert!(matches!(found, Some((_, Sureness::IfItRunsAGuest))), "{path}: {found:?}");
         }
     }
 
@@ -391,9 +514,33 @@ mod tests {
         assert_eq!(role("vhost-4242", 0x4000), ThreadRole::Vhost);
         assert_eq!(role("vhost-4242", 0), ThreadRole::Emulator, "a name anybody can take");
         assert_eq!(role("iou-wrk-4242", 0x4010), ThreadRole::Emulator);
-        let firecracker = Vmm::of_executable("/firecracker").unwrap();
+        let (firecracker, _) = Vmm::of_executable("/firecracker").unwrap();
         assert_eq!(firecracker.role(&stat("fc_vcpu 3", 0)), ThreadRole::Vcpu(3));
         assert_eq!(firecracker.role(&stat("fc_api", 0)), ThreadRole::Emulator);
+    }
+
+    #[test]
+    fn every_monitors_vcpus_are_known() {
+        for (comm, number) in [
+            ("CPU 3/KVM", Some(3)),
+            ("vcpu12", Some(12)),
+            ("fc_vcpu 0", Some(0)),
+            ("crosvm_vcpu7", Some(7)),
+            ("kvm-vcpu-2", Some(2)),
+            ("EMT-1", Some(1)),
+            ("EMT", Some(0)),
+            ("ALL CPUs/TCG", Some(0)),
+            ("vcpu", None),
+            ("vcpu_throttle", None),
+            ("fc_api", None),
+            ("EMT-x", None),
+            ("CPU", None),
+        ] {
+            assert_eq!(vcpu_number(comm), number, "{comm}");
+        }
+        let of_threads = |names: &[&str]| Vmm::of_threads(names.iter().copied());
+        assert_eq!(of_threads(&["worker", "CPU 0/KVM"]), Vmm::Qemu);
+        assert!(matches!(of_threads(&["vcpu0"]), Vmm::Other(_)));
     }
 
     #[test]
@@ -423,6 +570,33 @@ mod tests {
             assert_eq!(read(&["qemu", "--name", value]).name.as_deref(), name, "{value}");
         }
         assert_eq!(read(&["qemu", "-name"]).name, None);
+    }
+
+    #[test]
+    fn the_uuid_is_smbios_where_there_is_no_other() {
+        let (own, smbios) =
+            ("0d6fb2e5-aaaa-4bbb-8ccc-1234567890ab", "type=1,manufacturer=x,uuid=0D6FB2E5-0000-4bbb-8ccc-1234567890ab");
+        let uuid = |line: &[&str]| read(line).uuid;
+        assert_eq!(uuid(&["kvm", "-smbios", smbios]).as_deref(), Some("0d6fb2e5-0000-4bbb-8ccc-1234567890ab"));
+        assert_eq!(uuid(&["kvm", "-uuid", own, "-smbios", smbios]).as_deref(), Some(own));
+        assert_eq!(uuid(&["kvm", "-smbios", smbios, "--uuid", own]).as_deref(), Some(own));
+        assert_eq!(uuid(&["kvm", "-smbios", "type=0,vendor=x", "-smbios", "type=2,uuid=z"]), None);
+    }
+
+    #[test]
+    fn other_monitors_vms_have_the_name_that_they_were_given() {
+        let name = |line: &str| other_name(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        for (line, expected) in [
+            ("firecracker --id a --api-sock x", Some("a")),
+            ("lkvm run --name b", Some("b")),
+            ("stratovirt -machine q35 -name c", Some("c")),
+            ("VBoxHeadless --comment d --startvm 1", Some("d")),
+            ("crosvm run --name=e x", Some("e")),
+            ("cloud-hypervisor --api-socket x", None),
+            ("firecracker --id", None),
+        ] {
+            assert_eq!(name(line).as_deref(), expected, "{line}");
+        }
     }
 
     #[test]

@@ -87,6 +87,13 @@ impl Network {
         (self.number(peer, "iflink") == Some(own)).then_some(peer)
     }
 
+    /// The character device of a macvtap interface, `MAJOR:MINOR`.
+    fn tap_device(&self, ifname: &str, index: u32) -> Option<String> {
+        let mut files = ["macvtap/", ""].iter().map(|class| format!("{ifname}/{class}tap{index}/dev"));
+        let device = files.find_map(|file| std::fs::read_to_string(self.root.join(file)).ok())?;
+        Some(device.trim().to_owned())
+    }
+
     fn number(&self, ifname: &str, attribute: &str) -> Option<u32> {
         std::fs::read_to_string(self.root.join(ifname).join(attribute)).ok()?.trim().parse().ok()
     }
@@ -105,23 +112,60 @@ fn is_interface_name(name: &str) -> bool {
         && !name.contains(|c: char| c == '/' || c == ':' || c.is_ascii_whitespace())
 }
 
-/// The host's interfaces behind a process's open tap and macvtap files.
+/// The number of the device behind an open file, whose path a process chooses in a mount namespace of its own. The
+/// file system, which may be the process's own, is not asked.
+fn device_at(path: &Path) -> Option<String> {
+    let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
+    let file = rustix::fs::statx(CWD, path, flags, rustix::fs::StatxFlags::TYPE).ok()?;
+    let kind = rustix::fs::FileType::from_raw_mode(file.stx_mode.into());
+    kind.is_char_device().then(|| format!("{}:{}", file.stx_rdev_major, file.stx_rdev_minor))
+}
+
+/// Open files of a process.
+#[derive(Debug)]
+pub struct OpenFiles {
+    process: PathBuf,
+    /// Descriptors and what they are of, as far as that matters here: devices, and anonymous files such as KVM's.
+    pub targets: Vec<(String, String)>,
+    /// How many descriptors were looked at.
+    pub looked_at: usize,
+    /// Whether these are all.
+    pub whole: bool,
+}
+
+/// The first so many open files of a process.
 ///
 /// # Errors
 /// Where `/proc/PID/fd` cannot be listed, which needs root for other users' processes.
-pub fn of_open_files(process: &Path, network: &Network) -> std::io::Result<Vec<String>> {
+pub fn open_files(process: &Path, limit: usize) -> std::io::Result<OpenFiles> {
     let open = files::directory(process.join("fd"))?;
-    let mut found = BTreeSet::new();
-    for fd in files::names(&open) {
-        let Ok(target) = files::link_at(&open, fd.as_str()) else { continue };
-        if target == "/dev/net/tun" {
-            let info = files::read_at(CWD, process.join("fdinfo").join(fd)).unwrap_or_default();
-            found.extend(proc::status_value(&info, "iff").filter(|name| !name.is_empty()).map(str::to_owned));
-        } else if let Some(index) = target.strip_prefix("/dev/tap").and_then(|number| number.parse().ok()) {
-            found.extend(network.name_of(index).map(str::to_owned));
+    let (descriptors, whole) = files::names(&open, limit);
+    let looked_at = descriptors.len();
+    let target = |fd: String| Some((files::link_at(&open, fd.as_str()).ok()?, fd));
+    let targets = descriptors.into_iter().filter_map(target).map(|(target, fd)| (fd, target));
+    let matters = |target: &str| target.starts_with("/dev/") || target.starts_with("anon_inode:");
+    let targets = targets.filter(|(_, target)| matters(target)).collect();
+    Ok(OpenFiles { process: process.to_owned(), targets, looked_at, whole })
+}
+
+impl OpenFiles {
+    /// The host's interfaces behind the tap and macvtap files.
+    pub fn interfaces(&self, network: &Network) -> Vec<String> {
+        let mut found = BTreeSet::new();
+        for (fd, target) in &self.targets {
+            if target == "/dev/net/tun" {
+                let info = files::read_at(CWD, self.process.join("fdinfo").join(fd)).unwrap_or_default();
+                found.extend(proc::status_value(&info, "iff").filter(|name| !name.is_empty()).map(str::to_owned));
+            } else if let Some(index) = target.strip_prefix("/dev/tap").and_then(|number| number.parse().ok()) {
+                let is_its = |ifname: &&str| {
+                    let device = network.tap_device(ifname, index);
+                    device.is_none_or(|device| device_at(&self.process.join("fd").join(fd)) == Some(device))
+                };
+                found.extend(network.name_of(index).filter(is_its).map(str::to_owned));
+            }
         }
+        found.into_iter().filter(|name| is_interface_name(name)).collect()
     }
-    Ok(found.into_iter().filter(|name| is_interface_name(name)).collect())
 }
 
 #[cfg(test)]
@@ -276,7 +320,28 @@ mod tests {
             std::fs::write(process.path().join("fdinfo").join(fd), info).unwrap();
         }
         let network = Network::at(tree.0.path());
-        assert_eq!(of_open_files(process.path(), &network).unwrap(), ["macvtap9", "tap3"]);
+        let open = open_files(process.path(), 100).unwrap();
+        assert_eq!(open.interfaces(&network), ["macvtap9", "tap3"]);
+        assert_eq!((open.looked_at, open.whole), (6, true));
+        let first = open_files(process.path(), 2).unwrap();
+        assert_eq!((first.looked_at, first.whole), (2, false));
+    }
+
+    /// In a mount namespace of one's own any file may be at `/dev/tap9`.
+    #[test]
+    fn a_path_of_a_macvtaps_device_is_not_the_device() {
+        let tree = Tree::new(&[("macvtap9", 9, 1)]);
+        let class = tree.0.path().join("macvtap9/macvtap/tap9");
+        std::fs::create_dir_all(&class).unwrap();
+        std::fs::write(class.join("dev"), "238:9\n").unwrap();
+        let process = tempfile::tempdir().unwrap();
+        std::fs::create_dir(process.path().join("fd")).unwrap();
+        symlink("/dev/tap9", process.path().join("fd/4")).unwrap();
+        let open = open_files(process.path(), 100).unwrap();
+        assert_eq!(open.targets.len(), 1);
+        assert!(open.interfaces(&Network::at(tree.0.path())).is_empty());
+        assert_eq!(device_at(Path::new("/dev/null")).as_deref(), Some("1:3"));
+        assert_eq!(device_at(Path::new("/proc/self/exe")), None);
     }
 
     #[test]

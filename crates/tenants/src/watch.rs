@@ -30,6 +30,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
+use crate::budget::{Item, limits};
 use crate::class::{Class, Policy};
 use crate::connector::{Connector, Event};
 use crate::container;
@@ -206,7 +207,8 @@ impl Watcher {
         let threads = found.tenants.iter().flat_map(|tenant| &tenant.threads);
         let known: BTreeSet<i32> = threads.filter(|thread| thread.id.pid == pid).map(|thread| thread.id.tid).collect();
         let Ok(tasks) = files::directory(self.proc.join(pid.to_string()).join("task")) else { return true };
-        files::numbers(&tasks).into_iter().collect::<BTreeSet<_>>() != known
+        let (tasks, _) = files::first_numbers(&tasks, limits(Item::Threads).process);
+        tasks.into_iter().collect::<BTreeSet<_>>() != known
     }
 
     /// Waits until it is worth discovering again, or for `timeout`.
@@ -398,7 +400,7 @@ impl Watcher {
 
     fn vmm(&self, pid: i32) -> Option<Vmm> {
         let executable = std::fs::read_link(self.proc.join(pid.to_string()).join("exe")).ok()?;
-        Vmm::of_executable(&executable.to_string_lossy())
+        Vmm::of_executable(&executable.to_string_lossy()).map(|(vmm, _)| vmm)
     }
 
     fn is_vms_kernel_thread(&self, tid: i32) -> bool {

@@ -25,6 +25,7 @@ fn vm(name: &str) -> Subject<'_> {
         name,
         uuid: Some(UUID),
         cgroup: Some("/rt.slice/vm.scope"),
+        cgroup_owner: 0,
         kind: Kind::Qemu,
         owner: 0,
         namer: Namer::User(0),
@@ -81,8 +82,13 @@ fn metadata_beats_rules_and_override_beats_metadata() {
 
 #[test]
 fn a_user_gets_no_real_time_by_choosing_a_name() {
-    let users =
-        Subject { owner: 1000, namer: Namer::User(1000), cgroup: Some("/user.slice/user-1000.slice/a"), ..vm("plc") };
+    let users = Subject {
+        owner: 1000,
+        namer: Namer::User(1000),
+        cgroup: Some("/user.slice/user-1000.slice/a"),
+        cgroup_owner: 1000,
+        ..vm("plc")
+    };
     let rules = parse("[[tenant]]\nname = \"plc\"\nclass = \"rt\"\n");
     let decided = rules.decide(&users, None);
     assert_eq!(decided.class, Class::Bulk);
@@ -113,6 +119,26 @@ fn a_vm_in_a_container_gets_no_real_time_by_its_name_though_its_user_is_root() {
     }
     let by_place = parse("[[tenant]]\ncgroup = \"/rt.slice\"\nclass = \"rt\"\n");
     assert_eq!(by_place.decide(&inside, None).class, rt(0));
+    let delegated = Subject { cgroup_owner: 1000, ..inside };
+    assert_eq!(by_place.decide(&delegated, None).class, Class::Bulk, "the path is a user's choice");
+    let trusted = parse("[[tenant]]\ncgroup = \"/rt.slice\"\nuser = 1000\nclass = \"rt\"\n");
+    let users = Subject { owner: 1000, namer: Namer::User(1000), ..delegated };
+    assert_eq!(by_place.decide(&users, None).class, Class::Bulk);
+    assert_eq!(trusted.decide(&users, None).class, rt(0));
+}
+
+#[test]
+fn rt_rules_whose_name_fits_nothing_are_told() {
+    let rules = parse(
+        "[[tenant]]\nname = \"plc-*\"\nclass = \"rt\"\n[[tenant]]\nname = \"web\"\nclass = \"bulk\"\n\
+         [[tenant]]\nkind = \"libvirt\"\nclass = \"rt\"\n[[tenant]]\nname = \"{a,b}\"\nclass = \"rt\"\n",
+    );
+    let unused = |names: &[&str]| -> Vec<String> {
+        rules.unused(names.iter().copied()).into_iter().map(|(place, pattern)| format!("{place} {pattern}")).collect()
+    };
+    assert_eq!(unused(&["plc-1", "b"]), [""; 0]);
+    assert_eq!(unused(&["plc1", "a"]), ["/etc/ontime/tenants.toml:3 plc-*"]);
+    assert_eq!(unused(&[]), ["/etc/ontime/tenants.toml:3 plc-*", "/etc/ontime/tenants.toml:12 {a,b}"]);
 }
 
 #[test]
@@ -231,7 +257,8 @@ proptest! {
     fn no_glob_or_subject_makes_it_panic(pattern in "\\PC{0,12}", name in "\\PC{0,12}", cgroup in "/\\PC{0,20}") {
         let file = format!("[[tenant]]\nname = {}\nclass = \"rt\"\n", toml::Value::String(pattern));
         if let Ok(rules) = Rules::parse(&[Text::new("f", file)]) {
-            let _ = rules.decide(&Subject { name: &name, uuid: None, cgroup: Some(&cgroup), kind: Kind::Qemu, owner: 5, namer: Namer::User(5) }, None);
+            let users = Subject { uuid: None, cgroup_owner: 5, owner: 5, namer: Namer::User(5), ..vm(&name) };
+            let _ = rules.decide(&Subject { cgroup: Some(&cgroup), ..users }, None);
         }
     }
 }

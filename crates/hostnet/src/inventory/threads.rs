@@ -24,7 +24,9 @@ pub(super) fn scan(proc: &Path) -> Found {
         if !name.as_encoded_bytes().iter().all(u8::is_ascii_digit) {
             continue;
         }
-        let Some(stat) = fs::read(entry.path().join("stat")).ok().and_then(|line| parse_stat(&line)) else { continue };
+        let stat = fs::read(entry.path().join("stat")).ok().and_then(|line| parse_stat(&line));
+        // A service that has ended and was not reaped does nothing.
+        let Some(stat) = stat.filter(|stat| !stat.has_ended()) else { continue };
         if !stat.is_kthread() {
             found.services.push((stat.comm, stat.tid));
         } else if let Some(kind) = kind_of(&stat.comm) {
@@ -83,6 +85,21 @@ mod tests {
         ] {
             assert_eq!(kind_of(name), kind, "{name}");
         }
+    }
+
+    #[test]
+    fn what_has_ended_and_was_not_reaped_is_no_service() {
+        let proc = tempfile::tempdir().unwrap();
+        for (number, state) in [("7", 'Z'), ("8", 'S'), ("9", 'X'), ("10", 'R')] {
+            fs::create_dir(proc.path().join(number)).unwrap();
+            let line = fs::read_to_string("/proc/self/stat").unwrap();
+            let fields = line.rsplit_once(')').unwrap().1.trim_start().split_once(' ').unwrap().1;
+            let line = format!("{number} (irqbalance) {state} {fields}");
+            fs::write(proc.path().join(number).join("stat"), line).unwrap();
+        }
+        let mut running: Vec<i32> = scan(proc.path()).services.into_iter().map(|(_, number)| number).collect();
+        running.sort_unstable();
+        assert_eq!(running, [8, 10]);
     }
 
     proptest::proptest! {

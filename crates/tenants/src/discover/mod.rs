@@ -5,15 +5,17 @@
 
 mod vm;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use serde::Serialize;
 
 use self::vm::VmProcess;
+use crate::budget::{Account, Budget, Item, limits};
+use crate::class::Class;
 use crate::conflict;
-use crate::container::{self, Names};
-use crate::devices;
+use crate::container::{self, Identity, Names};
+use crate::devices::{self, Served};
 use crate::files;
 use crate::host::{KernelThread, Process, Processes, Sources};
 use crate::libvirt::{self, Domain};
@@ -23,7 +25,7 @@ use crate::problem::{Problem, ProblemKind};
 use crate::proc::{Stat, printable};
 use crate::rules::{Decision, Namer, Rules, Subject, Verdict};
 use crate::thread::ThreadId;
-use crate::vmm;
+use crate::vmm::{self, Vmm};
 use crate::vnic::Network;
 
 /// What runs on the host at one moment.
@@ -48,6 +50,9 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
         names: Names::below(&sources.runtimes),
         peers: None,
         standing: HashMap::new(),
+        budget: Budget::default(),
+        named_by_root: BTreeSet::new(),
+        unnamed: Vec::new(),
         tenants: Vec::new(),
         problems: Vec::new(),
         unlisted: None,
@@ -57,11 +62,9 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
     tenants.sort_by(|a, b| {
         (a.kind == Kind::Container, &a.name, a.process).cmp(&(b.kind == Kind::Container, &b.name, b.process))
     });
-    for (one, next) in tenants.iter().zip(tenants.iter().skip(1)) {
-        if one.name == next.name {
-            problems.push(Problem::new(&next.name, ProblemKind::SameName));
-        }
-    }
+    let pairs = tenants.iter().zip(tenants.iter().skip(1)).filter(|(one, next)| one.name == next.name);
+    let shared: BTreeSet<&str> = pairs.map(|(one, _)| one.name.as_str()).collect();
+    problems.extend(shared.into_iter().map(|name| Problem::new(name, ProblemKind::SameName)));
     let conflicts = conflict::conflicts(&tenants, &rules.table());
     problems
         .extend(conflicts.into_iter().map(|(tenant, conflict)| Problem::new(tenant, ProblemKind::Conflict(conflict))));
@@ -78,6 +81,11 @@ struct Finder<'a> {
     peers: Option<Option<Peers>>,
     /// What stands on the host's interfaces, by network namespace: containers of a pod share theirs.
     standing: HashMap<PathBuf, Vec<Attached>>,
+    budget: Budget,
+    /// Tenants whose names root chose.
+    named_by_root: BTreeSet<ThreadId>,
+    /// Containers for which no runtime has a name on record, by the digits they are called by here.
+    unnamed: Vec<String>,
     tenants: Vec<Tenant>,
     problems: Vec<Problem>,
     /// Why processes could not be listed.
@@ -91,30 +99,12 @@ struct Found {
     kind: Kind,
     owner: u32,
     namer: Namer,
-    process: ThreadId,
     /// Where its processes are.
     cgroup: Option<String>,
+    /// The user who chose that path.
+    cgroup_owner: u32,
     /// The part of that which is its alone.
     own_cgroup: Option<String>,
-}
-
-impl Found {
-    fn into_tenant(self, decision: Decision, threads: Vec<TenantThread>, vnics: Vec<Vnic>) -> Tenant {
-        Tenant {
-            name: self.name,
-            uuid: self.uuid,
-            kind: self.kind,
-            owner: self.owner,
-            process: self.process,
-            cgroup: self.own_cgroup,
-            class: decision.class,
-            class_source: decision.source,
-            runtime_cap: decision.runtime_cap,
-            threads,
-            vnics,
-            attached: Vec::new(),
-        }
-    }
 }
 
 impl Finder<'_> {
@@ -132,25 +122,119 @@ impl Finder<'_> {
             let what = format!("{these} may not be looked into; tenants may be missing");
             self.problem("/proc", ProblemKind::Unreadable(what));
         }
+        let v1 = processes.user.iter().filter_map(|process| process.v1_container.as_deref());
+        if let Some(first) = v1.clone().next() {
+            self.problem(first, ProblemKind::CgroupV1(v1.count()));
+        }
         let domains = self.domains();
         let mut shared: HashMap<&str, usize> = HashMap::new();
         for cgroup in processes.user.iter().filter_map(|process| process.cgroup.as_deref()) {
             *shared.entry(cgroup).or_default() += 1;
         }
-        let mut rest = Vec::new();
+        let (mut vms, mut rest) = (Vec::new(), Vec::new());
         for process in &processes.user {
             match VmProcess::of(self, process, domains.get(&process.pid)) {
-                Some(vm) => {
-                    let alone = process.cgroup.as_deref().is_some_and(|cgroup| shared.get(cgroup) == Some(&1));
-                    self.vm(&vm, alone);
-                }
+                Some(vm) => vms.push(vm),
                 None => rest.push(process),
+            }
+        }
+        let monitors: BTreeMap<i32, Vmm> = vms.iter().map(|vm| (vm.process.pid, vm.vmm)).collect();
+        for vm in &vms {
+            let alone = vm.process.cgroup.as_deref().is_some_and(|cgroup| shared.get(cgroup) == Some(&1));
+            if !self.vm(vm, alone, &monitors) {
+                rest.push(vm.process);
             }
         }
         self.stale(&domains);
         self.containers(&rest);
+        self.keep_names_of_roots_tenants();
         self.devices(&rest);
         self.kernel_threads(processes.kernel);
+        if processes.denied == 0 {
+            self.unused_rules();
+        }
+        let unread: Vec<Problem> = self
+            .budget
+            .unread()
+            .map(|(account, what)| Problem::new(account.to_string(), ProblemKind::NotRead(what)))
+            .collect();
+        self.problems.extend(unread);
+    }
+
+    /// Adds a tenant.
+    fn take_in(
+        &mut self,
+        found: Found,
+        process: ThreadId,
+        decision: Decision,
+        threads: Vec<TenantThread>,
+        vnics: Vec<Vnic>,
+    ) {
+        if found.namer == Namer::User(0) {
+            self.named_by_root.insert(process);
+        }
+        self.tenants.push(Tenant {
+            name: found.name,
+            uuid: found.uuid,
+            kind: found.kind,
+            owner: found.owner,
+            process,
+            cgroup: found.own_cgroup,
+            class: decision.class,
+            class_source: decision.source,
+            runtime_cap: decision.runtime_cap,
+            threads,
+            vnics,
+            attached: Vec::new(),
+        });
+    }
+
+    /// Reservations, device processes and metrics go by name: a VM whose starter has no authority may not take the name
+    /// of a tenant that root started.
+    fn keep_names_of_roots_tenants(&mut self) {
+        let (by_root, others): (Vec<_>, Vec<_>) =
+            self.tenants.iter_mut().partition(|tenant| self.named_by_root.contains(&tenant.process));
+        let taken: BTreeSet<&str> = by_root.iter().map(|tenant| tenant.name.as_str()).collect();
+        for vm in others.into_iter().filter(|tenant| tenant.kind != Kind::Container) {
+            if taken.contains(vm.name.as_str()) {
+                let called = format!("vm-{}", vm.process.pid);
+                let name = std::mem::replace(&mut vm.name, called.clone());
+                self.problems.push(Problem::new(called, ProblemKind::NameTaken(name)));
+            }
+        }
+    }
+
+    fn unused_rules(&mut self) {
+        self.unnamed.sort();
+        for (place, pattern) in self.rules.unused(self.tenants.iter().map(|tenant| tenant.name.as_str())) {
+            let unnamed = self.unnamed.clone();
+            self.problem(place, ProblemKind::RuleUnused { pattern, unnamed });
+        }
+    }
+
+    /// Whom reading a process is charged to that is in this container, or none.
+    fn account(&self, pid: i32, container: Option<&str>) -> Account {
+        match container.map(|cgroup| (cgroup, self.sources.cgroup_owner(cgroup, false))) {
+            Some((cgroup, 0)) => Account::Container(cgroup.to_owned()),
+            Some((_, user)) => Account::User(user),
+            None => match self.sources.owner(pid).unwrap_or(u32::MAX) {
+                0 => Account::System,
+                user => Account::User(user),
+            },
+        }
+    }
+
+    fn arguments(&mut self, pid: i32, account: &Account) -> Vec<String> {
+        let limit = self.budget.allowed(account, Item::CommandLine);
+        let (arguments, bytes) = self.sources.arguments(pid, limit);
+        self.budget.charge(account, Item::CommandLine, bytes, bytes < limit);
+        arguments
+    }
+
+    fn threads(&mut self, pid: i32, account: &Account) -> Vec<Stat> {
+        let (stats, whole) = self.sources.threads(pid, self.budget.allowed(account, Item::Threads));
+        self.budget.charge(account, Item::Threads, stats.len(), whole);
+        stats
     }
 
     fn problem(&mut self, subject: impl Into<String>, kind: ProblemKind) {
@@ -177,14 +261,15 @@ impl Finder<'_> {
             if !matches!(ending, "xml" | "pid") {
                 continue;
             }
+            let written = std::fs::metadata(&path).and_then(|file| file.modified()).ok();
             match (std::fs::read_to_string(&path), ending) {
                 (Ok(text), "xml") => match libvirt::parse_status(&text) {
-                    Ok(domain) => drop(domains.insert(domain.pid, domain)),
+                    Ok(domain) => drop(domains.insert(domain.pid, domain.written_at(written))),
                     Err(what) => self.problem(path.display().to_string(), ProblemKind::BadStatus(what)),
                 },
                 (Ok(text), _) => {
                     let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-                    by_pid_file.extend(Domain::of_pid_file(&name, &text));
+                    by_pid_file.extend(Domain::of_pid_file(&name, &text).map(|domain| domain.written_at(written)));
                 }
                 (Err(error), _) if error.kind() == std::io::ErrorKind::NotFound => {}
                 (Err(error), _) => {
@@ -210,7 +295,7 @@ impl Finder<'_> {
         }
     }
 
-    fn thread(&self, pid: i32, stat: &Stat, role: ThreadRole, domain: Option<&Domain>) -> TenantThread {
+    fn tenant_thread(&self, pid: i32, stat: &Stat, role: ThreadRole, domain: Option<&Domain>) -> TenantThread {
         TenantThread {
             id: ThreadId { pid, tid: stat.tid, start_time: stat.start_time },
             role,
@@ -223,61 +308,99 @@ impl Finder<'_> {
     }
 
     fn containers(&mut self, processes: &[&Process]) {
-        let mut members: BTreeMap<String, (Option<container::Identity>, Vec<&Process>)> = BTreeMap::new();
-        let mut known: HashMap<&str, Option<(String, Option<container::Identity>)>> = HashMap::new();
+        let vms: BTreeSet<String> = self.tenants.iter().filter_map(|vm| vm.cgroup.clone()).collect();
+        let mut members: BTreeMap<String, (Option<Identity>, Vec<&Process>)> = BTreeMap::new();
+        let mut known: HashMap<&str, Option<(String, Option<Identity>)>> = HashMap::new();
         for process in processes {
             let Some(path) = process.cgroup.as_deref() else { continue };
-            let place = known.entry(path).or_insert_with(|| self.container_of(path));
+            let place = known.entry(path).or_insert_with(|| self.container_of(path, &vms));
             if let Some((cgroup, identity)) = place.clone() {
                 members.entry(cgroup).or_insert_with(|| (identity, Vec::new())).1.push(process);
             }
         }
+        let lxc = members.iter().filter(|(_, (identity, _))| matches!(identity, Some(Identity::Lxc(_))));
+        let lxc: BTreeSet<String> = lxc.map(|(cgroup, _)| cgroup.clone()).collect();
         for (cgroup, (identity, processes)) in members {
+            let identity = match identity {
+                // Its name without the number is another's.
+                Some(Identity::Lxc(name))
+                    if container::without_number(&cgroup).is_some_and(|other| lxc.contains(other)) =>
+                {
+                    Some(Identity::Name(name))
+                }
+                identity => identity,
+            };
             self.container(cgroup, identity, &processes);
         }
     }
 
-    /// A container by its cgroup's form, or the topmost cgroup that a rule names.
-    fn container_of(&self, path: &str) -> Option<(String, Option<container::Identity>)> {
+    /// A container by its cgroup's form, or the topmost cgroup that a rule names. What is in a VM's own cgroup beside
+    /// its monitor (swtpm, virtiofsd, passt) is a helper of the VM's.
+    fn container_of(&self, path: &str, vms: &BTreeSet<String>) -> Option<(String, Option<Identity>)> {
+        if container::libvirt_scope(path).is_some() || ancestors(path).any(|part| vms.contains(part)) {
+            return None;
+        }
         if let Some(container) = container::of_path(path) {
             return Some((container.cgroup, Some(container.id)));
-        }
-        if container::libvirt_scope(path).is_some() {
-            return None;
         }
         ancestors(path).find(|part| self.rules.names_cgroup(part)).map(|part| (part.to_owned(), None))
     }
 
-    fn container(&mut self, cgroup: String, identity: Option<container::Identity>, processes: &[&Process]) {
-        let mut threads = Vec::new();
-        let mut first: Option<ThreadId> = None;
-        let own = i32::try_from(std::process::id()).unwrap_or(0);
-        for process in processes.iter().filter(|process| process.pid != 1 && process.pid != own) {
-            let stats = self.sources.threads(process.pid);
-            let Some(id) = main_thread(process.pid, &stats) else { continue };
-            first = Some(first.filter(|first| (first.start_time, first.pid) <= (id.start_time, id.pid)).unwrap_or(id));
-            threads.extend(stats.iter().map(|stat| self.thread(process.pid, stat, ThreadRole::Container, None)));
-        }
-        let Some(process) = first else { return };
-        let name = match &identity {
-            Some(identity) => self.names.name(identity),
-            None => cgroup.rsplit('/').next().unwrap_or(&cgroup).to_owned(),
-        };
-        let owner = container::owner_of_path(&cgroup);
+    fn container(&mut self, cgroup: String, identity: Option<Identity>, processes: &[&Process]) {
+        // Whoever made the directory of a cgroup that only a rule names may put processes there; a container's is its
+        // runtime's.
+        let owner = self.sources.cgroup_owner(&cgroup, identity.is_none());
         let found = Found {
-            name,
+            name: self.container_name(&cgroup, identity.as_ref(), owner),
             uuid: None,
             kind: Kind::Container,
             owner,
             namer: Namer::User(owner),
-            process,
+            cgroup_owner: owner,
             own_cgroup: Some(cgroup.clone()),
-            cgroup: Some(cgroup),
+            cgroup: Some(cgroup.clone()),
         };
-        let decision = self.decide(&found, None);
+        let (decision, withheld) = self.decision(&found, None);
+        let account = match (decision.class, owner) {
+            (Class::Rt(_), _) => Account::System,
+            (Class::Bulk, 0) => Account::Container(cgroup.clone()),
+            (Class::Bulk, user) => Account::User(user),
+        };
+        let mut threads = Vec::new();
+        let mut first: Option<ThreadId> = None;
+        let own = i32::try_from(std::process::id()).unwrap_or(0);
+        for process in processes.iter().filter(|process| process.pid != 1 && process.pid != own) {
+            let stats = self.threads(process.pid, &account);
+            let Some(id) = main_thread(process.pid, &stats) else { continue };
+            first = Some(first.filter(|first| (first.start_time, first.pid) <= (id.start_time, id.pid)).unwrap_or(id));
+            threads.extend(stats.iter().map(|stat| self.tenant_thread(process.pid, stat, ThreadRole::Container, None)));
+        }
+        let Some(process) = first else { return };
+        self.problems.extend(withheld);
+        let recorded = identity.as_ref().and_then(Identity::id).map(short);
+        if recorded.as_ref() == Some(&found.name) {
+            self.unnamed.extend(recorded);
+            if matches!(identity, Some(Identity::Unknown(_))) {
+                self.problem(&cgroup, ProblemKind::RuntimeUnknown);
+            }
+        }
         let vnics = self.container_vnics(process.pid);
-        let attached = self.attached(process);
-        self.tenants.push(Tenant { attached, ..found.into_tenant(decision, threads, vnics) });
+        let attached = self.attached(process, &account);
+        self.take_in(found, process, decision, threads, vnics);
+        if let Some(tenant) = self.tenants.last_mut() {
+            tenant.attached = attached;
+        }
+    }
+
+    /// A container's name: the runtime's, where it has one on record, else the first digits of its identifier.
+    fn container_name(&mut self, cgroup: &str, identity: Option<&Identity>, owner: u32) -> String {
+        let Some(identity) = identity else { return cgroup.rsplit('/').next().unwrap_or(cgroup).to_owned() };
+        match identity.id() {
+            // An identifier that a user chose may be that of another's container.
+            Some(id) if owner != 0 => short(id),
+            Some(id) => self.names.recorded(identity).unwrap_or_else(|| short(id)),
+            None => self.names.recorded(identity).unwrap_or_else(|| cgroup.to_owned()),
+        }
     }
 
     /// The host's ends of a container's veth pairs. Where the kernel does not tell, there are none.
@@ -291,10 +414,13 @@ impl Finder<'_> {
     }
 
     /// The interfaces in a container's own network namespace that stand on the host's. Where they cannot be asked for, there are none.
-    fn attached(&mut self, process: ThreadId) -> Vec<Attached> {
+    fn attached(&mut self, process: ThreadId, account: &Account) -> Vec<Attached> {
         let Some(namespace) = self.sources.own_network(process.pid) else { return Vec::new() };
         let known = self.standing.entry(namespace).or_insert_with(|| {
-            let standing = peers::standing(process).inspect_err(files::note).unwrap_or_default();
+            let limit = self.budget.allowed(account, Item::Links);
+            let (looked_at, whole, standing) =
+                peers::standing(process, limit).inspect_err(files::note).unwrap_or((0, true, Vec::new()));
+            self.budget.charge(account, Item::Links, looked_at, whole);
             let attached = standing.into_iter().filter_map(|own| {
                 let lower = self.network.vnic(self.network.name_of(own.on)?).lower;
                 Some(Attached { name: printable(own.name.as_bytes()), mac: own.mac, lower })
@@ -305,29 +431,36 @@ impl Finder<'_> {
     }
 
     fn decide(&mut self, found: &Found, metadata: Option<Verdict>) -> Decision {
+        let (decision, withheld) = self.decision(found, metadata);
+        self.problems.extend(withheld);
+        decision
+    }
+
+    /// A tenant's class, and where a rule was withheld, that.
+    fn decision(&self, found: &Found, metadata: Option<Verdict>) -> (Decision, Option<Problem>) {
         let subject = Subject {
             name: &found.name,
             uuid: found.uuid.as_deref(),
             cgroup: found.cgroup.as_deref(),
+            cgroup_owner: found.cgroup_owner,
             kind: found.kind,
             owner: found.owner,
             namer: found.namer,
         };
         let decision = self.rules.decide(&subject, metadata);
-        if let (Some(rule), ClassSource::Default) = (&decision.withheld, &decision.source) {
-            let kind = ProblemKind::RuleWithheld { rule: rule.clone(), namer: found.namer };
-            self.problem(&found.name, kind);
-        }
-        decision
+        let rule = decision.withheld.clone().filter(|_| decision.source == ClassSource::Default);
+        let withheld =
+            rule.map(|rule| Problem::new(&found.name, ProblemKind::RuleWithheld { rule, namer: found.namer }));
+        (decision, withheld)
     }
 
     /// Gives the threads of device processes to the one VM that they serve. Not those that another user's session, or a container, started: every
     /// event of a tenant's process causes a look at the host.
     fn devices(&mut self, processes: &[&Process]) {
         let known = self.sources.devices.known();
-        for (process, vm) in &known {
+        for (process, served) in &known {
             if self.sources.identity(process.pid) == Some(*process) {
-                self.serve(process.pid, vm, None);
+                self.serve(process.pid, &served.vm, served.user);
             } else if !self.sources.process_dir(process.pid).exists() {
                 self.sources.devices.forget(*process);
             }
@@ -340,51 +473,95 @@ impl Finder<'_> {
             if known.iter().any(|(process, _)| *process == id) {
                 continue;
             }
-            let arguments = self.sources.arguments(process.pid);
+            // The system's may serve any VM.
+            let user = Some(self.sources.cgroup_owner(cgroup, true)).filter(|user| *user != 0);
+            let account = user.map_or_else(|| self.account(process.pid, None), Account::User);
+            let arguments = self.arguments(process.pid, &account);
             // A unit may have been told to serve another VM: its name counts where there is such a VM.
             let says = [devices::by_unit(cgroup), vmm::served(&arguments)];
-            let user = Some(container::owner_of_path(cgroup));
             if let Some(vm) = says.into_iter().flatten().find(|vm| self.serve(process.pid, vm, user)) {
-                self.sources.devices.note(id, vm);
+                self.sources.devices.note(id, Served { vm: vm.to_owned(), user });
             }
         }
     }
 
-    /// Gives a device process's threads to the one VM of this name, if this user may.
+    /// Gives a device process's threads to the VM of this name, of this user's where one is given. Of several, root's
+    /// comes first, then the one that was started first: whoever starts another of that name takes no thread out of a
+    /// VM's runtime cap.
     fn serve(&mut self, pid: i32, vm: &str, user: Option<u32>) -> bool {
-        let serves = |tenant: &&mut Tenant| tenant.kind != Kind::Container && tenant.name == vm;
-        let may = |tenant: &Tenant| user.is_none_or(|user| user == 0 || user == tenant.owner);
+        let serves = |tenant: &&Tenant| tenant.kind != Kind::Container && tenant.name == vm;
+        let may = |tenant: &&Tenant| user.is_none_or(|user| user == tenant.owner);
+        let order = |tenant: &&Tenant| {
+            (!self.named_by_root.contains(&tenant.process), tenant.process.start_time, tenant.process)
+        };
+        let Some(vm) = self.tenants.iter().filter(serves).filter(may).min_by_key(order).map(|vm| vm.process) else {
+            return false;
+        };
+        let (stats, _) = self.sources.threads(pid, limits(Item::Threads).process);
         let threads: Vec<TenantThread> =
-            self.sources.threads(pid).iter().map(|stat| self.thread(pid, stat, ThreadRole::Device, None)).collect();
-        let mut named = self.tenants.iter_mut().filter(serves);
-        match (named.next(), named.next()) {
-            (Some(tenant), None) if may(tenant) => {
-                tenant.threads.extend(threads);
-                true
-            }
-            _ => false,
-        }
+            stats.iter().map(|stat| self.tenant_thread(pid, stat, ThreadRole::Device, None)).collect();
+        self.tenants
+            .iter_mut()
+            .filter(|tenant| tenant.process == vm)
+            .for_each(|tenant| tenant.threads.extend(threads.clone()));
+        true
     }
 
-    /// Gives kernel threads to the VM they work for: by its process number, else by one of its threads'.
+    /// Gives kernel threads to the VM they work for.
     fn kernel_threads(&mut self, kernel: Vec<KernelThread>) {
+        let mut inner = None;
         for KernelThread { stat, role, works_for } in kernel {
-            let thread = self.thread(stat.tid, &stat, role, None);
-            let is_vm = |tenant: &&mut Tenant| tenant.kind != Kind::Container;
-            let by_process = self.tenants.iter_mut().filter(is_vm).find(|tenant| tenant.process.pid == works_for);
-            let tenant = match by_process {
-                Some(tenant) => Some(tenant),
-                None => self
-                    .tenants
-                    .iter_mut()
-                    .filter(is_vm)
-                    .find(|tenant| tenant.threads.iter().any(|one| one.id.tid == works_for)),
+            let vm = match role {
+                ThreadRole::KvmPit => {
+                    let inner = inner.get_or_insert_with(|| self.inner_numbers());
+                    made_by(inner.get(&works_for).map(Vec::as_slice).unwrap_or_default(), &stat)
+                }
+                _ => self.vm_of_thread(works_for),
             };
-            if let Some(tenant) = tenant {
+            let thread = self.tenant_thread(stat.tid, &stat, role, None);
+            if let Some(tenant) = vm.and_then(|vm| self.tenants.iter_mut().find(|tenant| tenant.process == vm)) {
                 tenant.threads.push(thread);
             }
         }
     }
+
+    fn vms(&self) -> impl Iterator<Item = &Tenant> {
+        self.tenants.iter().filter(|tenant| tenant.kind != Kind::Container)
+    }
+
+    /// VMs by the numbers that their monitors have in their own PID namespaces: KVM calls its timer's thread by that
+    /// (`arch/x86/kvm/i8254.c`, `pid_vnr`).
+    fn inner_numbers(&self) -> HashMap<i32, Vec<ThreadId>> {
+        let mut by_number: HashMap<i32, Vec<ThreadId>> = HashMap::new();
+        for vm in self.vms() {
+            by_number.entry(self.sources.inner_process(vm.process.pid)).or_default().push(vm.process);
+        }
+        by_number
+    }
+
+    /// The VM by its process's number, else by one of its threads'.
+    fn vm_of_thread(&self, number: i32) -> Option<ThreadId> {
+        let by_process = self.vms().find(|vm| vm.process.pid == number);
+        let by_thread = || self.vms().find(|vm| vm.threads.iter().any(|thread| thread.id.tid == number));
+        by_process.or_else(by_thread).map(|vm| vm.process)
+    }
+}
+
+/// Which of several VMs of one number in their namespaces made a kernel thread: monitors make it when they start, so it
+/// is the last that was started before it.
+fn made_by(vms: &[ThreadId], kernel: &Stat) -> Option<ThreadId> {
+    match vms {
+        [only] => Some(*only),
+        several => {
+            let before = several.iter().filter(|vm| vm.start_time <= kernel.start_time);
+            before.max_by_key(|vm| vm.start_time).copied()
+        }
+    }
+}
+
+/// What a container is called without a name.
+fn short(id: &str) -> String {
+    id.chars().take(12).collect()
 }
 
 fn main_thread(pid: i32, stats: &[Stat]) -> Option<ThreadId> {

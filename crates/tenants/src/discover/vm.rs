@@ -1,8 +1,9 @@
 //! One VM: from its process to a tenant.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Finder, Found, main_thread};
+use super::{Finder, Found};
+use crate::budget::{Account, Item};
 use crate::class::Class;
 use crate::container;
 use crate::host::Process;
@@ -13,35 +14,44 @@ use crate::proc::{Stat, printable};
 use crate::qmp::VcpuThreads;
 use crate::rules::{Namer, Verdict};
 use crate::thread::ThreadId;
-use crate::vmm::{self, QemuArguments, Vmm};
+use crate::vmm::{self, QemuArguments, Sureness, Vmm};
 use crate::vnic;
 
 /// A process that is a VM, and what its command line says.
 pub(super) struct VmProcess<'a> {
-    process: &'a Process,
-    vmm: Vmm,
+    pub(super) process: &'a Process,
+    pub(super) vmm: Vmm,
     domain: Option<&'a Domain>,
+    /// The cgroup of the container that it is in.
+    container: Option<String>,
+    account: Account,
     line: Vec<String>,
     arguments: QemuArguments,
 }
 
 impl<'a> VmProcess<'a> {
     /// Whether a process is a VM. `domain` is the libvirt domain that claims its number.
-    pub(super) fn of(finder: &Finder<'_>, process: &'a Process, domain: Option<&'a Domain>) -> Option<Self> {
-        let by_name = Vmm::of_executable(&process.executable);
-        if by_name.is_none() && domain.is_none() {
+    pub(super) fn of(finder: &mut Finder<'_>, process: &'a Process, domain: Option<&'a Domain>) -> Option<Self> {
+        let named = Vmm::of_executable(&process.executable);
+        let container = container_around(process);
+        if named.is_none() && domain.is_none() && (container.is_some() || !finder.sources.has_run_a_guest(process.pid))
+        {
             return None;
         }
-        let line = finder.sources.arguments(process.pid);
+        let account = match domain {
+            Some(_) => Account::System,
+            None => finder.account(process.pid, container.as_deref()),
+        };
+        let line = finder.arguments(process.pid, &account);
         let arguments = vmm::qemu_arguments(&line);
-        // After a crash of libvirt its files may name a process number that somebody else has now.
-        let domain = domain.filter(|domain| {
-            arguments.name.as_deref() == Some(&domain.name)
-                || (arguments.uuid.is_some() && arguments.uuid == domain.uuid)
-        });
-        let vmm = by_name.or(domain.map(|_| Vmm::Qemu))?;
+        let domain = domain.filter(|domain| finder.is_domains(process, domain, &arguments));
+        let vmm = match (named, domain) {
+            (Some((vmm, Sureness::Sure)), _) => vmm,
+            (_, Some(_)) => Vmm::Qemu,
+            (named, None) => finder.monitor_by_its_guest(process.pid, &account, named.map(|(vmm, _)| vmm))?,
+        };
         let arguments = if vmm == Vmm::Qemu { arguments } else { QemuArguments::default() };
-        Some(Self { process, vmm, domain, line, arguments })
+        Some(Self { process, vmm, domain, container, account, line, arguments })
     }
 
     fn name(&self) -> String {
@@ -67,36 +77,93 @@ impl<'a> VmProcess<'a> {
         }
     }
 
-    /// Its own cgroup: libvirt's scope, or where it is the only process.
+    /// Its own cgroup: the scope that was made for it, or where it is the only process.
     fn own_cgroup(&self, alone: bool) -> Option<String> {
         let path = self.process.cgroup.as_deref()?;
-        match container::libvirt_scope(path) {
+        match container::vm_scope(path) {
             Some(scope) => Some(scope.to_owned()),
             None => (alone && path != "/").then(|| path.to_owned()),
         }
     }
 }
 
+/// The cgroup of the container that a process is in. (A VM's scope is none, though it looks like a machine's.)
+fn container_around(process: &Process) -> Option<String> {
+    let path = process.cgroup.as_deref().filter(|path| container::vm_scope(path).is_none())?;
+    container::of_path(path).map(|container| container.cgroup)
+}
+
 impl Finder<'_> {
-    /// Takes a VM in; `alone` says that no other process is in its cgroup.
-    pub(super) fn vm(&mut self, vm: &VmProcess<'_>, alone: bool) {
+    /// Whether a process is the domain's QEMU, and not another that has its number after a crash of libvirt: it calls
+    /// itself so, and is in a cgroup that libvirt made, or it runs as the domain's user, outside users' cgroups and
+    /// containers, since before the file was written.
+    fn is_domains(&self, process: &Process, domain: &Domain, arguments: &QemuArguments) -> bool {
+        let called_so = arguments.name.as_deref() == Some(&domain.name)
+            || (arguments.uuid.is_some() && arguments.uuid == domain.uuid);
+        if !called_so || domain.user.is_some_and(|user| self.sources.owner(process.pid) != Some(user)) {
+            return false;
+        }
+        let path = process.cgroup.as_deref().unwrap_or("/");
+        if let Some(scope) = container::libvirt_scope(path) {
+            return self.sources.cgroup_owner(scope, false) == 0;
+        }
+        let systems = container_around(process).is_none() && self.sources.cgroup_owner(path, true) == 0;
+        let started_later = || {
+            let process = self.sources.identity(process.pid)?;
+            self.sources.started_after(process, domain.written?)
+        };
+        systems && started_later() != Some(true)
+    }
+
+    /// The monitor of a process whose program's name does not make sure of it: it has threads that are called like
+    /// vCPUs (of one with a likely name), or descriptors of KVM's.
+    fn monitor_by_its_guest(&mut self, pid: i32, account: &Account, likely: Option<Vmm>) -> Option<Vmm> {
+        let stats = self.threads(pid, account);
+        let by_threads = likely.is_some() && stats.iter().any(|stat| vmm::vcpu_number(&stat.comm).is_some());
+        if !by_threads && !self.holds_kvm(pid, account) {
+            return None;
+        }
+        Some(likely.unwrap_or_else(|| Vmm::of_threads(stats.iter().map(|stat| stat.comm.as_str()))))
+    }
+
+    fn holds_kvm(&mut self, pid: i32, account: &Account) -> bool {
+        let limit = self.budget.allowed(account, Item::Descriptors);
+        let Ok(open) = vnic::open_files(&self.sources.process_dir(pid), limit) else { return false };
+        self.budget.charge(account, Item::Descriptors, open.looked_at, open.whole);
+        open.targets.iter().any(|(_, target)| target.starts_with("anon_inode:kvm-v"))
+    }
+
+    /// Takes a VM in; `alone` says that no other process is in its cgroup, `monitors` which processes are VMs. False
+    /// where it is only a helper that a monitor forked.
+    pub(super) fn vm(&mut self, vm: &VmProcess<'_>, alone: bool, monitors: &BTreeMap<i32, Vmm>) -> bool {
         let pid = vm.process.pid;
-        let stats = self.sources.threads(pid);
-        let Some(process) = main_thread(pid, &stats) else { return };
+        let Some(main) = self.sources.main_thread(pid) else { return true };
+        if vm.domain.is_none() && monitors.get(&main.ppid) == Some(&vm.vmm) {
+            let stats = self.threads(pid, &vm.account);
+            if !stats.iter().any(|stat| matches!(vm.vmm.role(stat), ThreadRole::Vcpu(_))) {
+                return false;
+            }
+        }
+        let process = ThreadId { pid, tid: pid, start_time: main.start_time };
         let cgroup = vm.process.cgroup.clone();
         let owner = match vm.domain {
             Some(_) => 0,
             // Where the owner cannot be read, it must not count as root.
             None => self.sources.owner(pid).unwrap_or(u32::MAX),
         };
-        let contained = vm.domain.is_none() && cgroup.as_deref().is_some_and(|path| container::of_path(path).is_some());
+        let cgroup_owner = match (&vm.container, vm.domain) {
+            (Some(container), None) => self.sources.cgroup_owner(container, false),
+            (None, None) => self.sources.cgroup_owner(cgroup.as_deref().unwrap_or("/"), true),
+            (_, Some(_)) => 0,
+        };
+        let contained = vm.domain.is_none() && vm.container.is_some();
         let found = Found {
             name: vm.name(),
             uuid: vm.uuid(),
             kind: vm.kind(),
             owner,
             namer: if contained { Namer::Container } else { Namer::User(owner) },
-            process,
+            cgroup_owner,
             cgroup,
             own_cgroup: vm.own_cgroup(alone),
         };
@@ -107,10 +174,14 @@ impl Finder<'_> {
                 self.problem(&found.name, ProblemKind::Delay(delay));
             }
         }
+        let account = if decision.class == Class::Bulk { vm.account.clone() } else { Account::System };
+        let stats = self.threads(pid, &account);
         let roles = self.roles(&found.name, process, vm, &stats, decision.class);
-        let threads = stats.iter().zip(roles).map(|(stat, role)| self.thread(pid, stat, role, vm.domain)).collect();
-        let vnics = self.vnics(&found.name, vm);
-        self.tenants.push(found.into_tenant(decision, threads, vnics));
+        let threads =
+            stats.iter().zip(roles).map(|(stat, role)| self.tenant_thread(pid, stat, role, vm.domain)).collect();
+        let vnics = self.vnics(&found.name, vm, &account);
+        self.take_in(found, process, decision, threads, vnics);
+        true
     }
 
     fn metadata(&mut self, domain: &Domain) -> Option<Verdict> {
@@ -165,9 +236,8 @@ impl Finder<'_> {
         // A QEMU with its main and RCU threads only has not made its vCPUs yet.
         let mut why = None;
         if class != Class::Bulk && stats.len() > 2 {
-            let alive: Vec<i32> = stats.iter().map(|stat| stat.tid).collect();
             let answer = match (vm.vmm, self.sources.live) {
-                (Vmm::Qemu, true) => self.sources.monitors.vcpus(process, &alive, &vm.arguments.qmp_sockets),
+                (Vmm::Qemu, true) => self.ask_monitor(process, vm, stats),
                 _ => Err("no thread has a vCPU's name".to_owned()),
             };
             match answer {
@@ -186,15 +256,29 @@ impl Finder<'_> {
         ran_guest.into_iter().zip(0..).collect()
     }
 
-    fn vnics(&mut self, name: &str, vm: &VmProcess<'_>) -> Vec<Vnic> {
+    /// QEMU knows its threads by their numbers in its own PID namespace.
+    fn ask_monitor(&self, process: ThreadId, vm: &VmProcess<'_>, stats: &[Stat]) -> Result<VcpuThreads, String> {
+        let number = |stat: &Stat| (self.sources.inner_thread(process.pid, stat.tid), stat.tid);
+        let numbers: BTreeMap<i32, i32> = stats.iter().map(number).collect();
+        let alive: Vec<i32> = numbers.keys().copied().collect();
+        let vcpus = self.sources.monitors.vcpus(process, &alive, &vm.arguments.qmp_sockets)?;
+        Ok(vcpus.into_iter().filter_map(|(inner, vcpu)| Some((*numbers.get(&inner)?, vcpu))).collect())
+    }
+
+    fn vnics(&mut self, name: &str, vm: &VmProcess<'_>, account: &Account) -> Vec<Vnic> {
         let pid = vm.process.pid;
         let (interfaces, is_here) = match vm.domain.and_then(|domain| domain.interfaces.clone()) {
             Some(interfaces) => (interfaces, true),
             None => {
-                let open = vnic::of_open_files(&self.sources.process_dir(pid), &self.network);
+                let limit = self.budget.allowed(account, Item::Descriptors);
+                let open = vnic::open_files(&self.sources.process_dir(pid), limit);
                 // In a namespace of its own anybody may name interfaces like the host's.
                 let is_here = self.sources.own_network(pid).is_none();
-                (open.unwrap_or_else(|_| vm.arguments.interfaces.clone()), is_here)
+                let interfaces = open.map(|open| {
+                    self.budget.charge(account, Item::Descriptors, open.looked_at, open.whole);
+                    open.interfaces(&self.network)
+                });
+                (interfaces.unwrap_or_else(|_| vm.arguments.interfaces.clone()), is_here)
             }
         };
         let (here, elsewhere): (Vec<_>, Vec<_>) =

@@ -64,6 +64,31 @@ impl Host {
         }
     }
 
+    /// Puts a process's main thread back: forked by another, with so much time in a guest.
+    pub fn alter(&self, pid: i32, parent: i32, guest_time: u32) {
+        let path = self.path(&format!("proc/{pid}/task/{pid}/stat"));
+        let line = fs::read_to_string(&path).unwrap().replace(") S 1 ", &format!(") S {parent} "));
+        // Field 43, guest time, is the second after the policy's three.
+        let line = line.replace(" 0 0 0 0 0 0 0 0 0 0 0 0\n", &format!(" 0 0 {guest_time} 0 0 0 0 0 0 0 0 0\n"));
+        fs::write(&path, &line).unwrap();
+        fs::write(self.path(&format!("proc/{pid}/stat")), line).unwrap();
+    }
+
+    /// A process of this user that has another number in its own PID namespace.
+    pub fn in_namespace(&self, pid: i32, uid: u32, inner: i32) {
+        let status = format!("Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{pid}\t{inner}\n");
+        fs::write(self.path(&format!("proc/{pid}/status")), status).unwrap();
+    }
+
+    /// The directory of a cgroup, of this user; false where this process may not make such.
+    pub fn cgroup(&self, path: &str, uid: u32) -> bool {
+        let mount = self.path("sys/fs/cgroup");
+        let directory = mount.join(path.trim_start_matches('/'));
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(mount.join("cgroup.controllers"), "cpu\n").unwrap();
+        std::os::unix::fs::chown(&directory, Some(uid), None).is_ok()
+    }
+
     pub fn kernel_thread(&self, pid: i32, comm: &str) {
         self.thread(pid, pid, comm, PF_KTHREAD);
     }

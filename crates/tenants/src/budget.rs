@@ -1,0 +1,168 @@
+//! How much of one look at the host other people's processes may cost.
+//!
+//! A process decides how many descriptors and threads it has, and how long its command line is. What is read of those
+//! is limited for each process, and for bulk tenants of one user or in one container together ([`Account`]), and for
+//! all of them together. A small tenant is read whole also when the last limit is used up ([`Limits::least`]). What was
+//! not read is counted, and reported once for each account.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What is read of a process in numbers that it decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Item {
+    /// Open descriptors, looked at for virtual NICs and KVM's.
+    Descriptors,
+    /// Threads.
+    Threads,
+    /// Bytes of its command line.
+    CommandLine,
+    /// Interfaces in its network namespace.
+    Links,
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Item::Descriptors => "descriptors",
+            Item::Threads => "threads",
+            Item::CommandLine => "command lines",
+            Item::Links => "network interfaces",
+        })
+    }
+}
+
+/// Limits of an item in one look.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// For one process, whoever's it is.
+    pub(crate) process: usize,
+    /// For all processes of an account.
+    pub(crate) account: usize,
+    /// For all accounts.
+    pub(crate) all: usize,
+    /// What a process is read of in any case.
+    pub(crate) least: usize,
+}
+
+/// A QEMU with 256 vCPUs and as many queues has some 2,000 descriptors and 600 threads; its command line has 20 KiB.
+pub(crate) const fn limits(item: Item) -> Limits {
+    match item {
+        Item::Descriptors => Limits { process: 4096, account: 1024, all: 16_384, least: 64 },
+        Item::Threads => Limits { process: 4096, account: 1024, all: 16_384, least: 32 },
+        Item::CommandLine => Limits { process: 256 << 10, account: 256 << 10, all: 1 << 20, least: 4096 },
+        Item::Links => Limits { process: 1024, account: 2048, all: 8192, least: 64 },
+    }
+}
+
+/// Whom reading is charged to.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Account {
+    /// The system's and RT tenants, which the administrator chose: only the limits for one process hold.
+    System,
+    /// A user's processes.
+    User(u32),
+    /// What is in a container, whichever users it has: its cgroup.
+    Container(String),
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Account::System => f.write_str("the system"),
+            Account::User(user) => write!(f, "user {user}"),
+            Account::Container(cgroup) => f.write_str(cgroup),
+        }
+    }
+}
+
+/// What one look has read so far.
+#[derive(Debug, Default)]
+pub(crate) struct Budget {
+    read: BTreeMap<(Account, Item), usize>,
+    all: BTreeMap<Item, usize>,
+    cut: BTreeMap<Account, BTreeMap<Item, usize>>,
+}
+
+impl Budget {
+    /// How much of an item may be read of the next process.
+    pub(crate) fn allowed(&self, account: &Account, item: Item) -> usize {
+        let limits = limits(item);
+        if *account == Account::System {
+            return limits.process;
+        }
+        let read = self.read.get(&(account.clone(), item)).copied().unwrap_or(0);
+        let all = self.all.get(&item).copied().unwrap_or(0);
+        let left = limits.account.saturating_sub(read).min(limits.all.saturating_sub(all));
+        left.max(limits.least).min(limits.process)
+    }
+
+    /// So much of an item was read of a process, and that was all of it or not.
+    pub(crate) fn charge(&mut self, account: &Account, item: Item, count: usize, whole: bool) {
+        if *account != Account::System {
+            *self.read.entry((account.clone(), item)).or_default() += count;
+            *self.all.entry(item).or_default() += count;
+        }
+        if !whole {
+            *self.cut.entry(account.clone()).or_default().entry(item).or_default() += 1;
+        }
+    }
+
+    /// What was not read whole: a sentence for each account.
+    pub(crate) fn unread(&self) -> impl Iterator<Item = (&Account, String)> {
+        self.cut.iter().map(|(account, items)| {
+            let items: Vec<String> =
+                items.iter().map(|(item, processes)| format!("{item} of {processes} processes")).collect();
+            (account, items.join(", "))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads processes that each have `has` of an item; gives how much was read of all.
+    fn read(budget: &mut Budget, account: &Account, item: Item, processes: usize, has: usize) -> usize {
+        let mut total = 0;
+        for _ in 0..processes {
+            let count = budget.allowed(account, item).min(has);
+            budget.charge(account, item, count, count == has);
+            total += count;
+        }
+        total
+    }
+
+    #[test]
+    fn many_processes_of_one_user_cost_as_much_as_one() {
+        for (item, has) in [(Item::Descriptors, 19_900), (Item::Threads, 30_000), (Item::CommandLine, 2 << 20)] {
+            let mut budget = Budget::default();
+            let limits = limits(item);
+            let total = read(&mut budget, &Account::User(1000), item, 100, has);
+            assert!(total <= limits.account + 100 * limits.least, "{item}: {total}");
+            let unread: Vec<_> = budget.unread().collect();
+            assert_eq!(unread, [(&Account::User(1000), format!("{item} of 100 processes"))]);
+        }
+    }
+
+    #[test]
+    fn many_accounts_share_a_limit_and_leave_the_system_its_own() {
+        let (mut budget, item) = (Budget::default(), Item::Threads);
+        let limits = limits(item);
+        let accounts = (0..500).map(|number| Account::Container(format!("/docker-{number}.scope")));
+        let total: usize = accounts.map(|account| read(&mut budget, &account, item, 1, 100_000)).sum();
+        assert!(total <= limits.all + 500 * limits.least, "{total}");
+        assert_eq!(read(&mut budget, &Account::User(5), item, 1, 30), 30, "a small one is read whole");
+        assert_eq!(read(&mut budget, &Account::System, item, 20, 3000), 60_000);
+        assert_eq!(budget.unread().count(), 500);
+    }
+
+    #[test]
+    fn what_is_read_whole_is_not_reported() {
+        let mut budget = Budget::default();
+        for user in 1..20 {
+            read(&mut budget, &Account::User(user), Item::Descriptors, 3, 200);
+        }
+        assert_eq!(budget.unread().count(), 0);
+    }
+}

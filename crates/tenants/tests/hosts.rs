@@ -1,0 +1,403 @@
+//! Tenants on hosts as they are set up elsewhere: runtimes, monitors, namespaces, machines; and processes that call
+//! themselves what they are not.
+#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing)]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::time::{Duration, SystemTime};
+
+use common::{Host, PF_KTHREAD};
+use ontime_tenants::config::Text;
+use ontime_tenants::{Class, Discovery, Kind, Level, Rules, Tenant, ThreadRole, discover};
+
+const RT: Class = Class::Rt(Level::HIGHEST);
+const UUID: &str = "8a4e7c11-91b3-4d43-8d61-2b2f5a0c9e77";
+
+fn rules(text: &str) -> Rules {
+    Rules::parse(&[Text::new("/etc/ontime/tenants.toml", text)]).unwrap()
+}
+
+fn words(found: &Discovery) -> Vec<(&str, &'static str)> {
+    found.problems.iter().map(|one| (one.subject.as_str(), one.word())).collect()
+}
+
+fn named<'a>(found: &'a Discovery, name: &str) -> &'a Tenant {
+    let tenant = found.tenants.iter().find(|tenant| tenant.name == name);
+    assert!(tenant.is_some(), "no {name}: {found:#?}");
+    tenant.unwrap()
+}
+
+fn names(found: &Discovery) -> Vec<(&str, Kind, Class)> {
+    found.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.kind, tenant.class)).collect()
+}
+
+fn of_role(tenant: &Tenant, role: ThreadRole) -> Vec<i32> {
+    tenant.threads.iter().filter(|thread| thread.role == role).map(|thread| thread.id.tid).collect()
+}
+
+fn id(digit: char) -> String {
+    digit.to_string().repeat(64)
+}
+
+#[test]
+fn a_container_of_an_unknown_runtime_is_found_and_told() {
+    let (host, known, unknown) = (Host::new(), id('1'), id('2'));
+    let storage = host.path("var/lib/containers/storage/vfs-containers");
+    fs::create_dir_all(&storage).unwrap();
+    fs::write(storage.join("containers.json"), format!(r#"[{{"id":"{known}","names":["mill"]}}]"#)).unwrap();
+    host.process(10, "/usr/bin/app", &format!("/press.slice/press.service/libpod-payload-{known}"), 0, &["app"]);
+    host.process(20, "/usr/bin/app", &format!("/jobs.slice/quark-{unknown}.scope/x"), 0, &["app"]);
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"mill\"\nclass = \"rt\"\n"));
+    assert_eq!(names(&found), [("222222222222", Kind::Container, Class::Bulk), ("mill", Kind::Container, RT)]);
+    let scope = format!("/jobs.slice/quark-{unknown}.scope");
+    assert_eq!(named(&found, "222222222222").cgroup.as_ref(), Some(&scope), "its identifier stays visible");
+    assert_eq!(words(&found), [(scope.as_str(), "runtime-unknown")]);
+}
+
+#[test]
+fn a_rule_whose_name_fits_nothing_is_told_with_the_containers_that_have_no_name() {
+    let host = Host::new();
+    host.vm(100, "press", "/vm.slice/press.service");
+    let rt = rules("[[tenant]]\nname = \"pres\"\nclass = \"rt\"\n");
+    let found = discover(&host.sources(), &rt);
+    assert_eq!(words(&found), [("/etc/ontime/tenants.toml:3", "rule-unused")]);
+    assert!(!found.problems[0].message().contains("on record"), "{}", found.problems[0]);
+    for digit in "3456789".chars() {
+        let pid = 200 + digit.to_digit(10).unwrap() as i32;
+        let cgroup = format!("/kubepods.slice/kubepods-pod1.slice/cri-containerd-{}.scope", id(digit));
+        host.process(pid, "/usr/bin/app", &cgroup, 0, &["app"]);
+    }
+    let found = discover(&host.sources(), &rt);
+    assert_eq!(words(&found), [("/etc/ontime/tenants.toml:3", "rule-unused")]);
+    let message = found.problems[0].message();
+    assert!(message.contains("333333333333") && message.contains("and 2 more"), "{message}");
+    assert!(found.problems[0].remedy().contains("cgroup"), "{}", found.problems[0]);
+}
+
+#[test]
+fn lxcs_number_is_no_part_of_the_name_unless_the_name_without_it_is_anothers() {
+    let host = Host::new();
+    for (pid, cgroup) in
+        [(10, "/lxc.payload.cell-2"), (20, "/lxc.payload.cell"), (30, "/lxc.payload.mill-4/x"), (40, "/lxc/saw-1/ns")]
+    {
+        host.process(pid, "/sbin/init", cgroup, 0, &["init"]);
+    }
+    fs::create_dir_all(host.path("var/lib/lxc/saw-1")).unwrap();
+    let found = discover(&host.sources(), &Rules::default());
+    let seen: Vec<&str> = found.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
+    assert_eq!(seen, ["cell", "cell-2", "mill", "saw-1"]);
+}
+
+#[test]
+fn monitors_of_likely_names_are_vms_where_they_run_a_guest() {
+    let host = Host::new();
+    for (pid, executable) in [(100, "firecracker-jailed"), (110, "firecracker-containerd"), (120, "kvm-helper")] {
+        host.process(pid, &format!("/opt/{executable}"), "/vm.slice", 0, &[executable, "--id", executable]);
+    }
+    host.thread(100, 101, "fc_vcpu 0", 0);
+    host.open_file(120, 3, "anon_inode:kvm-vm", "");
+    host.open_file(110, 3, "socket:[1]", "");
+    let found = discover(&host.sources(), &Rules::default());
+    let seen: Vec<(&str, Kind)> = found.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.kind)).collect();
+    assert_eq!(seen, [("firecracker-jailed", Kind::Vmm), ("kvm-helper", Kind::Qemu)]);
+    assert_eq!(of_role(&found.tenants[0], ThreadRole::Vcpu(0)), [101]);
+}
+
+#[test]
+fn a_monitor_of_any_name_is_known_by_kvms_descriptors_and_the_time_in_a_guest() {
+    let host = Host::new();
+    for (pid, executable, comm, cgroup) in [
+        (100, "/opt/vendor/hv-engine", "vcpu0", "/vm.slice/a.service"),
+        (110, "/lib64/ld-linux-x86-64.so.2", "CPU 0/KVM", "/vm.slice/b.service"),
+        (120, "/opt/vendor/was-one", "vcpu0", "/vm.slice/c.service"),
+        (130, "/usr/bin/crun", "fc_vcpu 0", &format!("/machine.slice/libpod-{}.scope", id('a'))),
+    ] {
+        host.process(pid, executable, cgroup, 0, &[executable, "-name", "guest=loader"]);
+        host.alter(pid, 1, 70);
+        host.thread(pid, pid + 1, comm, 0);
+    }
+    for pid in [100, 110, 130] {
+        host.open_file(pid, 7, "anon_inode:kvm-vcpu:0", "");
+    }
+    // It has KVM's descriptors, and never ran a guest: a program that asks what KVM can do.
+    host.process(140, "/usr/bin/prober", "/", 0, &["prober"]);
+    host.open_file(140, 7, "anon_inode:kvm-vm", "");
+    let found = discover(&host.sources(), &Rules::default());
+    let seen: Vec<(&str, Kind)> = found.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.kind)).collect();
+    assert_eq!(seen, [("guest=loader", Kind::Vmm), ("loader", Kind::Qemu), ("aaaaaaaaaaaa", Kind::Container)]);
+    for (tenant, tid) in found.tenants.iter().zip([101, 111]) {
+        assert_eq!(of_role(tenant, ThreadRole::Vcpu(0)), [tid]);
+    }
+}
+
+#[test]
+fn what_a_monitor_forks_is_no_vm() {
+    let host = Host::new();
+    for (pid, executable) in [(100, "cloud-hypervisor"), (200, "crosvm"), (300, "qemu-system-x86_64")] {
+        for child in [0, 10, 20] {
+            host.process(pid + child, &format!("/usr/bin/{executable}"), "/vm.slice", 0, &[executable, "-name", "x"]);
+        }
+        host.alter(pid + 10, pid, 0);
+        host.alter(pid + 20, pid + 10, 0);
+    }
+    for (pid, comm) in [(100, "vcpu0"), (200, "crosvm_vcpu0"), (300, "CPU 0/KVM")] {
+        host.thread(pid, pid + 1, comm, 0);
+    }
+    // A monitor that a monitor started is one.
+    host.thread(310, 311, "CPU 0/KVM", 0);
+    let found = discover(&host.sources(), &Rules::default());
+    let pids: Vec<i32> = found.tenants.iter().map(|tenant| tenant.process.pid).collect();
+    assert_eq!(pids, [100, 200, 300, 310]);
+}
+
+#[test]
+fn kvms_timer_belongs_to_the_vm_of_that_number_in_its_own_namespace() {
+    let host = Host::new();
+    let pod = format!("/kubepods.slice/kubepods-pod9.slice/crio-{}.scope", id('b'));
+    for (pid, name, inner) in [(4100, "cell", 88), (5200, "mill", 88), (6300, "saw", 12)] {
+        host.vm(pid, name, &format!("{pod}/{name}"));
+        host.in_namespace(pid, 107, inner);
+    }
+    host.vm(88, "hosts", "/vm.slice/hosts.service");
+    for (pid, comm) in [(4150, "kvm-pit/88"), (5250, "kvm-pit/88"), (90, "kvm-pit/88"), (6350, "kvm-pit/12")] {
+        host.kernel_thread(pid, comm);
+    }
+    // Nobody's: a number that only a container's process has on the host.
+    host.kernel_thread(6360, "kvm-pit/6300");
+    let found = discover(&host.sources(), &Rules::default());
+    for (name, pit) in [("hosts", 90), ("cell", 4150), ("mill", 5250), ("saw", 6350)] {
+        assert_eq!(of_role(named(&found, name), ThreadRole::KvmPit), [pit], "{name}");
+    }
+    // vhost before Linux 6.4 is called by the host's number.
+    host.thread(700, 700, "vhost-4100", PF_KTHREAD);
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!(of_role(named(&found, "cell"), ThreadRole::Vhost), [4108, 700]);
+}
+
+#[test]
+fn a_machines_scope_is_its_vms_and_gives_helpers_nothing() {
+    let host = Host::new();
+    let vmspawn = "/machine.slice/machine-cell7.scope";
+    host.vm(100, "cell7", vmspawn);
+    host.process(110, "/usr/bin/swtpm", vmspawn, 0, &["swtpm", "socket"]);
+    host.process(120, "/usr/libexec/virtiofsd", vmspawn, 0, &["virtiofsd"]);
+    // A VM inside a container is a VM of the container's inhabitant, though root started it there.
+    let payload = "/machine.slice/machine-box.scope/payload";
+    host.vm(200, "inner", &format!("{payload}/vm"));
+    host.process(210, "/sbin/init", payload, 0, &["init"]);
+    host.process(220, "/usr/bin/systemd-nspawn", "/machine.slice/machine-box.scope/supervisor", 0, &["systemd-nspawn"]);
+    host.process(
+        300,
+        "/usr/bin/cloud-hypervisor",
+        r"/machine.slice/machine-ch\x2d2\x2dsaw.scope",
+        0,
+        &["ch", "--name", "saw"],
+    );
+    host.process(310, "/usr/bin/swtpm", r"/machine.slice/machine-ch\x2d2\x2dsaw.scope", 0, &["swtpm"]);
+    for text in ["name = \"*\"", "cgroup = \"/machine.slice/*\"\nname = \"cell7\""] {
+        let found = discover(&host.sources(), &rules(&format!("[[tenant]]\n{text}\nclass = \"rt\"\n")));
+        let vm = named(&found, "cell7");
+        assert_eq!((vm.class, vm.cgroup.as_deref(), vm.kind), (RT, Some(vmspawn), Kind::Qemu), "{text}");
+        assert_eq!(named(&found, "inner").class, Class::Bulk);
+        let processes = |tenant: &Tenant| tenant.threads.iter().map(|thread| thread.id.pid).collect::<Vec<_>>();
+        let all: Vec<i32> = found.tenants.iter().flat_map(processes).collect();
+        assert!(![110, 120, 220, 310].iter().any(|helper| all.contains(helper)), "{text}: {all:?}");
+        assert_eq!(processes(named(&found, "box")), [210]);
+    }
+}
+
+#[test]
+fn ports_of_a_switch_in_user_space_are_no_interfaces() {
+    let host = Host::new();
+    host.interface("vnet3", 3);
+    host.vm(100, "dom", r"/machine.slice/machine-qemu\x2d1\x2ddom.scope");
+    host.domain(
+        "dom",
+        100,
+        UUID,
+        "<devices><interface type='vhostuser'><target dev='vhu-1'/></interface>\
+         <interface type='network'><actual type='vhostuser'/><target dev='vhu-2'/></interface>\
+         <interface type='network'><actual type='bridge'/><target dev='vnet3'/></interface>\
+         <interface type='network'><target dev='vnet9'/></interface></devices>",
+    );
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!(named(&found, "dom").vnics.len(), 1);
+    assert_eq!(words(&found), [("dom", "vnic-elsewhere")]);
+    assert!(found.problems[0].message().contains("vnet9"));
+}
+
+#[test]
+fn containers_of_cgroup_v1_are_told_and_no_others() {
+    let host = Host::new();
+    let a = id('d');
+    let with = |pid: i32, cgroups: &str| {
+        host.process(pid, "/usr/bin/app", "/", 0, &["app"]);
+        fs::write(host.path(&format!("proc/{pid}/cgroup")), cgroups).unwrap();
+    };
+    with(10, &format!("9:cpuset:/system.slice/docker-{a}.scope\n0::/system.slice/docker.service\n"));
+    with(20, "4:memory:/lxc.payload.box\n");
+    with(30, "4:memory:/system.slice/ssh.service\n1:name=systemd:/system.slice\n0::/system.slice/ssh.service\n");
+    with(40, &format!("4:memory:/docker/{a}\n0::/docker/{a}\n"));
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!(found.tenants.len(), 1);
+    let v1: Vec<_> = found.problems.iter().filter(|one| one.word() == "cgroup-v1").collect();
+    assert!(v1.len() == 1 && v1[0].message().starts_with("2 processes"), "{v1:?}");
+}
+
+/// What an ordinary user could do before: start a process that has the VM's name.
+#[test]
+fn another_vm_of_its_name_takes_no_device_thread_out_of_a_vms_cap() {
+    let host = Host::new();
+    let device = |pid: i32, cgroup: &str, uid: u32| {
+        host.process(pid, "/usr/bin/ontime", cgroup, uid, &["ontime", "device", "--vm", "web"]);
+        host.thread_at(pid, pid + 1, "ontime-sock/0", 0, (1, 48), "0-3");
+    };
+    let impostor = |pid: i32| {
+        host.process(pid, "/tmp/kvm", "/user.slice/user-1000.slice/session-4.scope", 1000, &["kvm", "-name", "web"]);
+    };
+    device(200, "/system.slice/ontime-device@web.service", 990);
+    let served = |sources: &ontime_tenants::Sources| -> Vec<(String, i32)> {
+        let found = discover(sources, &Rules::default());
+        let of = |tenant: &Tenant| {
+            let threads = of_role(tenant, ThreadRole::Device);
+            threads.into_iter().map(|tid| (tenant.name.clone(), tid)).collect::<Vec<_>>()
+        };
+        found.tenants.iter().flat_map(of).collect()
+    };
+    let webs = [("web".to_owned(), 200), ("web".to_owned(), 201)];
+    // Before the VM, and before the daemon has seen the device process with it.
+    impostor(90);
+    let sources = host.sources();
+    served(&sources);
+    host.vm(100, "web", "/vm.slice/web.service");
+    assert_eq!(served(&sources), webs);
+    assert_eq!(served(&host.sources()), webs, "a daemon that was restarted");
+    impostor(300);
+    assert_eq!(served(&sources), webs);
+    let found = discover(&sources, &Rules::default());
+    let web: Vec<i32> = found.tenants.iter().filter(|one| one.name == "web").map(|one| one.process.pid).collect();
+    assert_eq!(web, [100], "nor is it called so");
+    let taken = |pid: &str| words(&found).contains(&(pid, "name-taken"));
+    assert!(taken("vm-90") && taken("vm-300"), "{:?}", found.problems);
+    // The user's own device process serves the user's VM, or none.
+    device(210, "/user.slice/user-1000.slice/session-4.scope", 1000);
+    assert_eq!(served(&sources), webs);
+}
+
+#[test]
+fn stale_files_of_libvirts_give_a_later_process_nothing() {
+    let metadata = "<metadata><o:tenant xmlns:o='https://ontime.dev/xmlns/tenant/1' class='rt'/></metadata>";
+    let dac = "<seclabel type='dynamic' model='dac'><label>+107:+107</label></seclabel>";
+    let libvirts = r"/machine.slice/machine-qemu\x2d1\x2ddom.scope";
+    let users = "/user.slice/user-1000.slice/session-1.scope";
+    let container = format!("/system.slice/docker-{}.scope", id('e'));
+    // The process starts 10,001 s after boot.
+    for (cgroup, uid, label, written_after_boot, class) in [
+        ("/system.slice/libvirtd.service", 107, "", 10_500, RT),
+        ("/system.slice/libvirtd.service", 107, dac, 10_500, RT),
+        ("/system.slice/libvirtd.service", 107, "", 9000, Class::Bulk),
+        ("/system.slice/cron.service", 1000, dac, 10_500, Class::Bulk),
+        (users, 1000, "", 10_500, Class::Bulk),
+        (&container, 107, "", 10_500, Class::Bulk),
+        // Only libvirt puts a process there, whatever the clock was before it was set.
+        (libvirts, 107, dac, 9000, RT),
+    ] {
+        for file in ["xml", "pid"] {
+            let host = Host::new();
+            host.process(100, "/usr/bin/qemu-system-x86_64", cgroup, uid, &["qemu", "-name", "guest=dom"]);
+            host.thread(100, 101, "CPU 0/KVM", 0);
+            let boot = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+            fs::write(host.path("proc/stat"), "cpu 1\nbtime 1700000000\n").unwrap();
+            match file {
+                "xml" => host.domain("dom", 100, UUID, &format!("{metadata}{label}")),
+                _ => fs::write(host.path("run/libvirt/qemu/dom.pid"), "100").unwrap(),
+            }
+            let opened =
+                fs::File::options().write(true).open(host.path(&format!("run/libvirt/qemu/dom.{file}"))).unwrap();
+            opened.set_modified(boot + Duration::from_secs(written_after_boot)).unwrap();
+            let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"dom\"\nclass = \"rt\"\n"));
+            let is_stale = class == Class::Bulk && (file == "xml" || label.is_empty());
+            let expected = if file == "pid" && !label.is_empty() && uid == 1000 { continue } else { class };
+            let vm = found.tenants.iter().find(|tenant| tenant.process.pid == 100).unwrap();
+            assert_eq!(vm.class, expected, "{cgroup} {uid} {label} {written_after_boot} {file}");
+            assert_eq!(vm.kind == Kind::Libvirt, !is_stale, "{cgroup} {file}");
+        }
+    }
+}
+
+#[test]
+fn a_delegated_cgroup_is_its_owners() {
+    let host = Host::new();
+    let (a, b) = (id('4'), id('5'));
+    let delegated = "/system.slice/lab.service";
+    if !host.cgroup(delegated, 1000) {
+        println!("SKIPPED: needs root");
+        return;
+    }
+    for (path, uid) in [
+        (format!("{delegated}/docker-{a}.scope"), 1000),
+        (format!("{delegated}/vms/press"), 1000),
+        (format!("{delegated}/ontime-device@mill.service"), 1000),
+        ("/rt.slice".to_owned(), 0),
+        // A container with a user namespace has its own cgroup to itself; root made it, and its name.
+        (format!("/machine.slice/libpod-{b}.scope"), 100_000),
+        ("/vm.slice/mill.service".to_owned(), 0),
+    ] {
+        assert!(host.cgroup(&path, uid));
+    }
+    host.process(10, "/usr/bin/app", &format!("{delegated}/docker-{a}.scope"), 1000, &["app"]);
+    host.process(20, "/usr/bin/app", &format!("/machine.slice/libpod-{b}.scope"), 100_000, &["app"]);
+    host.vm(100, "press", &format!("{delegated}/vms/press"));
+    host.in_namespace(100, 1000, 100);
+    host.vm(200, "mill", "/vm.slice/mill.service");
+    let in_unit = format!("{delegated}/ontime-device@mill.service");
+    host.process(300, "/usr/bin/ontime", &in_unit, 1000, &["ontime", "device", "--vm", "mill"]);
+    let rt = |text: &str| discover(&host.sources(), &rules(&format!("[[tenant]]\n{text}\nclass = \"rt\"\n")));
+    let found = rt("cgroup = \"/{system,machine}.slice/**\"");
+    assert_eq!(named(&found, "444444444444").class, Class::Bulk, "{:?}", found.problems);
+    assert_eq!(named(&found, "555555555555").class, RT);
+    assert_eq!(named(&found, "press").class, Class::Bulk);
+    let withheld = found.problems.iter().filter(|one| one.word() == "rule-withheld").count();
+    assert_eq!(withheld, 3, "the third is lab.service, which the rule makes a tenant: {:?}", found.problems);
+    assert!(of_role(named(&found, "mill"), ThreadRole::Device).is_empty(), "its unit's name is a user's choice");
+    let found = rt("cgroup = \"/system.slice/**\"\nuser = 1000");
+    assert_eq!((named(&found, "444444444444").class, named(&found, "press").class), (RT, RT));
+    // A cgroup that only a rule makes a tenant of.
+    assert!(host.cgroup("/system.slice/lab.service/plain", 1000));
+    host.process(30, "/usr/bin/app", "/system.slice/lab.service/plain", 1000, &["app"]);
+    let found = rt("cgroup = \"/system.slice/lab.service/plain\"\nkind = \"container\"");
+    assert_eq!(named(&found, "plain").class, Class::Bulk);
+}
+
+#[test]
+fn hostile_processes_cost_no_more_than_one_and_leave_others_whole() {
+    let host = Host::new();
+    let user = "/user.slice/user-1000.slice/session-1.scope";
+    for n in 0..12 {
+        let pid = 1000 + n * 10;
+        let long = "x".repeat(100_000);
+        host.process(pid, "/home/u/kvm", user, 1000, &["kvm", "-name", &format!("web{n}"), "-append", &long]);
+        let open = host.path(&format!("proc/{pid}/fd"));
+        (0..1500).for_each(|fd| symlink("socket:[1]", open.join(fd.to_string())).unwrap());
+    }
+    for pid in [100, 200] {
+        host.vm(pid, &format!("plc{pid}"), &format!("/vm.slice/{pid}.service"));
+    }
+    host.vm(300, "small", "/user.slice/user-1001.slice/session-2.scope");
+    host.in_namespace(300, 1001, 300);
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"plc*\"\nclass = \"rt\"\n"));
+    for name in ["plc100", "plc200", "small"] {
+        let vm = named(&found, name);
+        assert_eq!((vm.threads.len(), vm.vnics.len()), (8, 1), "{name}");
+    }
+    assert_eq!(found.tenants.len(), 15, "each of the hostile ones is found, too");
+    let unread: Vec<_> = found.problems.iter().filter(|one| one.word() == "not-read").collect();
+    assert_eq!(unread.len(), 1, "{unread:?}");
+    assert_eq!(unread[0].subject, "user 1000");
+    let message = unread[0].message();
+    // The first has all 1,024 descriptors that are read of the user's; two command lines are within 256 KiB.
+    assert!(message.contains("descriptors of 12 processes"), "{message}");
+    assert!(message.contains("command lines of 10 processes"), "{message}");
+}
