@@ -3,6 +3,7 @@
 //! In: facts, intent, what discovery has to say, the host (read only), the KVM probe. Out: a [`Diagnosis`] of [`Check`]s, in the order of the table.
 
 mod hardware;
+mod refusals;
 mod rule_state;
 mod vmm;
 
@@ -122,12 +123,13 @@ pub fn examine(
     let mut checks = vec![hardware::kernel(inventory), hardware::preempt_rt(inventory), hardware::kvm(inventory, kvm)];
     let method = if intent.method == Method::Busypoll { Method::Busypoll } else { Method::Partitioned };
     let everything = Intent { method, ..intent.clone() };
-    checks.extend(
-        RULES
-            .iter()
-            .filter(|rule| everything.method.has(rule.id))
-            .map(|rule| rule_state::check(host, inventory, &everything, refused, rule)),
-    );
+    let mut obstacles = Vec::new();
+    for rule in RULES.iter().filter(|rule| everything.method.has(rule.id)) {
+        let (check, found) = rule_state::check(host, inventory, &everything, refused, rule);
+        checks.push(check);
+        obstacles.extend(found.into_iter().map(|obstacle| (rule.id, obstacle)));
+    }
+    checks.push(refusals::check(&obstacles));
     checks.push(hardware::idle_states(inventory));
     checks.push(hardware::governor(inventory));
     checks.push(hardware::clocksource(inventory));

@@ -148,7 +148,7 @@ fn protections(roots: &Roots, sysctls: &BTreeMap<String, String>) -> Protections
 }
 
 /// A file's text without white space around it; `None` where it cannot be read.
-pub(super) fn read(path: &Path) -> Option<String> {
+pub(crate) fn read(path: &Path) -> Option<String> {
     let bytes = fs::read(path).ok()?;
     Some(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
