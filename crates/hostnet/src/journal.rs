@@ -548,7 +548,8 @@ mod tests {
     fn a_journal_of_this_boot_by_another_version_says_which_version_resets_it() {
         assert_eq!(opened(format(THIS_BOOT, &[halt_poll()]).unwrap().as_bytes()).unwrap(), (1, 0));
         let later = format!("{{\"boot_id\":\"{THIS_BOOT}\",\"format\":2,\"digest\":\"sha\"}}\n[1]\n");
-        for written in [later, with_knob_of_another_version(THIS_BOOT)] {
+        let older = later.replace("\"format\":2", "\"format\":0");
+        for written in [later, older, with_knob_of_another_version(THIS_BOOT)] {
             let error = opened(written.as_bytes()).unwrap_err();
             assert!(matches!(error, JournalError::OtherVersion { .. }), "{error}");
             assert!(error.to_string().contains("`ontime reset` of that version"), "{error}");

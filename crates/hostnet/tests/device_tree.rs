@@ -1,6 +1,8 @@
 //! Whose interrupts are whose, and which way packets go down, read from made-up device trees.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
+#[path = "support/fleet.rs"]
+mod fleet;
 #[path = "support/mod.rs"]
 mod support;
 
@@ -223,6 +225,18 @@ fn what_is_said_of_a_switchs_port_holds_for_the_nic_below_it() {
         }
         let both = intent(&[("lan4", RT), ("lan5", Class::Bulk)], Vec::new());
         assert_eq!(used(&inventory, &both, "cpu0"), NicUse::Mixed(RT));
+        // A VM whose tap discovery followed down to the switch's port, and one that is named there.
+        let mut inventory = inventory;
+        let found = fleet::vm(&mut inventory, 1, RT, 1, "lan5");
+        let by_tap = intent(&[], vec![found.clone()]);
+        assert_eq!(used(&inventory, &by_tap, "cpu0"), NicUse::Derived(RT));
+        let elsewhere = fleet::vm(&mut inventory, 2, RT, 1, "");
+        let mut by_name = intent(&[], vec![elsewhere.clone()]);
+        by_name.nics.insert("lan6".to_owned(), NicConfig { tenants: vec![elsewhere.name], ..NicConfig::default() });
+        assert_eq!(used(&inventory, &by_name, "cpu0"), NicUse::Derived(RT));
+        // What is said of the port counts, not who uses it.
+        let said = intent(&[("lan5", Class::Bulk)], vec![found]);
+        assert_eq!(used(&inventory, &said, "cpu0"), NicUse::Derived(Class::Bulk));
         let itself = intent(&[("lan4", RT), ("cpu0", Class::Bulk)], Vec::new());
         assert_eq!(used(&inventory, &itself, "cpu0"), NicUse::Configured(Class::Bulk));
     });

@@ -6,12 +6,12 @@ mod fleet;
 
 use fleet::{of_rule, policies, rt, two_vms};
 use ontime_hostnet::doctor::Refused;
-use ontime_hostnet::inventory::{IdleState, Inventory};
+use ontime_hostnet::inventory::{Conflict, IdleState, Inventory};
 use ontime_hostnet::{
     Check, CpuSet, Done, Host, Intent, Journal, Knob, KnobError, Method, NicConfig, NicUse, Obstacle, RuleId, Severity,
     State, Value, apply, examine, kvm, plan,
 };
-use ontime_tenants::Class;
+use ontime_tenants::{Class, ThreadRole};
 
 /// A host whose knobs cannot be asked.
 struct Mute;
@@ -174,6 +174,7 @@ fn what_cannot_be_set_is_told_once_by_its_cause() {
     for rule in ["vcpu-place", "halt-poll"] {
         assert!(!check(rule).ontime_can_apply && check(rule).found.contains("which cannot be set: "), "{rule}");
     }
+    assert_eq!(check("vcpu-place").remedy, "give it one");
     assert!(check("irq-thread").ontime_can_apply);
     // What is applied says of a host-wide value how to accept it, and of a tenant's thread not.
     let dir = tempfile::tempdir().unwrap();
@@ -189,4 +190,127 @@ fn what_cannot_be_set_is_told_once_by_its_cause() {
     let accept = "; to accept it as it is: without = [\"halt-poll\"] in /etc/ontime/host.toml";
     assert_eq!(why(RuleId::HaltPoll), format!("is read-only; at load{accept}"));
     assert_eq!(why(RuleId::VcpuPlace), "no budget in /machine; give it one");
+}
+
+/// A row for these tenants and this configuration.
+fn row(inventory: &Inventory, intent: &Intent, id: &str) -> (State, String) {
+    let probe = kvm::KvmProbe::Unknown(String::new());
+    let found = examine(&Mute, inventory, intent, &[], &Refused::new(), &probe);
+    let check = found.checks.into_iter().find(|check| check.id == id).unwrap();
+    (check.state, check.found)
+}
+
+fn pin(intent: &mut Intent, cpus: &str) {
+    let vcpus = intent.tenants[0].threads.iter_mut().filter(|thread| matches!(thread.role, ThreadRole::Vcpu(_)));
+    vcpus.for_each(|thread| cpus.clone_into(&mut thread.affinity));
+}
+
+#[test]
+fn cpus_that_are_kept_free_are_compared_with_those_of_rt_tenants() {
+    let (mut inventory, mut intent) = two_vms();
+    let nobody = Intent::default();
+    assert_eq!(row(&inventory, &intent, "isolation").0, State::Ok, "none is kept free");
+    inventory.cpus.isolated = cpus("8-11");
+    assert_eq!(row(&inventory, &nobody, "isolation").0, State::Ok);
+    let unpinned = row(&inventory, &intent, "isolation");
+    assert!(unpinned.0 == State::Warning && unpinned.1.contains("no RT tenant is kept to CPUs 8-11"), "{unpinned:?}");
+    for (at, words) in [
+        ("8-11", ""),
+        (
+            "10-12",
+            "no RT tenant is kept to CPUs 8-9, which are kept free: nothing else runs there; RT tenants are \
+            kept to CPUs 12",
+        ),
+        ("2-3", "RT tenants are kept to CPUs 2-3, which others may use"),
+    ] {
+        pin(&mut intent, at);
+        let (state, found) = row(&inventory, &intent, "isolation");
+        assert_eq!(state == State::Ok, words.is_empty(), "{at}: {found}");
+        assert!(found.contains(words), "{at}: {found}");
+    }
+    inventory.cpus.nohz_full = cpus("8-9");
+    pin(&mut intent, "8-11");
+    assert!(row(&inventory, &intent, "isolation").1.contains("CPUs 10-11 of RT tenants have a tick"));
+}
+
+#[test]
+fn an_rt_tenant_far_from_its_nic_is_told_with_the_distance() {
+    let (mut inventory, mut intent) = two_vms();
+    let distances = [vec![10, 21, 32], vec![21, 10, 32], vec![32, 32, 10]];
+    let nodes = ["0-15", "16-31", "32-63"].map(cpus).into_iter().zip(distances);
+    inventory.cpus.nodes = (0..).zip(nodes).collect();
+    inventory.nics[0].node = Some(1);
+    assert_eq!(row(&inventory, &intent, "numa").0, State::Ok, "it is kept to no CPUs");
+    for (at, words) in [
+        ("16-19", ""),
+        ("2", "vm1 on node 0, eth0 on node 1, distance 21"),
+        (
+            "40-41",
+            "vm1 on node \
+        2, eth0 on node 1, distance 32",
+        ),
+    ] {
+        pin(&mut intent, at);
+        let (state, found) = row(&inventory, &intent, "numa");
+        assert_eq!(state == State::Ok, words.is_empty(), "{at}: {found}");
+        assert!(found.contains(words), "{at}: {found}");
+    }
+    inventory.nics[0].node = None;
+    assert_eq!(row(&inventory, &intent, "numa").0, State::Ok, "the NIC is near to none");
+}
+
+#[test]
+fn periodic_work_and_swap_are_told() {
+    let (mut inventory, intent) = two_vms();
+    assert_eq!(row(&inventory, &intent, "periodic-work").0, State::Ok);
+    for (name, value, told) in [
+        ("kernel/nmi_watchdog", "1", "nmi_watchdog"),
+        ("vm/stat_interval", "1", "every 1 s"),
+        ("kernel/timer_migration", "0", "timers stay on nohz_full CPUs"),
+    ] {
+        inventory.cpus.nohz_full = cpus("3");
+        inventory.sysctls.insert(name.to_owned(), value.to_owned());
+        let (state, found) = row(&inventory, &intent, "periodic-work");
+        assert!(state == State::Warning && found.contains(told), "{found}");
+        inventory.sysctls.remove(name);
+    }
+    inventory.sysctls.insert("vm/stat_interval".to_owned(), "120".to_owned());
+    assert_eq!(row(&inventory, &intent, "periodic-work").0, State::Ok);
+    inventory.memory.swap = true;
+    assert_eq!(row(&inventory, &intent, "swap").0, State::Warning);
+    assert_eq!(row(&inventory, &Intent::default(), "swap").0, State::Ok);
+}
+
+#[test]
+fn services_beside_ontime_are_told_where_they_matter() {
+    let (mut inventory, intent) = two_vms();
+    let told = |inventory: &mut Inventory, intent: &Intent, service: &str| {
+        inventory.conflicts = vec![Conflict { service: service.to_owned(), pid: 77 }];
+        row(inventory, intent, "conflicts")
+    };
+    for (service, words) in [
+        ("irqbalance", "moves interrupts"),
+        ("kubelet", "sets containers' CPUs anew"),
+        ("ovs-vswitchd", "first packet of each flow"),
+        ("scx_loader", "loads BPF schedulers"),
+    ] {
+        let (state, found) = told(&mut inventory, &intent, service);
+        assert!(state == State::Warning && found.contains(words) && found.contains("process 77"), "{found}");
+    }
+    for service in ["kubelet", "ovs-vswitchd"] {
+        assert_eq!(told(&mut inventory, &Intent::default(), service).0, State::Ok, "{service} without an RT tenant");
+    }
+    inventory.conflicts.clear();
+    inventory.cpus.bpf_scheduler = Some("lavd_1.0.19".to_owned());
+    assert_eq!(
+        row(&inventory, &intent, "conflicts"),
+        (
+            State::Warning,
+            "running: BPF scheduler lavd_1.0.19 is \
+        loaded"
+                .to_owned()
+        )
+    );
+    inventory.cpus.bpf_scheduler = Some("ontime".to_owned());
+    assert_eq!(row(&inventory, &intent, "conflicts").0, State::Ok, "its own");
 }

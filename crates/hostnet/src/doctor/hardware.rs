@@ -2,7 +2,8 @@
 
 use super::{Check, State};
 use crate::cpus::CpuSet;
-use crate::inventory::{Inventory, Lockdown};
+use crate::intent::Intent;
+use crate::inventory::{Conflict, Inventory, Lockdown};
 use crate::kvm::KvmProbe;
 use crate::rules::{NAPI_LISTED, NO_BH_LOCK};
 
@@ -282,15 +283,51 @@ pub(super) fn lockdown(inventory: &Inventory) -> Check {
     }
 }
 
-pub(super) fn conflicts(inventory: &Inventory) -> Check {
+/// Services that set what Ontime sets, or what stands beside it, as far as that matters on this host.
+pub(super) fn conflicts(inventory: &Inventory, intent: &Intent) -> Check {
     let (id, title) = ("conflicts", "services that set the same knobs");
-    if inventory.conflicts.is_empty() {
-        return Check::new(id, title, State::Ok, "neither irqbalance nor tuned runs");
+    let at_stake = intent.rt_tenants().next().is_some();
+    let mut told = Vec::new();
+    let mut remedies = Vec::new();
+    for Conflict { service, pid } in &inventory.conflicts {
+        let (what, remedy) = match service.as_str() {
+            "kubelet" if at_stake => (
+                "where its CPU manager is static, sets containers' CPUs anew every 10 s",
+                "leave containers' CPUs to it, or set cpuManagerPolicy: none".to_owned(),
+            ),
+            "ovs-vswitchd" if at_stake => (
+                "handles the first packet of each flow, at normal priority",
+                "keep RT tenants off Open vSwitch, or give their flows by ovs-ofctl and a max-idle without \
+                 end"
+                .to_owned(),
+            ),
+            "scx_loader" => (
+                "loads BPF schedulers, beside which Ontime's own cannot be loaded",
+                "systemctl disable --now \
+                    scx_loader"
+                    .to_owned(),
+            ),
+            "irqbalance" | "tuned" => (
+                "moves interrupts and threads, or changes their priority",
+                format!("systemctl disable --now {service}"),
+            ),
+            _ => continue,
+        };
+        told.push(format!("{service} (process {pid}) {what}"));
+        remedies.push(remedy);
     }
-    let running: Vec<String> =
-        inventory.conflicts.iter().map(|conflict| format!("{} (process {})", conflict.service, conflict.pid)).collect();
-    let stop: Vec<&str> = inventory.conflicts.iter().map(|conflict| conflict.service.as_str()).collect();
-    Check::new(id, title, State::Warning, format!("running: {}", running.join(", ")))
+    if let Some(scheduler) = inventory.cpus.bpf_scheduler.as_deref().filter(|name| !name.contains("ontime")) {
+        told.push(format!("BPF scheduler {} is loaded", ontime_tenants::proc::printable(scheduler.as_bytes())));
+        remedies.push(
+            "end the program that loaded it, where Ontime is to keep reserved CPU time by \
+            sched_ext"
+                .to_owned(),
+        );
+    }
+    if told.is_empty() {
+        return Check::new(id, title, State::Ok, "none of those that are known runs");
+    }
+    Check::new(id, title, State::Warning, format!("running: {}", told.join("; ")))
         .costs("interrupts and threads move or change priority behind Ontime's back until it puts them back", "")
-        .remedy(format!("systemctl disable --now {}", stop.join(" ")))
+        .remedy(remedies.join("; "))
 }

@@ -5,6 +5,7 @@
 mod hardware;
 mod refusals;
 mod rule_state;
+mod upkeep;
 mod vmm;
 
 use std::collections::BTreeMap;
@@ -134,12 +135,16 @@ pub fn examine(
     checks.push(hardware::governor(inventory));
     checks.push(hardware::clocksource(inventory));
     checks.push(hardware::smt(inventory));
+    checks.push(upkeep::isolation(inventory, intent));
+    checks.push(upkeep::numa(inventory, intent));
+    checks.push(upkeep::periodic(inventory));
     checks.push(hardware::guest_memory(inventory));
+    checks.push(upkeep::swap(inventory, intent));
     checks.push(vmm::settings(problems));
     checks.push(hardware::kvm_upkeep(inventory));
     checks.push(hardware::pressure(inventory));
     checks.push(hardware::lockdown(inventory));
-    checks.push(hardware::conflicts(inventory));
+    checks.push(hardware::conflicts(inventory, intent));
     let state = checks.iter().map(|check| check.state).max().unwrap_or(State::Ok);
     Diagnosis { kernel: inventory.kernel.release.clone(), state, checks, notes: inventory.notes.clone() }
 }

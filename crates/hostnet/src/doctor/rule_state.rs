@@ -131,8 +131,14 @@ fn without_thread(inventory: &Inventory) -> usize {
 
 fn remedies(comparison: &Comparison, rule: &Rule, findings: &[Finding]) -> String {
     let mut remedies: Vec<&str> = Vec::new();
-    if !comparison.differing.is_empty() {
+    // What Ontime sets is no remedy where it cannot.
+    if comparison.differing.len() > comparison.refused || comparison.obstacles.is_empty() && comparison.refused > 0 {
         remedies.push(rule.cure);
+    }
+    for obstacle in &comparison.obstacles {
+        if !remedies.contains(&obstacle.remedy.as_str()) {
+            remedies.push(&obstacle.remedy);
+        }
     }
     for finding in findings.iter().filter(|finding| finding.severity > Severity::Info) {
         if !remedies.contains(&finding.remedy.as_str()) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::scan::{read, read_number};
 use super::{Cpus, IdleState};
@@ -24,6 +24,8 @@ pub(super) fn scan(roots: &Roots) -> Cpus {
         clocksource: clock("current_clocksource"),
         has_tsc: clock("available_clocksource").split_ascii_whitespace().any(|name| name == "tsc"),
         siblings: siblings(&base, &online),
+        nodes: nodes(&roots.sys.join("devices/system/node")),
+        bpf_scheduler: read(&roots.sys.join("kernel/sched_ext/root/ops")).filter(|name| !name.is_empty()),
         latency_limits_us: latency_limits(&base, &online),
         isolated,
         // The kernel writes "(null)" where none are.
@@ -65,6 +67,17 @@ fn siblings(base: &Path, online: &CpuSet) -> Vec<CpuSet> {
     let cores = online.iter().filter_map(|cpu| Some((cpu, awake(core(cpu)?))));
     // Each once: by its first CPU.
     cores.filter(|(cpu, core)| core.len() > 1 && core.iter().next() == Some(*cpu)).map(|(_, core)| core).collect()
+}
+
+fn nodes(base: &Path) -> BTreeMap<u32, (CpuSet, Vec<u32>)> {
+    let entries = fs::read_dir(base).into_iter().flatten().flatten();
+    let node = |dir: PathBuf| {
+        let number = dir.file_name()?.to_str()?.strip_prefix("node")?.parse().ok()?;
+        let distances = read(&dir.join("distance")).unwrap_or_default();
+        let distances = distances.split_ascii_whitespace().filter_map(|text| text.parse().ok()).collect();
+        Some((number, (cpus_of(&dir.join("cpulist"))?, distances)))
+    };
+    entries.filter_map(|entry| node(entry.path())).collect()
 }
 
 /// Limits of single CPUs. The file says `0` where there is none, and `n/a` for a limit of 0
@@ -124,8 +137,6 @@ fn dma_latency(roots: &Roots) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
 
     fn put(path: PathBuf, text: &str) {
@@ -156,6 +167,29 @@ mod tests {
             let found = siblings(dir.path(), &cpus(online));
             assert_eq!(found, wanted.iter().map(|core| cpus(core)).collect::<Vec<_>>(), "{cores:?}");
         }
+    }
+
+    #[test]
+    fn numa_nodes_are_read_with_their_distances() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(nodes(dir.path()).is_empty());
+        for (node, list, distance) in [
+            ("node0", "0-3", "10 21 31"),
+            ("node2", "4-5", "31 21 10"),
+            (
+                "node1",
+                "",
+                "21 \
+            10 21",
+            ),
+        ] {
+            put(dir.path().join(node).join("cpulist"), list);
+            put(dir.path().join(node).join("distance"), distance);
+        }
+        put(dir.path().join("possible"), "0-2");
+        let found = nodes(dir.path());
+        assert_eq!(found.keys().copied().collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(found[&2], (cpus("4-5"), vec![31, 21, 10]));
     }
 
     #[test]

@@ -102,6 +102,10 @@ pub struct Cpus {
     pub latency_limits_us: BTreeMap<u32, u64>,
     /// cpufreq governors, with the CPUs each has.
     pub governors: BTreeMap<String, CpuSet>,
+    /// CPUs by NUMA node, and how far it is from each to the others, in the order of their numbers.
+    pub nodes: BTreeMap<u32, (CpuSet, Vec<u32>)>,
+    /// The BPF scheduler that is loaded (`/sys/kernel/sched_ext/root/ops`).
+    pub bpf_scheduler: Option<String>,
     /// The clock source in use.
     pub clocksource: String,
     /// Whether the TSC could be chosen for it.
@@ -136,6 +140,8 @@ pub struct Nic {
     pub lower: Vec<u32>,
     /// Its driver, where it has a device.
     pub driver: Option<String>,
+    /// The NUMA node that its device is near to.
+    pub node: Option<u32>,
     /// Its kind as `ip -d link` says it (`veth`, `tun`, `macvtap`, `bridge`); none for a physical one.
     pub kind: Option<String>,
     /// Administratively up (IFF_UP): NAPI runs only then.
@@ -278,6 +284,8 @@ pub struct Memory {
     pub collapsed: Option<String>,
     /// Pages are unmapped to see who uses them (`kernel.numa_balancing`, on several nodes).
     pub balanced: bool,
+    /// Pages may be written to a swap area (`/proc/swaps`).
+    pub swap: bool,
 }
 
 /// Protections that let bulk threads run before FIFO ones.

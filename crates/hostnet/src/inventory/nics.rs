@@ -322,6 +322,7 @@ fn nic(roots: &Roots, link: Link, napis: Vec<Napi>) -> Nic {
         carried: false,
         lower: Vec::new(),
         driver,
+        node: read_number(&device.join("numa_node")),
         kind: link.kind,
         up: link.up,
         carrier: link.carrier,

@@ -25,6 +25,9 @@ pub(super) fn scan(proc: &Path) -> Found {
             continue;
         }
         let Some(stat) = fs::read(entry.path().join("stat")).ok().and_then(|line| parse_stat(&line)) else { continue };
+        if stat.has_ended() {
+            continue;
+        }
         if !stat.is_kthread() {
             found.services.push((stat.comm, stat.tid));
         } else if let Some(kind) = kind_of(&stat.comm) {
@@ -93,6 +96,17 @@ mod tests {
         ] {
             assert_eq!(kind_of(name), kind, "{name}");
         }
+    }
+
+    #[test]
+    fn a_service_that_has_ended_does_not_run() {
+        let proc = tempfile::tempdir().unwrap();
+        for (pid, name, state) in [(31, "tuned", 'Z'), (32, "irqbalance", 'X'), (33, "kubelet", 'S')] {
+            let line = format!("{pid} ({name}) {state} 1 1 1 0 -1 0{} 900{}\n", " 0".repeat(12), " 0".repeat(30));
+            fs::create_dir(proc.path().join(pid.to_string())).unwrap();
+            fs::write(proc.path().join(format!("{pid}/stat")), line).unwrap();
+        }
+        assert_eq!(scan(proc.path()).services, [("kubelet".to_owned(), 33)]);
     }
 
     proptest::proptest! {
