@@ -46,7 +46,7 @@ pub struct Intent {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NicUse {
-    /// The administrator said so in `host.toml`.
+    /// The administrator said so in `host.toml`, of it or of all that stands on it and is used.
     Configured(Class),
     /// Only tenants of this class use it, or none does (bulk).
     Derived(Class),
@@ -104,9 +104,13 @@ impl Intent {
         if let Some(class) = self.config_of(nic).and_then(|config| config.class) {
             return NicUse::Configured(class);
         }
+        let (said, used) = self.classes_of(inventory, nic);
+        if let Some(class) = said.first().filter(|class| used.is_empty() && said.iter().all(|other| other == *class)) {
+            return NicUse::Configured(*class);
+        }
         let mut rt = None;
         let mut bulk = false;
-        for class in self.classes_of(inventory, nic) {
+        for class in said.into_iter().chain(used) {
             match class {
                 Class::Rt(level) => rt = Some(rt.map_or(level, |best| level.min(best))),
                 Class::Bulk => bulk = true,
@@ -130,15 +134,15 @@ impl Intent {
         }
     }
 
-    /// The classes of those whose packets pass a NIC: its tenants', and what the administrator gave to interfaces that
-    /// stand on it (a port of a switch, the upper interface of a pair), whoever uses these.
-    fn classes_of(&self, inventory: &Inventory, nic: &Nic) -> Vec<Class> {
+    /// The classes of those whose packets pass a NIC: what the administrator gave to interfaces that stand on it (a port
+    /// of a switch, the upper interface of a pair), whoever uses these; and its other tenants'.
+    fn classes_of(&self, inventory: &Inventory, nic: &Nic) -> (Vec<Class>, Vec<Class>) {
+        let said_of = |upper: &Nic| self.config_of(upper).and_then(|config| config.class);
         let senders = inventory.senders_by(nic);
-        let said = |upper: &&Nic| self.config_of(upper).and_then(|config| config.class).is_some();
-        let (said, open): (Vec<&Nic>, Vec<&Nic>) = senders.into_iter().partition(said);
-        let configured = said.iter().filter_map(|upper| self.config_of(upper)?.class);
+        let said = senders.iter().filter_map(|upper| said_of(upper)).collect();
+        let open: Vec<&Nic> = senders.into_iter().filter(|upper| said_of(upper).is_none()).collect();
         let tenants = self.tenants.iter().filter(|tenant| self.uses(inventory, tenant, nic, &open));
-        tenants.map(|tenant| tenant.class).chain(configured).collect()
+        (said, tenants.map(|tenant| tenant.class).collect())
     }
 
     /// What the administrator said of a NIC, by its name or an alternative one.

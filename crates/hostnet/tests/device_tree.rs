@@ -221,7 +221,7 @@ fn what_is_said_of_a_switchs_port_holds_for_the_nic_below_it() {
         assert_eq!(tree.irqs(), owned([("cpu0", &[33])]));
         for port in ["lan4", "lan5", "lan6"] {
             assert_eq!(inventory.nic(port).unwrap().lower, [index("cpu0")], "{port}");
-            assert_eq!(used(&inventory, &intent(&[(port, RT)], Vec::new()), "cpu0"), NicUse::Derived(RT), "{port}");
+            assert_eq!(used(&inventory, &intent(&[(port, RT)], Vec::new()), "cpu0"), NicUse::Configured(RT), "{port}");
         }
         let both = intent(&[("lan4", RT), ("lan5", Class::Bulk)], Vec::new());
         assert_eq!(used(&inventory, &both, "cpu0"), NicUse::Mixed(RT));
@@ -236,7 +236,7 @@ fn what_is_said_of_a_switchs_port_holds_for_the_nic_below_it() {
         assert_eq!(used(&inventory, &by_name, "cpu0"), NicUse::Derived(RT));
         // What is said of the port counts, not who uses it.
         let said = intent(&[("lan5", Class::Bulk)], vec![found]);
-        assert_eq!(used(&inventory, &said, "cpu0"), NicUse::Derived(Class::Bulk));
+        assert_eq!(used(&inventory, &said, "cpu0"), NicUse::Configured(Class::Bulk));
         let itself = intent(&[("lan4", RT), ("cpu0", Class::Bulk)], Vec::new());
         assert_eq!(used(&inventory, &itself, "cpu0"), NicUse::Configured(Class::Bulk));
     });
@@ -267,7 +267,7 @@ fn a_synthetic_nic_and_a_failover_pair_lead_to_what_is_below_them() {
         for (upper, below) in [("syn0", &["vf0"][..]), ("fail0", &["stby0", "prim0"])] {
             for nic in below {
                 let said = intent(&[(upper, RT)], Vec::new());
-                assert_eq!(used(&inventory, &said, nic), NicUse::Derived(RT), "{upper} {nic}");
+                assert_eq!(used(&inventory, &said, nic), NicUse::Configured(RT), "{upper} {nic}");
                 assert_eq!(used(&inventory, &intent(&[], Vec::new()), nic), NicUse::Derived(Class::Bulk));
             }
         }
@@ -295,7 +295,7 @@ fn a_representor_leads_to_the_uplink_of_its_function() {
         assert_eq!(tree.irqs(), owned([("up0", &[70]), ("up1", &[71])]));
         for (representor, uplink) in [("vrep", "up0"), ("srep", "up1")] {
             let said = intent(&[(representor, RT)], Vec::new());
-            assert_eq!(used(&inventory, &said, uplink), NicUse::Derived(RT), "{representor}");
+            assert_eq!(used(&inventory, &said, uplink), NicUse::Configured(RT), "{representor}");
         }
         assert_eq!(used(&inventory, &intent(&[("vrep", RT)], Vec::new()), "up1"), NicUse::Derived(Class::Bulk));
     });
