@@ -223,7 +223,11 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
     for (setting, found) in pending {
         let done = match setting.lacks(&missing) {
             Some(lacks) => Done::Unsupported(format!("it needs {lacks}, which could not be set")),
-            None => host.write(&setting.knob, &setting.value).map_or_else(|error| outcome(&error), |()| Done::Changed),
+            None => match host.write(&setting.knob, &setting.value).map_err(|error| outcome(&error)) {
+                Err(Done::Unsupported(why)) => Done::Unsupported(why + &accepting(setting)),
+                Err(done) => done,
+                Ok(()) => Done::Changed,
+            },
         };
         missing.extend(matches!(done, Done::Unsupported(_) | Done::Failed(_)).then(|| setting.knob.key()));
         crash::point("knob-written");
@@ -322,10 +326,19 @@ pub fn drift(host: &dyn Host, plan: &Plan, journal: &Journal) -> Vec<Drift> {
         .collect()
 }
 
+/// How to live with a host-wide value that cannot be set.
+fn accepting(setting: &Setting) -> String {
+    let is_host_wide = matches!(setting.knob, Knob::HostFile { .. } | Knob::HostCpus { .. });
+    if !is_host_wide || !setting.rule.may_be_left_out() {
+        return String::new();
+    }
+    format!("; to accept it as it is: without = [\"{}\"] in /etc/ontime/host.toml", setting.rule)
+}
+
 fn outcome(error: &KnobError) -> Done {
     match error {
         KnobError::Gone(_) => Done::Gone,
         KnobError::Unsupported { why, .. } => Done::Unsupported(why.clone()),
-        KnobError::Os { .. } | KnobError::Value { .. } => Done::Failed(error.to_string()),
+        KnobError::Os { .. } | KnobError::Refused { .. } | KnobError::Value { .. } => Done::Failed(error.to_string()),
     }
 }

@@ -128,7 +128,7 @@ impl HostConfig {
     /// # Errors
     /// As [`Self::load`].
     pub fn add(&mut self, text: &Text) -> Result<(), ConfigError> {
-        let file: File = text.parse()?;
+        let file: File = text.parse().map_err(|error| dotted_name(text, error))?;
         if let Some(cpu) = &file.exclusive_cpu {
             self.exclusive_cpu = Some(one_cpu(text, cpu)?);
         }
@@ -142,7 +142,7 @@ impl HostConfig {
         self.method = file.method.or(self.method);
         for rule in file.without {
             let id = *rule.get_ref();
-            if id == RuleId::HostConfig || !Method::Partitioned.has(id) {
+            if !id.may_be_left_out() {
                 let what =
                     format!("rule {id} cannot be switched off: it is checked always, or what a method is made of");
                 return Err(text.error(&rule.span(), what));
@@ -194,7 +194,10 @@ fn busypoll(text: &Text, entry: &BusypollEntry) -> Result<Option<adaptive::Setti
 fn nic(text: &Text, name: &str, entry: Spanned<NicEntry>) -> Result<NicConfig, ConfigError> {
     let span = entry.span();
     if !is_ifname(name) {
-        return Err(text.error(&span, format!("`{name}` is not an interface name: 1 to 15 bytes, no space, no `/`")));
+        let what = format!(
+            "`{name}` is not an interface name (1 to 15 bytes) or an alternative one (to 127): no space, `/` or `:`"
+        );
+        return Err(text.error(&span, what));
     }
     let entry = entry.into_inner();
     let tenants = entry.tenants.unwrap_or_default();
@@ -225,9 +228,41 @@ fn nic(text: &Text, name: &str, entry: Spanned<NicEntry>) -> Result<NicConfig, C
     Ok(config)
 }
 
-/// `net/core/dev.c`, `dev_valid_name`.
+/// What a NIC's table may hold.
+const OF_NIC: [&str; 6] = ["class", "level", "queue", "tenants", "poll_cpu", "qdisc_bypass"];
+
+/// Explains what TOML makes of a name with a dot that is not quoted: `[nic.enp1s0.100]` is key `100` of `enp1s0`.
+fn dotted_name(text: &Text, error: ConfigError) -> ConfigError {
+    let nics = text.parse::<toml::Table>().ok().and_then(|mut file| file.remove("nic"));
+    let Some(name) = nics.as_ref().and_then(toml::Value::as_table).and_then(with_dots) else { return error };
+    let unquoted: Vec<&str> = name.split('.').collect();
+    let what = format!(
+        "a name with a dot stands in quotes: [nic.\"{name}\"]; without them it is `{}` of interface `{}`",
+        unquoted.get(1..).unwrap_or_default().join("."),
+        unquoted.first().unwrap_or(&"")
+    );
+    match error {
+        ConfigError::Invalid { place, snippet, .. } => ConfigError::Invalid { place, what, snippet, hint: None },
+        unread @ ConfigError::Read { .. } => unread,
+    }
+}
+
+/// The first name that was cut at its dots: of tables within each other, none of which is a part of a NIC's, down to
+/// one that is a NIC's.
+fn with_dots(nics: &toml::Table) -> Option<String> {
+    fn below(path: &str, table: &toml::Table) -> Option<String> {
+        let inner = table.iter().filter(|(key, _)| !OF_NIC.contains(&key.as_str()));
+        inner.filter_map(|(key, value)| Some((format!("{path}.{key}"), value.as_table()?))).find_map(|(path, inner)| {
+            let is_nics = inner.keys().any(|key| OF_NIC.contains(&key.as_str()));
+            below(&path, inner).or_else(|| is_nics.then_some(path))
+        })
+    }
+    nics.iter().find_map(|(name, value)| below(name, value.as_table()?))
+}
+
+/// `net/core/dev.c`, `dev_valid_name`; an alternative name is shorter than ALTIFNAMSIZ, 128.
 fn is_ifname(name: &str) -> bool {
-    (1..=15).contains(&name.len())
+    (1..=127).contains(&name.len())
         && name != "."
         && name != ".."
         && !name.contains(|c: char| c == '/' || c == ':' || c.is_ascii_whitespace())
@@ -268,6 +303,9 @@ mod tests {
         let bypass = read("[nic.eth0]\nqdisc_bypass = true\n").unwrap();
         assert_eq!(bypass.nics["eth0"], NicConfig { qdisc_bypass: true, ..NicConfig::default() });
         assert!(read("[nic.eth0]\nqdisc_bypass = false\n").is_err(), "it says nothing");
+        let long = "a-name-of-an-interface-as-udev-gives-it";
+        assert!(read(&format!("[nic.{long}]\nclass = \"rt\"\n")).unwrap().nics.contains_key(long));
+        assert!(read(&format!("[nic.{}]\nclass = \"rt\"\n", "x".repeat(128))).is_err());
         let only_tenants = read("[nic.eth0]\ntenants = [\"plc\"]\n").unwrap();
         assert_eq!(only_tenants.nics["eth0"].class, None);
     }
@@ -282,6 +320,10 @@ mod tests {
             ("[nic.eth0]\nlevel = 1\n", 1, "class"),
             ("[nic.eth0]\n", 1, "nothing is said"),
             ("[nic.\"a/b\"]\nclass = \"rt\"\n", 1, "interface name"),
+            ("[nic.br0]\nclass = \"rt\"\n[nic.br0.7]\nclass = \"bulk\"\n", 3, "[nic.\"br0.7\"]"),
+            ("[nic.bond1.20.300]\nclass = \"rt\"\n", 1, "[nic.\"bond1.20.300\"]"),
+            ("[nic.lan.2.queue.1]\nclass = \"rt\"\n", 1, "[nic.\"lan.2\"]"),
+            ("[nic.eth0.5]\nclas = \"rt\"\n", 1, "unknown field `5`"),
             ("[nic.eth0.queue.a]\nclass = \"rt\"\n", 1, "queue's number"),
             ("[nic.eth0.queue.1]\nlevel = 1\n", 1, "class"),
             ("[nic.eth0.queue.1]\nclass = \"bulk\"\nlevel = 1\n", 1, "level"),

@@ -46,7 +46,7 @@ pub struct Intent {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NicUse {
-    /// The administrator said so in `host.toml`.
+    /// The administrator said so in `host.toml`, of it or of all that stands on it and is used.
     Configured(Class),
     /// Only tenants of this class use it, or none does (bulk).
     Derived(Class),
@@ -101,13 +101,17 @@ impl Intent {
     ///
     /// A NIC that only RT tenants use has the highest of their levels.
     pub fn nic_use(&self, inventory: &Inventory, nic: &Nic) -> NicUse {
-        if let Some(class) = self.nics.get(&nic.id.name).and_then(|config| config.class) {
+        if let Some(class) = self.config_of(nic).and_then(|config| config.class) {
             return NicUse::Configured(class);
+        }
+        let (said, used) = self.classes_of(inventory, nic);
+        if let Some(class) = said.first().filter(|class| used.is_empty() && said.iter().all(|other| other == *class)) {
+            return NicUse::Configured(*class);
         }
         let mut rt = None;
         let mut bulk = false;
-        for tenant in self.users(inventory, nic) {
-            match tenant.class {
+        for class in said.into_iter().chain(used) {
+            match class {
                 Class::Rt(level) => rt = Some(rt.map_or(level, |best| level.min(best))),
                 Class::Bulk => bulk = true,
             }
@@ -130,22 +134,42 @@ impl Intent {
         }
     }
 
-    /// The tenants whose packets pass a NIC: as found, and as configured.
+    /// The classes of those whose packets pass a NIC: what the administrator gave to interfaces that stand on it (a port
+    /// of a switch, the upper interface of a pair), whoever uses these; and its other tenants'.
+    fn classes_of(&self, inventory: &Inventory, nic: &Nic) -> (Vec<Class>, Vec<Class>) {
+        let said_of = |upper: &Nic| self.config_of(upper).and_then(|config| config.class);
+        let senders = inventory.senders_by(nic);
+        let said = senders.iter().filter_map(|upper| said_of(upper)).collect();
+        let open: Vec<&Nic> = senders.into_iter().filter(|upper| said_of(upper).is_none()).collect();
+        let tenants = self.tenants.iter().filter(|tenant| self.uses(inventory, tenant, nic, &open));
+        (said, tenants.map(|tenant| tenant.class).collect())
+    }
+
+    /// What the administrator said of a NIC, by its name or an alternative one.
+    pub fn config_of(&self, nic: &Nic) -> Option<&NicConfig> {
+        std::iter::once(&nic.id.name).chain(&nic.altnames).find_map(|name| self.nics.get(name))
+    }
+
+    /// The tenants whose packets pass a NIC: as found, and as configured of it or of what stands on it by a device of
+    /// its own.
     pub fn users<'a>(&'a self, inventory: &'a Inventory, nic: &'a Nic) -> impl Iterator<Item = &'a Tenant> {
-        let named = self.nics.get(&nic.id.name).map_or(&[][..], |config| config.tenants.as_slice());
+        let senders = inventory.senders_by(nic);
+        self.tenants.iter().filter(move |tenant| self.uses(inventory, tenant, nic, &senders))
+    }
+
+    /// Whether a tenant's packets pass a NIC by one of these interfaces that send by it.
+    fn uses(&self, inventory: &Inventory, tenant: &Tenant, nic: &Nic, senders: &[&Nic]) -> bool {
+        let names = |sender: &&Nic| self.config_of(sender).is_some_and(|config| config.tenants.contains(&tenant.name));
         // Any user may start a process with any name: one of class bulk has no part in a name that an RT tenant has.
-        let means = move |tenant: &Tenant| {
-            named.contains(&tenant.name)
-                && (tenant.class != Class::Bulk || self.rt_tenants().all(|rt| rt.name != tenant.name))
-        };
-        self.tenants.iter().filter(move |tenant| reaches(inventory, tenant, nic) || means(tenant))
+        let means = || tenant.class != Class::Bulk || self.rt_tenants().all(|rt| rt.name != tenant.name);
+        reaches_by(inventory, tenant, nic, senders) || senders.iter().any(names) && means()
     }
 
     /// The class of a NAPI instance, and so of its thread: the most urgent of the receive queues it serves. A queue that is not
     /// configured has the NIC's.
     pub fn napi_class(&self, inventory: &Inventory, nic: &Nic, napi: &Napi) -> Class {
         let whole = self.nic_class(inventory, nic);
-        let Some(config) = self.nics.get(&nic.id.name).filter(|config| !config.queues.is_empty()) else { return whole };
+        let Some(config) = self.config_of(nic).filter(|config| !config.queues.is_empty()) else { return whole };
         let of_queue = |queue: &u32| config.queues.get(queue).copied().unwrap_or(whole);
         napi.rx_queues.iter().map(of_queue).min().unwrap_or(whole)
     }
@@ -166,19 +190,39 @@ impl Intent {
 /// Whether a tenant's packets pass a NIC: it is its own virtual NIC, or one that this leads to, or (where discovery could
 /// not say) the lower device of it, or what an interface in its own network namespace stands on.
 pub fn reaches(inventory: &Inventory, tenant: &Tenant, nic: &Nic) -> bool {
-    tenant.vnics.iter().any(|vnic| leads_to(inventory, vnic, nic)) || attached_to(tenant, nic).next().is_some()
+    reaches_by(inventory, tenant, nic, &inventory.senders_by(nic))
+}
+
+fn reaches_by(inventory: &Inventory, tenant: &Tenant, nic: &Nic, senders: &[&Nic]) -> bool {
+    let is_sender = |name: &String| senders.iter().any(|sender| sender.id.name == *name);
+    tenant
+        .vnics
+        .iter()
+        .any(|vnic| is_sender(&vnic.ifname) || vnic.lower.iter().any(is_sender) || is_directly_on(inventory, vnic, nic))
+        || tenant.attached.iter().any(|own| own.lower.iter().any(is_sender))
+}
+
+/// Where discovery could not say: the lower device that the kernel names is this NIC.
+fn is_directly_on(inventory: &Inventory, vnic: &Vnic, nic: &Nic) -> bool {
+    vnic.lower.is_empty()
+        && nic.physical
+        && inventory.nic(&vnic.ifname).is_some_and(|own| own.link == Some(nic.id.ifindex))
 }
 
 /// The interfaces in a tenant's own network namespace that send by this NIC.
-pub fn attached_to<'a>(tenant: &'a Tenant, nic: &'a Nic) -> impl Iterator<Item = &'a Attached> {
-    tenant.attached.iter().filter(|own| own.lower.contains(&nic.id.name))
+pub fn attached_to<'a>(
+    inventory: &'a Inventory,
+    tenant: &'a Tenant,
+    nic: &'a Nic,
+) -> impl Iterator<Item = &'a Attached> {
+    let senders = inventory.senders_by(nic);
+    let is_sender = move |name: &String| senders.iter().any(|sender| sender.id.name == *name);
+    tenant.attached.iter().filter(move |own| own.lower.iter().any(&is_sender))
 }
 
 /// Whether a virtual NIC is this NIC, or sends by it.
 pub fn leads_to(inventory: &Inventory, vnic: &Vnic, nic: &Nic) -> bool {
-    vnic.ifname == nic.id.name
-        || vnic.lower.contains(&nic.id.name)
-        || (vnic.lower.is_empty()
-            && nic.physical
-            && inventory.nic(&vnic.ifname).is_some_and(|own| own.link == Some(nic.id.ifindex)))
+    let senders = inventory.senders_by(nic);
+    let is_sender = |name: &String| senders.iter().any(|sender| sender.id.name == *name);
+    is_sender(&vnic.ifname) || vnic.lower.iter().any(is_sender) || is_directly_on(inventory, vnic, nic)
 }

@@ -1,11 +1,11 @@
 //! Original values, kept before any change and until each is restored.
 //!
-//! In: a knob and the value it had before Ontime touched it. Out: those of this boot, in the order in which they were kept.
-//! The file is replaced as a whole (temporary file, fsync, rename) *before* the knobs of a batch are
-//! written: whatever moment the process or the machine dies at, the file on disk names every knob that may have changed. The
+//! In: a knob and the value it had before Ontime touched it. Out: those of this boot, in the order in which they were
+//! kept. The file is replaced as a whole (temporary file, fsync, rename) *before* the knobs of a batch are written:
+//! whatever moment the process or the machine dies at, the file on disk names every knob that may have changed. The
 //! first original of a knob is kept; applying again never replaces it. Knobs are kernel state and do not outlive the
-//! kernel, so entries of an earlier boot are dropped. One process holds the journal at a time (flock); anybody may read what it keeps
-//! ([`Originals::read`]).
+//! kernel, so entries of an earlier boot are dropped, also those in a form that this version cannot read. One process
+//! holds the journal at a time (flock); anybody may read what it keeps ([`Originals::read`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -95,6 +95,18 @@ pub enum JournalError {
         /// The file.
         path: PathBuf,
     },
+    /// Another version of Ontime wrote the file in this boot.
+    #[error(
+        "{path}: written in this boot by another version of Ontime ({why}); run `ontime reset` of that version, or \
+         reboot, \
+         which restores the kernel's own values"
+    )]
+    OtherVersion {
+        /// The file.
+        path: PathBuf,
+        /// What this version cannot read.
+        why: String,
+    },
     /// The file is damaged.
     #[error(
         "{path}: damaged ({why}); the original values in it cannot be trusted. Move the file away to go on; settings it \
@@ -106,6 +118,21 @@ pub enum JournalError {
         /// What is wrong with it.
         why: String,
     },
+}
+
+/// The part of the header that every version writes and reads.
+#[derive(Deserialize)]
+struct AnyHeader {
+    format: u32,
+    boot_id: String,
+}
+
+/// What a journal's file holds for the running boot.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Kept {
+    entries: Vec<Original>,
+    /// Entries of an earlier boot, which are dropped unread.
+    stale: usize,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -130,8 +157,8 @@ impl Originals {
     /// # Errors
     /// [`JournalError::Unread`], [`JournalError::Damaged`].
     pub fn read(path: &Path, boot_id: &str) -> Result<Self, JournalError> {
-        let (of_boot, entries) = load(path, |source| JournalError::Unread { path: path.to_owned(), source })?;
-        Ok(if of_boot.as_deref() == Some(boot_id) { Self::new(entries) } else { Self::default() })
+        let kept = load(path, boot_id, |source| JournalError::Unread { path: path.to_owned(), source })?;
+        Ok(Self::new(kept.entries))
     }
 
     /// In the order in which they were kept.
@@ -170,10 +197,8 @@ impl Journal {
             fs::create_dir_all(dir).map_err(|error| full_or(path, "making its directory", error))?;
         }
         let lock = lock(path)?;
-        let (of_boot, entries) = load(path, |error| fail("reading", error))?;
-        let current = of_boot.as_deref() == Some(boot_id);
-        let stale = if current { 0 } else { entries.len() };
-        let originals = Originals::new(if current { entries } else { Vec::new() });
+        let Kept { entries, stale } = load(path, boot_id, |error| fail("reading", error))?;
+        let originals = Originals::new(entries);
         Ok(Self { path: path.to_owned(), boot_id: boot_id.to_owned(), originals, stale, _lock: lock })
     }
 
@@ -259,15 +284,11 @@ pub fn running_boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// The boot and the entries of a journal's file; none of what is not there.
-fn load(
-    path: &Path,
-    fail: impl FnOnce(io::Error) -> JournalError,
-) -> Result<(Option<String>, Vec<Original>), JournalError> {
-    match fs::read_to_string(path) {
-        Ok(text) => parse(path, &text),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((None, Vec::new())),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(damaged(path, "is not text")),
+/// What a journal's file holds for this boot; nothing where there is no file.
+fn load(path: &Path, boot_id: &str, fail: impl FnOnce(io::Error) -> JournalError) -> Result<Kept, JournalError> {
+    match fs::read(path) {
+        Ok(bytes) => parse(path, &bytes, boot_id),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Kept::default()),
         Err(error) => Err(fail(error)),
     }
 }
@@ -343,29 +364,54 @@ fn format(boot_id: &str, entries: &[Original]) -> Result<String, serde_json::Err
     Ok(format!("{}\n{body}", serde_json::to_string(&header)?))
 }
 
-fn parse(path: &Path, text: &str) -> Result<(Option<String>, Vec<Original>), JournalError> {
-    if text.is_empty() {
-        return Ok((None, Vec::new()));
+/// Reads the boot id first: what was kept in an earlier boot is dropped, whatever version wrote it in whatever form.
+fn parse(path: &Path, bytes: &[u8], boot_id: &str) -> Result<Kept, JournalError> {
+    if bytes.is_empty() {
+        return Ok(Kept::default());
     }
+    let newline = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
+    let first = bytes.get(..newline).unwrap_or_default();
+    let any: AnyHeader = serde_json::from_slice(first).map_err(|error| damaged(path, format!("line 1: {error}")))?;
+    if is_other_boot(&any.boot_id, boot_id) {
+        let lines = bytes.get(newline..).unwrap_or_default().split(|byte| *byte == b'\n');
+        return Ok(Kept { entries: Vec::new(), stale: lines.filter(|line| !line.is_empty()).count() });
+    }
+    if any.format != FORMAT {
+        let why = format!("its format is {}, this version's is {FORMAT}", any.format);
+        return Err(JournalError::OtherVersion { path: path.to_owned(), why });
+    }
+    let text = std::str::from_utf8(bytes).map_err(|_| damaged(path, "is not text"))?;
     let (first, body) = text.split_once('\n').ok_or_else(|| damaged(path, "it ends in its first line"))?;
     let header: Header = serde_json::from_str(first).map_err(|error| damaged(path, format!("line 1: {error}")))?;
-    if header.format != FORMAT {
-        return Err(damaged(path, format!("format {} where this version writes {FORMAT}", header.format)));
-    }
     if header.checksum != checksum(&header.boot_id, body) {
         return Err(damaged(path, "its checksum does not match"));
     }
+    // The file is as it was written, so what cannot be read is a knob that only another version has.
     let entries = body
         .lines()
         .zip(2..)
         .map(|(line, number)| {
-            serde_json::from_str(line).map_err(|error| damaged(path, format!("line {number}: {error}")))
+            serde_json::from_str(line).map_err(|error| JournalError::OtherVersion {
+                path: path.to_owned(),
+                why: format!("line {number}: {error}"),
+            })
         })
         .collect::<Result<Vec<Original>, _>>()?;
     if entries.len() != header.entries {
         return Err(damaged(path, format!("{} entries where {} are announced", entries.len(), header.entries)));
     }
-    Ok((Some(header.boot_id), entries))
+    if header.boot_id != boot_id {
+        return Ok(Kept { stale: entries.len(), entries: Vec::new() });
+    }
+    Ok(Kept { entries, stale: 0 })
+}
+
+/// Whether a boot id in a file is another boot's. Ids are random, so two of them differ in nearly every digit: one that
+/// differs from the running boot's in a few bytes may be this boot's, damaged, and only the checksum can tell.
+fn is_other_boot(found: &str, running: &str) -> bool {
+    let same = found.bytes().zip(running.bytes()).filter(|(one, other)| one == other).count();
+    let longest = found.len().max(running.len());
+    longest - same > longest / 4
 }
 
 /// FNV-1a, 64 bits, over boot id and entries: enough to notice a torn, edited or rotten file; it is no defence against
@@ -424,28 +470,96 @@ mod tests {
             }).collect();
             let path = Path::new("originals");
             let text = format("boot", &entries).unwrap();
-            let (boot, read) = parse(path, &text).unwrap();
-            proptest::prop_assert_eq!((boot.as_deref(), &read), (Some("boot"), &entries));
+            let read = parse(path, text.as_bytes(), "boot").unwrap();
+            proptest::prop_assert_eq!((&read.entries, read.stale), (&entries, 0));
             let mut bytes = text.clone().into_bytes();
             let at = at % bytes.len();
             if bytes[at].is_ascii() && bytes[at] != byte {
                 bytes[at] = byte;
                 // Only blanks between the header's words may differ unnoticed.
-                if let Ok(read) = parse(path, &String::from_utf8(bytes).unwrap()) {
-                    proptest::prop_assert_eq!(read, (Some("boot".to_owned()), entries));
+                if let Ok(read) = parse(path, &bytes, "boot") {
+                    proptest::prop_assert_eq!((read.entries, read.stale), (entries, 0));
                 }
             }
         }
 
         #[test]
         fn any_text_is_a_journal_or_damaged(text in "\\PC{0,60}(\n\\PC{0,60}){0,3}") {
-            match parse(Path::new("originals"), &text) {
-                Ok((boot, entries)) => proptest::prop_assert!(boot.is_none() && entries.is_empty() && text.is_empty()),
+            match parse(Path::new("originals"), text.as_bytes(), "boot") {
+                Ok(kept) => {
+                    proptest::prop_assert!(kept == Kept::default() && text.is_empty());
+                }
                 Err(error) => {
                     let damaged = matches!(error, JournalError::Damaged { .. });
                     proptest::prop_assert!(damaged);
                 }
             }
         }
+    }
+
+    const THIS_BOOT: &str = "0f6d1f5a-8e55-4b8e-9d43-1f7c2a90be11";
+    const EARLIER_BOOT: &str = "c2b7a9e4-31d0-4f6b-a5c8-64e09d1f7a32";
+
+    fn halt_poll() -> Original {
+        let knob = Knob::HostFile { root: Root::Sys, path: "module/kvm/parameters/halt_poll_ns".to_owned() };
+        Original { knob, value: Value::Text("200000".to_owned()) }
+    }
+
+    /// Opens a journal whose file is this text, for the running boot.
+    fn opened(bytes: &[u8]) -> Result<(usize, usize), JournalError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("originals");
+        fs::write(&path, bytes).unwrap();
+        let mut journal = Journal::open(&path, THIS_BOOT)?;
+        let found = (journal.entries().len(), journal.stale());
+        assert_eq!(Originals::read(&path, THIS_BOOT).unwrap().entries(), journal.entries());
+        // It goes on: what is kept now is found again.
+        journal.keep(vec![halt_poll()])?;
+        drop(journal);
+        assert!(Journal::open(&path, THIS_BOOT)?.has(&halt_poll().knob));
+        Ok(found)
+    }
+
+    /// As a later version might write it: with what this one does not know, and a checksum that fits.
+    fn with_knob_of_another_version(boot: &str) -> String {
+        let body = "{\"knob\":{\"knob\":\"uclamp\",\"thread\":7},\"value\":{\"clamp\":[0,1024]}}\n";
+        let sum = checksum(boot, body);
+        format!("{{\"format\":{FORMAT},\"boot_id\":\"{boot}\",\"entries\":1,\"checksum\":\"{sum}\"}}\n{body}")
+    }
+
+    #[test]
+    fn a_journal_of_an_earlier_boot_is_dropped_whatever_version_wrote_it() {
+        let of_this_version = format(EARLIER_BOOT, &[halt_poll()]).unwrap();
+        let later = format!("{{\"boot_id\":\"{EARLIER_BOOT}\",\"format\":7,\"digest\":\"sha\"}}\n[1]\n[2]\n");
+        let of_no_text = [later.as_bytes(), &[0xff, 0xfe, b'\n', 0, b'\n']].concat();
+        let torn = of_this_version.get(..of_this_version.len() - 9).unwrap();
+        for (written, stale) in [
+            (of_this_version.as_bytes(), 1),
+            (with_knob_of_another_version(EARLIER_BOOT).as_bytes(), 1),
+            (later.as_bytes(), 2),
+            (&of_no_text, 4),
+            (torn.as_bytes(), 1),
+        ] {
+            assert_eq!(opened(written).unwrap(), (0, stale), "{}", String::from_utf8_lossy(written));
+        }
+    }
+
+    #[test]
+    fn a_journal_of_this_boot_by_another_version_says_which_version_resets_it() {
+        assert_eq!(opened(format(THIS_BOOT, &[halt_poll()]).unwrap().as_bytes()).unwrap(), (1, 0));
+        let later = format!("{{\"boot_id\":\"{THIS_BOOT}\",\"format\":2,\"digest\":\"sha\"}}\n[1]\n");
+        let older = later.replace("\"format\":2", "\"format\":0");
+        for written in [later, older, with_knob_of_another_version(THIS_BOOT)] {
+            let error = opened(written.as_bytes()).unwrap_err();
+            assert!(matches!(error, JournalError::OtherVersion { .. }), "{error}");
+            assert!(error.to_string().contains("`ontime reset` of that version"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_boot_id_that_lost_a_digit_is_damage_not_an_earlier_boot() {
+        let near = THIS_BOOT.replacen('0', "1", 1);
+        let written = format(THIS_BOOT, &[halt_poll()]).unwrap().replace(THIS_BOOT, &near);
+        assert!(matches!(opened(written.as_bytes()).unwrap_err(), JournalError::Damaged { .. }));
     }
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::cpus::CpuSet;
+use crate::obstacle::Obstacle;
 
 /// A network interface: the index decides, the name is what it was called when seen.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -366,6 +367,20 @@ pub enum KnobError {
         /// The kernel's word.
         source: std::io::Error,
     },
+    /// The kernel refused, for a cause that is known and can be ended.
+    #[error("{knob}: {what}: {source}: {cause}; {remedy}")]
+    Refused {
+        /// The knob.
+        knob: String,
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's word.
+        source: std::io::Error,
+        /// The cause, with the cgroup or file.
+        cause: String,
+        /// What to do.
+        remedy: String,
+    },
     /// The kernel gave, or a rule asked, a value this knob cannot have.
     #[error("{knob}: {why}")]
     Value {
@@ -389,4 +404,9 @@ pub trait Host {
     /// # Errors
     /// See [`KnobError`].
     fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError>;
+
+    /// What would stand against setting the knob, as far as the host's files tell without trying.
+    fn foresee(&self, _knob: &Knob, _value: &Value) -> Option<Obstacle> {
+        None
+    }
 }

@@ -20,6 +20,7 @@ pub mod kvm;
 pub mod live;
 pub mod method;
 pub mod netlink;
+mod obstacle;
 pub mod plan;
 pub mod rule;
 pub mod rules;
@@ -37,6 +38,7 @@ pub use knob::{Host, IrqId, Knob, KnobError, Moderation, NicId, Root, SteerFrom,
 pub use kvm::KvmProbe;
 pub use live::{LiveHost, Roots};
 pub use method::{Method, MethodError};
+pub use obstacle::Obstacle;
 pub use plan::{Plan, as_found, plan, replan};
 pub use rule::{Cost, Finding, Outcome, Refusal, Rule, RuleId, Setting, Severity, Stage};
 pub use rules::RULES;

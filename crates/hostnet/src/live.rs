@@ -18,6 +18,7 @@ use crate::netlink::link::links;
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
 use crate::netlink::tc::{self, Edit};
+use crate::obstacle::{self, Obstacle};
 use crate::tap::{self, Tap};
 
 /// Where the host's file systems are mounted; tests put others in their place.
@@ -285,6 +286,16 @@ impl Host for LiveHost {
     }
 
     fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
+        self.set(knob, value).map_err(|error| obstacle::explain(&self.roots, knob, value, error))
+    }
+
+    fn foresee(&self, knob: &Knob, value: &Value) -> Option<Obstacle> {
+        obstacle::foresee(&self.roots, knob, value)
+    }
+}
+
+impl LiveHost {
+    fn set(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
         match (knob, value) {
             (Knob::ThreadPolicy { thread, .. }, Value::Policy(policy)) => {
                 let set = if is_user(*thread) { thread.set_policy_alone(*policy) } else { thread.set_policy(*policy) };

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::intent::Intent;
 use crate::inventory::Inventory;
 use crate::knob::{Knob, Value};
+use crate::method::Method;
 
 /// A rule's name, stable in reports, metrics and configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -92,6 +93,13 @@ impl RuleId {
             RuleId::HaltPoll => "halt-poll",
             RuleId::RtProtections => "rt-protections",
         }
+    }
+}
+
+impl RuleId {
+    /// Whether `without` in `host.toml` may name it: not what is checked always, nor what another method is made of.
+    pub fn may_be_left_out(self) -> bool {
+        self != RuleId::HostConfig && Method::Partitioned.has(self)
     }
 }
 

@@ -20,6 +20,7 @@ fn device(inventory: &mut Inventory, number: u32, handler: &str, policy: Policy)
         actions: vec![handler.to_owned()],
         affinity: CpuSet::from_iter([0]),
         settable: true,
+        device: None,
         network: false,
     });
     let comm = format!("irq/{number}-{handler}");
@@ -71,8 +72,41 @@ fn a_passed_through_device_and_a_nic_elsewhere_are_left_alone() {
     let found = plan(&inventory, &intent);
     assert!(of_rule(&found, RULE).is_empty(), "{found:?}");
     let said: Vec<_> = found.findings.iter().filter(|finding| finding.rule == RULE).collect();
-    assert_eq!((said.len(), said[0].severity), (1, Severity::Info), "{said:?}");
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert_eq!(said[0].severity, Severity::Info);
     assert!(said[0].object.contains("vfio"));
+    assert_eq!(said[1].severity, Severity::Warning);
+}
+
+#[test]
+fn a_network_interrupt_that_no_interface_here_claims_is_reported() {
+    let (mut inventory, intent) = two_vms();
+    for (number, device, policy) in [
+        (9_001, Some("0000:5e:02.3"), Policy::Fifo(50)),
+        (9_002, Some("virtio11"), Policy::Fifo(42)),
+        (9_003, None, Policy::Fifo(50)),
+        // Below the entitled place of the VM's level nothing waits for it.
+        (9_004, Some("0000:5e:02.4"), Policy::Fifo(40)),
+        (9_005, Some("0000:5e:02.5"), Policy::BULK),
+    ] {
+        network_device(&mut inventory, number, device, policy);
+    }
+    let found = plan(&inventory, &intent);
+    assert!(of_rule(&found, RULE).is_empty(), "{found:?}");
+    let said: Vec<_> = found.findings.iter().filter(|finding| finding.rule == RULE).collect();
+    let severities: Vec<Severity> = said.iter().map(|finding| finding.severity).collect();
+    assert_eq!(severities, [Severity::Warning, Severity::Warning, Severity::Warning, Severity::Info, Severity::Info]);
+    assert!(said[0].found.contains("network controller 0000:5e:02.3, which has no interface"), "{}", said[0].found);
+    // An interface that has it is enough, whatever its class.
+    inventory.nics[1].irqs.extend([9_001, 9_002, 9_003, 9_004, 9_005]);
+    assert!(plan(&inventory, &intent).findings.iter().all(|finding| finding.rule != RULE));
+}
+
+/// A network controller's interrupt.
+fn network_device(inventory: &mut Inventory, number: u32, name: Option<&str>, policy: Policy) {
+    device(inventory, number, "queue-0", policy);
+    let irq = inventory.irqs.iter_mut().find(|irq| irq.id.irq == number).unwrap();
+    (irq.device, irq.network) = (name.map(str::to_owned), true);
 }
 
 #[test]

@@ -419,7 +419,7 @@ fn kernel_threads(inventory: &Inventory, nics: &[&Nic]) -> BTreeMap<i32, PathRol
     for thread in &inventory.threads {
         let role = match thread.kind {
             KernelThreadKind::Irq(_) => PathRole::Irq,
-            KernelThreadKind::Napi(_) | KernelThreadKind::NapiPoll(_) => PathRole::Napi,
+            KernelThreadKind::Napi(_) | KernelThreadKind::NapiCut | KernelThreadKind::NapiPoll(_) => PathRole::Napi,
             _ => continue,
         };
         if nics.iter().any(|nic| serves(thread, nic)) {
@@ -433,6 +433,7 @@ fn serves(thread: &KernelThread, nic: &Nic) -> bool {
     match thread.kind {
         KernelThreadKind::Irq(irq) => nic.irqs.contains(&irq),
         KernelThreadKind::NapiPoll(id) => nic.napis.iter().any(|napi| napi.id == id),
+        KernelThreadKind::NapiCut => nic.napis.iter().any(|napi| napi.pid == Some(thread.id.tid)),
         KernelThreadKind::Napi(id) => nic.napis.iter().any(|napi| napi.id == id || napi.pid == Some(thread.id.tid)),
         _ => false,
     }

@@ -1,7 +1,9 @@
 //! Checks of kernel, processor and neighbours, which no rule sets.
 
 use super::{Check, State};
-use crate::inventory::{Inventory, Lockdown};
+use crate::cpus::CpuSet;
+use crate::intent::Intent;
+use crate::inventory::{Conflict, Inventory, Lockdown};
 use crate::kvm::KvmProbe;
 use crate::rules::{NAPI_LISTED, NO_BH_LOCK};
 
@@ -80,16 +82,21 @@ pub(super) fn kvm(inventory: &Inventory, probe: &KvmProbe) -> Check {
 
 pub(super) fn idle_states(inventory: &Inventory) -> Check {
     let (id, title) = ("idle-states", "C-states");
-    let limit = inventory.cpus.dma_latency_us.filter(|limit| *limit >= 0);
-    let slow: Vec<String> = inventory
-        .cpus
+    let cpus = &inventory.cpus;
+    let whole = cpus.dma_latency_us.and_then(|limit| u64::try_from(limit).ok()).unwrap_or(u64::MAX);
+    let limit = |cpu| cpus.latency_limits_us.get(&cpu).copied().unwrap_or(u64::MAX).min(whole);
+    let slow: Vec<String> = cpus
         .idle_states
         .iter()
-        .filter(|state| state.latency_us > IDLE_LATENCY_US && !state.enabled_on.is_empty())
-        .filter(|state| limit.is_none_or(|limit| i64::try_from(state.latency_us).is_ok_and(|own| own <= limit)))
-        .map(|state| format!("{} ({} us) on CPUs {}", state.name, state.latency_us, state.enabled_on))
+        .filter(|state| state.latency_us > IDLE_LATENCY_US)
+        .map(|state| {
+            let open: CpuSet = state.enabled_on.iter().filter(|cpu| state.latency_us <= limit(*cpu)).collect();
+            (state, open)
+        })
+        .filter(|(_, open)| !open.is_empty())
+        .map(|(state, open)| format!("{} ({} us) on CPUs {open}", state.name, state.latency_us))
         .collect();
-    if inventory.cpus.idle_states.is_empty() {
+    if cpus.idle_states.is_empty() {
         return Check::new(id, title, State::Ok, "the kernel has no idle states to choose from");
     }
     if slow.is_empty() {
@@ -97,7 +104,10 @@ pub(super) fn idle_states(inventory: &Inventory) -> Check {
     }
     Check::new(id, title, State::Warning, format!("may be entered: {}", slow.join(", ")))
         .costs("the state's exit latency, added to the first packet after a pause", "the states' own figures")
-        .remedy("cpupower idle-set -D 10, or keep /dev/cpu_dma_latency open with a limit of 10 us or less")
+        .remedy(
+            "cpupower idle-set -D 10, or keep /dev/cpu_dma_latency open with a limit of 10 us or less; of single CPUs: \
+             echo 10 > /sys/devices/system/cpu/cpuN/power/pm_qos_resume_latency_us",
+        )
 }
 
 pub(super) fn governor(inventory: &Inventory) -> Check {
@@ -125,29 +135,78 @@ pub(super) fn clocksource(inventory: &Inventory) -> Check {
         "" => Check::new(id, title, State::Unknown, "cannot be read")
             .costs("about 1 us a reading, several readings a packet, where it is not the TSC", "")
             .remedy("mount sysfs, and look at /sys/devices/system/clocksource/clocksource0/current_clocksource"),
-        // kvm-clock, Hyper-V's page and the ARM counter are read without leaving the CPU too.
-        name @ ("tsc" | "kvm-clock" | "hyperv_clocksource_tsc_page" | "arch_sys_counter") => {
-            Check::new(id, title, State::Ok, name)
-        }
-        name => Check::new(id, title, State::Warning, format!("{name}: every reading leaves the CPU"))
-            .costs("about 1 us a reading, several readings a packet", "")
-            .remedy(
-                "find out why the TSC was given up (dmesg | grep -i tsc); tsc=reliable where it is known to be good",
-            ),
+        name if READ_AT_ONCE.contains(&name) => Check::new(id, title, State::Ok, name),
+        "tsc-early" => Check::new(id, title, State::Warning, "tsc-early: the kernel still measures the TSC")
+            .costs("none now; about 1 us a reading if it gives the TSC up", "")
+            .remedy("look again some seconds after the boot"),
+        name => Check::new(id, title, State::Warning, format!("{name}: not one whose readings are known to be fast"))
+            .costs("where a reading leaves the CPU (hpet, acpi_pm) about 1 us, several readings a packet", "")
+            .remedy(other_clock(inventory, name)),
+    }
+}
+
+/// Read from a register or a shared page: the TSC, paravirtual clocks that stand on it, ARM's, Power's, s390's,
+/// RISC-V's and LoongArch's counters.
+const READ_AT_ONCE: [&str; 10] = [
+    "tsc",
+    "kvm-clock",
+    "xen",
+    "hyperv_clocksource_tsc_page",
+    "arch_sys_counter",
+    "timebase",
+    "tod",
+    "riscv_clocksource",
+    "Constant",
+    "vmware-clock",
+];
+/// Those that an x86 kernel falls back to when it distrusts the TSC.
+const INSTEAD_OF_TSC: [&str; 5] = ["hpet", "acpi_pm", "pit", "refined-jiffies", "hyperv_clocksource_msr"];
+
+fn other_clock(inventory: &Inventory, name: &str) -> &'static str {
+    if inventory.cpus.has_tsc {
+        "echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource, and find out who chose another \
+         (clocksource= at boot)"
+    } else if INSTEAD_OF_TSC.contains(&name) {
+        "find out why the TSC was given up (dmesg | grep -i tsc); tsc=reliable where it is known to be good"
+    } else {
+        "choose another of /sys/devices/system/clocksource/clocksource0/available_clocksource, where there is one"
     }
 }
 
 pub(super) fn smt(inventory: &Inventory) -> Check {
     let (id, title) = ("smt", "hyper-threads");
-    match inventory.cpus.smt_active {
+    let cost = "a bulk thread on a sibling slows an RT thread, by up to half";
+    let cpus = &inventory.cpus;
+    match cpus.smt_active {
         Some(false) => Check::new(id, title, State::Ok, "no two CPUs share a core"),
         None => Check::new(id, title, State::Unknown, "the kernel does not say")
-            .costs("a bulk thread on a sibling slows an RT thread, by up to half", "")
+            .costs(cost, "")
             .remedy("mount sysfs, and look whether lscpu has more than one thread a core"),
-        Some(true) => Check::new(id, title, State::Warning, "two CPUs share each core")
-            .costs("a bulk thread on the sibling slows an RT thread, by up to half", "")
-            .remedy("echo off > /sys/devices/system/cpu/smt/control, or boot with nosmt"),
+        Some(true) => {
+            let cores: Vec<String> = cpus.siblings.iter().map(|core| format!("CPUs {core}")).collect();
+            let in_cores: usize = cpus.siblings.iter().map(CpuSet::len).sum();
+            let found = match cores.as_slice() {
+                [] => "CPUs share cores".to_owned(),
+                _ if in_cores < cpus.online.len() => {
+                    format!("some cores are shared ({}); every other CPU has its own", named(&cores, "; "))
+                }
+                _ => format!("every core is shared ({})", named(&cores, "; ")),
+            };
+            Check::new(id, title, State::Warning, found).costs(cost, "").remedy(
+                "echo off > /sys/devices/system/cpu/smt/control, or boot with nosmt; or keep bulk threads off the \
+                 CPUs that share a core \
+                 with an RT thread's",
+            )
+        }
     }
+}
+
+/// How many are named where there may be many.
+const NAMED: usize = 8;
+
+fn named(all: &[String], between: &str) -> String {
+    let first = all.get(..NAMED).unwrap_or(all).join(between);
+    if all.len() > NAMED { format!("{first}{between}and {} more", all.len() - NAMED) } else { first }
 }
 
 pub(super) fn guest_memory(inventory: &Inventory) -> Check {
@@ -224,15 +283,51 @@ pub(super) fn lockdown(inventory: &Inventory) -> Check {
     }
 }
 
-pub(super) fn conflicts(inventory: &Inventory) -> Check {
+/// Services that set what Ontime sets, or what stands beside it, as far as that matters on this host.
+pub(super) fn conflicts(inventory: &Inventory, intent: &Intent) -> Check {
     let (id, title) = ("conflicts", "services that set the same knobs");
-    if inventory.conflicts.is_empty() {
-        return Check::new(id, title, State::Ok, "neither irqbalance nor tuned runs");
+    let at_stake = intent.rt_tenants().next().is_some();
+    let mut told = Vec::new();
+    let mut remedies = Vec::new();
+    for Conflict { service, pid } in &inventory.conflicts {
+        let (what, remedy) = match service.as_str() {
+            "kubelet" if at_stake => (
+                "where its CPU manager is static, sets containers' CPUs anew every 10 s",
+                "leave containers' CPUs to it, or set cpuManagerPolicy: none".to_owned(),
+            ),
+            "ovs-vswitchd" if at_stake => (
+                "handles the first packet of each flow, at normal priority",
+                "keep RT tenants off Open vSwitch, or give their flows by ovs-ofctl and a max-idle without \
+                 end"
+                .to_owned(),
+            ),
+            "scx_loader" => (
+                "loads BPF schedulers, beside which Ontime's own cannot be loaded",
+                "systemctl disable --now \
+                    scx_loader"
+                    .to_owned(),
+            ),
+            "irqbalance" | "tuned" => (
+                "moves interrupts and threads, or changes their priority",
+                format!("systemctl disable --now {service}"),
+            ),
+            _ => continue,
+        };
+        told.push(format!("{service} (process {pid}) {what}"));
+        remedies.push(remedy);
     }
-    let running: Vec<String> =
-        inventory.conflicts.iter().map(|conflict| format!("{} (process {})", conflict.service, conflict.pid)).collect();
-    let stop: Vec<&str> = inventory.conflicts.iter().map(|conflict| conflict.service.as_str()).collect();
-    Check::new(id, title, State::Warning, format!("running: {}", running.join(", ")))
+    if let Some(scheduler) = inventory.cpus.bpf_scheduler.as_deref().filter(|name| !name.contains("ontime")) {
+        told.push(format!("BPF scheduler {} is loaded", ontime_tenants::proc::printable(scheduler.as_bytes())));
+        remedies.push(
+            "end the program that loaded it, where Ontime is to keep reserved CPU time by \
+            sched_ext"
+                .to_owned(),
+        );
+    }
+    if told.is_empty() {
+        return Check::new(id, title, State::Ok, "none of those that are known runs");
+    }
+    Check::new(id, title, State::Warning, format!("running: {}", told.join("; ")))
         .costs("interrupts and threads move or change priority behind Ontime's back until it puts them back", "")
-        .remedy(format!("systemctl disable --now {}", stop.join(" ")))
+        .remedy(remedies.join("; "))
 }

@@ -3,7 +3,9 @@
 //! In: facts, intent, what discovery has to say, the host (read only), the KVM probe. Out: a [`Diagnosis`] of [`Check`]s, in the order of the table.
 
 mod hardware;
+mod refusals;
 mod rule_state;
+mod upkeep;
 mod vmm;
 
 use std::collections::BTreeMap;
@@ -122,22 +124,27 @@ pub fn examine(
     let mut checks = vec![hardware::kernel(inventory), hardware::preempt_rt(inventory), hardware::kvm(inventory, kvm)];
     let method = if intent.method == Method::Busypoll { Method::Busypoll } else { Method::Partitioned };
     let everything = Intent { method, ..intent.clone() };
-    checks.extend(
-        RULES
-            .iter()
-            .filter(|rule| everything.method.has(rule.id))
-            .map(|rule| rule_state::check(host, inventory, &everything, refused, rule)),
-    );
+    let mut obstacles = Vec::new();
+    for rule in RULES.iter().filter(|rule| everything.method.has(rule.id)) {
+        let (check, found) = rule_state::check(host, inventory, &everything, refused, rule);
+        checks.push(check);
+        obstacles.extend(found.into_iter().map(|obstacle| (rule.id, obstacle)));
+    }
+    checks.push(refusals::check(&obstacles));
     checks.push(hardware::idle_states(inventory));
     checks.push(hardware::governor(inventory));
     checks.push(hardware::clocksource(inventory));
     checks.push(hardware::smt(inventory));
+    checks.push(upkeep::isolation(inventory, intent));
+    checks.push(upkeep::numa(inventory, intent));
+    checks.push(upkeep::periodic(inventory));
     checks.push(hardware::guest_memory(inventory));
+    checks.push(upkeep::swap(inventory, intent));
     checks.push(vmm::settings(problems));
     checks.push(hardware::kvm_upkeep(inventory));
     checks.push(hardware::pressure(inventory));
     checks.push(hardware::lockdown(inventory));
-    checks.push(hardware::conflicts(inventory));
+    checks.push(hardware::conflicts(inventory, intent));
     let state = checks.iter().map(|check| check.state).max().unwrap_or(State::Ok);
     Diagnosis { kernel: inventory.kernel.release.clone(), state, checks, notes: inventory.notes.clone() }
 }

@@ -4,6 +4,7 @@ use super::{Check, Refused, State};
 use crate::intent::Intent;
 use crate::inventory::Inventory;
 use crate::knob::{Host, KnobError};
+use crate::obstacle::Obstacle;
 use crate::rule::{Finding, Refusal, Rule, RuleId, Severity};
 
 /// How many differing knobs are named; the rest is counted.
@@ -13,12 +14,20 @@ const NAMED: usize = 3;
 struct Comparison {
     as_wanted: usize,
     differing: Vec<String>,
-    /// Those of them that a daemon could not set.
+    /// Those of them that a daemon could not set, or that something stands against.
     refused: usize,
+    obstacles: Vec<Obstacle>,
     unreadable: Vec<String>,
 }
 
-pub(super) fn check(host: &dyn Host, inventory: &Inventory, intent: &Intent, refused: &Refused, rule: &Rule) -> Check {
+/// The check, and what stands against settings that it misses.
+pub(super) fn check(
+    host: &dyn Host,
+    inventory: &Inventory,
+    intent: &Intent,
+    refused: &Refused,
+    rule: &Rule,
+) -> (Check, Vec<Obstacle>) {
     let outcome = (rule.plan)(inventory, intent);
     let mut comparison = Comparison::default();
     for setting in &outcome.settings {
@@ -31,7 +40,11 @@ pub(super) fn check(host: &dyn Host, inventory: &Inventory, intent: &Intent, ref
                 if let Some(why) = refused.get(&setting.knob.to_string()) {
                     comparison.refused += 1;
                     told.push_str(&format!(", which the daemon could not set: {why}"));
+                } else if let Some(obstacle) = host.foresee(&setting.knob, &setting.value) {
+                    comparison.refused += 1;
+                    told.push_str(&format!(", which cannot be set: {}", obstacle.cause));
                 }
+                comparison.obstacles.extend(host.foresee(&setting.knob, &setting.value));
                 comparison.differing.push(told);
             }
             // What ended since the facts were read needs no cure, and what this kernel has not cannot be had.
@@ -54,7 +67,7 @@ pub(super) fn check(host: &dyn Host, inventory: &Inventory, intent: &Intent, ref
     if state != State::Ok {
         check = check.costs(rule.cost.text, rule.cost.source).remedy(remedies(&comparison, rule, &outcome.findings));
     }
-    check
+    (check, comparison.obstacles)
 }
 
 /// A missing cure of the first two rows breaks the guarantee itself, once there is an RT tenant to give it to.
@@ -118,8 +131,14 @@ fn without_thread(inventory: &Inventory) -> usize {
 
 fn remedies(comparison: &Comparison, rule: &Rule, findings: &[Finding]) -> String {
     let mut remedies: Vec<&str> = Vec::new();
-    if !comparison.differing.is_empty() {
+    // What Ontime sets is no remedy where it cannot.
+    if comparison.differing.len() > comparison.refused || comparison.obstacles.is_empty() && comparison.refused > 0 {
         remedies.push(rule.cure);
+    }
+    for obstacle in &comparison.obstacles {
+        if !remedies.contains(&obstacle.remedy.as_str()) {
+            remedies.push(&obstacle.remedy);
+        }
     }
     for finding in findings.iter().filter(|finding| finding.severity > Severity::Info) {
         if !remedies.contains(&finding.remedy.as_str()) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::scan::{read, read_number};
 use super::{Cpus, IdleState};
@@ -13,18 +13,82 @@ pub(super) fn scan(roots: &Roots) -> Cpus {
     let base = roots.sys.join("devices/system/cpu");
     let list = |name: &str| read(&base.join(name)).and_then(|text| CpuSet::from_list(&text).ok()).unwrap_or_default();
     let online = list("online");
+    let clock =
+        |name: &str| read(&roots.sys.join("devices/system/clocksource/clocksource0").join(name)).unwrap_or_default();
+    let isolated = list("isolated").iter().chain(partitions(&roots.sys.join("fs/cgroup")).iter()).collect();
     Cpus {
         smt_active: read(&base.join("smt/active")).map(|text| text == "1"),
         idle_states: idle_states(&base, &online),
         dma_latency_us: dma_latency(roots),
         governors: governors(&base, &online),
-        clocksource: read(&roots.sys.join("devices/system/clocksource/clocksource0/current_clocksource"))
-            .unwrap_or_default(),
-        isolated: list("isolated"),
+        clocksource: clock("current_clocksource"),
+        has_tsc: clock("available_clocksource").split_ascii_whitespace().any(|name| name == "tsc"),
+        siblings: siblings(&base, &online),
+        nodes: nodes(&roots.sys.join("devices/system/node")),
+        bpf_scheduler: read(&roots.sys.join("kernel/sched_ext/root/ops")).filter(|name| !name.is_empty()),
+        latency_limits_us: latency_limits(&base, &online),
+        isolated,
         // The kernel writes "(null)" where none are.
         nohz_full: list("nohz_full"),
         online,
     }
+}
+
+/// CPUs of isolated cpuset partitions, which the scheduler leaves alone as it does those of `isolcpus`. The root names
+/// them since 6.7 (`kernel/cgroup/cpuset.c`, `cpuset.cpus.isolated`); before, each is a partition of a partition, or a
+/// child of the root.
+fn partitions(cgroup: &Path) -> CpuSet {
+    if let Some(all) = cpus_of(&cgroup.join("cpuset.cpus.isolated")) {
+        return all;
+    }
+    let mut found = Vec::new();
+    let mut open = vec![cgroup.to_owned()];
+    while let Some(dir) = open.pop() {
+        for child in fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
+            // An invalid one has more words.
+            match read(&child.join("cpuset.cpus.partition")).as_deref() {
+                Some("isolated") => found.extend(cpus_of(&child.join("cpuset.cpus.effective"))),
+                Some("root") => open.push(child),
+                _ => {}
+            }
+        }
+    }
+    found.iter().flat_map(CpuSet::iter).collect()
+}
+
+fn cpus_of(file: &Path) -> Option<CpuSet> {
+    CpuSet::from_list(&read(file)?).ok()
+}
+
+/// Cores with more than one online CPU. On a hybrid processor only some have.
+fn siblings(base: &Path, online: &CpuSet) -> Vec<CpuSet> {
+    let core = |cpu| cpus_of(&base.join(format!("cpu{cpu}/topology/thread_siblings_list")));
+    let awake = |core: CpuSet| core.iter().filter(|cpu| online.contains(*cpu)).collect::<CpuSet>();
+    let cores = online.iter().filter_map(|cpu| Some((cpu, awake(core(cpu)?))));
+    // Each once: by its first CPU.
+    cores.filter(|(cpu, core)| core.len() > 1 && core.iter().next() == Some(*cpu)).map(|(_, core)| core).collect()
+}
+
+fn nodes(base: &Path) -> BTreeMap<u32, (CpuSet, Vec<u32>)> {
+    let entries = fs::read_dir(base).into_iter().flatten().flatten();
+    let node = |dir: PathBuf| {
+        let number = dir.file_name()?.to_str()?.strip_prefix("node")?.parse().ok()?;
+        let distances = read(&dir.join("distance")).unwrap_or_default();
+        let distances = distances.split_ascii_whitespace().filter_map(|text| text.parse().ok()).collect();
+        Some((number, (cpus_of(&dir.join("cpulist"))?, distances)))
+    };
+    entries.filter_map(|entry| node(entry.path())).collect()
+}
+
+/// Limits of single CPUs. The file says `0` where there is none, and `n/a` for a limit of 0
+/// (`drivers/base/power/sysfs.c`, `pm_qos_resume_latency_us_show`).
+fn latency_limits(base: &Path, online: &CpuSet) -> BTreeMap<u32, u64> {
+    let limit = |cpu: u32| match read(&base.join(format!("cpu{cpu}/power/pm_qos_resume_latency_us")))?.as_str() {
+        "n/a" => Some(0),
+        "0" => None,
+        text => text.parse().ok(),
+    };
+    online.iter().filter_map(|cpu| Some((cpu, limit(cpu)?))).collect()
 }
 
 /// States of the same name on several CPUs are one, with the longest latency seen.
@@ -69,4 +133,91 @@ fn dma_latency(roots: &Roots) -> Option<i64> {
     let bytes = fs::read(roots.dev.join("cpu_dma_latency")).ok()?;
     let latency = i32::from_ne_bytes(*bytes.first_chunk()?);
     Some(i64::from(latency))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(path: PathBuf, text: &str) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn cpus(text: &str) -> CpuSet {
+        CpuSet::from_list(text).unwrap()
+    }
+
+    #[test]
+    fn only_cpus_that_share_a_core_are_siblings() {
+        for (online, cores, wanted) in [
+            // Two big cores with two threads, four small ones; one of a core's threads offline; a POWER9 with four;
+            // none.
+            ("0-7", &["0,4", "1,5", "2", "3", "6", "7"][..], &["0,4", "1,5"][..]),
+            ("0-2", &["0-1", "2-3"], &["0-1"]),
+            ("0-7", &["0-3", "4-7"], &["0-3", "4-7"]),
+            ("0-1", &["0", "1"], &[]),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            for core in cores {
+                for cpu in cpus(core).iter() {
+                    put(dir.path().join(format!("cpu{cpu}/topology/thread_siblings_list")), core);
+                }
+            }
+            let found = siblings(dir.path(), &cpus(online));
+            assert_eq!(found, wanted.iter().map(|core| cpus(core)).collect::<Vec<_>>(), "{cores:?}");
+        }
+    }
+
+    #[test]
+    fn numa_nodes_are_read_with_their_distances() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(nodes(dir.path()).is_empty());
+        for (node, list, distance) in [
+            ("node0", "0-3", "10 21 31"),
+            ("node2", "4-5", "31 21 10"),
+            (
+                "node1",
+                "",
+                "21 \
+            10 21",
+            ),
+        ] {
+            put(dir.path().join(node).join("cpulist"), list);
+            put(dir.path().join(node).join("distance"), distance);
+        }
+        put(dir.path().join("possible"), "0-2");
+        let found = nodes(dir.path());
+        assert_eq!(found.keys().copied().collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(found[&2], (cpus("4-5"), vec![31, 21, 10]));
+    }
+
+    #[test]
+    fn latency_limits_of_single_cpus_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        for (cpu, text) in [(0, "0\n"), (1, "n/a\n"), (2, "25\n"), (3, "?\n")] {
+            put(dir.path().join(format!("cpu{cpu}/power/pm_qos_resume_latency_us")), text);
+        }
+        assert_eq!(latency_limits(dir.path(), &cpus("0-4")), BTreeMap::from([(1, 0), (2, 25)]));
+    }
+
+    #[test]
+    fn cpus_of_isolated_partitions_are_isolated() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(partitions(dir.path()), CpuSet::new(), "no cgroups");
+        let group = |name: &str, partition: &str, cpus: &str| {
+            put(dir.path().join(name).join("cpuset.cpus.partition"), partition);
+            put(dir.path().join(name).join("cpuset.cpus.effective"), cpus);
+        };
+        group("machine.slice", "root\n", "2-7\n");
+        group("machine.slice/rt", "isolated\n", "6-7\n");
+        group("edge", "isolated\n", "1\n");
+        group("broken", "isolated invalid (Parent is not a partition root)\n", "0\n");
+        group("system.slice", "member\n", "0\n");
+        group("system.slice/no-partition-below-a-member", "isolated\n", "0\n");
+        assert_eq!(partitions(dir.path()), cpus("1,6-7"));
+        // The root's own word, from 6.7 on, has remote partitions, too.
+        put(dir.path().join("cpuset.cpus.isolated"), "1,5-7\n");
+        assert_eq!(partitions(dir.path()), cpus("1,5-7"));
+    }
 }

@@ -2,13 +2,11 @@
 //!
 //! Source: `/sys/kernel/irq` (`kernel/irq/irqdesc.c`, 4.9), `/proc/irq` (`kernel/irq/proc.c`), `/sys/bus/pci/devices`.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 
 use super::Irq;
-use super::nics::own_irqs;
+use super::devices::{is_word_of, on_other_buses, on_pci};
 use super::scan::read;
 use crate::cpus::CpuSet;
 use crate::knob::IrqId;
@@ -16,7 +14,8 @@ use crate::live::Roots;
 
 pub(super) fn scan(roots: &Roots) -> Vec<Irq> {
     let Ok(entries) = fs::read_dir(roots.sys.join("kernel/irq")) else { return Vec::new() };
-    let network = of_network_controllers(roots);
+    let pci = on_pci(&roots.sys);
+    let others = on_other_buses(&roots.sys);
     let mut irqs: Vec<Irq> = entries
         .filter_map(Result::ok)
         .filter_map(|entry| {
@@ -29,6 +28,9 @@ pub(super) fn scan(roots: &Roots) -> Vec<Irq> {
             let file = roots.proc.join(format!("irq/{irq}/smp_affinity_list"));
             let affinity = read(&file)?;
             let settable = fs::metadata(&file).is_ok_and(|file| file.permissions().mode() & 0o222 != 0);
+            // A name is believed only where the device tree says nothing.
+            let named = || others.iter().find(|(device, _)| is_word_of(&actions, device)).cloned();
+            let (device, network) = pci.get(&irq).cloned().or_else(named).unzip();
             Some(Irq {
                 id: IrqId {
                     irq,
@@ -38,7 +40,8 @@ pub(super) fn scan(roots: &Roots) -> Vec<Irq> {
                 actions: actions.split(',').map(str::to_owned).collect(),
                 affinity: CpuSet::from_list(&affinity).unwrap_or_default(),
                 settable,
-                network: network.contains(&irq),
+                device,
+                network: network.unwrap_or_default(),
             })
         })
         .collect();
@@ -46,16 +49,10 @@ pub(super) fn scan(roots: &Roots) -> Vec<Irq> {
     irqs
 }
 
-/// Interrupts of PCI functions of base class 02, network controller (`include/linux/pci_ids.h`). An interface that was moved to
-/// another network namespace is seen by nothing else.
-fn of_network_controllers(roots: &Roots) -> BTreeSet<u32> {
-    let Ok(entries) = fs::read_dir(roots.sys.join("bus/pci/devices")) else { return BTreeSet::new() };
-    let is_network = |dir: &PathBuf| read(&dir.join("class")).is_some_and(|class| class.starts_with("0x02"));
-    entries.filter_map(Result::ok).map(|entry| entry.path()).filter(is_network).flat_map(|dir| own_irqs(&dir)).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     fn put(path: PathBuf, text: &str) {
@@ -80,7 +77,23 @@ mod tests {
         put(pci.join("0000:02:00.0/msi_irqs/25"), "msi");
         put(pci.join("0000:03:00.0/class"), "0x028000\n");
         put(pci.join("0000:03:00.0/irq"), "10");
-        let found: Vec<_> = scan(&roots).into_iter().map(|irq| (irq.id.irq, irq.network)).collect();
-        assert_eq!(found, [(10, true), (24, true), (25, false)]);
+        // On other buses the handler's name is the device's.
+        for (irq, handler) in [(30, "virtio3-requests"), (31, "virtio4-input.0"), (32, "1a2b0000.ethernet")] {
+            put(roots.sys.join(format!("kernel/irq/{irq}/actions")), handler);
+            put(roots.proc.join(format!("irq/{irq}/smp_affinity_list")), "0-1");
+        }
+        put(roots.sys.join("bus/virtio/devices/virtio3/device"), "0x0002\n");
+        put(roots.sys.join("bus/virtio/devices/virtio4/device"), "0x0001\n");
+        put(roots.sys.join("bus/platform/devices/1a2b0000.ethernet/of_node/name"), "ethernet\0");
+        let found: Vec<_> = scan(&roots).into_iter().map(|irq| (irq.id.irq, irq.device, irq.network)).collect();
+        let wanted = [
+            (10, Some("0000:03:00.0"), true),
+            (24, Some("0000:01:00.0"), true),
+            (25, Some("0000:02:00.0"), false),
+            (30, Some("virtio3"), false),
+            (31, Some("virtio4"), true),
+            (32, Some("1a2b0000.ethernet"), true),
+        ];
+        assert_eq!(found, wanted.map(|(irq, device, network)| (irq, device.map(str::to_owned), network)));
     }
 }

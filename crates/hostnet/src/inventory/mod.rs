@@ -4,6 +4,7 @@
 //! What this kernel or this process cannot tell becomes a [`Note`], never a guess.
 
 mod cpu;
+mod devices;
 mod irqs;
 mod nics;
 mod scan;
@@ -13,6 +14,8 @@ use std::collections::BTreeMap;
 
 use ontime_tenants::{Policy, ThreadId};
 use serde::{Deserialize, Serialize};
+
+pub(crate) use scan::read;
 
 use crate::cpus::CpuSet;
 use crate::knob::{IrqId, Knob, Moderation, NicId};
@@ -83,20 +86,30 @@ pub enum Lockdown {
 pub struct Cpus {
     /// Online CPUs.
     pub online: CpuSet,
-    /// CPUs taken from the scheduler at boot (`isolcpus`).
+    /// CPUs taken from the scheduler: at boot (`isolcpus`), or by an isolated cpuset partition (cgroup v2).
     pub isolated: CpuSet,
     /// CPUs without a tick while one task runs (`nohz_full`).
     pub nohz_full: CpuSet,
     /// Whether hyper-threads share cores now; `None` where the kernel does not say.
     pub smt_active: Option<bool>,
+    /// Online CPUs that share a core with another, by core.
+    pub siblings: Vec<CpuSet>,
     /// Idle states, the same on all CPUs or the worst over them.
     pub idle_states: Vec<IdleState>,
     /// Most exit latency that idle may have now, us (`/dev/cpu_dma_latency`).
     pub dma_latency_us: Option<i64>,
+    /// The same of single CPUs, where there is a limit (`power/pm_qos_resume_latency_us`).
+    pub latency_limits_us: BTreeMap<u32, u64>,
     /// cpufreq governors, with the CPUs each has.
     pub governors: BTreeMap<String, CpuSet>,
+    /// CPUs by NUMA node, and how far it is from each to the others, in the order of their numbers.
+    pub nodes: BTreeMap<u32, (CpuSet, Vec<u32>)>,
+    /// The BPF scheduler that is loaded (`/sys/kernel/sched_ext/root/ops`).
+    pub bpf_scheduler: Option<String>,
     /// The clock source in use.
     pub clocksource: String,
+    /// Whether the TSC could be chosen for it.
+    pub has_tsc: bool,
 }
 
 /// A CPU idle state.
@@ -115,10 +128,20 @@ pub struct IdleState {
 pub struct Nic {
     /// Which.
     pub id: NicId,
-    /// Backed by a device on a bus (`/sys/class/net/X/device`).
+    /// Its alternative names (`ip link property add dev X altname Y`).
+    pub altnames: Vec<String>,
+    /// Backed by a device on a bus (`/sys/class/net/X/device`) that has its interrupts and rings.
     pub physical: bool,
+    /// Has a device, but its packets go by the interfaces below it ([`Nic::lower`]), which have the interrupts and
+    /// rings: a port of a switch (DSA), or the upper interface of a failover pair.
+    pub carried: bool,
+    /// Indices of the interfaces below it, by which its packets go: the kernel's `lower_*` links, `iflink` of an
+    /// interface with a device, and of a representor the interface of the NIC itself.
+    pub lower: Vec<u32>,
     /// Its driver, where it has a device.
     pub driver: Option<String>,
+    /// The NUMA node that its device is near to.
+    pub node: Option<u32>,
     /// Its kind as `ip -d link` says it (`veth`, `tun`, `macvtap`, `bridge`); none for a physical one.
     pub kind: Option<String>,
     /// Administratively up (IFF_UP): NAPI runs only then.
@@ -149,7 +172,7 @@ pub struct Nic {
     pub busy_poll: Option<String>,
     /// Its NAPI instances (netlink, 6.8; on older kernels those with a thread).
     pub napis: Vec<Napi>,
-    /// Numbers of its message-signalled interrupts.
+    /// Numbers of its interrupts ([`devices`]); one that several interfaces of a device share is in the list of each.
     pub irqs: Vec<u32>,
     /// How it holds receive interrupts back; `None` where its driver does not say (or the kernel: 5.7).
     pub moderation: Option<Moderation>,
@@ -169,7 +192,8 @@ pub struct TxQueue {
 /// A NAPI instance.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Napi {
-    /// Its id, unique on the host while it lives.
+    /// Its id, unique on the host while it lives; 0 where it is not known (before 5.17, where its thread's name was
+    /// cut).
     pub id: u32,
     /// Its interrupt, where the driver says so.
     pub irq: Option<u32>,
@@ -195,7 +219,9 @@ pub struct Irq {
     /// Whether that may be set: not where the kernel or the driver keeps it to itself and the kernel says so, by a file
     /// without write permission (`kernel/irq/proc.c`, `irq_can_set_affinity_usr`).
     pub settable: bool,
-    /// Of a PCI network controller, whether or not its interfaces are in this network namespace.
+    /// The device it is of, as its bus calls it: `0000:03:02.0`, `virtio4`; none where the device tree does not say.
+    pub device: Option<String>,
+    /// Of a network controller, whether or not its interfaces are in this network namespace.
     pub network: bool,
 }
 
@@ -207,6 +233,8 @@ pub enum KernelThreadKind {
     Irq(u32),
     /// `napi/NIC-ID`: polls NAPI instance ID.
     Napi(u32),
+    /// `napi/NIC` with its end cut off, so that the instance's ID is not known (before 5.17).
+    NapiCut,
     /// `napi-poll/NIC-ID`: polls NAPI instance ID all the time, by the host module.
     NapiPoll(u32),
     /// `ksoftirqd/CPU`.
@@ -256,6 +284,8 @@ pub struct Memory {
     pub collapsed: Option<String>,
     /// Pages are unmapped to see who uses them (`kernel.numa_balancing`, on several nodes).
     pub balanced: bool,
+    /// Pages may be written to a swap area (`/proc/swaps`).
+    pub swap: bool,
 }
 
 /// Protections that let bulk threads run before FIFO ones.
@@ -288,9 +318,25 @@ pub struct Note {
 }
 
 impl Inventory {
-    /// The NIC of this name.
+    /// The NIC of this name, or of this alternative name. The kernel gives no name twice in a network namespace.
     pub fn nic(&self, name: &str) -> Option<&Nic> {
-        self.nics.iter().find(|nic| nic.id.name == name)
+        self.nics.iter().find(|nic| nic.id.name == name || nic.altnames.iter().any(|other| other == name))
+    }
+
+    /// The interfaces that have a device and send by this NIC: itself, and what stands on it, directly or by others
+    /// between (ports of a switch on a bond). Discovery's way down from a virtual NIC ends at the first interface that
+    /// has a device.
+    pub fn senders_by<'a>(&'a self, nic: &'a Nic) -> Vec<&'a Nic> {
+        let mut found = vec![nic];
+        let mut at = 0;
+        while let Some(below) = found.get(at).map(|nic| nic.id.ifindex) {
+            at += 1;
+            let above = self.nics.iter().filter(|upper| upper.lower.contains(&below));
+            let new: Vec<&Nic> = above.filter(|upper| found.iter().all(|known| known.id != upper.id)).collect();
+            found.extend(new);
+        }
+        found.retain(|sender| sender.physical || sender.carried || sender.id == nic.id);
+        found
     }
 
     /// The NIC of this index.
@@ -315,12 +361,15 @@ impl Inventory {
             | Knob::SendBuffer { nic, .. } => self.nic_by_index(nic.ifindex),
             Knob::IrqAffinity { irq } => self.nics.iter().find(|nic| nic.irqs.contains(&irq.irq)),
             Knob::ThreadPolicy { thread, .. } | Knob::ThreadAffinity { thread, .. } => {
-                let kind = self.threads.iter().find(|known| known.id == *thread)?.kind;
+                let KernelThread { kind, id: thread, .. } = self.threads.iter().find(|known| known.id == *thread)?;
                 self.nics.iter().find(|nic| match kind {
-                    KernelThreadKind::Irq(irq) => nic.irqs.contains(&irq),
-                    KernelThreadKind::Napi(id) | KernelThreadKind::NapiPoll(id) => {
-                        nic.napis.iter().any(|napi| napi.id == id)
+                    KernelThreadKind::Irq(irq) => nic.irqs.contains(irq),
+                    KernelThreadKind::NapiCut => nic.napis.iter().any(|napi| napi.pid == Some(thread.tid)),
+                    // Of a name that was cut within the id, the number of the thread tells.
+                    KernelThreadKind::Napi(id) => {
+                        nic.napis.iter().any(|napi| napi.id == *id || napi.pid == Some(thread.tid))
                     }
+                    KernelThreadKind::NapiPoll(id) => nic.napis.iter().any(|napi| napi.id == *id),
                     _ => false,
                 })
             }

@@ -5,7 +5,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::devices::{self, Port, is_word_of};
 use super::scan::{read, read_number};
+use super::threads::{CUT, WHOLE_NAMES};
 use super::{Inventory, KernelThreadKind, Napi, Nic, Note, TxQueue};
 use crate::cpus::CpuSet;
 use crate::knob::NicId;
@@ -62,6 +64,7 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
     let rings = said(inventory, "rings", &found, with(&mut ethtool, Ethtool::tx_rings), |ifindex| {
         with(&mut ethtool, |ethtool| ethtool.tx_ring(ifindex))
     });
+    let below = below(roots, &found);
     inventory.nics = found
         .into_iter()
         .filter(|link| !link.loopback)
@@ -73,9 +76,124 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
             };
             let moderation = moderations.remove(&link.ifindex);
             let tx_ring = rings.get(&link.ifindex).copied();
-            Nic { qdisc_by_others: by_others, moderation, tx_ring, ..nic(roots, inventory, link, own) }
+            let Below { lower, carried } = below.get(&link.ifindex).cloned().unwrap_or_default();
+            Nic { qdisc_by_others: by_others, moderation, tx_ring, lower, carried, ..nic(roots, link, own) }
         })
         .collect();
+    let class = roots.sys.join("class/net");
+    let devices: Vec<Option<PathBuf>> =
+        inventory.nics.iter().map(|nic| fs::canonicalize(class.join(&nic.id.name).join("device")).ok()).collect();
+    find_carried(inventory, &devices);
+    find_irqs(inventory, &devices, &class);
+}
+
+/// Tells who has the rings of interfaces that share a device or stand on another.
+fn find_carried(inventory: &mut Inventory, devices: &[Option<PathBuf>]) {
+    let of_device: BTreeMap<u32, &PathBuf> = inventory
+        .nics
+        .iter()
+        .zip(devices)
+        .filter_map(|(nic, device)| Some((nic.id.ifindex, device.as_ref()?)))
+        .collect();
+    for nic in inventory.nics.iter_mut().filter(|nic| nic.physical) {
+        let own = of_device.get(&nic.id.ifindex);
+        let is_upper_of_pair = own.is_some() && nic.lower.iter().any(|lower| of_device.get(lower) == own);
+        nic.carried |= is_upper_of_pair;
+        nic.physical = !nic.carried;
+    }
+}
+
+fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], class: &Path) {
+    let with_rings = || inventory.nics.iter().zip(devices).filter(|(nic, _)| nic.physical);
+    let ports: Vec<Port> = with_rings()
+        .map(|(nic, device)| Port {
+            name: nic.id.name.clone(),
+            device: device.clone().unwrap_or_default(),
+            by_driver: nic.napis.iter().filter_map(|napi| napi.irq).collect(),
+            representor: represented(&class.join(&nic.id.name)).is_some(),
+        })
+        .collect();
+    let found = devices::assign(&ports, &inventory.irqs);
+    let claimed: BTreeSet<u32> = found.iter().flatten().copied().collect();
+    // What is called as a NIC's queue and is not on that NIC's device is another NIC's, in another network namespace
+    // maybe.
+    let is_queue = |action: &String| {
+        let words = action.to_ascii_lowercase();
+        (words.contains("rx") || words.contains("tx")) && ports.iter().any(|port| is_word_of(action, &port.name))
+    };
+    for irq in inventory.irqs.iter_mut().filter(|irq| irq.device.is_none() && !claimed.contains(&irq.id.irq)) {
+        irq.network |= irq.actions.iter().any(is_queue);
+    }
+    for (nic, irqs) in inventory.nics.iter_mut().filter(|nic| nic.physical).zip(found) {
+        nic.irqs = irqs.into_iter().collect();
+    }
+}
+
+/// What an interface stands on.
+#[derive(Debug, Clone, Default)]
+struct Below {
+    /// Indices of the interfaces below it.
+    lower: Vec<u32>,
+    /// It is a port of a switch: its device is the switch, and the interface that its `iflink` names has the interrupts
+    /// (`net/dsa/user.c`, `dsa_user_get_iflink`). A child of IPoIB has an `iflink`, too, and rings of its own;
+    /// a veth's is its other end.
+    carried: bool,
+}
+
+/// What each interface stands on, by index.
+fn below(roots: &Roots, links: &[Link]) -> BTreeMap<u32, Below> {
+    let class = roots.sys.join("class/net");
+    let index = |name: &str| links.iter().find(|link| link.name == name).map(|link| link.ifindex);
+    let by_number = |number: u32| {
+        let is = |link: &&Link| read_number(&class.join(&link.name).join("ifindex")).unwrap_or(link.ifindex) == number;
+        links.iter().find(is).map(|link| link.ifindex)
+    };
+    let of = |link: &Link| {
+        let dir = class.join(&link.name);
+        let mut lower: BTreeSet<u32> =
+            names_in(&dir).iter().filter_map(|name| index(name.strip_prefix("lower_")?)).collect();
+        let mut carried = false;
+        if dir.join("device").exists() {
+            let iflink = read_number(&dir.join("iflink")).or(link.link).and_then(by_number);
+            let on = iflink.filter(|index| *index != link.ifindex);
+            carried = on.is_some() && !matches!(link.kind.as_deref(), Some("ipoib" | "veth"));
+            lower.extend(on.filter(|_| carried));
+            lower.extend(uplink_of(&class, &dir, links));
+        }
+        lower.remove(&link.ifindex);
+        Below { lower: lower.into_iter().collect(), carried }
+    };
+    links.iter().map(|link| (link.ifindex, of(link))).collect()
+}
+
+/// The NIC's own interface, of the port of its switch that a representor stands for: on the same switch, of the same
+/// physical function.
+fn uplink_of(class: &Path, representor: &Path, links: &[Link]) -> Option<u32> {
+    let function = represented(representor)?;
+    let switch = read(&representor.join("phys_switch_id")).filter(|id| !id.is_empty())?;
+    let is_uplink = |link: &&Link| {
+        let dir = class.join(&link.name);
+        read(&dir.join("phys_switch_id")).as_ref() == Some(&switch)
+            && read(&dir.join("phys_port_name")).is_some_and(|name| name.strip_prefix('p') == Some(&function))
+    };
+    links.iter().find(is_uplink).map(|link| link.ifindex)
+}
+
+/// The number of the physical function whose part a representor stands for: `pf1vf3`, `c2pf1sf40` are parts of 1
+/// (`net/devlink/port.c`, `__devlink_port_phys_port_name_get`).
+fn represented(dir: &Path) -> Option<String> {
+    let name = read(&dir.join("phys_port_name"))?;
+    let own = match name.strip_prefix('c') {
+        Some(rest) => rest.trim_start_matches(|c: char| c.is_ascii_digit()),
+        None => &name,
+    };
+    let digits: String = own.strip_prefix("pf")?.chars().take_while(char::is_ascii_digit).collect();
+    (!digits.is_empty()).then_some(digits)
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 fn note(about: &str, why: String) -> Note {
@@ -141,31 +259,70 @@ fn is_old(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOENT))
 }
 
-/// Before 6.8: NAPI instances that have a thread, by the interface name in the thread's name.
-fn napis_by_thread(inventory: &Inventory, links: &[Link]) -> BTreeMap<u32, Vec<Napi>> {
+/// Before 6.8: NAPI instances that have a thread, by the interface name in the thread's name. Where that is cut, it may
+/// be several interfaces': then the instance is in the list of each, and a note says so.
+fn napis_by_thread(inventory: &mut Inventory, links: &[Link]) -> BTreeMap<u32, Vec<Napi>> {
     let mut found: BTreeMap<u32, Vec<Napi>> = BTreeMap::new();
+    let mut doubtful: BTreeMap<Vec<&str>, Vec<i32>> = BTreeMap::new();
+    let cuts = inventory.kernel.version < WHOLE_NAMES;
     for thread in &inventory.threads {
-        let KernelThreadKind::Napi(id) = thread.kind else { continue };
-        let name = thread.comm.strip_prefix("napi/").and_then(|rest| Some(rest.rsplit_once('-')?.0));
-        let Some(link) = links.iter().find(|link| Some(link.name.as_str()) == name) else { continue };
-        found.entry(link.ifindex).or_default().push(Napi { id, pid: Some(thread.id.tid), ..Napi::default() });
+        let id = match thread.kind {
+            KernelThreadKind::NapiCut => 0,
+            KernelThreadKind::Napi(_) if cuts && thread.comm.len() >= CUT => 0,
+            KernelThreadKind::Napi(id) => id,
+            _ => continue,
+        };
+        let named: Vec<&Link> = links.iter().filter(|link| is_napi_of(&thread.comm, &link.name, id == 0)).collect();
+        for link in &named {
+            found.entry(link.ifindex).or_default().push(Napi { id, pid: Some(thread.id.tid), ..Napi::default() });
+        }
+        if named.len() > 1 {
+            doubtful.entry(named.iter().map(|link| link.name.as_str()).collect()).or_default().push(thread.id.tid);
+        }
     }
+    let notes = doubtful.into_iter().map(|(names, threads)| {
+        let threads: Vec<String> = threads.iter().map(i32::to_string).collect();
+        let why = format!(
+            "kernel {} shows 15 bytes of a thread's name, so NAPI threads {} are those of one of {}: each has the \
+             class of the most \
+             urgent of these; rename all but one (ip link set NIC name SHORTER, while it is down), or a kernel of \
+             5.17 or later",
+            inventory.kernel.release,
+            threads.join(", "),
+            names.join(", "),
+        );
+        note("NAPI threads", why)
+    });
+    let notes: Vec<Note> = notes.collect();
+    inventory.notes.extend(notes);
     found
 }
 
-fn nic(roots: &Roots, inventory: &Inventory, link: Link, napis: Vec<Napi>) -> Nic {
+/// Whether a thread called so may be the one of an interface's NAPI instance; its whole name is `napi/NIC-ID`.
+fn is_napi_of(comm: &str, name: &str, cut: bool) -> bool {
+    let whole = format!("napi/{name}-");
+    match comm.strip_prefix(&whole) {
+        Some(id) => id.bytes().all(|byte| byte.is_ascii_digit()),
+        None => cut && whole.starts_with(comm),
+    }
+}
+
+fn nic(roots: &Roots, link: Link, napis: Vec<Napi>) -> Nic {
     let dir = roots.sys.join("class/net").join(&link.name);
     let device = dir.join("device");
     let physical = device.exists();
     let driver = fs::read_link(device.join("driver"))
         .ok()
         .and_then(|target| Some(target.file_name()?.to_string_lossy().into_owned()));
-    let irqs = if physical { irqs_of(&device, &link.name, &napis, inventory) } else { Vec::new() };
     let (rx_queues, tx_queues) = queues(&dir, physical);
     Nic {
         id: NicId { ifindex: link.ifindex, name: link.name },
+        altnames: link.altnames,
         physical,
+        carried: false,
+        lower: Vec::new(),
         driver,
+        node: read_number(&device.join("numa_node")),
         kind: link.kind,
         up: link.up,
         carrier: link.carrier,
@@ -181,58 +338,10 @@ fn nic(roots: &Roots, inventory: &Inventory, link: Link, napis: Vec<Napi>) -> Ni
         napi_weight: read(&dir.join(WEIGHT_FILE)),
         busy_poll: read(&dir.join(POLL_FILE)),
         napis,
-        irqs,
+        irqs: Vec::new(),
         moderation: None,
         tx_ring: None,
     }
-}
-
-/// Interrupts of a NIC: those that its NAPI or a handler's name ties to it, and its device's. A virtio NIC's belong to the PCI
-/// function above it, a USB NIC's to the host controller further up. Where one function carries several interfaces, only those
-/// that are tied to this one.
-fn irqs_of(device: &Path, name: &str, napis: &[Napi], inventory: &Inventory) -> Vec<u32> {
-    let mut irqs: BTreeSet<u32> = napis.iter().filter_map(|napi| napi.irq).collect();
-    let named = inventory.irqs.iter().filter(|irq| irq.actions.iter().any(|action| names_nic(action, name)));
-    irqs.extend(named.map(|irq| irq.id.irq));
-    if let Ok(real) = fs::canonicalize(device) {
-        let alone = fs::read_dir(real.join("net")).map_or(true, |entries| entries.count() <= 1);
-        if alone {
-            irqs.extend(owner_of_irqs(&real).iter().flat_map(|owner| own_irqs(owner)));
-        }
-    }
-    irqs.into_iter().collect()
-}
-
-/// The nearest device that has interrupts: every PCI function says so, also one without.
-fn owner_of_irqs(device: &Path) -> Option<PathBuf> {
-    let has = |dir: &&Path| dir.join("msi_irqs").exists() || dir.join("irq").exists();
-    device.ancestors().find(has).map(Path::to_owned)
-}
-
-/// A device's own interrupts: message-signalled ones, else its line.
-pub(super) fn own_irqs(device: &Path) -> Vec<u32> {
-    message_signalled(device).or_else(|| line(device)).unwrap_or_default()
-}
-
-fn message_signalled(owner: &Path) -> Option<Vec<u32>> {
-    let entries = fs::read_dir(owner.join("msi_irqs")).ok()?;
-    let irqs: Vec<u32> =
-        entries.filter_map(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    (!irqs.is_empty()).then_some(irqs)
-}
-
-fn line(owner: &Path) -> Option<Vec<u32>> {
-    read_number::<u32>(&owner.join("irq")).filter(|irq| *irq != 0).map(|irq| vec![irq])
-}
-
-/// `eth1` is in `eth1-TxRx-3` and `mlx5_comp0@eth1`, and not in `eth10-TxRx-3`.
-fn names_nic(action: &str, name: &str) -> bool {
-    action.match_indices(name).any(|(at, _)| {
-        let is_word = |c: char| c.is_ascii_alphanumeric();
-        let before = action.get(..at).unwrap_or_default().chars().next_back();
-        let after = action.get(at + name.len()..).unwrap_or_default().chars().next();
-        !before.is_some_and(is_word) && !after.is_some_and(is_word)
-    })
 }
 
 /// Queues in use, which sysfs has a directory for each of. XPS of virtual interfaces interests no rule.
@@ -260,43 +369,10 @@ fn tx_queue(path: &Path) -> TxQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use ontime_tenants::{Policy, ThreadId};
 
-    #[test]
-    fn a_nics_interrupts_are_its_devices_its_controllers_or_named_after_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let devices = dir.path();
-        let make = |path: &str| fs::create_dir_all(devices.join(path)).unwrap();
-        // virtio below its PCI function; USB below its controller; a platform device that says nothing; two ports on one function.
-        for path in
-            ["pci/v/virtio1/net/eth0", "pci/v/msi_irqs/30", "pci/x/usb2/2-1/2-1:1.0/net/eth1", "pci/x/msi_irqs/31"]
-        {
-            make(path);
-        }
-        for path in ["platform/mac/net/eth2", "pci/two/net/eth3", "pci/two/net/eth4", "pci/two/msi_irqs/33"] {
-            make(path);
-        }
-        make("pci/two/msi_irqs/34");
-        let irq = |number: u32, handler: &str| crate::inventory::Irq {
-            id: crate::knob::IrqId { irq: number, chip: String::new(), hwirq: String::new() },
-            actions: vec![handler.to_owned()],
-            affinity: CpuSet::default(),
-            settable: true,
-            network: false,
-        };
-        let irqs =
-            vec![irq(30, "virtio1-input.0"), irq(31, "xhci_hcd"), irq(32, "eth2"), irq(33, "eth3"), irq(34, "eth4")];
-        let inventory = Inventory { irqs, ..Inventory::default() };
-        for (device, name, irq) in [
-            ("pci/v/virtio1", "eth0", 30),
-            ("pci/x/usb2/2-1/2-1:1.0", "eth1", 31),
-            ("platform/mac", "eth2", 32),
-            ("pci/two", "eth3", 33),
-            ("pci/two", "eth4", 34),
-        ] {
-            assert_eq!(irqs_of(&devices.join(device), name, &[], &inventory), [irq], "{name}");
-        }
-    }
+    use super::*;
+    use crate::inventory::KernelThread;
 
     #[test]
     fn one_device_that_does_not_answer_leaves_the_others_known_and_who_cannot_ask_has_not_looked() {
@@ -317,12 +393,59 @@ mod tests {
         assert_eq!(look(Err(libc::ENODEV), libc::ENOBUFS), (vec![], true, 1));
     }
 
+    fn threads(comms: &[&str]) -> Vec<KernelThread> {
+        let numbered = (100..).zip(comms);
+        let kind = |comm: &str| {
+            let id = comm.rsplit_once('-').and_then(|(_, id)| id.parse().ok());
+            id.map_or(KernelThreadKind::NapiCut, KernelThreadKind::Napi)
+        };
+        let thread = |(tid, comm): (i32, &&str)| KernelThread {
+            id: ThreadId { pid: tid, tid, start_time: 1 },
+            kind: kind(comm),
+            comm: (*comm).to_owned(),
+            policy: Policy::BULK,
+        };
+        numbered.map(thread).collect()
+    }
+
+    /// Numbers of the threads that each of these interfaces gets, and the notes.
+    fn by_thread(version: (u32, u32), names: &[&str], comms: &[&str]) -> (Vec<Vec<i32>>, Vec<String>) {
+        let links: Vec<Link> = (1..)
+            .zip(names)
+            .map(|(ifindex, name)| Link { ifindex, name: (*name).to_owned(), ..Link::default() })
+            .collect();
+        let mut inventory = Inventory { threads: threads(comms), ..Inventory::default() };
+        inventory.kernel.version = version;
+        let found = napis_by_thread(&mut inventory, &links);
+        let of = |link: &Link| found.get(&link.ifindex).into_iter().flatten().filter_map(|napi| napi.pid).collect();
+        (links.iter().map(of).collect(), inventory.notes.into_iter().map(|note| note.why).collect())
+    }
+
     #[test]
-    fn a_handler_names_its_nic_as_a_word() {
-        assert!(names_nic("eth1-TxRx-3", "eth1"));
-        assert!(names_nic("mlx5_comp0@pci:eth1", "eth1"));
-        assert!(names_nic("eth1", "eth1"));
-        assert!(!names_nic("eth10-TxRx-3", "eth1"));
-        assert!(!names_nic("veth1-rx", "eth1"));
+    fn threads_whose_names_are_cut_are_found_by_what_is_left_of_the_name() {
+        let old = (5, 16);
+        // Cut within the interface's name, at its end, within the id; and not at all.
+        let (found, notes) = by_thread(
+            old,
+            &["enp193s0f1np1", "enp65s0f0d", "ens12f1", "lan0"],
+            &["napi/enp193s0f1", "napi/enp65s0f0d", "napi/ens12f1-83", "napi/ens12f1-84", "napi/lan0-8201"],
+        );
+        assert_eq!(found, [vec![100], vec![101], vec![102, 103], vec![104]]);
+        assert!(notes.is_empty(), "{notes:?}");
+        // An interface whose name another's only begins with.
+        let (found, notes) = by_thread(old, &["ens12f", "ens12f1"], &["napi/ens12f1-83", "napi/ens12f-831"]);
+        assert_eq!((found, notes.len()), (vec![vec![101], vec![100]], 0));
+    }
+
+    #[test]
+    fn two_interfaces_that_cut_names_do_not_tell_apart_are_named() {
+        let names = ["enp193s0f1np0", "enp193s0f1np1", "enp193s0f0np0"];
+        let (found, notes) = by_thread((5, 12), &names, &["napi/enp193s0f1", "napi/enp193s0f1", "napi/enp193s0f0"]);
+        assert_eq!(found, [vec![100, 101], vec![100, 101], vec![102]]);
+        assert_eq!(notes.len(), 1);
+        assert!(notes[0].contains("threads 100, 101 are those of one of enp193s0f1np0, enp193s0f1np1"), "{notes:?}");
+        // Kernels from 5.17 on show whole names: what does not fit is another's.
+        let (found, notes) = by_thread((5, 17), &names, &["napi/enp193s0f1np1-8197", "napi/enp193s0f-8198"]);
+        assert_eq!((found, notes.len()), (vec![vec![], vec![100], vec![]], 0));
     }
 }

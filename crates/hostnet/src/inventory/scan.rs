@@ -9,7 +9,7 @@ use crate::live::Roots;
 use crate::rules::{DEV_WEIGHT, RT_RUNTIME, SKB_DEFER_MAX};
 
 /// Sysctls that rules and checks look at, below `/proc/sys`.
-const SYSCTLS: [&str; 9] = [
+const SYSCTLS: [&str; 12] = [
     SKB_DEFER_MAX,
     RT_RUNTIME,
     "kernel/sched_rt_period_us",
@@ -19,10 +19,13 @@ const SYSCTLS: [&str; 9] = [
     "net/core/busy_poll",
     "net/core/busy_read",
     "net/core/default_qdisc",
+    "kernel/nmi_watchdog",
+    "kernel/timer_migration",
+    "vm/stat_interval",
 ];
 
-/// Services that set the knobs of this crate.
-const CONFLICTS: [&str; 2] = ["irqbalance", "tuned"];
+/// Services that set the knobs of this crate, or what stands beside them.
+const CONFLICTS: [&str; 5] = ["irqbalance", "tuned", "kubelet", "ovs-vswitchd", "scx_loader"];
 
 impl Inventory {
     /// Reads the running host. What cannot be read becomes a [`Note`].
@@ -80,6 +83,8 @@ fn memory(roots: &Roots) -> Memory {
             .and_then(|text| Some(chosen(&text)?.to_owned()))
             .filter(|word| word != "never"),
         balanced: nodes > 1 && balancing.is_some_and(|mode| mode != "0"),
+        // Its first line is a heading.
+        swap: read(&roots.proc.join("swaps")).is_some_and(|text| text.lines().count() > 1),
     }
 }
 
@@ -148,7 +153,7 @@ fn protections(roots: &Roots, sysctls: &BTreeMap<String, String>) -> Protections
 }
 
 /// A file's text without white space around it; `None` where it cannot be read.
-pub(super) fn read(path: &Path) -> Option<String> {
+pub(crate) fn read(path: &Path) -> Option<String> {
     let bytes = fs::read(path).ok()?;
     Some(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
@@ -181,11 +186,15 @@ mod tests {
         ] {
             write(name, text);
         }
-        let one_node = Memory { merged: true, collapsed: Some("madvise".to_owned()), balanced: false };
+        let one_node = Memory { merged: true, collapsed: Some("madvise".to_owned()), ..Memory::default() };
         assert_eq!(memory(&roots), one_node);
         write("sys/devices/system/node/node1/cpulist", "1\n");
         write("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n");
         assert_eq!(memory(&roots), Memory { collapsed: None, balanced: true, ..one_node });
+        write("proc/swaps", "Filename\tType\tSize\tUsed\tPriority\n");
+        assert!(!memory(&roots).swap);
+        write("proc/swaps", "Filename\tType\tSize\tUsed\tPriority\n/dev/zram0 partition 2048 0 100\n");
+        assert!(memory(&roots).swap);
         kvm_has("kvmclock_periodic_sync", "Y\n");
         kvm_has("nx_huge_pages", "Y\n");
         kvm_has("nx_huge_pages_recovery_ratio", "0\n");

@@ -42,6 +42,11 @@ fn kernel_thread(stat: Stat, kind: KernelThreadKind) -> KernelThread {
     KernelThread { id, kind, comm: stat.comm, policy: stat.policy }
 }
 
+/// The first kernel that shows a kernel thread's whole name (`fs/proc/array.c`, `proc_task_name`).
+pub(super) const WHOLE_NAMES: (u32, u32) = (5, 17);
+/// Bytes of it that kernels before show.
+pub(super) const CUT: usize = 15;
+
 /// What a kernel thread's name says it is for; user space cannot make a kernel thread, so the name can be believed.
 fn kind_of(comm: &str) -> Option<KernelThreadKind> {
     let (family, rest) = comm.split_once('/')?;
@@ -50,7 +55,10 @@ fn kind_of(comm: &str) -> Option<KernelThreadKind> {
         // irq/38-virtio2-input.0, or irq/38-s-NAME for the second half of a handler that has its own.
         "irq" => rest.split_once('-')?.0.parse().ok().map(KernelThreadKind::Irq),
         // napi/NIC-ID, where the NIC's name may hold dashes.
-        "napi" => rest.rsplit_once('-')?.1.parse().ok().map(KernelThreadKind::Napi),
+        "napi" => {
+            let id = rest.rsplit_once('-').and_then(|(_, id)| id.parse().ok());
+            id.map(KernelThreadKind::Napi).or((comm.len() == CUT).then_some(KernelThreadKind::NapiCut))
+        }
         "napi-poll" => rest.rsplit_once('-')?.1.parse().ok().map(KernelThreadKind::NapiPoll),
         "ksoftirqd" => cpu().map(KernelThreadKind::Ksoftirqd),
         "ktimers" => cpu().map(KernelThreadKind::Ktimers),
@@ -80,6 +88,8 @@ mod tests {
             ("kworker/0:1", None),
             ("irq/x-y", None),
             ("napi/eth0", None),
+            ("napi/enp129s0f1", Some(KernelThreadKind::NapiCut)),
+            ("napi/ens2f1-820", Some(KernelThreadKind::Napi(820))),
             ("ksoftirqd/", None),
             ("", None),
         ] {

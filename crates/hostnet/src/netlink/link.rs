@@ -17,6 +17,8 @@ const IFLA_NUM_TX_QUEUES: u16 = 31;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
 const IFLA_CARRIER: u16 = 33;
 const IFLA_LINK_NETNSID: u16 = 37;
+const IFLA_PROP_LIST: u16 = 52;
+const IFLA_ALT_IFNAME: u16 = 53;
 const IFLA_INFO_KIND: u16 = 1;
 const IFINFO: usize = 16;
 const IFF_UP: u32 = 1;
@@ -29,6 +31,8 @@ pub struct Link {
     pub ifindex: u32,
     /// Name.
     pub name: String,
+    /// Alternative names (5.5).
+    pub altnames: Vec<String>,
     /// IFF_UP.
     pub up: bool,
     /// IFF_LOOPBACK.
@@ -83,6 +87,10 @@ fn parse_link(part: &[u8]) -> Option<Link> {
             IFLA_NUM_RX_QUEUES => link.rx_queues = read_u32(value).unwrap_or_default(),
             IFLA_CARRIER => link.carrier = value.first() == Some(&1),
             IFLA_LINK_NETNSID => elsewhere = true,
+            IFLA_PROP_LIST => {
+                let names = attributes(value).filter(|(kind, _)| *kind == IFLA_ALT_IFNAME);
+                link.altnames = names.map(|(_, name)| read_text(name)).collect();
+            }
             IFLA_LINKINFO => {
                 link.kind =
                     attributes(value).find(|(kind, _)| *kind == IFLA_INFO_KIND).map(|(_, name)| read_text(name));
@@ -117,10 +125,17 @@ mod tests {
             .with_u32(IFLA_LINK, 2)
             .with_u32(IFLA_LINK_NETNSID, 0)
             .with(IFLA_ADDRESS, &[2, 0, 0, 0, 0, 1])
-            .with_nested(IFLA_LINKINFO, kind);
+            .with_nested(IFLA_LINKINFO, kind)
+            .with_nested(
+                IFLA_PROP_LIST,
+                Attributes::default()
+                    .with_text(IFLA_ALT_IFNAME, "uplink")
+                    .with_text(IFLA_ALT_IFNAME, "a-name-of-over-15-bytes"),
+            );
         let link = parse_link(part.bytes()).unwrap();
         assert_eq!((link.ifindex, link.name.as_str(), link.up, link.link), (7, "veth0", true, None));
         assert_eq!((link.kind.as_deref(), link.mac), (Some("veth"), Some([2, 0, 0, 0, 0, 1])));
+        assert_eq!(link.altnames, ["uplink", "a-name-of-over-15-bytes"]);
     }
 
     proptest::proptest! {

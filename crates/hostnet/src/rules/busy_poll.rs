@@ -56,7 +56,7 @@ fn is_rt(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
 }
 
 fn named_cpu(intent: &Intent, nic: &Nic) -> Option<u32> {
-    intent.nics.get(&nic.id.name)?.poll_cpu
+    intent.config_of(nic)?.poll_cpu
 }
 
 /// NICs with an instance that polls under the method, now or when packets come.
@@ -158,7 +158,9 @@ fn own_cpu(inventory: &Inventory, intent: &Intent, nic: &Nic, outcome: &mut Outc
             if !cpus.isolated.contains(cpu) {
                 let found = format!("other threads may run on CPU {cpu}, where only its runtime cap lets them");
                 let remedy = format!(
-                    "boot with isolcpus={cpu} nohz_full={cpu} rcu_nocbs={cpu}, or leave it to this NIC otherwise"
+                    "boot with isolcpus={cpu} nohz_full={cpu} rcu_nocbs={cpu}, make it an isolated cpuset partition \
+                     (cgroup v2), or leave it \
+                     to this NIC otherwise"
                 );
                 outcome.findings.push(finding(nic, Severity::Info, found, remedy, None));
             }

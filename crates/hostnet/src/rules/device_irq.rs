@@ -17,8 +17,9 @@ use crate::rule::{Finding, Outcome, RuleId, Severity};
 /// Where the kernel starts interrupt threads.
 const AS_STARTED: Policy = Policy::Fifo(50);
 
-/// See [`RuleId::DeviceIrq`]. Touches only threads where the kernel put them: another place is somebody's choice. Interrupts of NICs
-/// are another rule's, also of those in other network namespaces, and those of passed-through devices belong to their VM.
+/// See [`RuleId::DeviceIrq`]. Touches only threads where the kernel put them: another place is somebody's choice.
+/// Interrupts of NICs are another rule's, those of NICs in other network namespaces are reported, and those of
+/// passed-through devices belong to their VM.
 pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
     let of_nics: BTreeSet<u32> = inventory.nics.iter().flat_map(|nic| nic.irqs.iter().copied()).collect();
     // Below this nothing delays an RT tenant.
@@ -36,7 +37,11 @@ pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
             }
             continue;
         }
-        if irq.network || of_nics.contains(&number) {
+        if of_nics.contains(&number) {
+            continue;
+        }
+        if irq.network {
+            outcome.findings.push(unclaimed(irq, thread, above));
             continue;
         }
         if [AS_STARTED, Policy::BULK_DRIVER].contains(&thread.policy) {
@@ -49,6 +54,9 @@ pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
 }
 
 const PASSED_THROUGH: &str = "nothing for an RT VM's device; for a bulk VM's: chrt --other --pid 0 THREAD";
+const UNCLAIMED: &str = "place it by hand below every RT vCPU (chrt), or for an RT tenant's own NIC leave it; or \
+    keep its interrupt off RT CPUs \
+                         (/proc/irq/N/smp_affinity_list)";
 const CHOSEN: &str =
     "lower it below every RT vCPU (chrt), or keep its interrupt off RT CPUs (/proc/irq/N/smp_affinity_list)";
 
@@ -62,6 +70,17 @@ fn real_time(policy: Policy) -> Option<u8> {
         Policy::Fifo(priority) | Policy::Rr(priority) => Some(priority),
         _ => None,
     }
+}
+
+/// An interrupt of a network controller whose interface is not here: in a container's network namespace, or taken over
+/// by a program. Whose packets it brings is not known, so it has no class.
+fn unclaimed(irq: &Irq, thread: &KernelThread, above: bool) -> Finding {
+    let device = irq.device.as_deref().map_or_else(String::new, |device| format!(" {device}"));
+    let why = format!("is of network controller{device}, which has no interface in the host's network namespace,");
+    let severity = if above { Severity::Warning } else { Severity::Info };
+    let delays = if above { ", where RT threads wait for it" } else { "" };
+    let found = format!("thread {} {why} and stays at {}{delays}", thread.id.tid, thread.policy);
+    Finding { found, ..left(thread, severity, "", UNCLAIMED) }
 }
 
 fn left(thread: &KernelThread, severity: Severity, why: &str, remedy: &str) -> Finding {

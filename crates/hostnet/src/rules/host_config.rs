@@ -35,21 +35,45 @@ pub fn host_config(inventory: &Inventory, intent: &Intent) -> Outcome {
             ));
         }
         match inventory.nic(name) {
+            Some(nic) if intent.config_of(nic) != Some(config) => outcome.findings.push(finding(
+                Severity::Warning,
+                name,
+                format!("is another name of {}, of which something else is said: this is not followed", nic.id.name),
+                "take one of the two out of /etc/ontime/host.toml",
+            )),
             Some(nic) => {
+                outcome.findings.extend(goes_by_others(inventory, nic));
                 outcome.findings.extend(stands_on_others(inventory, nic));
                 outcome.findings.extend(bulk_for_rt(intent, inventory, nic, config));
                 queues(intent, inventory, nic, config, &mut outcome);
             }
-            None => outcome.findings.push(finding(
-                Severity::Warning,
-                name,
-                "there is no such interface".to_owned(),
-                "correct the name in /etc/ontime/host.toml, or plug it in: it is taken up when it appears",
-            )),
+            None => outcome.findings.push(missing(inventory, name)),
         }
     }
     outcome.findings.extend(intent.rt_tenants().filter_map(|tenant| leads_nowhere(intent, inventory, tenant)));
     outcome
+}
+
+fn missing(inventory: &Inventory, name: &str) -> Finding {
+    let known = |name: &str| inventory.nic(name).is_some();
+    let remedy = match name.split_once('@') {
+        Some((own, _)) if known(own) => {
+            format!("write {own} in /etc/ontime/host.toml: what `ip` shows behind the @ is no part of the name")
+        }
+        _ => "correct the name in /etc/ontime/host.toml, or plug it in: it is taken up when it appears".to_owned(),
+    };
+    finding(Severity::Warning, name, "there is no such interface".to_owned(), &remedy)
+}
+
+/// A port of a switch, or the upper interface of a pair: what is said of it is said of the NICs below it.
+fn goes_by_others(inventory: &Inventory, nic: &Nic) -> Option<Finding> {
+    let below: Vec<&str> =
+        nic.lower.iter().filter_map(|index| inventory.nic_by_index(*index)).map(|one| one.id.name.as_str()).collect();
+    let found = format!(
+        "has no interrupt and no NAPI of its own: its packets go by {}, which its class passes to",
+        below.join(", ")
+    );
+    nic.carried.then(|| finding(Severity::Info, &nic.id.name, found, "nothing; or name these in its place"))
 }
 
 /// An interface that has neither interrupts nor NAPI: what is said of it is said of nothing.

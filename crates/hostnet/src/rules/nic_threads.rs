@@ -1,6 +1,8 @@
 //! Threads of network interfaces: interrupts, NAPI, backlog.
 
-use ontime_tenants::{Policy, PriorityTable, Role};
+use std::collections::BTreeMap;
+
+use ontime_tenants::{Class, Policy, PriorityTable, Role, ThreadId};
 
 use super::busy_poll::{self, POLLING};
 use super::{tx_queue, veth};
@@ -67,22 +69,25 @@ pub fn napi_knob(nic: &Nic, napi: &Napi) -> Knob {
     Knob::NapiThreaded { nic: nic.id.clone(), napi: napi.id }
 }
 
-/// See [`RuleId::IrqThread`].
+/// See [`RuleId::IrqThread`]. An interrupt that several NICs share has the place of the most urgent of them.
 pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
-    for nic in inventory.nics.iter().filter(|nic| !nic.irqs.is_empty()) {
-        for thread in &inventory.threads {
-            let KernelThreadKind::Irq(irq) = thread.kind else { continue };
-            if nic.irqs.contains(&irq) {
-                let policy = if only_completes(inventory, irq) && tx_queue::is_shared(inventory, intent, nic) {
-                    PriorityTable::SHARED_COMPLETIONS
-                } else {
-                    intent.table.policy(intent.irq_class(inventory, nic, irq), Role::Irq)
-                };
-                outcome.settings.push(place(RuleId::IrqThread, thread, policy));
+    let mut shared = Shared::new();
+    for thread in &inventory.threads {
+        let KernelThreadKind::Irq(irq) = thread.kind else { continue };
+        let nics: Vec<&Nic> = inventory.nics.iter().filter(|nic| nic.irqs.contains(&irq)).collect();
+        let completes = only_completes(inventory, irq);
+        let classes = nics.iter().map(|nic| (intent.irq_class(inventory, nic, irq), *nic)).collect();
+        let policy = |nic: &Nic, class| {
+            if completes && tx_queue::is_shared(inventory, intent, nic) {
+                PriorityTable::SHARED_COMPLETIONS
+            } else {
+                intent.table.policy(class, Role::Irq)
             }
-        }
+        };
+        outcome.settings.extend(most_urgent(RuleId::IrqThread, thread, classes, policy, &mut shared));
     }
+    outcome.findings.extend(told(RuleId::IrqThread, shared));
     if !inventory.kernel.threaded_irqs {
         outcome.findings.push(Finding {
             rule: RuleId::IrqThread,
@@ -107,30 +112,93 @@ fn only_completes(inventory: &Inventory, irq: u32) -> bool {
     of_irq.any(|of| !of.actions.is_empty() && of.actions.iter().all(completes))
 }
 
+/// A NAPI thread, and the NICs that it may poll.
+struct Polls<'a> {
+    thread: &'a KernelThread,
+    nics: Vec<(Class, &'a Nic)>,
+    /// It serves transmit queues alone.
+    sends_only: bool,
+}
+
 /// See [`RuleId::NapiThread`].
 pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
-    for nic in inventory.nics.iter().filter(|nic| !nic.napis.is_empty()) {
+    // Where a thread's name was cut, it is in the list of each NIC that it may belong to.
+    let mut threads: BTreeMap<ThreadId, Polls> = BTreeMap::new();
+    for nic in &inventory.nics {
         for napi in &nic.napis {
             // The host module has threads of its own, and these take over wherever they do not poll.
             if busy_poll::polls(inventory, intent, nic, napi) && !busy_poll::by_module(inventory, nic) {
                 continue;
             }
-            let sends_only = napi.rx_queues.is_empty() && !napi.tx_queues.is_empty();
-            let policy = if sends_only && tx_queue::is_shared(inventory, intent, nic) {
-                PriorityTable::SHARED_COMPLETIONS
-            } else {
-                intent.table.policy(intent.napi_class(inventory, nic, napi), Role::Napi)
-            };
             let Some(thread) = thread_of(inventory, napi) else { continue };
             if napi.threaded == Some(POLLING) {
                 outcome.findings.push(polling(nic, thread));
                 continue;
             }
-            outcome.settings.push(place(RuleId::NapiThread, thread, policy));
+            let sends_only = napi.rx_queues.is_empty() && !napi.tx_queues.is_empty();
+            let polls = threads.entry(thread.id).or_insert(Polls { thread, nics: Vec::new(), sends_only: true });
+            polls.nics.push((intent.napi_class(inventory, nic, napi), nic));
+            polls.sends_only &= sends_only;
         }
     }
+    let mut shared = Shared::new();
+    for Polls { thread, nics, sends_only } in threads.into_values() {
+        let policy = |nic: &Nic, class| {
+            if sends_only && tx_queue::is_shared(inventory, intent, nic) {
+                PriorityTable::SHARED_COMPLETIONS
+            } else {
+                intent.table.policy(class, Role::Napi)
+            }
+        };
+        outcome.settings.extend(most_urgent(RuleId::NapiThread, thread, nics, policy, &mut shared));
+    }
+    outcome.findings.extend(told(RuleId::NapiThread, shared));
     outcome
+}
+
+/// Threads that may work for NICs of several classes, by the most urgent of these NICs and all of them as they are
+/// told.
+type Shared = BTreeMap<(String, String), Vec<String>>;
+
+/// Places a thread by the most urgent of the NICs that it may work for, and notes it where these are of several
+/// classes.
+fn most_urgent(
+    rule: RuleId,
+    thread: &KernelThread,
+    mut nics: Vec<(Class, &Nic)>,
+    policy: impl Fn(&Nic, Class) -> Policy,
+    shared: &mut Shared,
+) -> Option<Setting> {
+    nics.sort_by_key(|(class, nic)| (*class, nic.id.ifindex));
+    let (class, nic) = nics.first().copied()?;
+    if nics.iter().any(|(other, _)| *other != class) {
+        let all: Vec<String> = nics.iter().map(|(class, nic)| format!("{} ({class})", nic.id.name)).collect();
+        shared.entry((nic.id.name.clone(), all.join(", "))).or_default().push(thread.id.tid.to_string());
+    }
+    Some(place(rule, thread, policy(nic, class)))
+}
+
+fn told(rule: RuleId, shared: Shared) -> impl Iterator<Item = Finding> {
+    let (why, remedy) = if rule == RuleId::IrqThread {
+        (
+            "handles an interrupt that is shared by",
+            "give these NICs one class in /etc/ontime/host.toml, or move one to another controller or function",
+        )
+    } else {
+        (
+            "has a name that this kernel cut, and may be that of",
+            "rename all but one while it is down (ip link set NIC name SHORTER), or a kernel of 5.17 or later",
+        )
+    };
+    shared.into_iter().map(move |((nic, nics), threads)| Finding {
+        rule,
+        severity: Severity::Warning,
+        object: nic,
+        found: format!("thread {} {why} {nics}: it has the place of the most urgent", threads.join(", ")),
+        remedy: remedy.to_owned(),
+        refusal: None,
+    })
 }
 
 /// By netlink's number of the thread, else (before 6.8) by the id in its name.

@@ -45,7 +45,7 @@ pub fn is_possible(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
 }
 
 fn is_asked(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
-    let said = intent.nics.get(&nic.id.name).is_some_and(|config| config.qdisc_bypass);
+    let said = intent.config_of(nic).is_some_and(|config| config.qdisc_bypass);
     said && tx_queue::is_shared(inventory, intent, nic)
 }
 
@@ -99,7 +99,7 @@ fn taps<'a>(inventory: &'a Inventory, intent: &'a Intent, nic: &'a Nic) -> Resul
 
 /// Of one tenant; `None` where it has something else that leads there.
 fn taps_of(inventory: &Inventory, nic: &Nic, tenant: &Tenant) -> Option<Vec<Knob>> {
-    if attached_to(tenant, nic).next().is_some() {
+    if attached_to(inventory, tenant, nic).next().is_some() {
         return None;
     }
     let own = tenant.vnics.iter().filter(|vnic| leads_to(inventory, vnic, nic));

@@ -163,7 +163,7 @@ fn shared(nic: &Nic, found: &str, remedy: &str, refusal: Refusal) -> Finding {
 /// the NIC put RT packets there.
 fn shared_receive(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<Finding> {
     let rt = |class: &Class| *class != Class::Bulk;
-    if let Some(config) = intent.nics.get(&nic.id.name).filter(|config| config.queues.values().any(rt)) {
+    if let Some(config) = intent.config_of(nic).filter(|config| config.queues.values().any(rt)) {
         let queues: Vec<String> =
             config.queues.iter().filter(|(_, class)| rt(class)).map(|(queue, _)| queue.to_string()).collect();
         return Some(Finding {

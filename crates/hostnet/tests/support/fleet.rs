@@ -80,6 +80,7 @@ fn nic(inventory: &mut Inventory, number: u32, queues: u32, threaded: bool, onli
             actions: vec![format!("{name}-TxRx-{queue}")],
             affinity: online.clone(),
             settable: true,
+            device: Some(format!("0000:0{number}:00.0")),
             network: true,
         });
         let tid = i32::try_from(50_000 + base + queue).unwrap();

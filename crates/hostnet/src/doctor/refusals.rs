@@ -1,0 +1,42 @@
+//! What the kernel does not let Ontime set, by its causes: a cgroup without real-time budget, a cpuset, a read-only
+//! parameter.
+
+use std::collections::BTreeMap;
+
+use super::{Check, State};
+use crate::obstacle::Obstacle;
+use crate::rule::RuleId;
+
+/// One row for all rules: many settings have one cause.
+pub(super) fn check(obstacles: &[(RuleId, Obstacle)]) -> Check {
+    let (id, title) = ("refusals", "what the kernel does not let Ontime set");
+    let mut causes: BTreeMap<&str, (&Obstacle, BTreeMap<RuleId, usize>)> = BTreeMap::new();
+    for (rule, obstacle) in obstacles {
+        let (_, rules) = causes.entry(&obstacle.cause).or_insert_with(|| (obstacle, BTreeMap::new()));
+        *rules.entry(*rule).or_default() += 1;
+    }
+    if causes.is_empty() {
+        return Check::new(id, title, State::Ok, "nothing of what is missing");
+    }
+    let places =
+        |rule: &RuleId| matches!(rule, RuleId::VcpuPlace | RuleId::VnicPlace | RuleId::IrqThread | RuleId::NapiThread);
+    let state = if obstacles.iter().any(|(rule, _)| places(rule)) { State::Critical } else { State::Warning };
+    let found = causes.values().map(|(obstacle, rules)| {
+        let rules: Vec<String> = rules.iter().map(|(rule, count)| format!("{rule} {count}")).collect();
+        format!("{} (settings by rule: {})", obstacle.cause, rules.join(", "))
+    });
+    let remedies = causes.values().map(|(obstacle, rules)| {
+        let left_out: Vec<String> = rules.keys().map(|rule| format!("\"{rule}\"")).collect();
+        match obstacle.lasting {
+            true => format!(
+                "{}; or accept it: without = [{}] in /etc/ontime/host.toml",
+                obstacle.remedy,
+                left_out.join(", ")
+            ),
+            false => obstacle.remedy.clone(),
+        }
+    });
+    Check::new(id, title, state, found.collect::<Vec<_>>().join("; "))
+        .costs("as the rows of these rules say", "")
+        .remedy(remedies.collect::<Vec<_>>().join("; "))
+}

@@ -1,0 +1,346 @@
+//! Why the kernel does not let a knob be set, and what to do about it.
+//!
+//! In: a knob, a value, and for a refusal the kernel's error. Out: an [`Obstacle`], from the files that decide it. The
+//! kernel says EPERM or EINVAL for many causes; these are the ones that a host with rights to everything meets:
+//!
+//! - a cgroup without real-time budget (CONFIG_RT_GROUP_SCHED; `kernel/sched/syscalls.c`, `__sched_setscheduler`);
+//! - a cpuset without the CPU (`kernel/sched/syscalls.c`, `__sched_setaffinity`), or a kernel thread that is bound to
+//!   its own;
+//! - a module parameter or sysfs file that nobody may write (`fs/kernfs/file.c`, `kernfs_fop_open`), or a file system
+//!   mounted read-only.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use ontime_tenants::proc::{parse_stat, printable};
+use ontime_tenants::{Policy, ThreadId};
+
+use crate::cpus::CpuSet;
+use crate::inventory::read;
+use crate::knob::{Knob, KnobError, Root, Value};
+use crate::live::Roots;
+use crate::rules::RT_RUNTIME;
+
+/// What stands against a setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Obstacle {
+    /// The cause, with the cgroup or file.
+    pub cause: String,
+    /// What to do.
+    pub remedy: String,
+    /// Nothing ends it while this kernel runs and the modules are loaded as they are.
+    pub lasting: bool,
+}
+
+impl Obstacle {
+    fn new(cause: String, remedy: String) -> Self {
+        Self { cause, remedy, lasting: false }
+    }
+}
+
+/// What would stand against a setting, before it is tried.
+pub(crate) fn foresee(roots: &Roots, knob: &Knob, value: &Value) -> Option<Obstacle> {
+    match (knob, value) {
+        (Knob::ThreadPolicy { thread, .. }, Value::Policy(policy)) if is_fixed(*policy) => no_budget(roots, *thread),
+        (Knob::ThreadAffinity { thread, .. }, Value::Cpus(cpus)) => outside_cpuset(roots, *thread, cpus),
+        (Knob::HostFile { root, path }, value) => read_only(&roots.path(*root, path), *root, path, value),
+        _ => None,
+    }
+}
+
+/// The kernel's refusal with its cause, where that is known.
+pub(crate) fn explain(roots: &Roots, knob: &Knob, value: &Value, error: KnobError) -> KnobError {
+    let KnobError::Os { knob: name, what, source } = error else { return error };
+    let found = match source.raw_os_error() {
+        Some(libc::EPERM | libc::EINVAL | libc::EACCES) => foresee(roots, knob, value),
+        Some(libc::EROFS) => Some(mounted_read_only()),
+        _ => None,
+    };
+    match found.or_else(|| hidden(roots, knob, value, &source)) {
+        Some(Obstacle { cause, remedy, lasting: true }) => {
+            KnobError::Unsupported { knob: name, why: format!("{cause}; {remedy}") }
+        }
+        Some(Obstacle { cause, remedy, .. }) => KnobError::Refused { knob: name, what, source, cause, remedy },
+        None => KnobError::Os { knob: name, what, source },
+    }
+}
+
+/// FIFO and RR: what RT group scheduling has budgets for.
+fn is_fixed(policy: Policy) -> bool {
+    matches!(policy, Policy::Fifo(_) | Policy::Rr(_))
+}
+
+/// The cgroup of a thread in the hierarchy of this controller: in version 1 the controller's own, in version 2 (an
+/// empty name) the one.
+fn cgroup_of(roots: &Roots, thread: ThreadId, controller: &str) -> Option<String> {
+    let path = roots.proc.join(format!("{}/task/{}/cgroup", thread.pid, thread.tid));
+    let text = fs::read(path).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    text.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        controllers.split(',').any(|one| one == controller).then(|| path.to_owned())
+    })
+}
+
+/// A thread's cgroup of a controller of version 1: where its files are, and its path.
+fn of_version_1(roots: &Roots, thread: ThreadId, controller: &str) -> Option<(PathBuf, String)> {
+    let path = cgroup_of(roots, thread, controller)?;
+    let mounts = fs::read_dir(roots.sys.join("fs/cgroup")).ok()?.flatten();
+    let is_it = |name: &str| name.split(',').any(|one| one == controller);
+    let mount = mounts
+        .map(|entry| entry.path())
+        .find(|dir| dir.file_name().is_some_and(|name| is_it(&name.to_string_lossy())))?;
+    Some((mount.join(path.trim_start_matches('/')), path))
+}
+
+/// Without a limit on RT threads at all (-1) no cgroup's budget is asked for (`rt_bandwidth_enabled`).
+fn no_budget(roots: &Roots, thread: ThreadId) -> Option<Obstacle> {
+    let limit = read(&roots.proc.join("sys").join(RT_RUNTIME));
+    let (dir, path) = of_version_1(roots, thread, "cpu")?;
+    let file = dir.join("cpu.rt_runtime_us");
+    if limit.as_deref() == Some("-1") || read(&file)? != "0" {
+        return None;
+    }
+    let cause = format!(
+        "the kernel has RT group scheduling (CONFIG_RT_GROUP_SCHED), and cgroup {} of controller cpu has no \
+         real-time budget",
+        printable(path.as_bytes())
+    );
+    let remedy = format!(
+        "give it one, after the cgroups above it: echo 900000 > {}; or a kernel without that option",
+        printable(file.as_os_str().as_encoded_bytes())
+    );
+    Some(Obstacle::new(cause, remedy))
+}
+
+fn outside_cpuset(roots: &Roots, thread: ThreadId, wanted: &CpuSet) -> Option<Obstacle> {
+    let (dir, path, files) = match of_version_1(roots, thread, "cpuset") {
+        Some((dir, path)) => (dir, path, ["cpuset.effective_cpus", "cpuset.cpus"]),
+        None => {
+            let path = cgroup_of(roots, thread, "")?;
+            let dir = roots.sys.join("fs/cgroup").join(path.trim_start_matches('/'));
+            (dir, path, ["cpuset.cpus.effective", "cpuset.cpus"])
+        }
+    };
+    let allowed = files.iter().find_map(|file| read(&dir.join(file))).and_then(|text| CpuSet::from_list(&text).ok())?;
+    let outside: CpuSet = wanted.iter().filter(|cpu| !allowed.contains(*cpu)).collect();
+    // Of several CPUs the kernel takes those that are allowed.
+    if allowed.is_empty() || outside.is_empty() || outside.len() < wanted.len() {
+        return None;
+    }
+    let path = printable(path.as_bytes());
+    let cause = format!("the cpuset of cgroup {path} lets its threads run on CPUs {allowed} only, not on {outside}");
+    let remedy = format!(
+        "add {outside} to cpuset.cpus of that cgroup and of those above it (systemd: AllowedCPUs=), or name a CPU of \
+         {allowed} in /etc/ontime/host.toml"
+    );
+    Some(Obstacle::new(cause, remedy))
+}
+
+fn read_only(file: &Path, root: Root, path: &str, value: &Value) -> Option<Obstacle> {
+    if fs::metadata(file).ok()?.permissions().mode() & 0o222 != 0 {
+        return None;
+    }
+    let parameter = path.strip_prefix("module/").and_then(|rest| rest.split_once("/parameters/"));
+    let remedy = match parameter {
+        Some((module, name)) => format!(
+            "when {module} is loaded: options {module} {name}={value} in /etc/modprobe.d, or {module}.{name}={value} \
+             on the kernel's \
+             command line where it is built in"
+        ),
+        None => "a kernel that lets it be written".to_owned(),
+    };
+    Some(Obstacle { cause: format!("{root}/{path} is read-only in this kernel"), remedy, lasting: true })
+}
+
+fn mounted_read_only() -> Obstacle {
+    let cause = "its file system is mounted read-only for this process".to_owned();
+    let remedy = "run Ontime on the host, not in a container, with /sys and /proc/sys writable (systemd: no \
+                  ProtectKernelTunables=)"
+        .to_owned();
+    Obstacle { cause, remedy, lasting: true }
+}
+
+/// What only the refusal tells.
+fn hidden(roots: &Roots, knob: &Knob, value: &Value, source: &io::Error) -> Option<Obstacle> {
+    match (knob, value, source.raw_os_error()) {
+        (Knob::ThreadPolicy { thread, .. }, Value::Policy(policy), Some(libc::EPERM)) if is_fixed(*policy) => {
+            let has_right = right_to_place(roots)?;
+            if !has_right {
+                let cause = "this process has no CAP_SYS_NICE".to_owned();
+                return Some(Obstacle::new(cause, "run it as root, or give it that capability".to_owned()));
+            }
+            let path = cgroup_of(roots, *thread, "").filter(|path| path != "/")?;
+            let cause = format!(
+                "the kernel may have RT group scheduling (CONFIG_RT_GROUP_SCHED), which cgroup v2 has no budgets \
+                 for, and the thread is \
+                 in cgroup {}",
+                printable(path.as_bytes())
+            );
+            let remedy = "boot with rt_group_sched=0 (6.14), or a kernel without that option".to_owned();
+            Some(Obstacle::new(cause, remedy))
+        }
+        (Knob::ThreadAffinity { thread, .. }, _, Some(libc::EINVAL)) if is_bound(roots, *thread) => {
+            let cause = "the kernel binds this thread to its CPU".to_owned();
+            Some(Obstacle { cause, remedy: "nothing".to_owned(), lasting: true })
+        }
+        _ => None,
+    }
+}
+
+/// CAP_SYS_NICE (23) of this process.
+fn right_to_place(roots: &Roots) -> Option<bool> {
+    let status = fs::read(roots.proc.join("self/status")).ok()?;
+    let mask = ontime_tenants::proc::status_value(&status, "CapEff")?;
+    Some(u64::from_str_radix(mask, 16).ok()? >> 23 & 1 == 1)
+}
+
+/// PF_NO_SETAFFINITY (`include/linux/sched.h`).
+fn is_bound(roots: &Roots, thread: ThreadId) -> bool {
+    let stat = fs::read(roots.proc.join(format!("{}/task/{}/stat", thread.pid, thread.tid)));
+    stat.ok().and_then(|line| parse_stat(&line)).is_some_and(|stat| stat.flags & 0x0400_0000 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THREAD: ThreadId = ThreadId { pid: 700, tid: 701, start_time: 9 };
+
+    struct Tree(tempfile::TempDir);
+
+    impl Tree {
+        fn new(cgroup: &str) -> Self {
+            let tree = Self(tempfile::tempdir().unwrap());
+            tree.put("proc/700/task/701/cgroup", cgroup);
+            tree
+        }
+        fn put(&self, path: &str, text: &str) {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        fn roots(&self) -> Roots {
+            Roots { proc: self.0.path().join("proc"), sys: self.0.path().join("sys"), ..Roots::default() }
+        }
+    }
+
+    fn place(policy: Policy) -> (Knob, Value) {
+        (Knob::ThreadPolicy { thread: THREAD, comm: "CPU 0/KVM".to_owned() }, Value::Policy(policy))
+    }
+
+    fn on(cpus: &str) -> (Knob, Value) {
+        let knob = Knob::ThreadAffinity { thread: THREAD, comm: "CPU 0/KVM".to_owned() };
+        (knob, Value::Cpus(CpuSet::from_list(cpus).unwrap()))
+    }
+
+    /// What a refused write becomes.
+    fn refused(tree: &Tree, (knob, value): &(Knob, Value), code: i32) -> KnobError {
+        let source = io::Error::from_raw_os_error(code);
+        explain(&tree.roots(), knob, value, KnobError::Os { knob: knob.to_string(), what: "setting it", source })
+    }
+
+    #[test]
+    fn a_cgroup_without_real_time_budget_is_the_cause() {
+        for (mount, path) in
+            [("cpu,cpuacct", "/machine.slice/vm"), ("cpu", "/docker/0a1b"), ("cpuacct,cpu", "/lxc.payload.plc")]
+        {
+            let tree = Tree::new(&format!("4:memory:{path}\n3:{mount}:{path}\n0::/other\n"));
+            let budget = format!("sys/fs/cgroup/{mount}{path}/cpu.rt_runtime_us");
+            tree.put(&budget, "0\n");
+            let (knob, value) = place(Policy::Fifo(47));
+            let found = foresee(&tree.roots(), &knob, &value).unwrap();
+            assert!(found.cause.contains("CONFIG_RT_GROUP_SCHED") && found.cause.contains(path), "{found:?}");
+            assert!(found.remedy.contains(&budget) && !found.lasting, "{found:?}");
+            let error = refused(&tree, &place(Policy::Rr(3)), libc::EPERM);
+            assert!(matches!(&error, KnobError::Refused { cause, .. } if *cause == found.cause), "{error}");
+            // What needs no budget, and a cgroup that has one; and no cgroup is asked where there is no limit at all.
+            for policy in [Policy::BULK, Policy::Deadline { runtime: 1, deadline: 2, period: 2 }] {
+                assert_eq!(foresee(&tree.roots(), &knob, &Value::Policy(policy)), None);
+            }
+            tree.put("proc/sys/kernel/sched_rt_runtime_us", "-1\n");
+            assert_eq!(foresee(&tree.roots(), &knob, &value), None);
+            tree.put("proc/sys/kernel/sched_rt_runtime_us", "950000\n");
+            tree.put(&budget, "300000\n");
+            assert_eq!(foresee(&tree.roots(), &knob, &value), None);
+        }
+    }
+
+    #[test]
+    fn a_refused_place_tells_a_missing_right_from_cgroup_v2() {
+        let tree = Tree::new("0::/machine.slice/machine-qemu.scope\n");
+        let fifo = place(Policy::Fifo(47));
+        assert!(matches!(refused(&tree, &fifo, libc::EPERM), KnobError::Os { .. }), "nothing is known");
+        tree.put("proc/self/status", "Name:\tontime\nCapEff:\t00000000a80425fb\n");
+        assert!(refused(&tree, &fifo, libc::EPERM).to_string().contains("no CAP_SYS_NICE"));
+        tree.put("proc/self/status", "Name:\tontime\nCapEff:\t000001ffffffffff\n");
+        let error = refused(&tree, &fifo, libc::EPERM).to_string();
+        assert!(
+            error.contains("cgroup v2 has no budgets") && error.contains("/machine.slice/machine-qemu.scope"),
+            "{error}"
+        );
+        tree.put("proc/700/task/701/cgroup", "0::/\n");
+        assert!(matches!(refused(&tree, &fifo, libc::EPERM), KnobError::Os { .. }), "the root has no limit");
+    }
+
+    #[test]
+    fn a_cpuset_without_the_cpu_is_the_cause() {
+        let version_1 = Tree::new("7:cpuset:/machine/plc\n0::/machine/plc\n");
+        version_1.put("sys/fs/cgroup/cpuset/machine/plc/cpuset.effective_cpus", "0-1\n");
+        let version_2 = Tree::new("0::/edge.slice/plc.scope\n");
+        version_2.put("sys/fs/cgroup/edge.slice/plc.scope/cpuset.cpus.effective", "0-1\n");
+        for tree in [&version_1, &version_2] {
+            for (wanted, outside) in [("2", Some("2")), ("2-3", Some("2-3")), ("1-3", None), ("0", None)] {
+                let (knob, value) = on(wanted);
+                let found = foresee(&tree.roots(), &knob, &value);
+                assert_eq!(found.is_some(), outside.is_some(), "{wanted}");
+                let (Some(found), Some(outside)) = (found, outside) else { continue };
+                assert!(
+                    found.cause.contains("CPUs 0-1 only")
+                        && found.remedy.contains(&format!("add {outside} to cpuset.cpus"))
+                );
+                let error = refused(tree, &on(wanted), libc::EINVAL).to_string();
+                assert!(
+                    error.contains("plc lets its threads run") || error.contains("plc.scope lets its threads run"),
+                    "{error}"
+                );
+            }
+        }
+        // A kernel thread that has its CPU; a cgroup that says nothing.
+        let bound = Tree::new("0::/\n");
+        bound.put(
+            "proc/700/task/701/stat",
+            "701 (ktimers/3) S 2 0 0 0 -1 69238848 0 0 0 0 0 0 0 0 20 0 1 0 9 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 2 1 \
+             0 0 0 0 0 0 0 0 0 0 0\n",
+        );
+        assert!(matches!(refused(&bound, &on("1"), libc::EINVAL), KnobError::Unsupported { .. }));
+    }
+
+    #[test]
+    fn what_nobody_may_write_is_unsupported_with_where_it_is_set() {
+        let tree = Tree::new("0::/\n");
+        for (path, remedy) in [
+            ("module/kvm/parameters/halt_poll_ns", "options kvm halt_poll_ns=0 in /etc/modprobe.d"),
+            ("module/vhost_net/parameters/experimental_zcopytx", "options vhost_net experimental_zcopytx=0"),
+            ("kernel/some/value", "a kernel that lets it be written"),
+        ] {
+            let file = format!("sys/{path}");
+            tree.put(&file, "200000\n");
+            let knob = Knob::HostFile { root: Root::Sys, path: path.to_owned() };
+            let zero = (knob.clone(), Value::Text("0".to_owned()));
+            assert_eq!(foresee(&tree.roots(), &knob, &zero.1), None);
+            assert!(
+                matches!(refused(&tree, &zero, libc::EACCES), KnobError::Os { .. }),
+                "it is writable: another cause"
+            );
+            assert!(matches!(refused(&tree, &zero, libc::EROFS), KnobError::Unsupported { .. }));
+            fs::set_permissions(tree.0.path().join(&file), fs::Permissions::from_mode(0o444)).unwrap();
+            assert!(foresee(&tree.roots(), &knob, &zero.1).unwrap().lasting);
+            let error = refused(&tree, &zero, libc::EACCES);
+            assert!(matches!(&error, KnobError::Unsupported { why, .. } if why.contains(remedy)), "{error}");
+        }
+    }
+}

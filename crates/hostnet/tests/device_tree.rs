@@ -1,0 +1,302 @@
+//! Whose interrupts are whose, and which way packets go down, read from made-up device trees.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
+
+#[path = "support/fleet.rs"]
+mod fleet;
+#[path = "support/mod.rs"]
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use ontime_hostnet::inventory::{KernelThread, KernelThreadKind};
+use ontime_hostnet::{Intent, Inventory, NicConfig, NicUse, Roots, RuleId, Severity, plan};
+use ontime_tenants::{Class, Level, Policy, Tenant, ThreadId};
+
+const RT: Class = Class::Rt(Level::HIGHEST);
+
+/// A made-up `/sys` and `/proc` beside real links of the test's own network namespace.
+struct Tree {
+    dir: tempfile::TempDir,
+}
+
+impl Tree {
+    fn new() -> Self {
+        let tree = Self { dir: tempfile::tempdir().unwrap() };
+        tree.put("proc/sys/kernel/osrelease", "6.18.3-rt");
+        tree.put("proc/sys/kernel/version", "#1 SMP PREEMPT_RT");
+        tree
+    }
+
+    fn roots(&self) -> Roots {
+        let at = |name: &str| self.dir.path().join(name);
+        Roots { proc: at("proc"), sys: at("sys"), debug: at("debug"), dev: at("dev") }
+    }
+
+    fn put(&self, path: &str, text: &str) {
+        let path = self.dir.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// A link, and in `/sys` its device.
+    fn nic(&self, name: &str, device: &str) {
+        support::run("ip", &format!("link add {name} type ifb"));
+        self.device(name, device);
+    }
+
+    fn device(&self, name: &str, device: &str) {
+        let device = self.dir.path().join("sys/devices").join(device);
+        fs::create_dir_all(&device).unwrap();
+        let class = self.dir.path().join("sys/class/net").join(name);
+        fs::create_dir_all(&class).unwrap();
+        symlink(device, class.join("device")).unwrap();
+    }
+
+    fn attribute(&self, nic: &str, name: &str, text: &str) {
+        self.put(&format!("sys/class/net/{nic}/{name}"), text);
+    }
+
+    /// As the kernel shows that one interface stands on another.
+    fn lower(&self, upper: &str, lower: &str) {
+        let class = self.dir.path().join("sys/class/net");
+        fs::create_dir_all(class.join(upper)).unwrap();
+        symlink(Path::new("..").join(lower), class.join(upper).join(format!("lower_{lower}"))).unwrap();
+    }
+
+    fn irq(&self, number: u32, handler: &str) {
+        self.put(&format!("sys/kernel/irq/{number}/actions"), handler);
+        self.put(&format!("proc/irq/{number}/smp_affinity_list"), "0-3");
+    }
+
+    fn msi(&self, device: &str, irqs: &[u32]) {
+        irqs.iter().for_each(|irq| self.put(&format!("sys/devices/{device}/msi_irqs/{irq}"), "msix"));
+    }
+
+    fn scan(&self) -> Inventory {
+        Inventory::scan(&self.roots())
+    }
+
+    fn irqs(&self) -> BTreeMap<String, Vec<u32>> {
+        self.scan().nics.into_iter().map(|nic| (nic.id.name, nic.irqs)).filter(|(_, irqs)| !irqs.is_empty()).collect()
+    }
+}
+
+fn owned<const N: usize>(wanted: [(&str, &[u32]); N]) -> BTreeMap<String, Vec<u32>> {
+    wanted.map(|(name, irqs)| (name.to_owned(), irqs.to_vec())).into()
+}
+
+#[test]
+fn devices_that_are_on_no_pci_bus_have_the_interrupts_named_after_them() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        tree.nic("end0", "platform/axi/1000120000.pcie/1f00100000.ethernet");
+        tree.irq(106, "1f00100000.ethernet");
+        tree.nic("wan", "platform/axi/fe300000.usb/usb5/5-1/5-1.4/5-1.4:2.0");
+        tree.irq(38, "dwc3-hcd:usb5");
+        tree.nic("ens4", "platform/b000c00.virtio_mmio/virtio7");
+        tree.irq(52, "virtio7");
+        // Another bus's, and others whose numbers only begin alike.
+        tree.irq(39, "xhci-hcd:usb50");
+        tree.irq(53, "virtio70");
+        tree.irq(54, "2f00100000.ethernet");
+        assert_eq!(tree.irqs(), owned([("end0", &[106]), ("ens4", &[52]), ("wan", &[38])]));
+    });
+}
+
+#[test]
+fn a_name_that_an_interface_took_over_gives_it_no_interrupt() {
+    // Two NICs swapped names after their drivers had asked for interrupts; in each order of appearance.
+    for order in [["nic-a", "nic-b"], ["nic-b", "nic-a"]] {
+        support::in_namespace(|_| {
+            let tree = Tree::new();
+            for name in order {
+                let (device, irqs) =
+                    if name == "nic-a" { ("0000:41:00.0", [80, 81]) } else { ("0000:42:00.0", [90, 91]) };
+                tree.nic(name, &format!("pci0000:40/{device}"));
+                tree.msi(&format!("pci0000:40/{device}"), &irqs);
+            }
+            for (irq, handler) in [(80, "nic-b-rx-0"), (81, "nic-b"), (90, "nic-a-rx-0"), (91, "nic-a")] {
+                tree.irq(irq, handler);
+            }
+            assert_eq!(tree.irqs(), owned([("nic-a", &[80, 81]), ("nic-b", &[90, 91])]));
+        });
+    }
+}
+
+#[test]
+fn a_nic_that_is_called_like_a_device_or_a_handler_has_its_own_interrupts_only() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        // On PCI; called as a disk's virtio device, a controller's bus, a handler.
+        for (name, device, irq) in
+            [("virtio2", "0000:05:00.0", 60), ("usb3", "0000:06:00.0", 61), ("ahci", "0000:07:00.0", 62)]
+        {
+            tree.nic(name, &format!("pci0000:00/{device}"));
+            tree.msi(&format!("pci0000:00/{device}"), &[irq]);
+            tree.irq(irq, &format!("{name}-TxRx-0"));
+        }
+        // Without a bus that says anything; called as the word before a disk controller's address.
+        tree.nic("mmc0", "platform/switch-mac");
+        tree.irq(70, "virtio2-requests");
+        tree.irq(71, "ehci_hcd:usb3");
+        tree.irq(72, "ahci");
+        tree.irq(73, "mmc0");
+        tree.put("sys/bus/virtio/devices/virtio2/device", "0x0002");
+        tree.put("sys/bus/platform/devices/mmc0/of_node/name", "mmc");
+        assert_eq!(tree.irqs(), owned([("ahci", &[62]), ("usb3", &[61]), ("virtio2", &[60])]));
+    });
+}
+
+#[test]
+fn interfaces_of_one_function_share_what_none_of_them_alone_has() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        let function = "pci0000:80/0000:81:00.0";
+        tree.msi(function, &[120, 121, 122, 123, 124]);
+        // Two ports and a representor on the function; a scalable function of it that names its own interrupt.
+        for name in ["port0", "port1", "rep0"] {
+            tree.nic(name, function);
+        }
+        tree.nic("sub0", &format!("{function}/core.sf.4"));
+        tree.put(&format!("sys/devices/{function}/core.sf.4/irqs/124"), "");
+        tree.attribute("rep0", "phys_port_name", "pf0vf2\n");
+        for (irq, handler) in [
+            (120, "async0@pci:0000:81:00.0"),
+            (121, "port0-rx-0"),
+            (122, "port1-rx-0"),
+            (123, "comp3@pci:0000:81:00.0"),
+        ] {
+            tree.irq(irq, handler);
+        }
+        tree.irq(124, "comp4@pci:0000:81:00.0");
+        let wanted = owned([("port0", &[120, 121, 123]), ("port1", &[120, 122, 123]), ("sub0", &[124])]);
+        assert_eq!(tree.irqs(), wanted);
+        // A shared interrupt's thread has the place of the more urgent port, and it is said.
+        let mut inventory = tree.scan();
+        let id = ThreadId { pid: 9, tid: 9, start_time: 1 };
+        let comm = "irq/123-comp3@pci:0000:81:00.0".to_owned();
+        inventory.threads.push(KernelThread { id, kind: KernelThreadKind::Irq(123), comm, policy: Policy::Fifo(50) });
+        let of_class = |class| NicConfig { class: Some(class), ..NicConfig::default() };
+        let nics = BTreeMap::from([("port0".to_owned(), of_class(Class::Bulk)), ("port1".to_owned(), of_class(RT))]);
+        let found = plan(&inventory, &Intent { nics, ..Intent::default() });
+        let placed = found.settings.iter().find(|setting| setting.rule == RuleId::IrqThread).unwrap();
+        assert_eq!(placed.value, ontime_hostnet::Value::Policy(Policy::Fifo(50)));
+        let said = found.findings.iter().find(|finding| finding.rule == RuleId::IrqThread).unwrap();
+        assert_eq!(said.severity, Severity::Warning);
+        assert!(said.object == "port1" && said.found.contains("port1 (rt0), port0 (bulk)"), "{said:?}");
+    });
+}
+
+/// Configured classes of interfaces, as `host.toml` would give them.
+fn intent(nics: &[(&str, Class)], tenants: Vec<Tenant>) -> Intent {
+    let of_class = |class: Class| NicConfig { class: Some(class), ..NicConfig::default() };
+    let nics = nics.iter().map(|(name, class)| ((*name).to_owned(), of_class(*class))).collect();
+    Intent { nics, tenants, ..Intent::default() }
+}
+
+fn used(inventory: &Inventory, intent: &Intent, name: &str) -> NicUse {
+    intent.nic_use(inventory, inventory.nic(name).unwrap())
+}
+
+#[test]
+fn what_is_said_of_a_switchs_port_holds_for_the_nic_below_it() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        tree.nic("cpu0", "platform/c000000.ethernet");
+        tree.irq(33, "c000000.ethernet");
+        for port in ["lan4", "lan5"] {
+            tree.nic(port, "platform/c000000.ethernet/mdio/mdio-bus:1f");
+            tree.lower(port, "cpu0");
+        }
+        // `iflink` alone, as kernels before 5.5 show it.
+        tree.nic("lan6", "platform/c000000.ethernet/mdio/mdio-bus:1f");
+        let index = |name: &str| tree.scan().nic(name).unwrap().id.ifindex;
+        for port in ["lan4", "lan5", "lan6"] {
+            tree.attribute(port, "iflink", &format!("{}\n", index("cpu0")));
+        }
+        let inventory = tree.scan();
+        assert_eq!(tree.irqs(), owned([("cpu0", &[33])]));
+        for port in ["lan4", "lan5", "lan6"] {
+            assert_eq!(inventory.nic(port).unwrap().lower, [index("cpu0")], "{port}");
+            assert_eq!(used(&inventory, &intent(&[(port, RT)], Vec::new()), "cpu0"), NicUse::Configured(RT), "{port}");
+        }
+        let both = intent(&[("lan4", RT), ("lan5", Class::Bulk)], Vec::new());
+        assert_eq!(used(&inventory, &both, "cpu0"), NicUse::Mixed(RT));
+        // A VM whose tap discovery followed down to the switch's port, and one that is named there.
+        let mut inventory = inventory;
+        let found = fleet::vm(&mut inventory, 1, RT, 1, "lan5");
+        let by_tap = intent(&[], vec![found.clone()]);
+        assert_eq!(used(&inventory, &by_tap, "cpu0"), NicUse::Derived(RT));
+        let elsewhere = fleet::vm(&mut inventory, 2, RT, 1, "");
+        let mut by_name = intent(&[], vec![elsewhere.clone()]);
+        by_name.nics.insert("lan6".to_owned(), NicConfig { tenants: vec![elsewhere.name], ..NicConfig::default() });
+        assert_eq!(used(&inventory, &by_name, "cpu0"), NicUse::Derived(RT));
+        // What is said of the port counts, not who uses it.
+        let said = intent(&[("lan5", Class::Bulk)], vec![found]);
+        assert_eq!(used(&inventory, &said, "cpu0"), NicUse::Configured(Class::Bulk));
+        let itself = intent(&[("lan4", RT), ("cpu0", Class::Bulk)], Vec::new());
+        assert_eq!(used(&inventory, &itself, "cpu0"), NicUse::Configured(Class::Bulk));
+    });
+}
+
+#[test]
+fn a_synthetic_nic_and_a_failover_pair_lead_to_what_is_below_them() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        // Hyper-V: the synthetic NIC is the upper one of a virtual function, and has rings of its own.
+        tree.nic("syn0", "VMBUS:01/f8615163-df3e-46c5-913f-f2d2f965ed0e");
+        tree.nic("vf0", "pci0002:00/0002:00:02.0");
+        tree.msi("pci0002:00/0002:00:02.0", &[40, 41]);
+        tree.lower("syn0", "vf0");
+        // net_failover: the upper one is on the standby's device, which has the interrupts.
+        for name in ["fail0", "stby0"] {
+            tree.nic(name, "pci0000:00/0000:00:03.0/virtio1");
+        }
+        tree.nic("prim0", "pci0000:00/0000:00:04.0");
+        tree.msi("pci0000:00/0000:00:03.0", &[50]);
+        tree.msi("pci0000:00/0000:00:04.0", &[51]);
+        tree.lower("fail0", "stby0");
+        tree.lower("fail0", "prim0");
+        let inventory = tree.scan();
+        assert_eq!(tree.irqs(), owned([("prim0", &[51]), ("stby0", &[50]), ("vf0", &[40, 41])]));
+        let is_carried = |name: &str| inventory.nic(name).unwrap().carried;
+        assert_eq!(["syn0", "fail0", "stby0"].map(is_carried), [false, true, false]);
+        for (upper, below) in [("syn0", &["vf0"][..]), ("fail0", &["stby0", "prim0"])] {
+            for nic in below {
+                let said = intent(&[(upper, RT)], Vec::new());
+                assert_eq!(used(&inventory, &said, nic), NicUse::Configured(RT), "{upper} {nic}");
+                assert_eq!(used(&inventory, &intent(&[], Vec::new()), nic), NicUse::Derived(Class::Bulk));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_representor_leads_to_the_uplink_of_its_function() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        for (name, port, switch, function) in [
+            ("up0", "p0", "a1b2", "0"),
+            ("up1", "p1", "a1b2", "1"),
+            ("other", "p0", "ffff", "2"),
+            ("vrep", "pf0vf3", "a1b2", "0"),
+            ("srep", "c1pf1sf88", "a1b2", "1"),
+        ] {
+            tree.nic(name, &format!("pci0000:80/0000:81:00.{function}"));
+            tree.attribute(name, "phys_port_name", &format!("{port}\n"));
+            tree.attribute(name, "phys_switch_id", &format!("{switch}\n"));
+        }
+        tree.msi("pci0000:80/0000:81:00.0", &[70]);
+        tree.msi("pci0000:80/0000:81:00.1", &[71]);
+        let inventory = tree.scan();
+        assert_eq!(tree.irqs(), owned([("up0", &[70]), ("up1", &[71])]));
+        for (representor, uplink) in [("vrep", "up0"), ("srep", "up1")] {
+            let said = intent(&[(representor, RT)], Vec::new());
+            assert_eq!(used(&inventory, &said, uplink), NicUse::Configured(RT), "{representor}");
+        }
+        assert_eq!(used(&inventory, &intent(&[("vrep", RT)], Vec::new()), "up1"), NicUse::Derived(Class::Bulk));
+    });
+}

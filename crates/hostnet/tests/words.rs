@@ -1,0 +1,316 @@
+//! What is said of processors, clocks and configured names, on made-up hosts.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
+
+#[path = "support/fleet.rs"]
+mod fleet;
+
+use fleet::{of_rule, policies, rt, two_vms};
+use ontime_hostnet::doctor::Refused;
+use ontime_hostnet::inventory::{Conflict, IdleState, Inventory};
+use ontime_hostnet::{
+    Check, CpuSet, Done, Host, Intent, Journal, Knob, KnobError, Method, NicConfig, NicUse, Obstacle, RuleId, Severity,
+    State, Value, apply, examine, kvm, plan,
+};
+use ontime_tenants::{Class, ThreadRole};
+
+/// A host whose knobs cannot be asked.
+struct Mute;
+
+impl Host for Mute {
+    fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
+        Err(KnobError::Gone(knob.to_string()))
+    }
+    fn write(&self, knob: &Knob, _: &Value) -> Result<(), KnobError> {
+        Err(KnobError::Gone(knob.to_string()))
+    }
+}
+
+fn check(inventory: &Inventory, id: &str) -> Check {
+    let probe = kvm::KvmProbe::Unknown(String::new());
+    let found = examine(&Mute, inventory, &Intent::default(), &[], &Refused::new(), &probe);
+    found.checks.into_iter().find(|check| check.id == id).unwrap()
+}
+
+fn cpus(text: &str) -> CpuSet {
+    CpuSet::from_list(text).unwrap()
+}
+
+#[test]
+fn an_idle_state_counts_on_the_cpus_whose_limit_lets_it_be_entered() {
+    let mut inventory = Inventory::default();
+    inventory.cpus.online = cpus("0-7");
+    let state =
+        |name: &str, latency_us, on: &str| IdleState { name: name.to_owned(), latency_us, enabled_on: cpus(on) };
+    inventory.cpus.idle_states = vec![state("C1", 1, "0-7"), state("C3", 33, "0-7"), state("C8", 260, "0-3")];
+    let found = |inventory: &Inventory| check(inventory, "idle-states").found;
+    assert_eq!(found(&inventory), "may be entered: C3 (33 us) on CPUs 0-7, C8 (260 us) on CPUs 0-3");
+    inventory.cpus.latency_limits_us = [(0, 0), (1, 5), (2, 40), (6, 33), (7, 32)].into();
+    assert_eq!(found(&inventory), "may be entered: C3 (33 us) on CPUs 2-6, C8 (260 us) on CPUs 3");
+    inventory.cpus.dma_latency_us = Some(100);
+    assert_eq!(found(&inventory), "may be entered: C3 (33 us) on CPUs 2-6");
+    inventory.cpus.latency_limits_us.extend((2..=6).map(|cpu| (cpu, 10)));
+    assert_eq!(check(&inventory, "idle-states").state, State::Ok);
+}
+
+#[test]
+fn only_the_cores_that_are_shared_are_named() {
+    let mut inventory = Inventory::default();
+    inventory.cpus.online = cpus("0-11");
+    inventory.cpus.smt_active = Some(true);
+    let mut found = |cores: &[&str]| {
+        inventory.cpus.siblings = cores.iter().map(|core| cpus(core)).collect();
+        check(&inventory, "smt").found
+    };
+    let hybrid = found(&["0,6", "1,7"]);
+    assert_eq!(hybrid, "some cores are shared (CPUs 0,6; CPUs 1,7); every other CPU has its own");
+    assert_eq!(found(&["0-3", "4-7", "8-11"]), "every core is shared (CPUs 0-3; CPUs 4-7; CPUs 8-11)");
+    let pairs = ["0-1", "2-3", "4-5", "6-7", "8-9", "10-11"];
+    assert!(found(&pairs).starts_with("every core is shared (CPUs 0-1; "));
+    assert_eq!(found(&[]), "CPUs share cores");
+}
+
+#[test]
+fn clock_sources_of_other_processors_are_no_fault_and_get_no_advice_about_a_tsc() {
+    let mut inventory = Inventory::default();
+    let mut at = |name: &str, has_tsc| {
+        inventory.cpus.clocksource = name.to_owned();
+        inventory.cpus.has_tsc = has_tsc;
+        check(&inventory, "clocksource")
+    };
+    for name in ["timebase", "tod", "riscv_clocksource", "Constant", "xen", "arch_sys_counter"] {
+        assert_eq!(at(name, false).state, State::Ok, "{name}");
+    }
+    for name in ["MIPS", "stick", "jiffies"] {
+        let found = at(name, false);
+        assert!(found.state == State::Warning && !found.remedy.contains("tsc"), "{found:?}");
+    }
+    assert!(at("hpet", false).remedy.contains("why the TSC was given up"));
+    assert!(at("acpi_pm", true).remedy.starts_with("echo tsc >"));
+    assert!(at("tsc-early", false).remedy.contains("look again"));
+}
+
+#[test]
+fn a_nic_is_known_by_its_alternative_names() {
+    let (mut inventory, intent) = two_vms();
+    inventory.nics[1].altnames = vec!["enp7s0f1".to_owned(), "a-fibre-to-the-plant-hall".to_owned()];
+    let with = |nics: &[(&str, Class)]| {
+        let config = |class: Class| NicConfig { class: Some(class), poll_cpu: Some(5), ..NicConfig::default() };
+        let nics = nics.iter().map(|(name, class)| ((*name).to_owned(), config(*class))).collect();
+        Intent { nics, ..intent.clone() }
+    };
+    for name in ["eth1", "enp7s0f1", "a-fibre-to-the-plant-hall"] {
+        let said = with(&[(name, rt(2))]);
+        assert_eq!(said.nic_use(&inventory, &inventory.nics[1]), NicUse::Configured(rt(2)), "{name}");
+        let found = plan(&inventory, &said);
+        assert!(
+            found.findings.iter().all(|finding| finding.rule != RuleId::HostConfig),
+            "{name}: {:?}",
+            found.findings
+        );
+        let polls = plan(&inventory, &Intent { method: Method::Busypoll, ..said });
+        assert!(
+            of_rule(&polls, RuleId::BusyPoll).iter().any(|(knob, to)| knob.contains("napi/eth1") && to == "CPUs 5")
+        );
+    }
+    // Said twice: the name counts, and it is told.
+    let twice = plan(&inventory, &with(&[("eth1", rt(4)), ("enp7s0f1", rt(1))]));
+    assert_eq!(policies(&twice)["irq/1100-eth1-TxRx-0"], ontime_tenants::Policy::Fifo(30));
+    let said = twice.findings.iter().find(|finding| finding.rule == RuleId::HostConfig).unwrap();
+    assert!(said.object == "enp7s0f1" && said.found.contains("another name of eth1"), "{said:?}");
+}
+
+#[test]
+fn a_name_as_ip_shows_it_is_explained() {
+    let (inventory, intent) = two_vms();
+    let said = |name: &str| {
+        let nics = [(name.to_owned(), NicConfig { class: Some(Class::Bulk), ..NicConfig::default() })].into();
+        let found = plan(&inventory, &Intent { nics, ..intent.clone() });
+        found.findings.into_iter().find(|finding| finding.rule == RuleId::HostConfig).unwrap()
+    };
+    assert!(said("eth1@if9").remedy.starts_with("write eth1 in /etc/ontime/host.toml"));
+    for unknown in ["eth9@if3", "eth9"] {
+        assert!(said(unknown).remedy.starts_with("correct the name"));
+        assert_eq!(said(unknown).severity, Severity::Warning);
+    }
+}
+
+/// A host on which everything differs and nothing can be set, for a cause by knob.
+struct Fenced;
+
+impl Host for Fenced {
+    fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
+        Ok(match knob {
+            Knob::ThreadPolicy { .. } => Value::Policy(ontime_tenants::Policy::Idle),
+            _ => Value::Text("elsewise".to_owned()),
+        })
+    }
+    fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
+        let Some(found) = self.foresee(knob, value) else { return Ok(()) };
+        Err(KnobError::Unsupported { knob: knob.to_string(), why: format!("{}; {}", found.cause, found.remedy) })
+    }
+    fn foresee(&self, knob: &Knob, _: &Value) -> Option<Obstacle> {
+        let (cause, remedy, lasting) = match knob {
+            Knob::ThreadPolicy { comm, .. } if comm.contains("/KVM") => ("no budget in /machine", "give it one", false),
+            Knob::HostFile { path, .. } if path.contains("halt_poll") => ("is read-only", "at load", true),
+            _ => return None,
+        };
+        Some(Obstacle { cause: cause.to_owned(), remedy: remedy.to_owned(), lasting })
+    }
+}
+
+#[test]
+fn what_cannot_be_set_is_told_once_by_its_cause() {
+    let (inventory, intent) = two_vms();
+    let probe = kvm::KvmProbe::Unknown(String::new());
+    let found = examine(&Fenced, &inventory, &intent, &[], &Refused::new(), &probe);
+    let check = |id: &str| found.checks.iter().find(|check| check.id == id).unwrap();
+    let row = check("refusals");
+    assert_eq!(row.state, State::Critical);
+    assert_eq!(
+        row.found,
+        "is read-only (settings by rule: halt-poll 1); no budget in /machine (settings by rule: vcpu-place 2)"
+    );
+    assert!(row.remedy.contains("give it one") && row.remedy.contains("without = [\"halt-poll\"]"), "{row:?}");
+    for rule in ["vcpu-place", "halt-poll"] {
+        assert!(!check(rule).ontime_can_apply && check(rule).found.contains("which cannot be set: "), "{rule}");
+    }
+    assert_eq!(check("vcpu-place").remedy, "give it one");
+    assert!(check("irq-thread").ontime_can_apply);
+    // What is applied says of a host-wide value how to accept it, and of a tenant's thread not.
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
+    let report = apply(&Fenced, &plan(&inventory, &intent), &mut journal).unwrap();
+    let why = |rule: RuleId| {
+        let item = report.items.iter().find(|item| item.rule == Some(rule)).unwrap();
+        match &item.done {
+            Done::Unsupported(why) => why.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let accept = "; to accept it as it is: without = [\"halt-poll\"] in /etc/ontime/host.toml";
+    assert_eq!(why(RuleId::HaltPoll), format!("is read-only; at load{accept}"));
+    assert_eq!(why(RuleId::VcpuPlace), "no budget in /machine; give it one");
+}
+
+/// A row for these tenants and this configuration.
+fn row(inventory: &Inventory, intent: &Intent, id: &str) -> (State, String) {
+    let probe = kvm::KvmProbe::Unknown(String::new());
+    let found = examine(&Mute, inventory, intent, &[], &Refused::new(), &probe);
+    let check = found.checks.into_iter().find(|check| check.id == id).unwrap();
+    (check.state, check.found)
+}
+
+fn pin(intent: &mut Intent, cpus: &str) {
+    let vcpus = intent.tenants[0].threads.iter_mut().filter(|thread| matches!(thread.role, ThreadRole::Vcpu(_)));
+    vcpus.for_each(|thread| cpus.clone_into(&mut thread.affinity));
+}
+
+#[test]
+fn cpus_that_are_kept_free_are_compared_with_those_of_rt_tenants() {
+    let (mut inventory, mut intent) = two_vms();
+    let nobody = Intent::default();
+    assert_eq!(row(&inventory, &intent, "isolation").0, State::Ok, "none is kept free");
+    inventory.cpus.isolated = cpus("8-11");
+    assert_eq!(row(&inventory, &nobody, "isolation").0, State::Ok);
+    let unpinned = row(&inventory, &intent, "isolation");
+    assert!(unpinned.0 == State::Warning && unpinned.1.contains("no RT tenant is kept to CPUs 8-11"), "{unpinned:?}");
+    for (at, words) in [
+        ("8-11", ""),
+        (
+            "10-12",
+            "no RT tenant is kept to CPUs 8-9, which are kept free: nothing else runs there; RT tenants are \
+            kept to CPUs 12",
+        ),
+        ("2-3", "RT tenants are kept to CPUs 2-3, which others may use"),
+    ] {
+        pin(&mut intent, at);
+        let (state, found) = row(&inventory, &intent, "isolation");
+        assert_eq!(state == State::Ok, words.is_empty(), "{at}: {found}");
+        assert!(found.contains(words), "{at}: {found}");
+    }
+    inventory.cpus.nohz_full = cpus("8-9");
+    pin(&mut intent, "8-11");
+    assert!(row(&inventory, &intent, "isolation").1.contains("CPUs 10-11 of RT tenants have a tick"));
+}
+
+#[test]
+fn an_rt_tenant_far_from_its_nic_is_told_with_the_distance() {
+    let (mut inventory, mut intent) = two_vms();
+    let distances = [vec![10, 21, 32], vec![21, 10, 32], vec![32, 32, 10]];
+    let nodes = ["0-15", "16-31", "32-63"].map(cpus).into_iter().zip(distances);
+    inventory.cpus.nodes = (0..).zip(nodes).collect();
+    inventory.nics[0].node = Some(1);
+    assert_eq!(row(&inventory, &intent, "numa").0, State::Ok, "it is kept to no CPUs");
+    for (at, words) in [
+        ("16-19", ""),
+        ("2", "vm1 on node 0, eth0 on node 1, distance 21"),
+        (
+            "40-41",
+            "vm1 on node \
+        2, eth0 on node 1, distance 32",
+        ),
+    ] {
+        pin(&mut intent, at);
+        let (state, found) = row(&inventory, &intent, "numa");
+        assert_eq!(state == State::Ok, words.is_empty(), "{at}: {found}");
+        assert!(found.contains(words), "{at}: {found}");
+    }
+    inventory.nics[0].node = None;
+    assert_eq!(row(&inventory, &intent, "numa").0, State::Ok, "the NIC is near to none");
+}
+
+#[test]
+fn periodic_work_and_swap_are_told() {
+    let (mut inventory, intent) = two_vms();
+    assert_eq!(row(&inventory, &intent, "periodic-work").0, State::Ok);
+    for (name, value, told) in [
+        ("kernel/nmi_watchdog", "1", "nmi_watchdog"),
+        ("vm/stat_interval", "1", "every 1 s"),
+        ("kernel/timer_migration", "0", "timers stay on nohz_full CPUs"),
+    ] {
+        inventory.cpus.nohz_full = cpus("3");
+        inventory.sysctls.insert(name.to_owned(), value.to_owned());
+        let (state, found) = row(&inventory, &intent, "periodic-work");
+        assert!(state == State::Warning && found.contains(told), "{found}");
+        inventory.sysctls.remove(name);
+    }
+    inventory.sysctls.insert("vm/stat_interval".to_owned(), "120".to_owned());
+    assert_eq!(row(&inventory, &intent, "periodic-work").0, State::Ok);
+    inventory.memory.swap = true;
+    assert_eq!(row(&inventory, &intent, "swap").0, State::Warning);
+    assert_eq!(row(&inventory, &Intent::default(), "swap").0, State::Ok);
+}
+
+#[test]
+fn services_beside_ontime_are_told_where_they_matter() {
+    let (mut inventory, intent) = two_vms();
+    let told = |inventory: &mut Inventory, intent: &Intent, service: &str| {
+        inventory.conflicts = vec![Conflict { service: service.to_owned(), pid: 77 }];
+        row(inventory, intent, "conflicts")
+    };
+    for (service, words) in [
+        ("irqbalance", "moves interrupts"),
+        ("kubelet", "sets containers' CPUs anew"),
+        ("ovs-vswitchd", "first packet of each flow"),
+        ("scx_loader", "loads BPF schedulers"),
+    ] {
+        let (state, found) = told(&mut inventory, &intent, service);
+        assert!(state == State::Warning && found.contains(words) && found.contains("process 77"), "{found}");
+    }
+    for service in ["kubelet", "ovs-vswitchd"] {
+        assert_eq!(told(&mut inventory, &Intent::default(), service).0, State::Ok, "{service} without an RT tenant");
+    }
+    inventory.conflicts.clear();
+    inventory.cpus.bpf_scheduler = Some("lavd_1.0.19".to_owned());
+    assert_eq!(
+        row(&inventory, &intent, "conflicts"),
+        (
+            State::Warning,
+            "running: BPF scheduler lavd_1.0.19 is \
+        loaded"
+                .to_owned()
+        )
+    );
+    inventory.cpus.bpf_scheduler = Some("ontime".to_owned());
+    assert_eq!(row(&inventory, &intent, "conflicts").0, State::Ok, "its own");
+}
