@@ -14,8 +14,12 @@ pub enum Access {
     Get,
     /// Set and get; a buffer size in bytes, clamped to the policy's.
     Buffer,
+    /// Set; a number of connections that wait, clamped to the policy's.
+    Backlog,
     /// Set; the value begins with or holds a multicast group the policy must allow.
     Group(Group),
+    /// As `Group`, and get, for which the value that is passed in names the group.
+    Filter(Group),
 }
 
 /// How a multicast option names its group.
@@ -35,17 +39,34 @@ pub fn access(level: i32, name: i32) -> Option<Access> {
 }
 
 /// Not in the libc crate.
+const IP_RECVFRAGSIZE: i32 = 25;
+const IP_MSFILTER: i32 = 41;
+const MCAST_MSFILTER: i32 = 48;
 const IP_MULTICAST_ALL: i32 = 49;
+const IP_PROTOCOL: i32 = 52;
 const IP_UNICAST_IF: i32 = 50;
 const IP_LOCAL_PORT_RANGE: i32 = 51;
 const IPV6_MULTICAST_ALL: i32 = 29;
 const UDP_NO_CHECK6_TX: i32 = 101;
 const UDP_NO_CHECK6_RX: i32 = 102;
 const TCP_CC_INFO: i32 = 26;
+const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
 const TCP_INQ: i32 = 36;
+const TCP_IS_MPTCP: i32 = 43;
+const SO_BUF_LOCK: i32 = 72;
+const IP_RECVERR_RFC4884: i32 = 26;
+const IPV6_ADDRFORM: i32 = 1;
+const IPV6_2292PKTINFO: i32 = 2;
+const IPV6_2292HOPOPTS: i32 = 3;
+const IPV6_2292DSTOPTS: i32 = 4;
+const IPV6_2292RTHDR: i32 = 5;
+const IPV6_2292HOPLIMIT: i32 = 8;
+const IPV6_FLOWINFO: i32 = 11;
+const IPV6_RECVERR_RFC4884: i32 = 31;
+const IPV6_ADDR_PREFERENCES: i32 = 72;
 
 const OPTIONS: &[(i32, i32, Access)] = {
-    use Access::{Both, Buffer, Get, Group as Member};
+    use Access::{Backlog, Both, Buffer, Filter, Get, Group as Member};
     use Group::{Storage, V4First, V6First};
     &[
         (SOCKET, libc::SO_REUSEADDR, Both),
@@ -55,6 +76,9 @@ const OPTIONS: &[(i32, i32, Access)] = {
         (SOCKET, libc::SO_BROADCAST, Both),
         (SOCKET, libc::SO_SNDBUF, Buffer),
         (SOCKET, libc::SO_RCVBUF, Buffer),
+        (SOCKET, libc::SO_NO_CHECK, Both),
+        (SOCKET, libc::SO_PEEK_OFF, Both),
+        (SOCKET, SO_BUF_LOCK, Both),
         (SOCKET, libc::SO_KEEPALIVE, Both),
         (SOCKET, libc::SO_OOBINLINE, Both),
         (SOCKET, libc::SO_PRIORITY, Both),
@@ -92,8 +116,23 @@ const OPTIONS: &[(i32, i32, Access)] = {
         (IP, libc::IP_DROP_MEMBERSHIP, Member(V4First)),
         (IP, libc::IP_ADD_SOURCE_MEMBERSHIP, Member(V4First)),
         (IP, libc::IP_DROP_SOURCE_MEMBERSHIP, Member(V4First)),
+        (IP, libc::IP_BLOCK_SOURCE, Member(V4First)),
+        (IP, libc::IP_UNBLOCK_SOURCE, Member(V4First)),
+        (IP, IP_MSFILTER, Filter(V4First)),
         (IP, libc::MCAST_JOIN_GROUP, Member(Storage)),
         (IP, libc::MCAST_LEAVE_GROUP, Member(Storage)),
+        (IP, libc::MCAST_BLOCK_SOURCE, Member(Storage)),
+        (IP, libc::MCAST_UNBLOCK_SOURCE, Member(Storage)),
+        (IP, libc::MCAST_JOIN_SOURCE_GROUP, Member(Storage)),
+        (IP, libc::MCAST_LEAVE_SOURCE_GROUP, Member(Storage)),
+        (IP, MCAST_MSFILTER, Filter(Storage)),
+        (IP, libc::IP_RECVOPTS, Both),
+        (IP, libc::IP_RETOPTS, Both),
+        (IP, libc::IP_RECVORIGDSTADDR, Both),
+        (IP, libc::IP_CHECKSUM, Both),
+        (IP, IP_RECVFRAGSIZE, Both),
+        (IP, IP_RECVERR_RFC4884, Both),
+        (IP, IP_PROTOCOL, Get),
         (IP, IP_MULTICAST_ALL, Both),
         (IP, IP_UNICAST_IF, Both),
         // To set it is to choose a local port without a bind.
@@ -116,6 +155,13 @@ const OPTIONS: &[(i32, i32, Access)] = {
         (TCP, libc::TCP_NOTSENT_LOWAT, Both),
         (TCP, TCP_CC_INFO, Get),
         (TCP, TCP_INQ, Both),
+        (TCP, libc::TCP_THIN_DUPACK, Both),
+        (TCP, libc::TCP_SAVE_SYN, Both),
+        (TCP, libc::TCP_SAVED_SYN, Get),
+        (TCP, libc::TCP_FASTOPEN, Backlog),
+        (TCP, TCP_FASTOPEN_NO_COOKIE, Both),
+        (TCP, libc::TCP_TIMESTAMP, Get),
+        (TCP, TCP_IS_MPTCP, Get),
         (UDP, libc::UDP_CORK, Both),
         (UDP, UDP_NO_CHECK6_TX, Both),
         (UDP, UDP_NO_CHECK6_RX, Both),
@@ -130,8 +176,32 @@ const OPTIONS: &[(i32, i32, Access)] = {
         (V6, libc::IPV6_DROP_MEMBERSHIP, Member(V6First)),
         (V6, libc::MCAST_JOIN_GROUP, Member(Storage)),
         (V6, libc::MCAST_LEAVE_GROUP, Member(Storage)),
+        (V6, libc::MCAST_BLOCK_SOURCE, Member(Storage)),
+        (V6, libc::MCAST_UNBLOCK_SOURCE, Member(Storage)),
+        (V6, libc::MCAST_JOIN_SOURCE_GROUP, Member(Storage)),
+        (V6, libc::MCAST_LEAVE_SOURCE_GROUP, Member(Storage)),
+        (V6, MCAST_MSFILTER, Filter(Storage)),
+        (V6, IPV6_ADDRFORM, Both),
+        (V6, IPV6_2292PKTINFO, Both),
+        (V6, IPV6_2292HOPOPTS, Both),
+        (V6, IPV6_2292DSTOPTS, Both),
+        (V6, IPV6_2292RTHDR, Both),
+        (V6, IPV6_2292HOPLIMIT, Both),
+        (V6, IPV6_FLOWINFO, Both),
+        (V6, IPV6_RECVERR_RFC4884, Both),
+        (V6, IPV6_ADDR_PREFERENCES, Both),
+        (V6, libc::IPV6_RECVHOPOPTS, Both),
+        (V6, libc::IPV6_RECVDSTOPTS, Both),
+        (V6, libc::IPV6_RECVRTHDR, Both),
+        (V6, libc::IPV6_RECVPATHMTU, Both),
+        (V6, libc::IPV6_PATHMTU, Get),
+        (V6, libc::IPV6_AUTOFLOWLABEL, Both),
+        (V6, libc::IPV6_MINHOPCOUNT, Both),
+        (V6, libc::IPV6_UNICAST_IF, Both),
+        (V6, libc::IPV6_RECVORIGDSTADDR, Both),
+        (V6, libc::IPV6_RECVFRAGSIZE, Both),
         (V6, libc::IPV6_MTU_DISCOVER, Both),
-        (V6, libc::IPV6_MTU, Get),
+        (V6, libc::IPV6_MTU, Both),
         (V6, libc::IPV6_RECVERR, Both),
         (V6, libc::IPV6_RECVPKTINFO, Both),
         (V6, libc::IPV6_RECVHOPLIMIT, Both),
