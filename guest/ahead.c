@@ -296,12 +296,19 @@ static int ahead_take(struct ontime_sock *os, struct msghdr *msg, int flags)
 static void ahead_settle(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
-	long patience = max(HZ / 100, 1);
+	long patience = max(HZ / 10, 1);
+	bool answered;
 
 	if (ahead_state(os) != AHEAD_POSTED)
 		return;
 	WRITE_ONCE(os->polled, true);
-	if (!ontime_simple(sk, ONTIME_OP_POLL, 0, 0) && ontime_sock_ready(os) & ONTIME_READY_IN)
+	if (ontime_simple(sk, ONTIME_OP_POLL, 0, 0))
+		return;
+	/* Another CPU may have taken both out of the queue, and be about to say so. */
+	mutex_lock(&os->ahead_lock);
+	answered = os->ahead && ontime_rpc_done(os->ahead);
+	mutex_unlock(&os->ahead_lock);
+	if (answered || ontime_sock_ready(os) & ONTIME_READY_IN)
 		ontime_sock_wait_ready(sk, 0, &patience);
 }
 

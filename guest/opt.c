@@ -252,11 +252,19 @@ int ontime_set_peek_off(struct sock *sk, int value)
 	return err ? err : sk_set_peek_off(sk, value);
 }
 
+/* Of TCP's options: the kernel looks at the length before it looks at the name. */
+static bool opt_is_number(int name)
+{
+	return name != TCP_CONGESTION && name != TCP_ULP && name != TCP_FASTOPEN_KEY;
+}
+
 int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int length)
 {
 	u8 small[64], *copy = small;
 	int err = -EFAULT;
 
+	if (level == SOL_TCP && sock->sk->sk_type == SOCK_STREAM && length < sizeof(int) && opt_is_number(name))
+		return -EINVAL;
 	/* No option that is passed on is longer: what is behind it the kernel does not read either. */
 	length = min_t(unsigned int, length, OPTION_MAX);
 	if (length > sizeof(small)) {

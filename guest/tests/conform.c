@@ -154,6 +154,7 @@ static const struct {
 } sections[] = {
 	{ "stream", test_stream }, { "connect", test_connect }, { "dgram", test_dgram }, { "options", test_options },
 	{ "wait", test_wait }, { "epoll", test_epoll }, { "large", test_large }, { "process", test_process },
+	{ "edges", test_edges }, { "kinds", test_kinds }, { "lengths", test_lengths }, { "uring", test_uring },
 };
 
 static bool wanted(int argc, char **argv, const char *name)
@@ -174,6 +175,12 @@ int main(int argc, char **argv)
 
 	/* What hangs is a difference too. */
 	alarm(120);
+	if (argc == 2 && !strcmp(argv[1], "whose"))
+		return whose();
+	if (argc == 3 && !strcmp(argv[1], "filtered"))
+		return filtered(argv[2]);
+	if (argc == 2 && !strcmp(argv[1], "low-port"))
+		return low_port();
 	if (wanted(argc, argv, "create"))
 		test_create();
 	for (f = 0; f < 2; f++) {

@@ -109,7 +109,11 @@ mod tests {
         let mut bytes = message(libc::IPPROTO_IP, libc::IP_TTL, &9i32.to_le_bytes());
         bytes.extend(message(libc::IPPROTO_IP, libc::IP_RECVERR, &extended(libc::SO_EE_ORIGIN_ICMP)));
         assert!(holds_icmp_error(&bytes));
-        assert!(holds_icmp_error(&message(libc::IPPROTO_IPV6, libc::IPV6_RECVERR, &extended(libc::SO_EE_ORIGIN_ICMP6))));
+        assert!(holds_icmp_error(&message(
+            libc::IPPROTO_IPV6,
+            libc::IPV6_RECVERR,
+            &extended(libc::SO_EE_ORIGIN_ICMP6)
+        )));
         for origin in [libc::SO_EE_ORIGIN_NONE, libc::SO_EE_ORIGIN_LOCAL, libc::SO_EE_ORIGIN_TIMESTAMPING] {
             assert!(!holds_icmp_error(&message(libc::IPPROTO_IP, libc::IP_RECVERR, &extended(origin))), "{origin}");
         }

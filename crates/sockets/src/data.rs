@@ -219,11 +219,12 @@ impl Engine {
         let consumes = flags & (libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0;
         let short = consumes && (1..left).contains(&received.len);
         let blind = consumes && wait && u32::from(call.words.flags) & ONTIME_CALL_BLIND != 0;
-        self.look_behind(socket, short, blind);
-        let whole = socket.protocol == Protocol::Udp || flags & libc::MSG_ERRQUEUE != 0;
+        // Before the look behind it, which would take the next message's error for news.
         let dequeued = flags & libc::MSG_ERRQUEUE != 0
             && self.control.get(..received.control).is_some_and(control::holds_icmp_error);
         let pending = if dequeued { self.pending_error(socket) } else { 0 };
+        self.look_behind(socket, short, blind);
+        let whole = socket.protocol == Protocol::Udp || flags & libc::MSG_ERRQUEUE != 0;
         let reply = Reply {
             data: if whole { call.moved.min(call.parts.room) } else { call.written() },
             control: received.control,

@@ -279,7 +279,8 @@ impl Engine {
         if let Some(local) = self.local(index) {
             let Local { dirty, again, .. } = *local;
             let urgent = ready & ONTIME_READY_PRI != 0;
-            *local = Local { owned: true, adopted: true, dirty, again, out_watched, seq, ready, urgent, ..Local::default() };
+            *local =
+                Local { owned: true, adopted: true, dirty, again, out_watched, seq, ready, urgent, ..Local::default() };
         }
         self.shared.table.set_owner(index, self.channel);
         self.mark_dirty(index);
