@@ -107,7 +107,7 @@ struct ontime_done {
 
 /* No flags that Linux gives. */
 #define ONTIME_MSG_WAITED 0x80000000 /* RECV: the message came after the call */
-#define ONTIME_MSG_ERROR 0x1000000   /* RECV of the error queue, ACCEPT: the socket's pending error is the errno in these bits, or none: */
+#define ONTIME_MSG_ERROR 0x1000000   /* RECV of the error queue, ACCEPT: the pending error is the errno below, 0: none */
 #define ONTIME_MSG_ERRNO_MASK 0xff0000
 #define ONTIME_MSG_ERRNO_SHIFT 16
 

@@ -289,8 +289,8 @@ static int ahead_take(struct ontime_sock *os, struct msghdr *msg, int flags)
 }
 
 /*
- * A receive that does not wait, and the device has said that there is something: either the one that is posted gets it, or
- * it has been taken. The device takes calls in their order: behind a POLL the one that is posted has come back, or the
+ * A receive that does not wait, and the device has said that there is something: either the one that is posted gets it,
+ * or it has been taken. The device takes calls in their order: behind a POLL the one that is posted has come back, or the
  * socket is empty, or an arrival is about to complete it.
  */
 static void ahead_settle(struct sock *sk)

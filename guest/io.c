@@ -418,7 +418,8 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 		ontime_ahead_next(sk, received, length, plain);
 		recv_peeked(sk, flags, received);
 		result = received;
-	} else if ((!result || result == -EAGAIN || result == -ENOTCONN) && READ_ONCE(sk->sk_err) && !(flags & MSG_ERRQUEUE)) {
+	} else if ((!result || result == -EAGAIN || result == -ENOTCONN) && READ_ONCE(sk->sk_err) &&
+		   !(flags & MSG_ERRQUEUE)) {
 		/* A stream tells its error after its data. */
 		result = sock_error(sk);
 	}

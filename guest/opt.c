@@ -84,7 +84,10 @@ void ontime_opt_defaults(struct sock *sk)
 	WRITE_ONCE(sk->sk_rcvbuf, READ_ONCE(dev->rcvbuf[kind]));
 }
 
-/* What the guest's kernel demands of a caller; the host's knows only the device process. The network is the VM's, whose ever the namespace. */
+/*
+ * What the guest's kernel demands of a caller; the host's knows only the device process. The network is the VM's, so the
+ * rights count that the caller has in the initial user namespace.
+ */
 static int opt_permitted(int name, int value)
 {
 	switch (name) {

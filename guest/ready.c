@@ -37,7 +37,10 @@ static void sock_wake(struct sock *sk, u32 ready)
 	rcu_read_unlock();
 }
 
-/* SIGURG, to whom F_SETOWN says. The socket's file is there as long as the lock is held and the socket has not been orphaned. */
+/*
+ * SIGURG, to the process that F_SETOWN names. The socket's file is there as long as the lock is held and the socket has
+ * not been orphaned.
+ */
 void ontime_sock_urgent_work(struct work_struct *work)
 {
 	struct sock *sk = (struct sock *)container_of(work, struct ontime_sock, urgent);

@@ -457,8 +457,8 @@ static void sock_refresh(struct sock *sk)
 }
 
 /*
- * connect(2) tells of a failed attempt. As in inet_stream_connect() the socket then is as if it had never been connected:
- * without an end of stream. The host's socket does not know that its error was told.
+ * connect(2) tells of a failed attempt. As in inet_stream_connect() the socket then is as if it had never been
+ * connected: without an end of stream. The host's socket does not know that its error was told.
  */
 static void sock_forget(struct sock *sk)
 {
@@ -570,7 +570,7 @@ int ontime_listen(struct socket *sock, int backlog)
 	return err;
 }
 
-/* As inet_shutdown(): it ends listening and an attempt to connect; of datagrams it counts for sockets without a peer, too. */
+/* As inet_shutdown(): it ends listening; of datagrams it counts for sockets without a peer, too. */
 int ontime_shutdown(struct socket *sock, int how)
 {
 	struct sock *sk = sock->sk;
@@ -600,12 +600,13 @@ static int sock_accept_call(struct sock *sk, struct ontime_sock *child, long *ti
 	WRITE_ONCE(child->chan, rpc->chan->number);
 	err = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN);
 	if (!err) {
-		u32 flags = le32_to_cpu(rpc->in->done.msg_flags);
+		u32 told = le32_to_cpu(rpc->in->done.msg_flags);
 
 		child->peer_len = ontime_addr_out(&rpc->in->done, child->peer);
 		/* A connection that was reset while it waited. */
-		if (flags & ONTIME_MSG_ERROR)
-			WRITE_ONCE(((struct sock *)child)->sk_err, (flags & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
+		if (told & ONTIME_MSG_ERROR)
+			WRITE_ONCE(((struct sock *)child)->sk_err,
+				   (told & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
 	} else if (ontime_rpc_abandon(rpc, child->id))
 		*rest = REST_CALL;
 	else if (rpc->answered && !rpc->result)

@@ -167,7 +167,8 @@ static void steer_bypass(enum steer_bypass reason, int type, int protocol)
 {
 	atomic_long_inc(&bypassed[reason]);
 	pr_notice_ratelimited("%s[%d]: a socket of type %d, protocol %d stays with the guest's own stack: %s\n",
-			      current->comm, task_tgid_nr(current), type & SOCK_TYPE_MASK, protocol, bypass_names[reason]);
+			      current->comm, task_tgid_nr(current), type & SOCK_TYPE_MASK, protocol,
+			      bypass_names[reason]);
 }
 
 static void notrace steer_hook(unsigned long ip, unsigned long parent_ip, struct ftrace_ops *ops,

@@ -15,6 +15,8 @@
 #include "conform.h"
 
 #define ENTRIES 8
+#define PROT (PROT_READ | PROT_WRITE)
+#define MAP (MAP_SHARED | MAP_POPULATE)
 #ifndef IPPROTO_MPTCP
 #define IPPROTO_MPTCP 262
 #endif
@@ -34,12 +36,11 @@ static bool ring_open(unsigned int flags)
 	ring.fd = syscall(SYS_io_uring_setup, ENTRIES, &params);
 	if (ring.fd < 0)
 		return false;
-	sq = mmap(NULL, params.sq_off.array + params.sq_entries * 4, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring.fd,
-		  IORING_OFF_SQ_RING);
-	cq = mmap(NULL, params.cq_off.cqes + params.cq_entries * sizeof(struct io_uring_cqe), PROT_READ | PROT_WRITE,
-		  MAP_SHARED | MAP_POPULATE, ring.fd, IORING_OFF_CQ_RING);
-	ring.sqes = mmap(NULL, params.sq_entries * sizeof(struct io_uring_sqe), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
-			 ring.fd, IORING_OFF_SQES);
+	sq = mmap(NULL, params.sq_off.array + params.sq_entries * 4, PROT, MAP, ring.fd, IORING_OFF_SQ_RING);
+	cq = mmap(NULL, params.cq_off.cqes + params.cq_entries * sizeof(struct io_uring_cqe), PROT, MAP, ring.fd,
+		  IORING_OFF_CQ_RING);
+	ring.sqes = mmap(NULL, params.sq_entries * sizeof(struct io_uring_sqe), PROT, MAP, ring.fd,
+			 IORING_OFF_SQES);
 	if (sq == MAP_FAILED || cq == MAP_FAILED || ring.sqes == MAP_FAILED)
 		return false;
 	ring.sq_tail = (void *)(sq + params.sq_off.tail);
@@ -292,7 +293,7 @@ int filtered(const char *group)
 /* Whether a port below 1024 may be bound. */
 int low_port(void)
 {
-	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(81), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(81) };
 	int fd = socket(AF_INET, SOCK_DGRAM, 0);
 
 	say("low port", bind(fd, (struct sockaddr *)&addr, sizeof(addr)));

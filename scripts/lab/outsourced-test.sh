@@ -50,6 +50,18 @@ same_calls() {
     steer all
     tail -n 1 out/own | grep -q end && diff out/own out/outsourced
 }
+# Every operation in every state of a socket, and options with values of odd lengths: on main, and on the channel where
+# there is one.
+same_edges() {
+    for mode in none all; do
+        steer $mode
+        ./conform edges lengths > out/edges-$mode
+    done
+    tail -n 1 out/edges-none | grep -q end && diff out/edges-none out/edges-all || return 1
+    grep -q 'channels=[1-9]' /lab/args || return 0
+    taskset -c 0 chrt -f 40 ./conform edges lengths > out/edges-rt
+    diff out/edges-none out/edges-rt
+}
 
 # What conform leaves out, compared in the same way.
 unusual() {
@@ -126,10 +138,11 @@ every_way() {
     [ "$(grep -c ': own$' out/whose-none) $(grep -c ': outsourced$' out/whose-all)" = "6 6" ] || return 1
     before=$(bypassed 'not served')
     python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_STREAM, 132)' 2> /dev/null
-    [ "$(bypassed 'not served')" -gt "$before" ] && dmesg | grep "ontime: python3.*protocol 132 stays with the guest's own stack"
+    [ "$(bypassed 'not served')" -gt "$before" ] && dmesg | grep 'ontime: python3.*protocol 132 stays'
 }
 
-# Programs at a control group would not see what an outsourced socket does: there sockets are the guest's own, below the group as well.
+# Programs at a control group would not see what an outsourced socket does: there sockets are the guest's own, below the
+# group as well.
 filtered_groups_stay() {
     mkdir -p /sys/fs/cgroup/filtered/below
     ./conform filtered /sys/fs/cgroup/filtered || return 1
@@ -296,6 +309,7 @@ device_replaced() { python3 /lab/restart.py DEVICE; }
 
 insmod /lab/ontime.ko || exit 1
 check same-calls same_calls
+check same-edges same_edges
 check rt-channel rt_channel
 check unusual unusual
 check received-ahead received_ahead

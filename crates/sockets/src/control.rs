@@ -43,7 +43,8 @@ pub fn check(bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether what the error queue gave came by ICMP: then the kernel takes it for the socket's pending error as well, until it is read there.
+/// Whether what the error queue gave came by ICMP: then the kernel takes it for the socket's pending error as well,
+/// until it is read there.
 pub fn holds_icmp_error(bytes: &[u8]) -> bool {
     let mut rest = bytes;
     while let Some(len) = rest.first_chunk().and_then(|len| usize::try_from(u64::from_le_bytes(*len)).ok()) {
