@@ -336,15 +336,23 @@ static int recv_peek_on(struct sock *sk, struct msghdr *msg, int flags, int seen
 /* SIOCGSTAMP, as in sock_recv_cmsgs(); the time is the receiver's. */
 static void recv_stamp(struct sock *sk)
 {
-	if (sock_flag(sk, SOCK_TIMESTAMP))
+	struct ontime_sock *os = ontime_sk(sk);
+
+	if (unlikely(sock_flag(sk, SOCK_TIMESTAMP)))
 		sock_write_timestamp(sk, ktime_get_real());
-	else if (unlikely(sock_read_timestamp(sk) == SK_DEFAULT_STAMP))
+	else if (unlikely(!READ_ONCE(os->stamped)))
 		sock_write_timestamp(sk, 0);
+	else
+		return;
+	WRITE_ONCE(os->stamped, true);
 }
 
 /* SO_PEEK_OFF: the next peek begins behind this one; what was read is not peeked at any more. */
 static void recv_peeked(struct sock *sk, int flags, int length)
 {
+	/* Such a socket receives nothing ahead. */
+	if (likely(!READ_ONCE(ontime_sk(sk)->ahead_off)))
+		return;
 	if (flags & MSG_PEEK)
 		sk_peek_offset_fwd(sk, length);
 	else

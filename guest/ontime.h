@@ -291,6 +291,7 @@ struct ontime_sock {
 	bool polled;			/* somebody asked how ready it is */
 	bool blind;			/* reports may say IN too much: a receive left that out, as nobody had asked */
 	bool controls;			/* what is received may come with control messages */
+	bool stamped;			/* something was received: SIOCGSTAMP has an answer */
 	struct ontime_rpc *spare[2];	/* calls of its channel that are over, for the next ones */
 	u32 streak;			/* small messages received in a row */
 	atomic_t receivers;		/* of datagrams, at it now; and whether the last one waited */

@@ -570,7 +570,7 @@ int ontime_listen(struct socket *sock, int backlog)
 	return err;
 }
 
-/* As inet_shutdown(): it ends listening; of datagrams it counts for sockets without a peer, too. */
+/* As inet_shutdown(): it ends listening and connecting; of datagrams it counts for sockets without a peer, too. */
 int ontime_shutdown(struct socket *sock, int how)
 {
 	struct sock *sk = sock->sk;
@@ -586,6 +586,9 @@ int ontime_shutdown(struct socket *sock, int how)
 		WRITE_ONCE(sk->sk_state, TCP_CLOSE);
 		sock->state = SS_UNCONNECTED;
 	}
+	/* The host's socket knows what has become of an attempt to connect. */
+	if (sock->state == SS_CONNECTING)
+		sock->state = SS_UNCONNECTED;
 	return err;
 }
 

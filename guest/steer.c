@@ -21,9 +21,6 @@
 #include <linux/slab.h>
 #include <linux/string.h>
 #include <net/net_namespace.h>
-#include <net/tcp.h>
-#include <net/transp_v6.h>
-#include <net/udp.h>
 
 #include "ontime.h"
 
@@ -319,15 +316,27 @@ static const struct kernel_param_ops bypassed_param_ops = { .get = bypassed_get 
 module_param_cb(bypassed, &bypassed_param_ops, NULL, 0444);
 MODULE_PARM_DESC(bypassed, "read: how many sockets that `steer` names stayed with the guest's own stack, by reason");
 
+/* How many sockets have a port, of the protocol that such a one of the guest's own is of. */
+static int steer_count(int family, int type)
+{
+	struct socket *sock;
+	int count;
+
+	if (sock_create_kern(&init_net, family, type, 0, &sock))
+		return 0;
+	count = sock_prot_inuse_get(&init_net, sock->sk->sk_prot);
+	sock_release(sock);
+	return count;
+}
+
 /* Sockets that were made before stay what they are, wherever their descriptors go. */
 static void steer_say_earlier(void)
 {
-	/* UDP's of IPv6 the kernel does not export. */
-	int count = sock_prot_inuse_get(&init_net, &tcp_prot) + sock_prot_inuse_get(&init_net, &tcpv6_prot) +
-		    sock_prot_inuse_get(&init_net, &udp_prot);
+	int count = steer_count(AF_INET, SOCK_STREAM) + steer_count(AF_INET6, SOCK_STREAM) +
+		    steer_count(AF_INET, SOCK_DGRAM) + steer_count(AF_INET6, SOCK_DGRAM);
 
 	if (count > 0)
-		pr_notice("at least %d TCP and UDP sockets were there before the module: they stay the guest's own\n",
+		pr_notice("%d TCP and UDP sockets were bound before the module was there: they stay the guest's own\n",
 			  count);
 }
 
