@@ -11,6 +11,9 @@ use ontime_sockets::abi::*;
 use super::driver::{Call, Done, Driver, Vm};
 use super::{FREE, listen, local};
 
+/// Not in the libc crate.
+const IP_MSFILTER: i32 = 41;
+
 /// Channel 1's sockets are answered there, all others on main.
 fn both(test: impl Fn(&mut Vm, usize)) {
     for channel in 0..2 {
@@ -142,12 +145,16 @@ fn the_policy_holds_for_each_kind_of_option() {
             source[at..at + 2].copy_from_slice(&(AF_INET as u16).to_ne_bytes());
             source[at + 4..at + 8].copy_from_slice(&address);
         }
-        for name in [libc::MCAST_JOIN_SOURCE_GROUP, libc::MCAST_LEAVE_SOURCE_GROUP] {
-            assert_eq!(main.result(set(2, libc::IPPROTO_IP, name, &source)), result, "{name} {group:?}");
-        }
-        // struct ip_msfilter: group, interface, mode (MCAST_EXCLUDE: join), number of sources.
+        // struct ip_msfilter: group, interface, mode (MCAST_EXCLUDE), number of sources.
         let filter = [group, [127, 0, 0, 1], [0; 4], [0; 4]].concat();
-        assert_eq!(main.result(set(2, libc::IPPROTO_IP, 41, &filter)), result, "IP_MSFILTER {group:?}");
-        assert_eq!(main.result(set(2, libc::IPPROTO_IP, 41, &filter[..3])), Err(libc::EINVAL));
+        // The last is a struct group_req: it ends where the source begins.
+        for (name, value) in [
+            (libc::MCAST_JOIN_SOURCE_GROUP, &source[..]),
+            (IP_MSFILTER, &filter[..]),
+            (libc::MCAST_LEAVE_GROUP, &source[..136]),
+        ] {
+            assert_eq!(main.result(set(2, libc::IPPROTO_IP, name, value)), result, "{name} {group:?}");
+        }
+        assert_eq!(main.result(set(2, libc::IPPROTO_IP, IP_MSFILTER, &filter[..3])), Err(libc::EINVAL));
     }
 }
