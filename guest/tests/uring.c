@@ -66,23 +66,29 @@ static void submit(const struct io_uring_sqe *sqe)
 		*ring.sq_flags & IORING_SQ_NEED_WAKEUP ? IORING_ENTER_SQ_WAKEUP : 0, NULL, 0);
 }
 
+struct result {
+	int res;
+	unsigned int flags;
+};
+
 /* The next completion within 3 s; ETIME where none comes. */
-static struct io_uring_cqe completion(void)
+static struct result completion(void)
 {
 	struct pollfd one = { .fd = ring.fd, .events = POLLIN };
-	struct io_uring_cqe none = { .res = -ETIME }, cqe;
+	struct result none = { .res = -ETIME }, got;
 	unsigned int head = *ring.cq_head;
 
 	if (head == __atomic_load_n(ring.cq_tail, __ATOMIC_ACQUIRE) && poll(&one, 1, 3000) <= 0)
 		return none;
 	if (head == __atomic_load_n(ring.cq_tail, __ATOMIC_ACQUIRE))
 		return none;
-	cqe = ring.cqes[head & *ring.cq_mask];
+	got.res = ring.cqes[head & *ring.cq_mask].res;
+	got.flags = ring.cqes[head & *ring.cq_mask].flags;
 	__atomic_store_n(ring.cq_head, head + 1, __ATOMIC_RELEASE);
-	return cqe;
+	return got;
 }
 
-static struct io_uring_cqe run(const struct io_uring_sqe *sqe)
+static struct result run(const struct io_uring_sqe *sqe)
 {
 	submit(sqe);
 	return completion();
@@ -154,7 +160,7 @@ static void accepts(int family)
 static void receives(int family)
 {
 	struct io_uring_sqe sqe = { .opcode = IORING_OP_RECV };
-	struct io_uring_cqe cqe;
+	struct result cqe;
 	char in[4], more[64];
 	int pair[2];
 
@@ -203,7 +209,7 @@ static void sends(int family)
 {
 	struct io_uring_sqe sqe = { .opcode = IORING_OP_SEND_ZC, .addr = (unsigned long)"abc", .len = 3,
 				    .ioprio = IORING_SEND_ZC_REPORT_USAGE };
-	struct io_uring_cqe cqe;
+	struct result cqe;
 	char in[8];
 	int pair[2];
 

@@ -178,7 +178,6 @@ else:
     # The port is the VM's: the rights of a container's root are none there.
     [ "$(echo 0 > /sys/fs/cgroup/leaves/cgroup.procs; unshare -n ./conform low-port; unshare -Urn ./conform low-port)" = " low port: 0
  low port: EACCES" ] || status=1
-    echo 0 > /sys/fs/cgroup/cgroup.procs
     steer all
     return $status
 }

@@ -17,7 +17,9 @@ const IP_MSFILTER: i32 = 41;
 /// Channel 1's sockets are answered there, all others on main.
 fn both(test: impl Fn(&mut Vm, usize)) {
     for channel in 0..2 {
-        test(&mut Vm::start(FREE), channel);
+        let mut vm = Vm::start(FREE);
+        vm.channels[channel].event_buffers(16);
+        test(&mut vm, channel);
     }
 }
 
