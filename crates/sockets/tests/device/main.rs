@@ -19,6 +19,7 @@ mod many;
 mod order;
 mod process;
 mod refusals;
+mod states;
 mod steps;
 
 use std::io::{Read, Write};
