@@ -1,5 +1,5 @@
-//! A token bucket: work of a guest that costs others something is done so often and no oftener. A guest that asks faster waits, and
-//! nobody else.
+//! A token bucket: work of a guest that costs others something is done so often and no oftener. A guest that asks
+//! faster waits, and nobody else.
 
 use std::time::{Duration, Instant};
 

@@ -1,12 +1,15 @@
-//! Connections that the guest has closed and that are not gone: the kernel still sends what was left, and waits for the other end.
+//! Connections that the guest has closed and that are not gone: the kernel still sends what was left, and waits for the
+//! other end.
 //!
-//! A TCP socket that is closed with unsent data, or whose FIN nobody acknowledges, lives on in the kernel as an orphan, for minutes, with all
-//! its buffers. The guest's limit of sockets does not count orphans, and the kernel's own limit (`tcp_max_orphans`) is one for the whole host:
-//! beyond it the kernel resets the orphans of others. So the process keeps such a socket's descriptor until the kernel has nothing left to
-//! send. There are so many places as the VM may have sockets. A connection that finds no place is reset.
+//! A TCP socket that is closed with unsent data, or whose FIN nobody acknowledges, lives on in the kernel as an orphan,
+//! for minutes, with all its buffers. The guest's limit of sockets does not count orphans, and the kernel's own limit
+//! (`tcp_max_orphans`) is one for the whole host: beyond it the kernel resets the orphans of others. So the process
+//! keeps such a socket's descriptor until the kernel has nothing left to send. There are so many places as the VM may
+//! have sockets. A connection that finds no place is reset.
 //!
-//! A channel's thread puts a descriptor here in place of closing it: two or three atomic operations, and a wake-up where the thread `closing`
-//! rests. That thread, of normal priority, does the closing, and gives up connections that make no progress.
+//! A channel's thread puts a descriptor here in place of closing it: two or three atomic operations, and a wake-up
+//! where the thread `closing` rests. That thread, of normal priority, does the closing, and gives up connections that
+//! make no progress.
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
@@ -18,7 +21,8 @@ use crate::host;
 
 /// How often the thread looks at what is left.
 const EVERY: Duration = Duration::from_millis(50);
-/// A connection of which the other end has taken nothing for so long is reset. The kernel gives an orphan about as long.
+/// A connection of which the other end has taken nothing for so long is reset. The kernel gives an orphan about as
+/// long.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Places that are tried before there is none.
 const TRIES: usize = 16;
@@ -58,7 +62,8 @@ impl Closing {
         Self { places, next: AtomicU32::new(0), thread: OnceLock::new(), rests: AtomicBool::new(false) }
     }
 
-    /// Takes over a connection's descriptor whose FIN was sent. False: there is no place, the descriptor stays the caller's.
+    /// Takes over a connection's descriptor whose FIN was sent. False: there is no place, the descriptor stays the
+    /// caller's.
     pub fn put(&self, fd: RawFd) -> bool {
         for _ in 0..TRIES.min(self.places.len()) {
             let at = self.next.fetch_add(1, Ordering::Relaxed) as usize % self.places.len();
@@ -132,7 +137,8 @@ pub fn end(fd: RawFd) {
     host::close(fd);
 }
 
-/// Whether a socket in this state would be an orphan if it were closed: the kernel has something to send, or to be acknowledged.
+/// Whether a socket in this state would be an orphan if it were closed: the kernel has something to send, or to be
+/// acknowledged.
 pub fn leaves_an_orphan(state: u8) -> bool {
     use host::tcp;
     matches!(state, tcp::ESTABLISHED | tcp::CLOSE_WAIT | tcp::FIN_WAIT1 | tcp::CLOSING | tcp::LAST_ACK)
@@ -192,7 +198,8 @@ mod tests {
         }
     }
 
-    /// Real connections: as many as there are places are kept, and they are closed once their other ends have read everything.
+    /// Real connections: as many as there are places are kept, and they are closed once their other ends have read
+    /// everything.
     #[test]
     fn there_are_no_more_than_places_and_each_comes_to_its_end() {
         let closing = Arc::new(Closing::new(3));

@@ -108,7 +108,8 @@ impl Device {
         Ok(Self { shared, channel, threads, control: Turns::default(), gate, rings })
     }
 
-    /// Serves the process that has connected, or refuses it: then its calls are not looked at. None: another process may connect.
+    /// Serves the process that has connected, or refuses it: then its calls are not looked at. None: another process
+    /// may connect.
     pub fn decide(&self, admitted: Option<bool>) {
         self.gate.decide(admitted);
     }

@@ -1,9 +1,10 @@
-//! Sockets that the process keeps open for the whole of its life, so that a guest cannot switch the host's kernel back and forth.
+//! Sockets that the process keeps open for the whole of its life, so that a guest cannot switch the host's kernel back
+//! and forth.
 //!
-//! The kernel patches its code (a static key) when the first socket of the whole host switches one of these options on, and once more when the
-//! last such socket closes. Each switch interrupts every CPU. A guest that opens a socket, sets the option and closes the socket, in a loop,
-//! would do that to all other tenants. While the process holds one socket with the option on, the guest's sockets are never the first and
-//! never the last.
+//! The kernel patches its code (a static key) when the first socket of the whole host switches one of these options on,
+//! and once more when the last such socket closes. Each switch interrupts every CPU. A guest that opens a socket, sets
+//! the option and closes the socket, in a loop, would do that to all other tenants. While the process holds one socket
+//! with the option on, the guest's sockets are never the first and never the last.
 //!
 //! | option | key (Linux 6.1 to 7.2) |
 //! |---|---|
@@ -11,7 +12,8 @@
 //! | UDP_GRO | `udp_encap_needed_key`; of an AF_INET6 socket `udpv6_encap_needed_key` as well |
 //! | IP_MINTTL | `ip4_min_ttl`: it is switched on once and stays on; held so that this happens when the process starts |
 //!
-//! No other option that `options` passes has a key: those of MD5, AO and TX_DELAY of TCP, flow labels and SO_MEMALLOC are not passed.
+//! No other option that `options` passes has a key: those of MD5, AO and TX_DELAY of TCP, flow labels and SO_MEMALLOC
+//! are not passed.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 

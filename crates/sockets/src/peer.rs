@@ -1,7 +1,9 @@
-//! Who may connect to the process as QEMU: a process of the user that the administrator named, and for all of a VM's devices the same one.
+//! Who may connect to the process as QEMU: a process of the user that the administrator named, and for all of a VM's
+//! devices the same one.
 //!
-//! The sockets' mode lets in every process of QEMU's group, among them the QEMUs of other VMs. The first that is admitted serves the VM; a
-//! second process that asks for one of its channels is refused, so that no other guest becomes a part of this VM.
+//! The sockets' mode lets in every process of QEMU's group, among them the QEMUs of other VMs. The first that is
+//! admitted serves the VM; a second process that asks for one of its channels is refused, so that no other guest
+//! becomes a part of this VM.
 
 use std::fmt;
 use std::io;
@@ -69,8 +71,8 @@ impl Peers {
     }
 }
 
-/// The process that has connected to the socket at `path`. vhost-user-backend accepts the connection and keeps it to itself; the kernel
-/// gives an accepted socket the name of its listener, by which it is found.
+/// The process that has connected to the socket at `path`. vhost-user-backend accepts the connection and keeps it to
+/// itself; the kernel gives an accepted socket the name of its listener, by which it is found.
 ///
 /// # Errors
 /// ENOENT where there is none any more; the kernel's.

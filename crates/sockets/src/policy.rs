@@ -89,9 +89,9 @@ impl Network {
 
 /// The prefix length of the special range that the address is in; 0 for an ordinary address.
 ///
-/// Special are the addresses that no administrator means by "the Internet": this host's loopback, the links around the host with the
-/// metadata services of clouds (169.254.169.254, fd00:ec2::254), multicast groups, and the broadcast of a link. A network such as
-/// 0.0.0.0/0 does not stand for them.
+/// Special are the addresses that no administrator means by "the Internet": this host's loopback, the links around the
+/// host with the metadata services of clouds (169.254.169.254, fd00:ec2::254), multicast groups, and the broadcast of a
+/// link. A network such as 0.0.0.0/0 does not stand for them.
 fn special_prefix(address: IpAddr) -> u8 {
     const METADATA: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
     match address {

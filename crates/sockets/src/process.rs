@@ -189,7 +189,8 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     end
 }
 
-/// Ends the process where a thread panics: a VM without one of its threads would hang, and a lock that is poisoned would not be noticed.
+/// Ends the process where a thread panics: a VM without one of its threads would hang, and a lock that is poisoned
+/// would not be noticed.
 fn abort_on_panic() {
     let say = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -9,8 +9,9 @@ use thiserror::Error;
 
 /// The filters: seccompiler's JSON, every system call with its reason. `PID` stands for the number of this process.
 const FILTERS: &str = include_str!("seccomp.json");
-/// Their names, in the order in which they come into force: a call that glibc can do without; calls that no fault and no library makes, which
-/// end the process; the calls that the process makes, others get EPERM. Where two differ the kernel takes the stricter one.
+/// Their names, in the order in which they come into force: a call that glibc can do without; calls that no fault and
+/// no library makes, which end the process; the calls that the process makes, others get EPERM. Where two differ the
+/// kernel takes the stricter one.
 const NAMES: [&str; 3] = ["absent", "never", "device"];
 /// Descriptors beside sockets: some 16 a channel, of which there are 64 at most.
 const OTHER_DESCRIPTORS: u64 = 1024;
@@ -46,12 +47,14 @@ pub enum SandboxError {
     },
     /// It would be root.
     #[error(
-        "this process is root or has capabilities, and a guest that takes it over would have them; start it as another user (systemctl start ontime-device@VM, or --user UID:GID), or say --allow-root"
+        "this process is root or has capabilities, and a guest that takes it over would have them; start it as another \
+         user (systemctl start ontime-device@VM, or --user UID:GID), or say --allow-root"
     )]
     Root,
     /// It would be in the host's network.
     #[error(
-        "the VM's sockets would be in the host's own network namespace; give the VM its own (NetworkNamespacePath= in the unit, or --netns NAME), or say --allow-host-network"
+        "the VM's sockets would be in the host's own network namespace; give the VM its own (NetworkNamespacePath= in the \
+         unit, or --netns NAME), or say --allow-host-network"
     )]
     HostNetwork,
     /// A system call failed.
@@ -67,7 +70,8 @@ pub enum SandboxError {
     Filter(#[from] seccompiler::Error),
 }
 
-/// Enters the VM's network namespace: its sockets are made in it. Refuses to go on in the host's, and as root. Before any thread is started.
+/// Enters the VM's network namespace: its sockets are made in it. Refuses to go on in the host's, and as root. Before
+/// any thread is started.
 ///
 /// # Errors
 /// [`SandboxError::Network`], [`SandboxError::HostNetwork`], [`SandboxError::Root`]
@@ -87,15 +91,16 @@ pub fn enter_network(options: &Options) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// Whether this process is in the host's network namespace, by the sysctls that it sees below `/proc/sys/net`. Some exist in the host's
-/// namespace alone. (An unprivileged process may not compare `/proc/1/ns/net`.) Where nothing can be seen it counts as the host's.
+/// Whether this process is in the host's network namespace, by the sysctls that it sees below `/proc/sys/net`. Some
+/// exist in the host's namespace alone. (An unprivileged process may not compare `/proc/1/ns/net`.) Where nothing can
+/// be seen it counts as the host's.
 fn in_the_hosts_network(sysctls: &Path) -> bool {
     let exists = |name: &str| sysctls.join(name).exists();
     exists("ipv4/tcp_mem") || exists("core/netdev_max_backlog") || !exists("ipv4")
 }
 
-/// Whether the process is root or has capabilities once it has become the user that it is to be. To bind ports below 1024 is no more than
-/// the policy grants.
+/// Whether the process is root or has capabilities once it has become the user that it is to be. To bind ports below
+/// 1024 is no more than the policy grants.
 fn stays_privileged(options: &Options) -> bool {
     if let Some((user, _)) = options.user {
         return user == 0;

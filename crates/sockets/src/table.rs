@@ -158,7 +158,8 @@ impl Table {
         self.take(index).into_iter().for_each(host::close);
     }
 
-    /// Gives a socket's place back; its descriptor is the caller's. For the worker, once nobody owns it; for an owner that holds it.
+    /// Gives a socket's place back; its descriptor is the caller's. For the worker, once nobody owns it; for an owner
+    /// that holds it.
     pub fn take(&self, index: u32) -> Option<RawFd> {
         let fd = self.slots.get(index as usize)?.fd.swap(-1, Ordering::AcqRel);
         self.unclaim(index);

@@ -130,8 +130,8 @@ impl Vring {
         self.set_up.load(Ordering::Acquire)
     }
 
-    /// A driver looks for the device. One that sets up a ring which stands at 0, at the place of the ring before, does nothing else that a
-    /// paused VM would not do when it goes on.
+    /// A driver looks for the device. One that sets up a ring which stands at 0, at the place of the ring before, does
+    /// nothing else that a paused VM would not do when it goes on.
     pub fn probed(&self) {
         if !self.running() {
             self.probed.store(true, Ordering::Release);

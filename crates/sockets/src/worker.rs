@@ -387,8 +387,9 @@ impl Worker {
         Ok(Reply::done().named(self.local_name(socket)))
     }
 
-    /// The backlog that a listener gets. Connections that are not accepted yet are sockets of the host as well: all listeners together may
-    /// queue about as many as the VM may have sockets, and none gets more than half of what is left.
+    /// The backlog that a listener gets. Connections that are not accepted yet are sockets of the host as well: all
+    /// listeners together may queue about as many as the VM may have sockets, and none gets more than half of what is
+    /// left.
     fn grant(&mut self, socket: &Socket, backlog: i32) -> i32 {
         let shared = self.engine.shared.clone();
         self.backlogs.retain(|(id, _)| *id != socket.id && shared.table.find(*id).is_ok());
@@ -453,7 +454,8 @@ impl Worker {
                     let group = group_address(group, value).ok_or(Errno(libc::EINVAL))?;
                     shared.vm.policy.join(group).inspect_err(|_| count(&shared.counters.refused_reach))?;
                 }
-                // To join and to leave takes the kernel's `rtnl`, which is one for the host, and has NICs set their filters.
+                // To join and to leave takes the kernel's `rtnl`, which is one for the host, and has NICs set their
+                // filters.
                 self.groups.wait();
                 // A close that leaves groups waits for the kernel's `rtnl`.
                 shared.table.set_more(socket.index);

@@ -254,8 +254,9 @@ fn an_old_drivers_vcpu_word_is_left_alone() {
     assert_eq!(vm.channels[1].read(word + 4), [0; 4], "written to");
 }
 
-/// A driver that has made no call of a channel yet, or a whole number of 2^16 calls, leaves the ring at 0, where the next one begins: at the
-/// same place, as it often is the same program. A VM that was paused goes on in the same way, but nobody looks for the device before.
+/// A driver that has made no call of a channel yet, or a whole number of 2^16 calls, leaves the ring at 0, where the
+/// next one begins: at the same place, as it often is the same program. A VM that was paused goes on in the same way,
+/// but nobody looks for the device before.
 #[test]
 fn a_ring_that_is_set_up_anew_at_0_is_noticed() {
     let mut vm = Vm::start(EVERYTHING);

@@ -1,4 +1,5 @@
-//! What a guest can do to the rest of the host by calls that it may make: nothing beyond its limits, and nothing to other tenants' CPUs.
+//! What a guest can do to the rest of the host by calls that it may make: nothing beyond its limits, and nothing to
+//! other tenants' CPUs.
 
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -20,8 +21,8 @@ fn function_calls() -> Option<u64> {
     Some(line.split_whitespace().map_while(|word| word.parse::<u64>().ok()).sum())
 }
 
-/// Each of these options has the kernel patch its code where the first socket of the host switches it on and where the last such socket is
-/// closed; that interrupts every CPU.
+/// Each of these options has the kernel patch its code where the first socket of the host switches it on and where the
+/// last such socket is closed; that interrupts every CPU.
 #[test]
 fn no_option_interrupts_the_hosts_cpus() {
     const ROUNDS: u32 = 200;
@@ -49,7 +50,8 @@ fn no_option_interrupts_the_hosts_cpus() {
         (AF_INET6, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
         (AF_INET, libc::IPPROTO_IP, libc::IP_MINTTL),
     ] {
-        // Others on this machine interrupt CPUs, too: the quietest of several tries counts, beside an option that switches nothing.
+        // Others on this machine interrupt CPUs, too: the quietest of several tries counts, beside an option that
+        // switches nothing.
         let (mut switching, mut other) = (u64::MAX, u64::MAX);
         for _ in 0..5 {
             switching = switching.min(rounds(family, level, option));
@@ -119,8 +121,9 @@ fn read_all(peer: &mut TcpStream) -> (usize, bool) {
     }
 }
 
-/// A guest with few sockets opens, fills and closes connections of which the other end reads nothing. What was closed lives on in the kernel
-/// with its buffers; there are no more of these than the VM may have sockets. The rest is reset. What is left arrives as soon as it is read.
+/// A guest with few sockets opens, fills and closes connections of which the other end reads nothing. What was closed
+/// lives on in the kernel with its buffers; there are no more of these than the VM may have sockets. The rest is reset.
+/// What is left arrives as soon as it is read.
 #[test]
 fn closed_connections_count() {
     const SOCKETS: usize = 4;

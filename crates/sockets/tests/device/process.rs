@@ -1,4 +1,5 @@
-//! The process itself: what its filter lets it do, where it refuses to start, whom it serves, and what it leaves behind.
+//! The process itself: what its filter lets it do, where it refuses to start, whom it serves, and what it leaves
+//! behind.
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -30,7 +31,8 @@ const NONE: c_long = 0;
 /// pthread_create's flags.
 const THREAD: c_long = 0x003d_0f00;
 
-/// What each of these does with the filter in force: name, number, arguments. `own` is the process's number, `other` another's.
+/// What each of these does with the filter in force: name, number, arguments. `own` is the process's number, `other`
+/// another's.
 fn calls(own: c_long, other: c_long) -> Vec<(&'static str, c_long, [c_long; 6], Outcome)> {
     use Outcome::{Killed, Passed, Refused};
     let call = |name, number, args: &[c_long], outcome| {
@@ -106,7 +108,8 @@ fn calls(own: c_long, other: c_long) -> Vec<(&'static str, c_long, [c_long; 6], 
 /// What [`calls_are_filtered`] tells its child: which call to make.
 const MAKES: &str = "ONTIME_TEST_CALL";
 
-/// Not a test of its own: started by [`calls_are_filtered`], gives up what the device process gives up, and makes one call.
+/// Not a test of its own: started by [`calls_are_filtered`], gives up what the device process gives up, and makes one
+/// call.
 #[test]
 fn makes_a_call() {
     let Ok(which) = std::env::var(MAKES) else { return };
