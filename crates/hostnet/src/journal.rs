@@ -19,6 +19,9 @@ use thiserror::Error;
 
 use crate::knob::{Knob, Value};
 
+/// Where the kernel tells the identifier of this boot.
+pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
 /// Where the original values are kept.
 pub const DEFAULT_PATH: &str = "/var/lib/ontime/originals";
 const FORMAT: u32 = 1;
@@ -281,7 +284,7 @@ impl Journal {
 /// # Errors
 /// Where `/proc` cannot be read.
 pub fn running_boot_id() -> io::Result<String> {
-    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+    Ok(fs::read_to_string(BOOT_ID)?.trim().to_owned())
 }
 
 /// What a journal's file holds for this boot; nothing where there is no file.

@@ -74,8 +74,8 @@ impl Paths {
     /// See [`JournalError`].
     pub fn originals(&self) -> Result<Originals, JournalError> {
         let path = self.kept();
-        let boot_id =
-            journal::running_boot_id().map_err(|source| JournalError::Unread { path: path.clone(), source })?;
+        let boot_id = journal::running_boot_id()
+            .map_err(|source| JournalError::Unread { path: journal::BOOT_ID.into(), source })?;
         Originals::read(&path, &boot_id)
     }
 
