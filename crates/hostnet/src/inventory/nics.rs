@@ -268,7 +268,7 @@ fn napis_by_thread(inventory: &mut Inventory, links: &[Link]) -> BTreeMap<u32, V
     for thread in &inventory.threads {
         let id = match thread.kind {
             KernelThreadKind::NapiCut => 0,
-            KernelThreadKind::Napi(_) if cuts && thread.comm.len() >= CUT => 0,
+            KernelThreadKind::Napi(_) if cuts && thread.comm.len() == CUT => 0,
             KernelThreadKind::Napi(id) => id,
             _ => continue,
         };
