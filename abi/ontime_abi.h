@@ -105,7 +105,11 @@ struct ontime_done {
 #define ONTIME_CALL_BLIND 0x2 /* RECV: nobody polls the socket; reports may say IN where nothing is left, until a POLL */
 #define ONTIME_CALL_AHEAD 0x4 /* RECV: nobody wants it yet; ends with -ECANCELED where it would run over urgent data */
 
-#define ONTIME_MSG_WAITED 0x80000000 /* RECV: the message came after the call; no flag that Linux gives */
+/* No flags that Linux gives. */
+#define ONTIME_MSG_WAITED 0x80000000 /* RECV: the message came after the call */
+#define ONTIME_MSG_ERROR 0x1000000   /* RECV of the error queue, ACCEPT: the pending error is the errno below, 0: none */
+#define ONTIME_MSG_ERRNO_MASK 0xff0000
+#define ONTIME_MSG_ERRNO_SHIFT 16
 
 /* Which calls a channel's call queue takes: those marked c. MAIN's takes all. */
 #define ONTIME_OP_SOCKET 1   /*   arg: family, type (SOCK_STREAM or SOCK_DGRAM), protocol, channel */

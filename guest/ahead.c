@@ -222,6 +222,25 @@ void ontime_ahead_never(struct sock *sk)
 	ahead_call_off(os);
 }
 
+/*
+ * A receive of a stream whose bytes could not be copied to the application: as if they had come ahead, so that the next
+ * receive finds them. Where another thread's receive ahead has the place they are lost.
+ */
+void ontime_ahead_keep(struct sock *sk, struct ontime_rpc *rpc, u32 length)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+
+	mutex_lock(&os->ahead_lock);
+	if (!os->ahead) {
+		refcount_inc(&rpc->refs);
+		rpc->result = length;
+		os->ahead_at = 0;
+		WRITE_ONCE(os->ahead, rpc);
+		smp_store_release(&os->ahead_state, AHEAD_HOLDS);
+	}
+	mutex_unlock(&os->ahead_lock);
+}
+
 /* With ahead_lock, of one that has come back with a datagram: as recvmsg(2). */
 static int ahead_take_datagram(struct ontime_sock *os, struct msghdr *msg, int flags)
 {
@@ -270,6 +289,30 @@ static int ahead_take(struct ontime_sock *os, struct msghdr *msg, int flags)
 }
 
 /*
+ * A receive that does not wait, and the device has said that there is something: either the one that is posted gets it,
+ * or it has been taken. The device takes calls in their order: behind a POLL the one that is posted has come back, or the
+ * socket is empty, or an arrival is about to complete it.
+ */
+static void ahead_settle(struct sock *sk)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	long patience = max(HZ / 10, 1);
+	bool answered;
+
+	if (ahead_state(os) != AHEAD_POSTED)
+		return;
+	WRITE_ONCE(os->polled, true);
+	if (ontime_simple(sk, ONTIME_OP_POLL, 0, 0))
+		return;
+	/* Another CPU may have taken both out of the queue, and be about to say so. */
+	mutex_lock(&os->ahead_lock);
+	answered = os->ahead && ontime_rpc_done(os->ahead);
+	mutex_unlock(&os->ahead_lock);
+	if (answered || ontime_sock_ready(os) & ONTIME_READY_IN)
+		ontime_sock_wait_ready(sk, 0, &patience);
+}
+
+/*
  * A receive where one is posted or has come back: waits for it up to *timeout (jiffies). -ONTIME_AGAIN: there
  * is none, the host is to be asked.
  */
@@ -282,8 +325,11 @@ int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *time
 	while (READ_ONCE(os->ahead) && !READ_ONCE(os->dead)) {
 		ontime_sock_reap(sk);
 		/* Readiness that was reported beside it: the device did not know of it then. */
-		if (*timeout || ontime_sock_ready(os) & (ONTIME_READY_IN | ONTIME_READY_HUP | ONTIME_READY_RDHUP))
+		if (*timeout || ontime_sock_ready(os) & (ONTIME_READY_IN | ONTIME_READY_HUP | ONTIME_READY_RDHUP)) {
 			ontime_ahead_flush(os);
+			if (!*timeout)
+				ahead_settle(sk);
+		}
 		mutex_lock(&os->ahead_lock);
 		result = os->ahead ? -EAGAIN : -ONTIME_AGAIN;
 		if (ontime_ahead_holds(os)) {

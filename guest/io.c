@@ -195,6 +195,18 @@ static bool recv_small(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk)
 	return true;
 }
 
+/* Bad addresses are found out when there is something to copy to them, as in Linux: it comes in the call. */
+static int recv_bad_room(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk)
+{
+	size_t most = sk->sk_type == SOCK_DGRAM ? min(*chunk, io_gather_max(sk, rpc)) : ONTIME_SMALL;
+
+	if (!ontime_rpc_grow(rpc, most))
+		return -ENOBUFS;
+	*chunk = most;
+	rpc->in_small = most;
+	return 0;
+}
+
 /* A stream's bytes that are only to be dropped (MSG_TRUNC) leave the application's pages alone: there need not even be any. */
 static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg, size_t *chunk, bool discard)
 {
@@ -212,6 +224,8 @@ static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 		return io_gather(rpc, *chunk);
 	}
 	got = ontime_rpc_pages(rpc, iter, *chunk);
+	if (got == -EFAULT)
+		return recv_bad_room(sk, rpc, chunk);
 	if (got < 0)
 		return got;
 	*chunk = got;
@@ -277,7 +291,8 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
 	rpc->out.call.arg[0] = cpu_to_le32(flags & RECV_FLAGS);
-	if (msg->msg_control && msg->msg_controllen)
+	/* Without room in the application's they show as MSG_CTRUNC. */
+	if ((msg->msg_control && msg->msg_controllen) || READ_ONCE(ontime_sk(sk)->controls) || flags & MSG_ERRQUEUE)
 		rpc->out.call.control_room = cpu_to_le16(ONTIME_CONTROL_MAX);
 	if (*timeout)
 		recv_blind(sk, rpc);
@@ -285,15 +300,22 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 	if (!result)
 		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN | ONTIME_READY_RDHUP);
 	err = recv_data(rpc, msg, chunk, clamp_t(int, result, 0, chunk), discard);
+	if (err && result > 0 && sk->sk_type == SOCK_STREAM && !(flags & (RECV_AT_ONCE | MSG_PEEK)))
+		ontime_ahead_keep(sk, rpc, result);
 	if (result >= 0) {
-		msg->msg_flags |= le32_to_cpu(rpc->in->done.msg_flags) &
-				  ~(MSG_CMSG_CLOEXEC | MSG_CMSG_COMPAT | ONTIME_MSG_WAITED);
+		u32 told = le32_to_cpu(rpc->in->done.msg_flags);
+
+		msg->msg_flags |= told & ~(MSG_CMSG_CLOEXEC | MSG_CMSG_COMPAT | ONTIME_MSG_WAITED | ONTIME_MSG_ERROR |
+					   ONTIME_MSG_ERRNO_MASK);
+		/* What was read from the error queue is no longer the socket's error: as sock_dequeue_err_skb(). */
+		if (unlikely(told & ONTIME_MSG_ERROR))
+			WRITE_ONCE(sk->sk_err, (told & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
 		if (msg->msg_name)
 			msg->msg_namelen = ontime_addr_out(&rpc->in->done, msg->msg_name);
 		recv_control(rpc, msg);
 		if (sk->sk_type == SOCK_DGRAM && rpc->chan->number)
 			recv_seen(sk, result);
-		if (le32_to_cpu(rpc->in->done.msg_flags) & ONTIME_MSG_WAITED)
+		if (told & ONTIME_MSG_WAITED)
 			WRITE_ONCE(ontime_sk(sk)->waited, true);
 		if (err)
 			result = err;
@@ -311,14 +333,44 @@ static int recv_peek_on(struct sock *sk, struct msghdr *msg, int flags, int seen
 	return more > 0 ? seen + more : seen;
 }
 
+/* SIOCGSTAMP, as in sock_recv_cmsgs(); the time is the receiver's. */
+static void recv_stamp(struct sock *sk)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+
+	if (unlikely(sock_flag(sk, SOCK_TIMESTAMP)))
+		sock_write_timestamp(sk, ktime_get_real());
+	else if (unlikely(!READ_ONCE(os->stamped)))
+		sock_write_timestamp(sk, 0);
+	else
+		return;
+	WRITE_ONCE(os->stamped, true);
+}
+
+/* SO_PEEK_OFF: the next peek begins behind this one; what was read is not peeked at any more. */
+static void recv_peeked(struct sock *sk, int flags, int length)
+{
+	/* Such a socket receives nothing ahead. */
+	if (likely(!READ_ONCE(ontime_sk(sk)->ahead_off)))
+		return;
+	if (flags & MSG_PEEK)
+		sk_peek_offset_fwd(sk, length);
+	else
+		sk_peek_offset_bwd(sk, length);
+}
+
 /* A datagram socket tells its error first. */
 static int recv_datagram(struct sock *sk, struct msghdr *msg, int flags, long *timeout, bool plain)
 {
 	struct ontime_sock *os = ontime_sk(sk);
 	int result = flags & MSG_ERRQUEUE ? 0 : sock_error(sk);
+	bool ended = unlikely(READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN) && *timeout;
 
 	if (result)
 		return result;
+	/* Nobody waits on a socket that was shut down: what is there is given, then 0. */
+	if (ended)
+		*timeout = 0;
 	atomic_inc(&os->receivers);
 	/* Before it is seen whether one is posted (ontime_ahead_next()). */
 	smp_mb__after_atomic();
@@ -328,9 +380,14 @@ static int recv_datagram(struct sock *sk, struct msghdr *msg, int flags, long *t
 		if (result == -ONTIME_AGAIN)
 			result = recv_chunk(sk, msg, flags, timeout);
 	} while (result == -ONTIME_AGAIN);
-	if (result >= 0 && !(flags & RECV_AT_ONCE))
+	if (result >= 0 && !(flags & RECV_AT_ONCE)) {
 		ontime_ahead_next(sk, result, 0, plain);
+		recv_stamp(sk);
+		recv_peeked(sk, flags, result);
+	}
 	atomic_dec(&os->receivers);
+	if (ended && result == -EAGAIN)
+		return 0;
 	return result == -ERESTARTSYS ? sock_intr_errno(*timeout) : result;
 }
 
@@ -367,10 +424,16 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 	if (received) {
 		io_keep_error(sk, result);
 		ontime_ahead_next(sk, received, length, plain);
-		return received;
-	}
-	/* A stream tells its error after its data. */
-	if ((!result || result == -EAGAIN || result == -ENOTCONN) && READ_ONCE(sk->sk_err) && !(flags & MSG_ERRQUEUE))
+		recv_peeked(sk, flags, received);
+		result = received;
+	} else if ((!result || result == -EAGAIN || result == -ENOTCONN) && READ_ONCE(sk->sk_err) &&
+		   !(flags & MSG_ERRQUEUE)) {
+		/* A stream tells its error after its data. */
 		result = sock_error(sk);
+	}
+	/* io_uring wants to know whether there is more, or the end. */
+	if (unlikely(msg->msg_get_inq) && result >= 0)
+		msg->msg_inq = ontime_ahead_holds(ontime_sk(sk)) ||
+			       ontime_sock_ready(ontime_sk(sk)) & (ONTIME_READY_IN | ONTIME_READY_RDHUP);
 	return result == -ERESTARTSYS ? sock_intr_errno(timeout) : result;
 }

@@ -228,6 +228,7 @@ void ontime_rpc_put(struct ontime_rpc *rpc);
 bool ontime_rpc_rest(struct ontime_rpc *rpc);
 void ontime_rpc_begin(struct ontime_rpc *rpc, u16 op, u32 sock);
 void ontime_rpc_put_later(struct ontime_rpc *rpc);
+bool ontime_queue_work(struct work_struct *work);
 int ontime_rpc_post(struct ontime_rpc *rpc, u64 *refused);
 void ontime_rpc_wanted(struct ontime_rpc *rpc, bool wanted);
 void ontime_rpc_kick(struct ontime_chan *chan);
@@ -289,6 +290,8 @@ struct ontime_sock {
 	bool abort;			/* close with a reset */
 	bool polled;			/* somebody asked how ready it is */
 	bool blind;			/* reports may say IN too much: a receive left that out, as nobody had asked */
+	bool controls;			/* what is received may come with control messages */
+	bool stamped;			/* something was received: SIOCGSTAMP has an answer */
 	struct ontime_rpc *spare[2];	/* calls of its channel that are over, for the next ones */
 	u32 streak;			/* small messages received in a row */
 	atomic_t receivers;		/* of datagrams, at it now; and whether the last one waited */
@@ -301,7 +304,8 @@ struct ontime_sock {
 	u32 ahead_at;			/* bytes of it that were read */
 	u64 ahead_refused;		/* chan->aheads when there was no place for it last */
 	bool ahead_off;
-	bool failed;			/* connect(2)'s error was given to the application, unknown to the host */
+	bool told;			/* an error event has come since the last attempt to connect began */
+	struct work_struct urgent;	/* SIGURG: ready.c */
 	u16 peer_len;
 	u8 peer[ONTIME_ADDR_MAX];	/* of an accepted socket */
 };
@@ -349,6 +353,7 @@ void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *even
 void ontime_sock_die(struct ontime_sock *os);
 void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc, bool holds);
 void ontime_sock_reap(struct sock *sk);
+void ontime_sock_urgent_work(struct work_struct *work);
 
 static inline u32 ontime_sock_ready(struct ontime_sock *os)
 {
@@ -372,6 +377,7 @@ void ontime_ahead_flush(struct ontime_sock *os);
 void ontime_ahead_next(struct sock *sk, size_t received, size_t room, bool plain);
 void ontime_ahead_never(struct sock *sk);
 int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *timeout);
+void ontime_ahead_keep(struct sock *sk, struct ontime_rpc *rpc, u32 length);
 
 /* ---- opt.c ---- */
 
@@ -379,6 +385,8 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 int ontime_getsockopt(struct socket *sock, int level, int name, char __user *value, int __user *length);
 int ontime_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg);
 int ontime_compat_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg);
+int ontime_sk_ioctl(struct sock *sk, int cmd, int *number);
+int ontime_set_peek_off(struct sock *sk, int value);
 void ontime_opt_defaults(struct sock *sk);
 
 /* ---- dl.c and its parts (dl.h), steal.c ---- */

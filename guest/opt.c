@@ -84,23 +84,22 @@ void ontime_opt_defaults(struct sock *sk)
 	WRITE_ONCE(sk->sk_rcvbuf, READ_ONCE(dev->rcvbuf[kind]));
 }
 
-/* What the guest's kernel demands of a caller; the host's knows only the device process. */
-static int opt_permitted(struct sock *sk, int name, int value)
+/*
+ * What the guest's kernel demands of a caller; the host's knows only the device process. The network is the VM's, so the
+ * rights count that the caller has in the initial user namespace.
+ */
+static int opt_permitted(int name, int value)
 {
-	struct user_namespace *user = sock_net(sk)->user_ns;
-
 	switch (name) {
 	case SO_PRIORITY:
 		if (value >= 0 && value <= 6)
 			return 0;
 		fallthrough;
 	case SO_MARK:
-		return ns_capable(user, CAP_NET_RAW) || ns_capable(user, CAP_NET_ADMIN) ? 0 : -EPERM;
+		return capable(CAP_NET_RAW) || capable(CAP_NET_ADMIN) ? 0 : -EPERM;
 	case SO_SNDBUFFORCE:
 	case SO_RCVBUFFORCE:
 		return capable(CAP_NET_ADMIN) ? 0 : -EPERM;
-	case SO_DEBUG:
-		return !value || capable(CAP_NET_ADMIN) ? 0 : -EACCES;
 	default:
 		return 0;
 	}
@@ -134,13 +133,36 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	case SO_SNDTIMEO_NEW:
 	case SO_LINGER:
 		/* Waiting is done in the guest. */
+	case SO_DEBUG:
+	case SO_BSDCOMPAT:
+	case SO_PASSCRED:
+	case SO_PASSSEC:
+	case SO_WIFI_STATUS:
+	case SO_NOFCS:
+	case SO_SELECT_ERR_QUEUE:
+	case SO_CNX_ADVICE:
+	case SO_TXREHASH:
+	case SO_LOCK_FILTER:
+	case SO_PASSPIDFD:
+	case SO_INCOMING_CPU:
+	case SO_BUSY_POLL:
+	case SO_PREFER_BUSY_POLL:
+	case SO_BUSY_POLL_BUDGET:
+		/* Hints, and marks of what this kernel's own network gives: the host's socket has no use for them. */
+		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
+	case SO_PEEK_OFF:
+		/* By ontime_set_peek_off(). */
 		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
 	case SO_TYPE:
 	case SO_PROTOCOL:
 	case SO_DOMAIN:
 	case SO_ERROR:
 		return -ENOPROTOOPT;
-	case SO_PEEK_OFF:
+	case SO_DETACH_FILTER:
+		/* There is none. */
+		return -ENOENT;
+	case SO_DETACH_REUSEPORT_BPF:
+		return sk->sk_reuseport ? -ENOENT : -EINVAL;
 	case SO_ATTACH_FILTER:
 	case SO_ATTACH_BPF:
 	case SO_ATTACH_REUSEPORT_CBPF:
@@ -148,9 +170,11 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 		/* Their values point into the guest, or need what the host's socket cannot have. */
 		return -EOPNOTSUPP;
 	}
-	err = opt_permitted(sk, name, number);
+	err = opt_permitted(name, number);
+	/* Neither goes beyond what the host's policy allows. */
 	if (!err)
-		err = host_setsockopt(sk, SOL_SOCKET, name, value, length);
+		err = host_setsockopt(sk, SOL_SOCKET, name == SO_SNDBUFFORCE ? SO_SNDBUF :
+				      name == SO_RCVBUFFORCE ? SO_RCVBUF : name, value, length);
 	if (err)
 		return err;
 	switch (name) {
@@ -175,26 +199,85 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	}
 }
 
-/* Options that say when a receive returns and what comes with it. */
+struct opt_name {
+	int level, name;
+};
+
+static bool opt_among(const struct opt_name *options, unsigned int count, int level, int name)
+{
+	unsigned int i;
+
+	for (i = 0; i < count; i++)
+		if (options[i].level == level && options[i].name == name)
+			return true;
+	return false;
+}
+
+/* Options that say when a receive returns and where it begins. */
 static bool opt_of_receiving(int level, int name)
 {
-	static const struct {
-		int level, name;
-	} options[] = {
-		{ SOL_SOCKET, SO_RCVLOWAT }, { SOL_SOCKET, SO_OOBINLINE }, { SOL_SOCKET, SO_RXQ_OVFL },
+	static const struct opt_name options[] = {
+		{ SOL_SOCKET, SO_RCVLOWAT }, { SOL_SOCKET, SO_OOBINLINE }, { SOL_SOCKET, SO_PEEK_OFF },
+	};
+
+	return opt_among(options, ARRAY_SIZE(options), level, name);
+}
+
+/* Options by which control messages come with what is received. */
+static bool opt_of_control(int level, int name)
+{
+	static const struct opt_name options[] = {
+		{ SOL_SOCKET, SO_RXQ_OVFL },
 		{ SOL_SOCKET, SO_TIMESTAMP_OLD }, { SOL_SOCKET, SO_TIMESTAMP_NEW },
 		{ SOL_SOCKET, SO_TIMESTAMPNS_OLD }, { SOL_SOCKET, SO_TIMESTAMPNS_NEW },
 		{ SOL_SOCKET, SO_TIMESTAMPING_OLD }, { SOL_SOCKET, SO_TIMESTAMPING_NEW },
 		{ SOL_TCP, TCP_INQ }, { SOL_UDP, UDP_GRO },
-		{ SOL_IP, IP_PKTINFO }, { SOL_IP, IP_RECVTTL }, { SOL_IP, IP_RECVTOS },
+		{ SOL_IP, IP_PKTINFO }, { SOL_IP, IP_RECVTTL }, { SOL_IP, IP_RECVTOS }, { SOL_IP, IP_RECVOPTS },
+		{ SOL_IP, IP_RETOPTS }, { SOL_IP, IP_RECVORIGDSTADDR }, { SOL_IP, IP_CHECKSUM },
+		{ SOL_IP, IP_RECVFRAGSIZE },
 		{ SOL_IPV6, IPV6_RECVPKTINFO }, { SOL_IPV6, IPV6_RECVHOPLIMIT }, { SOL_IPV6, IPV6_RECVTCLASS },
+		{ SOL_IPV6, IPV6_2292PKTINFO }, { SOL_IPV6, IPV6_2292HOPLIMIT }, { SOL_IPV6, IPV6_2292HOPOPTS },
+		{ SOL_IPV6, IPV6_2292DSTOPTS }, { SOL_IPV6, IPV6_2292RTHDR },
+		{ SOL_IPV6, IPV6_RECVHOPOPTS }, { SOL_IPV6, IPV6_RECVDSTOPTS }, { SOL_IPV6, IPV6_RECVRTHDR },
+		{ SOL_IPV6, IPV6_RECVPATHMTU }, { SOL_IPV6, IPV6_FLOWINFO }, { SOL_IPV6, IPV6_RECVORIGDSTADDR },
+		{ SOL_IPV6, IPV6_RECVFRAGSIZE },
 	};
-	unsigned int i;
 
-	for (i = 0; i < ARRAY_SIZE(options); i++)
-		if (options[i].level == level && options[i].name == name)
-			return true;
-	return false;
+	return opt_among(options, ARRAY_SIZE(options), level, name);
+}
+
+/*
+ * SO_PEEK_OFF, from sock_setsockopt(). A peek does not begin at a message that came ahead. Without the host's agreement
+ * it stays as it was; as in Linux it is kept here, too, where the application reads it.
+ */
+int ontime_set_peek_off(struct sock *sk, int value)
+{
+	int err = host_setsockopt(sk, SOL_SOCKET, SO_PEEK_OFF, &value, sizeof(value));
+
+	return err ? err : sk_set_peek_off(sk, value);
+}
+
+/* What an option is refused with that the host does not take: callers without the right for it learn that first. */
+static int opt_refused(struct sock *sk, int level, int name)
+{
+	static const struct opt_name privileged[] = {
+		{ SOL_IP, IP_IPSEC_POLICY }, { SOL_IP, IP_XFRM_POLICY }, { SOL_IP, IP_TRANSPARENT },
+		{ SOL_IPV6, IPV6_IPSEC_POLICY }, { SOL_IPV6, IPV6_XFRM_POLICY }, { SOL_IPV6, IPV6_TRANSPARENT },
+		{ SOL_IPV6, IPV6_HOPOPTS }, { SOL_IPV6, IPV6_RTHDRDSTOPTS }, { SOL_IPV6, IPV6_DSTOPTS },
+		{ SOL_TCP, TCP_REPAIR }, { SOL_TCP, TCP_REPAIR_QUEUE }, { SOL_TCP, TCP_REPAIR_WINDOW },
+		{ SOL_TCP, TCP_TIMESTAMP },
+	};
+	bool there = level == SOL_IPV6 ? sk->sk_family == AF_INET6 : level != SOL_TCP || sk->sk_type == SOCK_STREAM;
+
+	if (there && opt_among(privileged, ARRAY_SIZE(privileged), level, name) && !capable(CAP_NET_ADMIN))
+		return -EPERM;
+	return -ENOPROTOOPT;
+}
+
+/* Of TCP's options: the kernel looks at the length before it looks at the name. */
+static bool opt_is_number(int name)
+{
+	return name != TCP_CONGESTION && name != TCP_ULP && name != TCP_FASTOPEN_KEY;
 }
 
 int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int length)
@@ -202,21 +285,25 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 	u8 small[64], *copy = small;
 	int err = -EFAULT;
 
-	if (length > OPTION_MAX)
+	if (level == SOL_TCP && sock->sk->sk_type == SOCK_STREAM && length < sizeof(int) && opt_is_number(name))
 		return -EINVAL;
+	/* No option that is passed on is longer: what is behind it the kernel does not read either. */
+	length = min_t(unsigned int, length, OPTION_MAX);
 	if (length > sizeof(small)) {
 		copy = kmalloc(length, GFP_KERNEL);
 		if (!copy)
 			return -ENOMEM;
 	}
-	if (opt_of_receiving(level, name))
+	if (opt_of_control(level, name))
+		WRITE_ONCE(ontime_sk(sock->sk)->controls, true);
+	if (opt_of_receiving(level, name) || opt_of_control(level, name))
 		ontime_ahead_never(sock->sk);
 	if (!copy_from_sockptr(copy, value, length))
 		err = level == SOL_SOCKET ? set_sol_socket(sock, name, copy, length) :
 					    host_setsockopt(sock->sk, level, name, copy, length);
 	if (copy != small)
 		kfree(copy);
-	return err;
+	return err == -ENOPROTOOPT ? opt_refused(sock->sk, level, name) : err;
 }
 
 /* All levels but SOL_SOCKET, which the kernel answers from struct sock. */
@@ -248,17 +335,38 @@ int ontime_getsockopt(struct socket *sock, int level, int name, char __user *val
 }
 
 /* What was received ahead is unread as well, and before the mark; of datagrams the first counts alone. */
-static int opt_query(struct socket *sock, u32 which, int __user *number)
+static int opt_query(struct sock *sk, u32 which)
 {
-	bool next = sock->sk->sk_type == SOCK_DGRAM && which == ONTIME_QUERY_INQ && ontime_ahead_holds(ontime_sk(sock->sk));
-	int unread = ontime_ahead_unread(ontime_sk(sock->sk));
-	int result = next ? 0 : ontime_simple(sock->sk, ONTIME_OP_QUERY, which, 0);
+	bool next = sk->sk_type == SOCK_DGRAM && which == ONTIME_QUERY_INQ && ontime_ahead_holds(ontime_sk(sk));
+	int unread = ontime_ahead_unread(ontime_sk(sk));
+	int result = next ? 0 : ontime_simple(sk, ONTIME_OP_QUERY, which, 0);
 
 	if (result >= 0 && which == ONTIME_QUERY_INQ)
 		result += unread;
 	else if (result > 0 && which == ONTIME_QUERY_ATMARK && unread)
 		result = 0;
+	return result;
+}
+
+static int opt_query_user(struct socket *sock, u32 which, int __user *number)
+{
+	int result = opt_query(sock->sk, which);
+
 	return result < 0 ? result : put_user(result, number);
+}
+
+/* From io_uring (SOCKET_URING_OP_SIOCINQ, _SIOCOUTQ). */
+int ontime_sk_ioctl(struct sock *sk, int cmd, int *number)
+{
+	int result;
+
+	if (cmd != SIOCINQ && cmd != SIOCOUTQ)
+		return -ENOIOCTLCMD;
+	result = opt_query(sk, cmd == SIOCINQ ? ONTIME_QUERY_INQ : ONTIME_QUERY_OUTQ);
+	if (result < 0)
+		return result;
+	*number = result;
+	return 0;
 }
 
 /* Interfaces and routes are the guest's own. */
@@ -268,13 +376,13 @@ int ontime_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg)
 
 	switch (cmd) {
 	case SIOCINQ:
-		return opt_query(sock, ONTIME_QUERY_INQ, number);
+		return opt_query_user(sock, ONTIME_QUERY_INQ, number);
 	case SIOCOUTQ:
-		return opt_query(sock, ONTIME_QUERY_OUTQ, number);
+		return opt_query_user(sock, ONTIME_QUERY_OUTQ, number);
 	case SIOCOUTQNSD:
-		return opt_query(sock, ONTIME_QUERY_OUTQNSD, number);
+		return opt_query_user(sock, ONTIME_QUERY_OUTQNSD, number);
 	case SIOCATMARK:
-		return opt_query(sock, ONTIME_QUERY_ATMARK, number);
+		return opt_query_user(sock, ONTIME_QUERY_ATMARK, number);
 	default:
 		return sock->sk->sk_family == AF_INET6 ? inet6_ioctl(sock, cmd, arg) : inet_ioctl(sock, cmd, arg);
 	}

@@ -23,6 +23,7 @@ static struct proto ontime_prot = {
 	.init = ontime_sock_init,
 	.destroy = ontime_sock_destroy,
 	.unhash = ontime_unhash,
+	.ioctl = ontime_sk_ioctl,
 };
 
 static struct proto ontime6_prot = {
@@ -33,6 +34,7 @@ static struct proto ontime6_prot = {
 	.init = ontime_sock_init,
 	.destroy = ontime_sock_destroy,
 	.unhash = ontime_unhash,
+	.ioctl = ontime_sk_ioctl,
 };
 
 #define ONTIME_OPS(fam)					\
@@ -52,6 +54,7 @@ static struct proto ontime6_prot = {
 	.getsockopt = ontime_getsockopt,		\
 	.sendmsg = ontime_sendmsg,			\
 	.recvmsg = ontime_recvmsg,			\
+	.set_peek_off = ontime_set_peek_off,		\
 	.mmap = sock_no_mmap
 
 #define ONTIME_STREAM(fam)				\
@@ -96,7 +99,6 @@ static void sk_inherit(struct sock *sk, const struct sock *parent)
 	sk->sk_lingertime = parent->sk_lingertime;
 	sk->sk_reuse = parent->sk_reuse;
 	sk->sk_reuseport = parent->sk_reuseport;
-	sk->sk_priority = parent->sk_priority;
 	sk->sk_mark = parent->sk_mark;
 	sk->sk_rcvbuf = parent->sk_rcvbuf;
 	sk->sk_sndbuf = parent->sk_sndbuf;
@@ -104,6 +106,7 @@ static void sk_inherit(struct sock *sk, const struct sock *parent)
 	sk->sk_sndtimeo = parent->sk_sndtimeo;
 	sk->sk_rcvlowat = parent->sk_rcvlowat;
 	ontime_sk(sk)->ahead_off = ontime_sk(parent)->ahead_off;
+	ontime_sk(sk)->controls = ontime_sk(parent)->controls;
 }
 
 /* A socket for accept(2), without a host socket yet; grafted onto its struct socket when there is one. */

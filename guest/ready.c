@@ -33,10 +33,30 @@ static void sock_wake(struct sock *sk, u32 ready)
 			sock_wake_async(wq, SOCK_WAKE_WAITD, POLL_IN);
 		if (mask & EPOLLOUT)
 			sock_wake_async(wq, SOCK_WAKE_SPACE, POLL_OUT);
-		if (mask & EPOLLPRI)
-			sock_wake_async(wq, SOCK_WAKE_URG, POLL_PRI);
 	}
 	rcu_read_unlock();
+}
+
+/*
+ * SIGURG, to the process that F_SETOWN names. The socket's file is there as long as the lock is held and the socket has
+ * not been orphaned.
+ */
+void ontime_sock_urgent_work(struct work_struct *work)
+{
+	struct sock *sk = (struct sock *)container_of(work, struct ontime_sock, urgent);
+
+	read_lock_bh(&sk->sk_callback_lock);
+	if (sk->sk_socket)
+		sk_send_sigurg(sk);
+	read_unlock_bh(&sk->sk_callback_lock);
+	sock_put(sk);
+}
+
+/* Urgent data are new: told from where the lock may be taken. Under the RCU read lock. */
+static void sock_urgent(struct sock *sk)
+{
+	if (refcount_inc_not_zero(&sk->sk_refcnt) && !ontime_queue_work(&ontime_sk(sk)->urgent))
+		sock_put(sk);
 }
 
 /* Takes a report if it is newer than what is known, or the first of its owner; says which bits are new. */
@@ -53,6 +73,8 @@ static bool sock_report(struct ontime_sock *os, u32 seq, u32 ready, u32 *fresh)
 			return false;
 		*fresh = ready & ~(u32)old;
 	} while (!atomic64_try_cmpxchg(&os->ready, &old, (s64)((u64)seq << 32 | ready)));
+	if (unlikely(*fresh & ONTIME_READY_PRI))
+		sock_urgent((struct sock *)os);
 	return true;
 }
 
@@ -68,8 +90,10 @@ void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *even
 	if (!os || os->id != id)
 		return;
 	/* Before readiness: who sees that a connection came to its end sees why. */
-	if (error && error < MAX_ERRNO)
+	if (error && error < MAX_ERRNO) {
 		WRITE_ONCE(sk->sk_err, error);
+		WRITE_ONCE(os->told, true);
+	}
 	if (sock_report(os, le32_to_cpu(event->seq), le32_to_cpu(event->ready), &fresh) || error)
 		sock_wake(sk, le32_to_cpu(event->ready));
 }
@@ -140,6 +164,9 @@ __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_s
 		ontime_ahead_flush(os);
 	if (READ_ONCE(os->dead))
 		ready |= ONTIME_READY_IN | ONTIME_READY_OUT | ONTIME_READY_HUP;
+	else if (READ_ONCE(sk->sk_state) == TCP_LISTEN)
+		/* An error of what it was before is left to SO_ERROR. */
+		return ready & ONTIME_READY_IN ? EPOLLIN | EPOLLRDNORM : 0;
 	if (ready & ONTIME_READY_IN)
 		mask |= EPOLLIN | EPOLLRDNORM;
 	if (ready & ONTIME_READY_OUT)

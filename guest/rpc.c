@@ -246,6 +246,12 @@ void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result)
 	ontime_rpc_put_later(rpc);
 }
 
+/* From where nothing may sleep. The module is not unloaded before it has run. */
+bool ontime_queue_work(struct work_struct *work)
+{
+	return queue_work(rpc_wq, work);
+}
+
 /* From where nothing may sleep. */
 void ontime_rpc_put_later(struct ontime_rpc *rpc)
 {

@@ -197,6 +197,7 @@ static int sock_attach(struct sock *sk, struct ontime_dev *dev)
 
 	sock_set_flag(sk, SOCK_RCU_FREE);
 	mutex_init(&os->ahead_lock);
+	INIT_WORK(&os->urgent, ontime_sock_urgent_work);
 	os->dev = dev;
 	err = sock_take_id(os, dev);
 	if (err) {
@@ -218,6 +219,13 @@ static void sock_detach(struct sock *sk, enum sock_rest rest)
 	os->dev = NULL;
 }
 
+/* Options come here, and io_uring's sends without a copy, which are made with one. */
+static void sock_own_flags(struct socket *sock)
+{
+	set_bit(SOCK_CUSTOM_SOCKOPT, &sock->flags);
+	set_bit(SOCK_SUPPORT_ZC, &sock->flags);
+}
+
 /* socket(2): for any protocol number that leads here. */
 int ontime_sock_init(struct sock *sk)
 {
@@ -232,7 +240,7 @@ int ontime_sock_init(struct sock *sk)
 	if (err)
 		return err;
 	sk->sk_protocol = sk->sk_type == SOCK_STREAM ? IPPROTO_TCP : IPPROTO_UDP;
-	set_bit(SOCK_CUSTOM_SOCKOPT, &sk->sk_socket->flags);
+	sock_own_flags(sk->sk_socket);
 	rpc = ontime_sock_rpc(sk, ONTIME_OP_SOCKET);
 	err = PTR_ERR_OR_ZERO(rpc);
 	if (!err) {
@@ -348,13 +356,13 @@ int ontime_addr_out(const struct ontime_done *done, void *addr)
 	return length;
 }
 
-static bool port_needs_privilege(struct sock *sk, const struct sockaddr *addr)
+/* The port is one of the VM, whatever network namespace its caller is in. */
+static bool port_needs_privilege(const struct sockaddr *addr)
 {
-	/* The port is at the same place in both families. */
+	/* It is at the same place in both families. */
 	unsigned short port = ntohs(((const struct sockaddr_in *)addr)->sin_port);
-	struct net *net = sock_net(sk);
 
-	return port && inet_port_requires_bind_service(net, port) && !ns_capable(net->user_ns, CAP_NET_BIND_SERVICE);
+	return port && inet_port_requires_bind_service(&init_net, port) && !capable(CAP_NET_BIND_SERVICE);
 }
 
 int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
@@ -366,7 +374,7 @@ int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
 	err = ontime_addr_in(sk, addr, length, &rpc->out.call);
-	if (!err && port_needs_privilege(sk, (const struct sockaddr *)rpc->out.call.addr))
+	if (!err && port_needs_privilege((const struct sockaddr *)rpc->out.call.addr))
 		err = -EACCES;
 	if (!err)
 		err = ontime_sock_call(sk, rpc);
@@ -436,8 +444,8 @@ static int sock_connect_reason(struct sock *sk)
 {
 	long patience = HZ;
 
-	if (ontime_sock_wait_ready(sk, 0, &patience))
-		return -ECONNABORTED;
+	if (!READ_ONCE(ontime_sk(sk)->told))
+		ontime_sock_wait_ready(sk, 0, &patience);
 	return sock_error(sk) ?: -ECONNABORTED;
 }
 
@@ -449,6 +457,18 @@ static void sock_refresh(struct sock *sk)
 }
 
 /*
+ * connect(2) tells of a failed attempt. As in inet_stream_connect() the socket then is as if it had never been
+ * connected: without an end of stream. The host's socket does not know that its error was told.
+ */
+static void sock_forget(struct sock *sk)
+{
+	static const struct sockaddr nobody = { .sa_family = AF_UNSPEC };
+
+	sock_connect_call(sk, (struct sockaddr_unsized *)&nobody, sizeof(nobody));
+	sock_refresh(sk);
+}
+
+/*
  * A connection was dissolved. The kernel leaves ECONNRESET where it was cut short, which the device takes off the host's socket and tells by an
  * event: that has to be here before a new attempt forgets it, else it would be taken for the new connection's. Without an error what is left hangs up.
  */
@@ -457,6 +477,8 @@ static void sock_dissolved(struct sock *sk)
 	long patience = HZ;
 
 	ontime_sk(sk)->peer_len = 0;
+	/* SO_ACCEPTCONN */
+	WRITE_ONCE(sk->sk_state, TCP_CLOSE);
 	sock_refresh(sk);
 	if (sk->sk_type == SOCK_STREAM)
 		ontime_sock_wait_ready(sk, ONTIME_READY_HUP, &patience);
@@ -476,15 +498,23 @@ static int sock_connect_wait(struct sock *sk, struct sockaddr_unsized *addr, int
 	if (err)
 		return err == -EAGAIN ? -EINPROGRESS : sock_intr_errno(*timeout);
 	err = sock_error(sk);
-	/* The host does not know that its error was seen. */
-	ontime_sk(sk)->failed = err;
+	if (err) {
+		sock_forget(sk);
+	} else if (ontime_sock_ready(ontime_sk(sk)) & ONTIME_READY_HUP) {
+		/* A connection that has come to its end already, or an error that another thread was told. */
+		err = sock_connect_call(sk, addr, length);
+		if (err == -EISCONN)
+			err = 0;
+		else if (err == -ECONNABORTED)
+			err = sock_connect_reason(sk);
+	}
 	return err;
 }
 
 /*
  * The host's socket knows whether it is unconnected, connecting or connected, and answers as connect(2) does for a
  * non-blocking socket; waiting is done here. Its errors come as events, so that it does not know which one the
- * application has seen: after a failed attempt it says ECONNABORTED once, where the next attempt begins.
+ * application has seen: where an attempt failed whose error was read by SO_ERROR it says ECONNABORTED, as Linux does.
  */
 int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int length, int flags)
 {
@@ -496,18 +526,22 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 
 	if (sock->state == SS_CONNECTED && !dissolve && sk->sk_type == SOCK_STREAM)
 		return -EISCONN;
-	if (sock->state == SS_CONNECTING && READ_ONCE(sk->sk_err)) {
+	if (sock->state == SS_CONNECTING && READ_ONCE(sk->sk_err) && !dissolve) {
 		sock->state = SS_UNCONNECTED;
-		os->failed = true;
-		return sock_error(sk);
+		err = sock_error(sk);
+		sock_forget(sk);
+		return err;
 	}
 	/* With a new attempt the end of what was there before is forgotten, as in tcp_connect_init(). */
-	if (sock->state == SS_UNCONNECTED && !dissolve && sk->sk_type == SOCK_STREAM)
+	if (sock->state == SS_UNCONNECTED && !dissolve && sk->sk_type == SOCK_STREAM) {
 		sock_error(sk);
+		WRITE_ONCE(os->told, false);
+	}
 	err = sock_connect_call(sk, addr, length);
-	if (err == -ECONNABORTED)
-		err = os->failed ? sock_connect_call(sk, addr, length) : sock_connect_reason(sk);
-	os->failed = false;
+	if (err == -ECONNABORTED) {
+		err = sock_connect_reason(sk);
+		sock_refresh(sk);
+	}
 	if (err == -EINPROGRESS || err == -EALREADY) {
 		sock->state = SS_CONNECTING;
 		if (!timeout)
@@ -536,11 +570,26 @@ int ontime_listen(struct socket *sock, int backlog)
 	return err;
 }
 
+/* As inet_shutdown(): it ends listening and connecting; of datagrams it counts for sockets without a peer, too. */
 int ontime_shutdown(struct socket *sock, int how)
 {
+	struct sock *sk = sock->sk;
+	bool stream = sk->sk_type == SOCK_STREAM;
+	int err;
+
 	if (how < SHUT_RD || how > SHUT_RDWR)
 		return -EINVAL;
-	return ontime_simple(sock->sk, ONTIME_OP_SHUTDOWN, how, 0);
+	err = ontime_simple(sk, ONTIME_OP_SHUTDOWN, how, 0);
+	if (!stream && (!err || err == -ENOTCONN)) {
+		WRITE_ONCE(sk->sk_shutdown, sk->sk_shutdown | (how + 1));
+	} else if (stream && !err && sk->sk_state == TCP_LISTEN && how != SHUT_WR) {
+		WRITE_ONCE(sk->sk_state, TCP_CLOSE);
+		sock->state = SS_UNCONNECTED;
+	}
+	/* The host's socket knows what has become of an attempt to connect. */
+	if (sock->state == SS_CONNECTING)
+		sock->state = SS_UNCONNECTED;
+	return err;
 }
 
 static int sock_accept_call(struct sock *sk, struct ontime_sock *child, long *timeout, enum sock_rest *rest)
@@ -553,9 +602,15 @@ static int sock_accept_call(struct sock *sk, struct ontime_sock *child, long *ti
 	rpc->out.call.arg[0] = cpu_to_le32(child->id);
 	WRITE_ONCE(child->chan, rpc->chan->number);
 	err = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN);
-	if (!err)
+	if (!err) {
+		u32 told = le32_to_cpu(rpc->in->done.msg_flags);
+
 		child->peer_len = ontime_addr_out(&rpc->in->done, child->peer);
-	else if (ontime_rpc_abandon(rpc, child->id))
+		/* A connection that was reset while it waited. */
+		if (told & ONTIME_MSG_ERROR)
+			WRITE_ONCE(((struct sock *)child)->sk_err,
+				   (told & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
+	} else if (ontime_rpc_abandon(rpc, child->id))
 		*rest = REST_CALL;
 	else if (rpc->answered && !rpc->result)
 		/* It came after the caller had given up. */
@@ -593,7 +648,7 @@ int ontime_accept(struct socket *sock, struct socket *newsock, struct proto_acce
 	sock_graft(child, newsock);
 	release_sock(child);
 	newsock->state = SS_CONNECTED;
-	set_bit(SOCK_CUSTOM_SOCKOPT, &newsock->flags);
+	sock_own_flags(newsock);
 	return 0;
 
 err_child:

@@ -3,10 +3,15 @@
  * Steering: which of the guest's new sockets are outsourced.
  *
  * The kernel calls update_socket_protocol() with the arguments of socket(2), for user space only, and takes what it
- * returns for the protocol. The handler below runs at that function's entry and exchanges its third argument, so that
- * sockets that the kernel makes for itself never come here. It changes an argument and not the instruction pointer:
- * a livepatch or a BPF program on the same function goes on working.
+ * returns for the protocol. io_uring's IORING_OP_SOCKET passes by that function and calls __sys_socket_file() with the
+ * same three arguments. The handler below runs at the entry of both and exchanges the third argument, so that sockets
+ * that the kernel makes for itself never come here. It changes an argument and not the instruction pointer: a livepatch
+ * or a BPF program on the same function goes on working.
+ *
+ * A socket that the policy names and that cannot be steered stays with the guest's own stack, where it may be reachable
+ * nowhere: it is counted by reason (parameter `bypassed`), and the kernel's log says which program made it.
  */
+#include <linux/bpf-cgroup.h>
 #include <linux/cgroup.h>
 #include <linux/ftrace.h>
 #include <linux/module.h>
@@ -19,8 +24,9 @@
 
 #include "ontime.h"
 
-#define STEER_HOOK "update_socket_protocol"
 #define STEER_CGROUPS 16
+
+static const char * const steer_hooks[] = { "update_socket_protocol", "__sys_socket_file" };
 
 enum steer_policy { STEER_NONE, STEER_ALL, STEER_CGROUP };
 
@@ -37,6 +43,17 @@ struct steer_list {
 	struct cgroup *cgroup[STEER_CGROUPS];
 	char paths[];
 };
+
+/* Why a socket that the policy names is not outsourced. */
+enum steer_bypass { BYPASS_DEVICE, BYPASS_PROTOCOL, BYPASS_BPF, BYPASS_REASONS };
+
+static const char * const bypass_names[BYPASS_REASONS] = {
+	[BYPASS_DEVICE] = "no device",
+	[BYPASS_PROTOCOL] = "type or protocol is not served",
+	[BYPASS_BPF] = "its control group has BPF programs",
+};
+
+static atomic_long_t bypassed[BYPASS_REASONS];
 
 static int steer_policy = STEER_ALL;
 static struct steer_list __rcu *steer_list;
@@ -72,19 +89,56 @@ static bool steer_wanted(void)
 	}
 }
 
-/* Whether such a socket may be made there: who names its protocol himself passes the hook by, and the wall is there all the same. */
+#ifdef CONFIG_CGROUP_BPF
+/*
+ * Whether programs are attached to the caller's control group, or to one above it, that an outsourced socket would pass
+ * by. Left out are those that the kernel runs for every protocol: at socket(2), setsockopt(2) and getsockopt(2).
+ */
+static bool steer_has_bpf(void)
+{
+	static const enum cgroup_bpf_attach_type types[] = {
+		CGROUP_INET_INGRESS, CGROUP_INET_EGRESS, CGROUP_INET_SOCK_RELEASE, CGROUP_SOCK_OPS,
+		CGROUP_INET4_BIND, CGROUP_INET6_BIND, CGROUP_INET4_POST_BIND, CGROUP_INET6_POST_BIND,
+		CGROUP_INET4_CONNECT, CGROUP_INET6_CONNECT, CGROUP_UDP4_SENDMSG, CGROUP_UDP6_SENDMSG,
+		CGROUP_UDP4_RECVMSG, CGROUP_UDP6_RECVMSG, CGROUP_INET4_GETPEERNAME, CGROUP_INET6_GETPEERNAME,
+		CGROUP_INET4_GETSOCKNAME, CGROUP_INET6_GETSOCKNAME,
+	};
+	bool found = false;
+	unsigned int i;
+
+	rcu_read_lock();
+	for (i = 0; i < ARRAY_SIZE(types) && !found; i++) {
+		struct bpf_prog_array *array = rcu_dereference(task_dfl_cgroup(current)->bpf.effective[types[i]]);
+
+		found = array && READ_ONCE(array->items[0].prog);
+	}
+	rcu_read_unlock();
+	return found;
+}
+#else
+static bool steer_has_bpf(void)
+{
+	return false;
+}
+#endif
+
+/*
+ * Whether such a socket may be made there: a program that names its protocol itself passes the hook by, and the wall is
+ * there all the same.
+ */
 bool ontime_steer_may(const struct net *net)
 {
+	if (steer_has_bpf())
+		return false;
 	return net_eq(net, &init_net) || (READ_ONCE(steer_policy) == STEER_CGROUP && steer_in_list());
 }
 
-static bool steer_kind(int family, int type, int protocol)
+/* MPTCP falls back to TCP where the peer has none, and the host's sockets have none: a stream of it is one of TCP. */
+static bool steer_kind(int type, int protocol)
 {
-	if (family != AF_INET && family != AF_INET6)
-		return false;
 	switch (type & SOCK_TYPE_MASK) {
 	case SOCK_STREAM:
-		return protocol == 0 || protocol == IPPROTO_TCP;
+		return protocol == 0 || protocol == IPPROTO_TCP || protocol == IPPROTO_MPTCP;
 	case SOCK_DGRAM:
 		return protocol == 0 || protocol == IPPROTO_UDP;
 	default:
@@ -92,16 +146,51 @@ static bool steer_kind(int family, int type, int protocol)
 	}
 }
 
+/* Whether it carries an application's messages to other hosts: raw and ping sockets look at the guest's own network. */
+static bool steer_carries(int type, int protocol)
+{
+	switch (type & SOCK_TYPE_MASK) {
+	case SOCK_STREAM:
+	case SOCK_SEQPACKET:
+		return true;
+	case SOCK_DGRAM:
+		return protocol != IPPROTO_ICMP && protocol != IPPROTO_ICMPV6;
+	default:
+		return false;
+	}
+}
+
+static void steer_bypass(enum steer_bypass reason, int type, int protocol)
+{
+	atomic_long_inc(&bypassed[reason]);
+	pr_notice_ratelimited("%s[%d]: a socket of type %d, protocol %d stays with the guest's own stack: %s\n",
+			      current->comm, task_tgid_nr(current), type & SOCK_TYPE_MASK, protocol,
+			      bypass_names[reason]);
+}
+
 static void notrace steer_hook(unsigned long ip, unsigned long parent_ip, struct ftrace_ops *ops,
 			       struct ftrace_regs *fregs)
 {
 	struct pt_regs *regs = ftrace_get_regs(fregs);
+	int family, type, protocol;
 
-	if (!regs || !ontime_device_ready())
+	if (!regs)
 		return;
-	/* di, si, dx: family, type, protocol. */
-	if (steer_kind((int)regs->di, (int)regs->si, (int)regs->dx) && steer_wanted())
+	family = regs->di;
+	type = regs->si;
+	protocol = regs->dx;
+	if ((family != AF_INET && family != AF_INET6) || protocol == ONTIME_PROTOCOL || !steer_wanted())
+		return;
+	if (!steer_kind(type, protocol)) {
+		if (steer_carries(type, protocol))
+			steer_bypass(BYPASS_PROTOCOL, type, protocol);
+	} else if (!ontime_device_ready()) {
+		steer_bypass(BYPASS_DEVICE, type, protocol);
+	} else if (steer_has_bpf()) {
+		steer_bypass(BYPASS_BPF, type, protocol);
+	} else {
 		regs->dx = ONTIME_PROTOCOL;
+	}
 }
 
 static struct ftrace_ops steer_ops = {
@@ -212,20 +301,64 @@ static const struct kernel_param_ops cgroups_param_ops = { .set = cgroups_set, .
 module_param_cb(cgroups, &cgroups_param_ops, NULL, 0644);
 MODULE_PARM_DESC(cgroups, "for steer=cgroup: comma-separated cgroup v2 paths; groups below them are included");
 
+static int bypassed_get(char *buffer, const struct kernel_param *param)
+{
+	int length = 0;
+	unsigned int i;
+
+	for (i = 0; i < BYPASS_REASONS; i++)
+		length += sysfs_emit_at(buffer, length, "%ld %s\n", atomic_long_read(&bypassed[i]), bypass_names[i]);
+	return length;
+}
+
+static const struct kernel_param_ops bypassed_param_ops = { .get = bypassed_get };
+
+module_param_cb(bypassed, &bypassed_param_ops, NULL, 0444);
+MODULE_PARM_DESC(bypassed, "read: how many sockets that `steer` names stayed with the guest's own stack, by reason");
+
+/* How many sockets have a port, of the protocol that such a one of the guest's own is of. */
+static int steer_count(int family, int type)
+{
+	struct socket *sock;
+	int count;
+
+	if (sock_create_kern(&init_net, family, type, 0, &sock))
+		return 0;
+	count = sock_prot_inuse_get(&init_net, sock->sk->sk_prot);
+	sock_release(sock);
+	return count;
+}
+
+/* Sockets that were made before stay what they are, wherever their descriptors go. */
+static void steer_say_earlier(void)
+{
+	int count = steer_count(AF_INET, SOCK_STREAM) + steer_count(AF_INET6, SOCK_STREAM) +
+		    steer_count(AF_INET, SOCK_DGRAM) + steer_count(AF_INET6, SOCK_DGRAM);
+
+	if (count > 0)
+		pr_notice("%d TCP and UDP sockets were bound before the module was there: they stay the guest's own\n",
+			  count);
+}
+
 int ontime_steer_init(void)
 {
-	int err;
+	unsigned int i;
+	int err = 0;
 
-	err = ftrace_set_filter(&steer_ops, STEER_HOOK, strlen(STEER_HOOK), 1);
-	if (err) {
-		pr_err("cannot find " STEER_HOOK "() to steer by: %d\n", err);
-		return err;
+	for (i = 0; i < ARRAY_SIZE(steer_hooks) && !err; i++) {
+		err = ftrace_set_filter(&steer_ops, (char *)steer_hooks[i], strlen(steer_hooks[i]), !i);
+		if (err)
+			pr_err("cannot find %s() to steer by: %d\n", steer_hooks[i], err);
 	}
-	err = register_ftrace_function(&steer_ops);
-	if (err) {
-		pr_err("cannot attach to " STEER_HOOK "() (is kernel.ftrace_enabled 0?): %d\n", err);
+	if (!err) {
+		err = register_ftrace_function(&steer_ops);
+		if (err)
+			pr_err("cannot attach to the functions to steer by (is kernel.ftrace_enabled 0?): %d\n", err);
+	}
+	if (err)
 		ftrace_free_filter(&steer_ops);
-	}
+	else
+		steer_say_earlier();
 	return err;
 }
 

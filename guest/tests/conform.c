@@ -147,13 +147,16 @@ void later_join(void)
 	pthread_join(pending.thread, NULL);
 }
 
-/* The sections, or only those whose names are given. */
+/* The sections, or only those whose names are given. The long ones run only where they are named. */
 static const struct {
 	const char *name;
 	void (*run)(int family);
+	bool apart;
 } sections[] = {
-	{ "stream", test_stream }, { "connect", test_connect }, { "dgram", test_dgram }, { "options", test_options },
-	{ "wait", test_wait }, { "epoll", test_epoll }, { "large", test_large }, { "process", test_process },
+	{ "stream", test_stream, false }, { "connect", test_connect, false }, { "dgram", test_dgram, false },
+	{ "options", test_options, false }, { "wait", test_wait, false }, { "epoll", test_epoll, false },
+	{ "large", test_large, false }, { "process", test_process, false }, { "kinds", test_kinds, false },
+	{ "uring", test_uring, false }, { "edges", test_edges, true }, { "lengths", test_lengths, true },
 };
 
 static bool wanted(int argc, char **argv, const char *name)
@@ -163,7 +166,7 @@ static bool wanted(int argc, char **argv, const char *name)
 	for (i = 1; i < argc; i++)
 		if (!strcmp(argv[i], name))
 			return true;
-	return argc == 1;
+	return false;
 }
 
 int main(int argc, char **argv)
@@ -173,12 +176,18 @@ int main(int argc, char **argv)
 	unsigned int f, i;
 
 	/* What hangs is a difference too. */
-	alarm(120);
-	if (wanted(argc, argv, "create"))
+	alarm(argc == 1 ? 240 : 600);
+	if (argc == 2 && !strcmp(argv[1], "whose"))
+		return whose();
+	if (argc == 3 && !strcmp(argv[1], "filtered"))
+		return filtered(argv[2]);
+	if (argc == 2 && !strcmp(argv[1], "low-port"))
+		return low_port();
+	if (argc == 1 || wanted(argc, argv, "create"))
 		test_create();
 	for (f = 0; f < 2; f++) {
 		for (i = 0; i < sizeof(sections) / sizeof(*sections); i++) {
-			if (!wanted(argc, argv, sections[i].name))
+			if (argc == 1 ? sections[i].apart : !wanted(argc, argv, sections[i].name))
 				continue;
 			snprintf(title, sizeof(title), "%s/%s", f ? "inet6" : "inet", sections[i].name);
 			section(title);

@@ -38,5 +38,12 @@ void test_wait(int family);
 void test_epoll(int family);
 void test_large(int family);
 void test_process(int family);
+void test_edges(int family);
+void test_kinds(int family);
+void test_lengths(int family);
+void test_uring(int family);
+int whose(void);
+int filtered(const char *group);
+int low_port(void);
 
 #endif

@@ -50,6 +50,18 @@ same_calls() {
     steer all
     tail -n 1 out/own | grep -q end && diff out/own out/outsourced
 }
+# Every operation in every state of a socket, and options with values of odd lengths: on main, and on the channel where
+# there is one.
+same_edges() {
+    for mode in none all; do
+        steer $mode
+        ./conform edges lengths > out/edges-$mode
+    done
+    tail -n 1 out/edges-none | grep -q end && diff out/edges-none out/edges-all || return 1
+    grep -q 'channels=[1-9]' /lab/args || return 0
+    taskset -c 0 chrt -f 40 ./conform edges lengths > out/edges-rt
+    diff out/edges-none out/edges-rt
+}
 
 # What conform leaves out, compared in the same way.
 unusual() {
@@ -115,6 +127,35 @@ steering() {
     [ "$(cat out/steer-in) $(cat out/steer-below) $(cat out/steer-out)" = "0 0 1" ]
 }
 
+# However a socket comes to be it is outsourced; one that cannot be is counted, and the log says which program made it.
+bypassed() { awk -v why="$1" 'index($0, why) {print $1}' /sys/module/ontime/parameters/bypassed; }
+every_way() {
+    for mode in none all; do
+        steer $mode
+        ./conform whose > out/whose-$mode || return 1
+    done
+    cat out/whose-all
+    [ "$(grep -c ': own$' out/whose-none) $(grep -c ': outsourced$' out/whose-all)" = "6 6" ] || return 1
+    before=$(bypassed 'not served')
+    python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_STREAM, 132)' 2> /dev/null
+    [ "$(bypassed 'not served')" -gt "$before" ] && dmesg | grep 'ontime: python3.*protocol 132 stays'
+}
+
+# Programs at a control group would not see what an outsourced socket does: there sockets are the guest's own, below the
+# group as well.
+filtered_groups_stay() {
+    mkdir -p /sys/fs/cgroup/filtered/below
+    ./conform filtered /sys/fs/cgroup/filtered || return 1
+    before=$(bypassed 'BPF')
+    for group in filtered filtered/below; do
+        (echo 0 > /sys/fs/cgroup/$group/cgroup.procs && ./conform whose) > out/whose-filtered
+        [ "$(grep -c ': own$' out/whose-filtered)" = 6 ] || { cat out/whose-filtered; return 1; }
+    done
+    (echo 0 > /sys/fs/cgroup/filtered/cgroup.procs && python3 -c 'import socket; socket.socket(proto=253)') 2>&1 |
+        grep 'Protocol not supported' || return 1
+    [ "$(bypassed 'BPF')" -gt "$before" ]
+}
+
 # Also where a program names the protocol of outsourced sockets itself; a control group that is listed may leave.
 own_namespace_stays() {
     unshare -n sh -c 'ip link set lo up; python3 -c "
@@ -134,6 +175,9 @@ else:
     (echo 0 > /sys/fs/cgroup/leaves/cgroup.procs
      unshare -n python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); socket.create_connection(s.getsockname())')
     status=$?
+    # The port is the VM's: the rights of a container's root are none there.
+    [ "$(echo 0 > /sys/fs/cgroup/leaves/cgroup.procs; unshare -n ./conform low-port; unshare -Urn ./conform low-port)" = " low port: 0
+ low port: EACCES" ] || status=1
     steer all
     return $status
 }
@@ -264,12 +308,15 @@ device_replaced() { python3 /lab/restart.py DEVICE; }
 
 insmod /lab/ontime.ko || exit 1
 check same-calls same_calls
+check same-edges same_edges
 check rt-channel rt_channel
 check unusual unusual
 check received-ahead received_ahead
 check many-connections on_channel many
 check beside-a-spinner on_channel spinner
 check steering steering
+check every-way every_way
+check filtered-groups-stay filtered_groups_stay
 check own-namespace-stays own_namespace_stays
 check not-while-open not_while_open
 check what-others-got-wrong python others

@@ -43,6 +43,27 @@ pub fn check(bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Whether what the error queue gave came by ICMP: then the kernel takes it for the socket's pending error as well,
+/// until it is read there.
+pub fn holds_icmp_error(bytes: &[u8]) -> bool {
+    let mut rest = bytes;
+    while let Some(len) = rest.first_chunk().and_then(|len| usize::try_from(u64::from_le_bytes(*len)).ok()) {
+        let field = |at: usize| rest.get(at..)?.first_chunk().map(|part| i32::from_le_bytes(*part));
+        let extended = matches!(
+            (field(8), field(12)),
+            (Some(libc::IPPROTO_IP), Some(libc::IP_RECVERR)) | (Some(libc::IPPROTO_IPV6), Some(libc::IPV6_RECVERR))
+        );
+        // struct sock_extended_err: the errno, then where it came from.
+        let origin = rest.get(HEADER + size_of::<u32>()).copied();
+        if extended && matches!(origin, Some(libc::SO_EE_ORIGIN_ICMP | libc::SO_EE_ORIGIN_ICMP6)) {
+            return true;
+        }
+        let next = len.max(HEADER).next_multiple_of(8);
+        rest = rest.get(next..).unwrap_or_default();
+    }
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -83,10 +104,28 @@ mod tests {
         assert_eq!(check(&long), invalid);
     }
 
+    #[test]
+    fn an_icmp_error_is_told_from_a_time_stamp() {
+        let extended = |origin: u8| [111, 0, 0, 0, origin, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mut bytes = message(libc::IPPROTO_IP, libc::IP_TTL, &9i32.to_le_bytes());
+        bytes.extend(message(libc::IPPROTO_IP, libc::IP_RECVERR, &extended(libc::SO_EE_ORIGIN_ICMP)));
+        assert!(holds_icmp_error(&bytes));
+        assert!(holds_icmp_error(&message(
+            libc::IPPROTO_IPV6,
+            libc::IPV6_RECVERR,
+            &extended(libc::SO_EE_ORIGIN_ICMP6)
+        )));
+        for origin in [libc::SO_EE_ORIGIN_NONE, libc::SO_EE_ORIGIN_LOCAL, libc::SO_EE_ORIGIN_TIMESTAMPING] {
+            assert!(!holds_icmp_error(&message(libc::IPPROTO_IP, libc::IP_RECVERR, &extended(origin))), "{origin}");
+        }
+        assert!(!holds_icmp_error(&message(libc::IPPROTO_IPV6, libc::IP_RECVERR, &extended(2))), "the wrong level");
+        assert!(!holds_icmp_error(&[]) && !holds_icmp_error(&bytes[..30]));
+    }
+
     proptest! {
         #[test]
         fn no_bytes_make_it_panic_or_loop(bytes in proptest::collection::vec(any::<u8>(), 0..1100)) {
-            let _ = check(&bytes);
+            let _ = (check(&bytes), holds_icmp_error(&bytes));
         }
     }
 }

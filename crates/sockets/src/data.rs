@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use crate::abi::*;
 use crate::call::{Call, Reply};
+use crate::control;
 use crate::engine::{Engine, Outcome};
 use crate::host;
 use crate::memory::Memory;
@@ -46,10 +47,12 @@ impl Engine {
             Request::Send { flags, to } => self.send(memory, call, socket, flags, to),
             Request::Recv { flags } => self.recv(memory, call, socket, flags),
             Request::Accept { new } => self.accept(call, socket, new),
-            Request::Shutdown { how } => host::shutdown(socket.fd, how).map(|()| {
+            Request::Shutdown { how } => {
+                let done = host::shutdown(socket.fd, how);
+                // Of datagrams it counts where it says ENOTCONN, too.
                 self.look(socket);
-                Outcome::Done(Reply::done())
-            }),
+                done.map(|()| Outcome::Done(Reply::done()))
+            }
             Request::Name { peer } => host::name(socket.fd, peer).map(|name| {
                 let seen = name.get().map(|name| if peer { name } else { self.seen(socket.protocol, name) });
                 Outcome::Done(Reply::done().named(seen))
@@ -95,7 +98,7 @@ impl Engine {
     /// for is empty, and what comes later is an event; a socket that nobody polls (`blind`) is asked again by its next receive.
     fn look_behind(&mut self, socket: &Socket, short: bool, blind: bool) {
         let Some(local) = self.local(socket.index) else { return };
-        let quiet = local.ready & !(ONTIME_READY_IN | ONTIME_READY_OUT) == 0 && local.error == 0;
+        let quiet = local.ready & !(ONTIME_READY_IN | ONTIME_READY_OUT) == 0 && local.error == 0 && !local.urgent;
         if quiet && short && socket.protocol == Protocol::Tcp {
             self.unready(socket, ONTIME_READY_IN);
         } else if !(quiet && blind && !local.polled) {
@@ -191,7 +194,13 @@ impl Engine {
             Ok(received) => received,
             Err(Errno(libc::EAGAIN)) => {
                 self.unready(socket, ONTIME_READY_IN);
-                return if wait {
+                let ended = socket.protocol == Protocol::Udp
+                    && self.local(socket.index).is_some_and(|local| local.ready & ONTIME_READY_RDHUP != 0);
+                return if wait && ended {
+                    // It was shut down: nobody waits on it any more. What nobody asked for says nothing.
+                    let ahead = u32::from(call.words.flags) & ONTIME_CALL_AHEAD != 0;
+                    if ahead { Err(Errno(libc::ECANCELED)) } else { Ok(Outcome::Done(Reply::done())) }
+                } else if wait {
                     Ok(Outcome::Wait)
                 } else {
                     moved_or(call, Errno(libc::EAGAIN)).map(|bytes| answer(call, bytes))
@@ -210,15 +219,30 @@ impl Engine {
         let consumes = flags & (libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0;
         let short = consumes && (1..left).contains(&received.len);
         let blind = consumes && wait && u32::from(call.words.flags) & ONTIME_CALL_BLIND != 0;
+        // Before the look behind it, which would take the next message's error for news.
+        let dequeued = flags & libc::MSG_ERRQUEUE != 0
+            && self.control.get(..received.control).is_some_and(control::holds_icmp_error);
+        let pending = if dequeued { self.pending_error(socket) } else { 0 };
         self.look_behind(socket, short, blind);
         let whole = socket.protocol == Protocol::Udp || flags & libc::MSG_ERRQUEUE != 0;
         let reply = Reply {
             data: if whole { call.moved.min(call.parts.room) } else { call.written() },
             control: received.control,
-            flags: received.flags as u32,
+            flags: received.flags as u32 | pending,
             ..Reply::number(Ok(call.moved as u32)).named(received.from.get())
         };
         Ok(Outcome::Done(reply))
+    }
+
+    /// Takes the socket's pending error off it, as ONTIME_MSG_ERROR: an answer tells it, and no event does.
+    fn pending_error(&mut self, socket: &Socket) -> u32 {
+        let error = host::take_error(socket.fd);
+        let ready = readiness::ask(socket);
+        if let Some(local) = self.local(socket.index) {
+            local.error = 0;
+        }
+        self.note(socket, ready);
+        ONTIME_MSG_ERROR | (error as u32) << ONTIME_MSG_ERRNO_SHIFT & ONTIME_MSG_ERRNO_MASK
     }
 
     fn accept(&mut self, call: &Call, socket: &Socket, new: u32) -> Tried {
@@ -236,7 +260,9 @@ impl Engine {
                 if let Some(local) = self.local(index) {
                     local.prio = call.words.prio;
                 }
-                Ok(Outcome::Done(Reply::done().named(peer.get())))
+                let failed = self.local(index).is_some_and(|local| local.ready & ONTIME_READY_ERR != 0);
+                let pending = self.shared.table.at(index).filter(|_| failed).map_or(0, |new| self.pending_error(&new));
+                Ok(Outcome::Done(Reply { flags: pending, ..Reply::done().named(peer.get()) }))
             }
             Err(error) => {
                 table.unclaim(index);

@@ -38,6 +38,8 @@ pub(crate) struct Local {
     pub polled: bool,
     /// What it was ready for when it was adopted is still to come as an event, too.
     pub adopted: bool,
+    /// A stream that has had urgent data: a receive may end at their mark, with more behind it.
+    pub urgent: bool,
     pub prio: u16,
     pub error: u16,
     pub ready: u32,
@@ -276,7 +278,9 @@ impl Engine {
         let seq = self.shared.table.reports(index);
         if let Some(local) = self.local(index) {
             let Local { dirty, again, .. } = *local;
-            *local = Local { owned: true, adopted: true, dirty, again, out_watched, seq, ready, ..Local::default() };
+            let urgent = ready & ONTIME_READY_PRI != 0;
+            *local =
+                Local { owned: true, adopted: true, dirty, again, out_watched, seq, ready, urgent, ..Local::default() };
         }
         self.shared.table.set_owner(index, self.channel);
         self.mark_dirty(index);
@@ -288,6 +292,7 @@ impl Engine {
     pub(crate) fn note(&mut self, socket: &Socket, ready: u32) {
         let Some(local) = self.local(socket.index) else { return };
         local.ready = ready;
+        local.urgent |= ready & ONTIME_READY_PRI != 0;
         if awaits_out(ready) && local.owned && !local.out_watched {
             self.watch_out(socket, true);
         }

@@ -14,8 +14,12 @@ pub enum Access {
     Get,
     /// Set and get; a buffer size in bytes, clamped to the policy's.
     Buffer,
+    /// Set; a number of connections that wait, clamped to the policy's.
+    Backlog,
     /// Set; the value begins with or holds a multicast group the policy must allow.
     Group(Group),
+    /// As `Group`, and get, for which the value that is passed in names the group.
+    Filter(Group),
 }
 
 /// How a multicast option names its group.
@@ -29,116 +33,210 @@ pub enum Group {
     Storage,
 }
 
+impl Group {
+    /// Bytes of the shortest value that names a group; each option's structure is longer.
+    pub fn shortest(self) -> usize {
+        match self {
+            Self::V4First => 4,
+            Self::V6First => 16,
+            Self::Storage => 8 + size_of::<libc::sockaddr_in>(),
+        }
+    }
+}
+
 /// Says what may be done with an option; None where it is not passed.
 pub fn access(level: i32, name: i32) -> Option<Access> {
-    OPTIONS.iter().find(|(l, n, _)| (*l, *n) == (level, name)).map(|(_, _, access)| *access)
+    OPTIONS.iter().find(|option| (option.level, option.number) == (level, name)).map(|option| option.access)
 }
 
 /// Not in the libc crate.
+const IP_RECVFRAGSIZE: i32 = 25;
+const IP_MSFILTER: i32 = 41;
+const MCAST_MSFILTER: i32 = 48;
 const IP_MULTICAST_ALL: i32 = 49;
+const IP_PROTOCOL: i32 = 52;
 const IP_UNICAST_IF: i32 = 50;
 const IP_LOCAL_PORT_RANGE: i32 = 51;
 const IPV6_MULTICAST_ALL: i32 = 29;
 const UDP_NO_CHECK6_TX: i32 = 101;
 const UDP_NO_CHECK6_RX: i32 = 102;
 const TCP_CC_INFO: i32 = 26;
+const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
 const TCP_INQ: i32 = 36;
+const TCP_IS_MPTCP: i32 = 43;
+const SO_BUF_LOCK: i32 = 72;
+const SO_TIMESTAMP_NEW: i32 = 63;
+const SO_TIMESTAMPNS_NEW: i32 = 64;
+const SO_TIMESTAMPING_NEW: i32 = 65;
+const IP_RECVERR_RFC4884: i32 = 26;
+const IPV6_2292PKTINFO: i32 = 2;
+const IPV6_2292HOPOPTS: i32 = 3;
+const IPV6_2292DSTOPTS: i32 = 4;
+const IPV6_2292RTHDR: i32 = 5;
+const IPV6_2292HOPLIMIT: i32 = 8;
+const IPV6_FLOWINFO: i32 = 11;
+const IPV6_RECVERR_RFC4884: i32 = 31;
+const IPV6_ADDR_PREFERENCES: i32 = 72;
 
-const OPTIONS: &[(i32, i32, Access)] = {
-    use Access::{Both, Buffer, Get, Group as Member};
+/// An option that is passed to the host's socket.
+struct Passed {
+    level: i32,
+    number: i32,
+    access: Access,
+    /// For the table in docs/sockets.md.
+    #[cfg_attr(not(test), allow(dead_code, reason = "a test compares the documentation with it"))]
+    name: &'static str,
+}
+
+macro_rules! option {
+    ($level:ident, $number:path, $access:expr) => {
+        Passed { level: $level, number: $number, access: $access, name: stringify!($number) }
+    };
+}
+
+const OPTIONS: &[Passed] = {
+    use Access::{Backlog, Both, Buffer, Filter, Get, Group as Member};
     use Group::{Storage, V4First, V6First};
     &[
-        (SOCKET, libc::SO_REUSEADDR, Both),
-        (SOCKET, libc::SO_TYPE, Get),
-        (SOCKET, libc::SO_ERROR, Get),
-        (SOCKET, libc::SO_DONTROUTE, Both),
-        (SOCKET, libc::SO_BROADCAST, Both),
-        (SOCKET, libc::SO_SNDBUF, Buffer),
-        (SOCKET, libc::SO_RCVBUF, Buffer),
-        (SOCKET, libc::SO_KEEPALIVE, Both),
-        (SOCKET, libc::SO_OOBINLINE, Both),
-        (SOCKET, libc::SO_PRIORITY, Both),
-        (SOCKET, libc::SO_REUSEPORT, Both),
-        (SOCKET, libc::SO_RCVLOWAT, Both),
-        (SOCKET, libc::SO_TIMESTAMP, Both),
-        (SOCKET, libc::SO_ACCEPTCONN, Get),
-        (SOCKET, libc::SO_TIMESTAMPNS, Both),
-        (SOCKET, libc::SO_TIMESTAMPING, Both),
-        (SOCKET, libc::SO_PROTOCOL, Get),
-        (SOCKET, libc::SO_DOMAIN, Get),
-        (SOCKET, libc::SO_RXQ_OVFL, Both),
-        (SOCKET, libc::SO_MAX_PACING_RATE, Both),
-        (SOCKET, libc::SO_INCOMING_CPU, Get),
-        (SOCKET, libc::SO_MEMINFO, Get),
-        (SOCKET, libc::SO_COOKIE, Get),
-        // SO_TIMESTAMP_NEW, SO_TIMESTAMPNS_NEW, SO_TIMESTAMPING_NEW: 32-bit programs with 64-bit time.
-        (SOCKET, 63, Both),
-        (SOCKET, 64, Both),
-        (SOCKET, 65, Both),
-        (IP, libc::IP_TOS, Both),
-        (IP, libc::IP_TTL, Both),
-        (IP, libc::IP_PKTINFO, Both),
-        (IP, libc::IP_MTU_DISCOVER, Both),
-        (IP, libc::IP_RECVERR, Both),
-        (IP, libc::IP_RECVTTL, Both),
-        (IP, libc::IP_RECVTOS, Both),
-        (IP, libc::IP_MTU, Get),
-        (IP, libc::IP_MINTTL, Both),
-        (IP, libc::IP_BIND_ADDRESS_NO_PORT, Both),
-        (IP, libc::IP_MULTICAST_IF, Both),
-        (IP, libc::IP_MULTICAST_TTL, Both),
-        (IP, libc::IP_MULTICAST_LOOP, Both),
-        (IP, libc::IP_ADD_MEMBERSHIP, Member(V4First)),
-        (IP, libc::IP_DROP_MEMBERSHIP, Member(V4First)),
-        (IP, libc::IP_ADD_SOURCE_MEMBERSHIP, Member(V4First)),
-        (IP, libc::IP_DROP_SOURCE_MEMBERSHIP, Member(V4First)),
-        (IP, libc::MCAST_JOIN_GROUP, Member(Storage)),
-        (IP, libc::MCAST_LEAVE_GROUP, Member(Storage)),
-        (IP, IP_MULTICAST_ALL, Both),
-        (IP, IP_UNICAST_IF, Both),
+        option!(SOCKET, libc::SO_REUSEADDR, Both),
+        option!(SOCKET, libc::SO_TYPE, Get),
+        option!(SOCKET, libc::SO_ERROR, Get),
+        option!(SOCKET, libc::SO_DONTROUTE, Both),
+        option!(SOCKET, libc::SO_BROADCAST, Both),
+        option!(SOCKET, libc::SO_SNDBUF, Buffer),
+        option!(SOCKET, libc::SO_RCVBUF, Buffer),
+        option!(SOCKET, libc::SO_NO_CHECK, Both),
+        option!(SOCKET, libc::SO_PEEK_OFF, Both),
+        option!(SOCKET, SO_BUF_LOCK, Both),
+        option!(SOCKET, libc::SO_KEEPALIVE, Both),
+        option!(SOCKET, libc::SO_OOBINLINE, Both),
+        option!(SOCKET, libc::SO_PRIORITY, Both),
+        option!(SOCKET, libc::SO_REUSEPORT, Both),
+        option!(SOCKET, libc::SO_RCVLOWAT, Both),
+        option!(SOCKET, libc::SO_TIMESTAMP, Both),
+        option!(SOCKET, libc::SO_ACCEPTCONN, Get),
+        option!(SOCKET, libc::SO_TIMESTAMPNS, Both),
+        option!(SOCKET, libc::SO_TIMESTAMPING, Both),
+        option!(SOCKET, libc::SO_PROTOCOL, Get),
+        option!(SOCKET, libc::SO_DOMAIN, Get),
+        option!(SOCKET, libc::SO_RXQ_OVFL, Both),
+        option!(SOCKET, libc::SO_MAX_PACING_RATE, Both),
+        option!(SOCKET, libc::SO_INCOMING_CPU, Get),
+        option!(SOCKET, libc::SO_MEMINFO, Get),
+        option!(SOCKET, libc::SO_COOKIE, Get),
+        // Of 32-bit programs with 64-bit time.
+        option!(SOCKET, SO_TIMESTAMP_NEW, Both),
+        option!(SOCKET, SO_TIMESTAMPNS_NEW, Both),
+        option!(SOCKET, SO_TIMESTAMPING_NEW, Both),
+        option!(IP, libc::IP_TOS, Both),
+        option!(IP, libc::IP_TTL, Both),
+        option!(IP, libc::IP_PKTINFO, Both),
+        option!(IP, libc::IP_MTU_DISCOVER, Both),
+        option!(IP, libc::IP_RECVERR, Both),
+        option!(IP, libc::IP_RECVTTL, Both),
+        option!(IP, libc::IP_RECVTOS, Both),
+        option!(IP, libc::IP_MTU, Get),
+        option!(IP, libc::IP_MINTTL, Both),
+        option!(IP, libc::IP_BIND_ADDRESS_NO_PORT, Both),
+        option!(IP, libc::IP_MULTICAST_IF, Both),
+        option!(IP, libc::IP_MULTICAST_TTL, Both),
+        option!(IP, libc::IP_MULTICAST_LOOP, Both),
+        option!(IP, libc::IP_ADD_MEMBERSHIP, Member(V4First)),
+        option!(IP, libc::IP_DROP_MEMBERSHIP, Member(V4First)),
+        option!(IP, libc::IP_ADD_SOURCE_MEMBERSHIP, Member(V4First)),
+        option!(IP, libc::IP_DROP_SOURCE_MEMBERSHIP, Member(V4First)),
+        option!(IP, libc::IP_BLOCK_SOURCE, Member(V4First)),
+        option!(IP, libc::IP_UNBLOCK_SOURCE, Member(V4First)),
+        option!(IP, IP_MSFILTER, Filter(V4First)),
+        option!(IP, libc::MCAST_JOIN_GROUP, Member(Storage)),
+        option!(IP, libc::MCAST_LEAVE_GROUP, Member(Storage)),
+        option!(IP, libc::MCAST_BLOCK_SOURCE, Member(Storage)),
+        option!(IP, libc::MCAST_UNBLOCK_SOURCE, Member(Storage)),
+        option!(IP, libc::MCAST_JOIN_SOURCE_GROUP, Member(Storage)),
+        option!(IP, libc::MCAST_LEAVE_SOURCE_GROUP, Member(Storage)),
+        option!(IP, MCAST_MSFILTER, Filter(Storage)),
+        option!(IP, libc::IP_RECVOPTS, Both),
+        option!(IP, libc::IP_RETOPTS, Both),
+        option!(IP, libc::IP_RECVORIGDSTADDR, Both),
+        option!(IP, libc::IP_CHECKSUM, Both),
+        option!(IP, IP_RECVFRAGSIZE, Both),
+        option!(IP, IP_RECVERR_RFC4884, Both),
+        option!(IP, IP_PROTOCOL, Get),
+        option!(IP, IP_MULTICAST_ALL, Both),
+        option!(IP, IP_UNICAST_IF, Both),
         // To set it is to choose a local port without a bind.
-        (IP, IP_LOCAL_PORT_RANGE, Get),
-        (TCP, libc::TCP_NODELAY, Both),
-        (TCP, libc::TCP_MAXSEG, Both),
-        (TCP, libc::TCP_CORK, Both),
-        (TCP, libc::TCP_KEEPIDLE, Both),
-        (TCP, libc::TCP_KEEPINTVL, Both),
-        (TCP, libc::TCP_KEEPCNT, Both),
-        (TCP, libc::TCP_SYNCNT, Both),
-        (TCP, libc::TCP_LINGER2, Both),
-        (TCP, libc::TCP_DEFER_ACCEPT, Both),
-        (TCP, libc::TCP_WINDOW_CLAMP, Both),
-        (TCP, libc::TCP_INFO, Get),
-        (TCP, libc::TCP_QUICKACK, Both),
-        (TCP, libc::TCP_CONGESTION, Both),
-        (TCP, libc::TCP_THIN_LINEAR_TIMEOUTS, Both),
-        (TCP, libc::TCP_USER_TIMEOUT, Both),
-        (TCP, libc::TCP_NOTSENT_LOWAT, Both),
-        (TCP, TCP_CC_INFO, Get),
-        (TCP, TCP_INQ, Both),
-        (UDP, libc::UDP_CORK, Both),
-        (UDP, UDP_NO_CHECK6_TX, Both),
-        (UDP, UDP_NO_CHECK6_RX, Both),
-        (UDP, libc::UDP_SEGMENT, Both),
-        (UDP, libc::UDP_GRO, Both),
-        (V6, libc::IPV6_V6ONLY, Both),
-        (V6, libc::IPV6_UNICAST_HOPS, Both),
-        (V6, libc::IPV6_MULTICAST_IF, Both),
-        (V6, libc::IPV6_MULTICAST_HOPS, Both),
-        (V6, libc::IPV6_MULTICAST_LOOP, Both),
-        (V6, libc::IPV6_ADD_MEMBERSHIP, Member(V6First)),
-        (V6, libc::IPV6_DROP_MEMBERSHIP, Member(V6First)),
-        (V6, libc::MCAST_JOIN_GROUP, Member(Storage)),
-        (V6, libc::MCAST_LEAVE_GROUP, Member(Storage)),
-        (V6, libc::IPV6_MTU_DISCOVER, Both),
-        (V6, libc::IPV6_MTU, Get),
-        (V6, libc::IPV6_RECVERR, Both),
-        (V6, libc::IPV6_RECVPKTINFO, Both),
-        (V6, libc::IPV6_RECVHOPLIMIT, Both),
-        (V6, libc::IPV6_RECVTCLASS, Both),
-        (V6, libc::IPV6_TCLASS, Both),
-        (V6, libc::IPV6_DONTFRAG, Both),
-        (V6, IPV6_MULTICAST_ALL, Both),
+        option!(IP, IP_LOCAL_PORT_RANGE, Get),
+        option!(TCP, libc::TCP_NODELAY, Both),
+        option!(TCP, libc::TCP_MAXSEG, Both),
+        option!(TCP, libc::TCP_CORK, Both),
+        option!(TCP, libc::TCP_KEEPIDLE, Both),
+        option!(TCP, libc::TCP_KEEPINTVL, Both),
+        option!(TCP, libc::TCP_KEEPCNT, Both),
+        option!(TCP, libc::TCP_SYNCNT, Both),
+        option!(TCP, libc::TCP_LINGER2, Both),
+        option!(TCP, libc::TCP_DEFER_ACCEPT, Both),
+        option!(TCP, libc::TCP_WINDOW_CLAMP, Both),
+        option!(TCP, libc::TCP_INFO, Get),
+        option!(TCP, libc::TCP_QUICKACK, Both),
+        option!(TCP, libc::TCP_CONGESTION, Both),
+        option!(TCP, libc::TCP_THIN_LINEAR_TIMEOUTS, Both),
+        option!(TCP, libc::TCP_USER_TIMEOUT, Both),
+        option!(TCP, libc::TCP_NOTSENT_LOWAT, Both),
+        option!(TCP, TCP_CC_INFO, Get),
+        option!(TCP, TCP_INQ, Both),
+        option!(TCP, libc::TCP_THIN_DUPACK, Both),
+        option!(TCP, libc::TCP_SAVE_SYN, Both),
+        option!(TCP, libc::TCP_SAVED_SYN, Get),
+        option!(TCP, libc::TCP_FASTOPEN, Backlog),
+        option!(TCP, TCP_FASTOPEN_NO_COOKIE, Both),
+        option!(TCP, libc::TCP_TIMESTAMP, Get),
+        option!(TCP, TCP_IS_MPTCP, Get),
+        option!(UDP, libc::UDP_CORK, Both),
+        option!(UDP, UDP_NO_CHECK6_TX, Both),
+        option!(UDP, UDP_NO_CHECK6_RX, Both),
+        option!(UDP, libc::UDP_SEGMENT, Both),
+        option!(UDP, libc::UDP_GRO, Both),
+        option!(V6, libc::IPV6_V6ONLY, Both),
+        option!(V6, libc::IPV6_UNICAST_HOPS, Both),
+        option!(V6, libc::IPV6_MULTICAST_IF, Both),
+        option!(V6, libc::IPV6_MULTICAST_HOPS, Both),
+        option!(V6, libc::IPV6_MULTICAST_LOOP, Both),
+        option!(V6, libc::IPV6_ADD_MEMBERSHIP, Member(V6First)),
+        option!(V6, libc::IPV6_DROP_MEMBERSHIP, Member(V6First)),
+        option!(V6, libc::MCAST_JOIN_GROUP, Member(Storage)),
+        option!(V6, libc::MCAST_LEAVE_GROUP, Member(Storage)),
+        option!(V6, libc::MCAST_BLOCK_SOURCE, Member(Storage)),
+        option!(V6, libc::MCAST_UNBLOCK_SOURCE, Member(Storage)),
+        option!(V6, libc::MCAST_JOIN_SOURCE_GROUP, Member(Storage)),
+        option!(V6, libc::MCAST_LEAVE_SOURCE_GROUP, Member(Storage)),
+        option!(V6, MCAST_MSFILTER, Filter(Storage)),
+        option!(V6, IPV6_2292PKTINFO, Both),
+        option!(V6, IPV6_2292HOPOPTS, Both),
+        option!(V6, IPV6_2292DSTOPTS, Both),
+        option!(V6, IPV6_2292RTHDR, Both),
+        option!(V6, IPV6_2292HOPLIMIT, Both),
+        option!(V6, IPV6_FLOWINFO, Both),
+        option!(V6, IPV6_RECVERR_RFC4884, Both),
+        option!(V6, IPV6_ADDR_PREFERENCES, Both),
+        option!(V6, libc::IPV6_RECVHOPOPTS, Both),
+        option!(V6, libc::IPV6_RECVDSTOPTS, Both),
+        option!(V6, libc::IPV6_RECVRTHDR, Both),
+        option!(V6, libc::IPV6_RECVPATHMTU, Both),
+        option!(V6, libc::IPV6_PATHMTU, Get),
+        option!(V6, libc::IPV6_AUTOFLOWLABEL, Both),
+        option!(V6, libc::IPV6_MINHOPCOUNT, Both),
+        option!(V6, libc::IPV6_UNICAST_IF, Both),
+        option!(V6, libc::IPV6_RECVORIGDSTADDR, Both),
+        option!(V6, libc::IPV6_RECVFRAGSIZE, Both),
+        option!(V6, libc::IPV6_MTU_DISCOVER, Both),
+        option!(V6, libc::IPV6_MTU, Both),
+        option!(V6, libc::IPV6_RECVERR, Both),
+        option!(V6, libc::IPV6_RECVPKTINFO, Both),
+        option!(V6, libc::IPV6_RECVHOPLIMIT, Both),
+        option!(V6, libc::IPV6_RECVTCLASS, Both),
+        option!(V6, libc::IPV6_TCLASS, Both),
+        option!(V6, libc::IPV6_DONTFRAG, Both),
+        option!(V6, IPV6_MULTICAST_ALL, Both),
     ]
 };
 
@@ -172,9 +270,52 @@ mod tests {
 
     #[test]
     fn each_option_is_listed_once() {
-        for (at, (level, name, _)) in OPTIONS.iter().enumerate() {
-            let first = OPTIONS.iter().position(|(l, n, _)| (l, n) == (level, name));
-            assert_eq!(first, Some(at), "level {level}, option {name}");
+        for (at, option) in OPTIONS.iter().enumerate() {
+            let first = OPTIONS.iter().position(|o| (o.level, o.number) == (option.level, option.number));
+            assert_eq!(first, Some(at), "{}", option.name);
+        }
+    }
+
+    /// The rows of the table in docs/sockets.md.
+    fn rows() -> String {
+        let levels = [
+            (SOCKET, "SOL_SOCKET", "SO_"),
+            (TCP, "TCP", "TCP_"),
+            (UDP, "UDP", "UDP_"),
+            (IP, "IP", "IP_"),
+            (V6, "IPv6", "IPV6_"),
+        ];
+        let mut rows = String::new();
+        for (level, title, prefix) in levels {
+            let names = |wanted: &dyn Fn(Access) -> bool| {
+                let chosen = OPTIONS.iter().filter(|option| option.level == level && wanted(option.access));
+                let plain =
+                    |option: &Passed| option.name.replace("libc :: ", "").replace("libc::", "").replace(prefix, "");
+                chosen.map(plain).collect::<Vec<_>>().join(" ")
+            };
+            let read = names(&|access| access == Access::Get);
+            let read = if read.is_empty() { read } else { format!("; to read: {read}") };
+            rows += &format!("| {title} | {}{read} |\n", names(&|access| access != Access::Get));
+        }
+        rows
+    }
+
+    #[test]
+    fn the_documentation_lists_the_options_that_are_passed() {
+        let page = include_str!("../../../docs/sockets.md");
+        assert!(
+            page.contains(&rows()),
+            "docs/sockets.md, \"What reaches the host's socket\", should have:\n{}",
+            rows()
+        );
+    }
+
+    #[test]
+    fn short_values_name_no_group() {
+        for option in OPTIONS {
+            if let Access::Group(group) | Access::Filter(group) = option.access {
+                assert!(group.shortest() >= 4, "{}", option.name);
+            }
         }
     }
 }

@@ -36,7 +36,8 @@ impl Engine {
         }
         // A call of the same batch of events may have taken what had come: only a receiver, who finds out, takes their word for it. And a
         // stream has more to tell than the wake-up.
-        let word = |bits: &u32| bits & (ONTIME_READY_IN | ONTIME_READY_ERR) == ONTIME_READY_IN;
+        let more = ONTIME_READY_ERR | ONTIME_READY_HUP | ONTIME_READY_RDHUP;
+        let word = |bits: &u32| bits & (ONTIME_READY_IN | more) == ONTIME_READY_IN;
         let told = said.filter(word).filter(|_| receiver && socket.protocol == Protocol::Udp);
         let mut ready = match told {
             // What was not said is as it was.

@@ -398,13 +398,22 @@ impl Worker {
             Access::Get => return Err(Errno(libc::ENOPROTOOPT)),
             Access::Both => {}
             Access::Buffer => {
-                let wanted = value.first_chunk_mut::<4>().ok_or(Errno(libc::EINVAL))?;
-                // The kernel takes a negative size for a huge one.
-                *wanted = u32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.buffer as u32).to_ne_bytes();
+                // The kernel refuses a short one, and takes a negative size for a huge one.
+                if let Some(wanted) = value.first_chunk_mut::<4>() {
+                    *wanted = u32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.buffer as u32).to_ne_bytes();
+                }
             }
-            Access::Group(group) => {
-                let group = group_address(group, value).ok_or(Errno(libc::EINVAL))?;
-                shared.vm.policy.join(group).inspect_err(|_| count(&shared.counters.refused_reach))?;
+            Access::Backlog => {
+                if let Some(wanted) = value.first_chunk_mut::<4>() {
+                    *wanted = i32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.backlog).to_ne_bytes();
+                }
+            }
+            Access::Group(group) | Access::Filter(group) => {
+                // The kernel refuses what is too short to name one.
+                if value.len() >= group.shortest() {
+                    let group = group_address(group, value).ok_or(Errno(libc::EINVAL))?;
+                    shared.vm.policy.join(group).inspect_err(|_| count(&shared.counters.refused_reach))?;
+                }
                 // A close that leaves groups waits for the kernel's `rtnl`.
                 shared.table.set_more(socket.index);
             }

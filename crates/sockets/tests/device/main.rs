@@ -17,6 +17,7 @@ mod hostile;
 mod many;
 mod order;
 mod refusals;
+mod states;
 mod steps;
 
 use std::io::{Read, Write};

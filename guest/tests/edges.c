@@ -1,0 +1,493 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * The states of a socket and what leads from each to the next: every operation in every state, then what the socket
+ * says of itself. A line an edge: what the operation gave, the poll bits, SO_ERROR, SO_ACCEPTCONN, the poll bits after
+ * that, and what a receive gives.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "conform.h"
+
+#define SETTLE_US 10000
+
+/* What an edge is made of: the socket itself, its peer or another socket in a state's way, a listener to connect to. */
+struct place {
+	int family, type, fd, peer, more, listener;
+	struct sockaddr_storage addr, gone;
+	socklen_t len;
+};
+
+static void other_listener(struct place *place)
+{
+	int closed = tcp_listener(place->family, &place->gone, &place->len);
+
+	close(closed);
+	place->listener = tcp_listener(place->family, &place->addr, &place->len);
+}
+
+static void fresh(struct place *place)
+{
+	place->fd = socket(place->family, place->type, 0);
+}
+
+static void bound(struct place *place)
+{
+	struct sockaddr_storage addr;
+	socklen_t len;
+
+	place->fd = place->type == SOCK_STREAM ? tcp_listener(place->family, &addr, &len) :
+						 udp_bound(place->family, &addr, &len);
+}
+
+static void connected(struct place *place)
+{
+	int pair[2];
+
+	if (place->type == SOCK_STREAM) {
+		tcp_pair(place->family, pair);
+		place->fd = pair[0];
+		place->peer = pair[1];
+		return;
+	}
+	place->fd = socket(place->family, place->type, 0);
+	place->peer = udp_bound(place->family, &place->addr, &place->len);
+	connect(place->fd, (struct sockaddr *)&place->addr, place->len);
+}
+
+static void with_data(struct place *place)
+{
+	struct sockaddr_storage addr;
+	socklen_t len = sizeof(addr);
+
+	connected(place);
+	getsockname(place->fd, (struct sockaddr *)&addr, &len);
+	sendto(place->peer, "abc", 3, 0, place->type == SOCK_DGRAM ? (struct sockaddr *)&addr : NULL,
+	       place->type == SOCK_DGRAM ? len : 0);
+}
+
+static void dissolve(int fd)
+{
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+
+	connect(fd, &none, sizeof(none));
+}
+
+static void dissolved(struct place *place)
+{
+	connected(place);
+	dissolve(place->fd);
+}
+
+static void shut(struct place *place, int how)
+{
+	connected(place);
+	shutdown(place->fd, how);
+}
+
+static void shut_read(struct place *place)
+{
+	shut(place, SHUT_RD);
+}
+
+static void shut_write(struct place *place)
+{
+	shut(place, SHUT_WR);
+}
+
+static void shut_both(struct place *place)
+{
+	shut(place, SHUT_RDWR);
+}
+
+static void fresh_shut(struct place *place)
+{
+	fresh(place);
+	shutdown(place->fd, SHUT_RDWR);
+}
+
+static void pending(struct place *place)
+{
+	struct sockaddr_storage addr;
+	socklen_t len;
+
+	place->fd = tcp_listener(place->family, &addr, &len);
+	place->peer = socket(place->family, SOCK_STREAM, 0);
+	connect(place->peer, (struct sockaddr *)&addr, len);
+}
+
+static void listener_shut(struct place *place)
+{
+	bound(place);
+	shutdown(place->fd, SHUT_RD);
+}
+
+static void listener_dissolved(struct place *place)
+{
+	pending(place);
+	dissolve(place->fd);
+}
+
+static void refused(struct place *place)
+{
+	fresh(place);
+	connect(place->fd, (struct sockaddr *)&place->gone, place->len);
+}
+
+/* The application has not seen the error yet. */
+static void refused_unseen(struct place *place)
+{
+	fresh(place);
+	fcntl(place->fd, F_SETFL, O_NONBLOCK);
+	connect(place->fd, (struct sockaddr *)&place->gone, place->len);
+	fcntl(place->fd, F_SETFL, 0);
+}
+
+static void refused_read(struct place *place)
+{
+	int value;
+	socklen_t len = sizeof(value);
+
+	refused_unseen(place);
+	usleep(SETTLE_US);
+	getsockopt(place->fd, SOL_SOCKET, SO_ERROR, &value, &len);
+}
+
+static void peer_closed(struct place *place)
+{
+	with_data(place);
+	close(place->peer);
+	place->peer = -1;
+}
+
+static void peer_shut(struct place *place)
+{
+	connected(place);
+	shutdown(place->peer, SHUT_WR);
+}
+
+static void reset(int fd)
+{
+	struct linger abort = { 1, 0 };
+
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &abort, sizeof(abort));
+	close(fd);
+}
+
+static void peer_reset(struct place *place)
+{
+	connected(place);
+	reset(place->peer);
+	place->peer = -1;
+}
+
+static void reset_before_accept(struct place *place)
+{
+	int listener;
+
+	pending(place);
+	reset(place->peer);
+	place->peer = -1;
+	usleep(SETTLE_US);
+	listener = place->fd;
+	place->fd = accept(listener, NULL, NULL);
+	close(listener);
+}
+
+/* To a listener whose queue is full: no answer comes. */
+static void connecting(struct place *place)
+{
+	struct sockaddr_storage addr;
+	socklen_t len;
+
+	place->more = tcp_listener(place->family, &addr, &len);
+	listen(place->more, 0);
+	place->peer = socket(place->family, SOCK_STREAM, 0);
+	connect(place->peer, (struct sockaddr *)&addr, len);
+	place->fd = socket(place->family, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	connect(place->fd, (struct sockaddr *)&addr, len);
+}
+
+/* ICMP says that nobody is there. */
+static void told_of_nobody(struct place *place)
+{
+	connected(place);
+	close(place->peer);
+	place->peer = -1;
+	send(place->fd, "x", 1, 0);
+}
+
+struct state {
+	const char *name;
+	void (*make)(struct place *place);
+};
+
+static const struct state streams[] = {
+	{ "fresh", fresh }, { "fresh, shut", fresh_shut }, { "listening", bound }, { "listening, one waits", pending },
+	{ "listener shut", listener_shut }, { "listener dissolved", listener_dissolved }, { "connected", connected },
+	{ "with data", with_data }, { "dissolved", dissolved }, { "shut to read", shut_read },
+	{ "shut to write", shut_write }, { "shut", shut_both }, { "refused", refused },
+	{ "refused, unseen", refused_unseen }, { "refused, read", refused_read }, { "peer closed", peer_closed }, { "peer shut", peer_shut },
+	{ "peer reset", peer_reset }, { "reset before accept", reset_before_accept }, { "connecting", connecting },
+};
+
+static const struct state datagrams[] = {
+	{ "fresh", fresh }, { "fresh, shut", fresh_shut }, { "bound", bound }, { "connected", connected },
+	{ "with data", with_data }, { "dissolved", dissolved }, { "shut to read", shut_read },
+	{ "shut to write", shut_write }, { "shut", shut_both }, { "told of nobody", told_of_nobody },
+};
+
+static long op_nothing(struct place *place)
+{
+	(void)place;
+	return 0;
+}
+
+static long op_recv(struct place *place)
+{
+	char in[2];
+
+	return recv(place->fd, in, sizeof(in), MSG_DONTWAIT);
+}
+
+static long op_peek(struct place *place)
+{
+	char in[2];
+
+	return recv(place->fd, in, sizeof(in), MSG_DONTWAIT | MSG_PEEK);
+}
+
+static long op_urgent(struct place *place)
+{
+	char in[2];
+
+	return recv(place->fd, in, sizeof(in), MSG_DONTWAIT | MSG_OOB);
+}
+
+static long op_send(struct place *place)
+{
+	return send(place->fd, "x", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static long op_connect(struct place *place)
+{
+	return connect(place->fd, (struct sockaddr *)&place->addr, place->len);
+}
+
+static long op_connect_to_nobody(struct place *place)
+{
+	return connect(place->fd, (struct sockaddr *)&place->gone, place->len);
+}
+
+static long op_dissolve(struct place *place)
+{
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+
+	return connect(place->fd, &none, sizeof(none));
+}
+
+static long op_bind(struct place *place)
+{
+	struct sockaddr_storage any = { .ss_family = place->family };
+
+	return bind(place->fd, (struct sockaddr *)&any, place->len);
+}
+
+static long op_bind_unspec(struct place *place)
+{
+	struct sockaddr_storage any = { .ss_family = AF_UNSPEC };
+
+	return bind(place->fd, (struct sockaddr *)&any, place->len);
+}
+
+static long op_listen(struct place *place)
+{
+	return listen(place->fd, 4);
+}
+
+static long op_accept(struct place *place)
+{
+	int child, flags = fcntl(place->fd, F_GETFL);
+
+	fcntl(place->fd, F_SETFL, flags | O_NONBLOCK);
+	child = accept(place->fd, NULL, NULL);
+	if (child >= 0)
+		close(child);
+	fcntl(place->fd, F_SETFL, flags);
+	return child < 0 ? -1 : 0;
+}
+
+static long op_shut_read(struct place *place)
+{
+	return shutdown(place->fd, SHUT_RD);
+}
+
+static long op_shut_write(struct place *place)
+{
+	return shutdown(place->fd, SHUT_WR);
+}
+
+static long op_shut(struct place *place)
+{
+	return shutdown(place->fd, SHUT_RDWR);
+}
+
+static long op_peer(struct place *place)
+{
+	struct sockaddr_storage name;
+	socklen_t len = sizeof(name);
+
+	return getpeername(place->fd, (struct sockaddr *)&name, &len);
+}
+
+static long op_unread(struct place *place)
+{
+	int number = -1;
+
+	return ioctl(place->fd, FIONREAD, &number) ? -1 : number;
+}
+
+static const struct {
+	const char *name;
+	long (*run)(struct place *place);
+} ops[] = {
+	{ "nothing", op_nothing }, { "recv", op_recv }, { "peek", op_peek }, { "urgent", op_urgent }, { "send", op_send },
+	{ "connect", op_connect }, { "connect to nobody", op_connect_to_nobody }, { "dissolve", op_dissolve },
+	{ "bind", op_bind }, { "bind unspec", op_bind_unspec }, { "listen", op_listen }, { "accept", op_accept },
+	{ "shut read", op_shut_read }, { "shut write", op_shut_write }, { "shut", op_shut }, { "peer's name", op_peer },
+	{ "unread", op_unread },
+};
+
+static const char *said(char *text, size_t size, long result)
+{
+	if (result < 0)
+		return strerrorname_np(errno);
+	snprintf(text, size, "%ld", result);
+	return text;
+}
+
+static short polled(int fd)
+{
+	struct pollfd one = { .fd = fd, .events = POLLIN | POLLPRI | POLLOUT | POLLRDHUP };
+
+	poll(&one, 1, 0);
+	return one.revents;
+}
+
+static int number_of(int fd, int name)
+{
+	int value = -1;
+	socklen_t len = sizeof(value);
+
+	getsockopt(fd, SOL_SOCKET, name, &value, &len);
+	return value;
+}
+
+static void edge(int family, int type, const struct state *state, unsigned int op)
+{
+	struct place place = { .family = family, .type = type, .fd = -1, .peer = -1, .more = -1, .listener = -1 };
+	char gave[24], got[24], name[80];
+	short before, after;
+	int error;
+
+	other_listener(&place);
+	state->make(&place);
+	usleep(SETTLE_US);
+	snprintf(gave, sizeof(gave), "%s", said(got, sizeof(got), ops[op].run(&place)));
+	usleep(SETTLE_US);
+	before = polled(place.fd);
+	error = number_of(place.fd, SO_ERROR);
+	after = polled(place.fd);
+	snprintf(name, sizeof(name), "%s %s, %s", type == SOCK_STREAM ? "stream" : "datagram", state->name, ops[op].name);
+	printf("edge %d %s: %s, %#x, %s, %d, %#x, ", family, name, gave, before, error ? strerrorname_np(error) : "0",
+	       number_of(place.fd, SO_ACCEPTCONN), after);
+	printf("%s\n", said(got, sizeof(got), op_recv(&place)));
+	fflush(stdout);
+	close(place.fd);
+	close(place.peer);
+	close(place.more);
+	close(place.listener);
+}
+
+/* What waits ends as the socket changes in another thread. */
+struct waiting {
+	int fd;
+	void *(*wait)(void *fd);
+	long result;
+	int error;
+};
+
+static struct waiting now;
+
+static void *waits(void *unused)
+{
+	char in[4];
+	struct pollfd one = { .fd = now.fd, .events = POLLIN };
+
+	if (now.wait == NULL)
+		now.result = recv(now.fd, in, sizeof(in), 0);
+	else if (now.wait == (void *)poll)
+		now.result = poll(&one, 1, 3000) > 0 ? one.revents : -1;
+	else
+		now.result = accept(now.fd, NULL, NULL);
+	now.error = errno;
+	return unused;
+}
+
+static void ends(int family, int type, const char *what, void (*make)(struct place *place), void *wait, int how)
+{
+	struct place place = { .family = family, .type = type, .fd = -1, .peer = -1, .more = -1, .listener = -1 };
+	pthread_t thread;
+	char got[24];
+
+	other_listener(&place);
+	make(&place);
+	now = (struct waiting) { .fd = place.fd, .wait = wait };
+	pthread_create(&thread, NULL, waits, NULL);
+	usleep(100000);
+	if (how < 0)
+		dissolve(place.fd);
+	else
+		shutdown(place.fd, how);
+	pthread_join(thread, NULL);
+	errno = now.error;
+	printf("ends %d %d %s, %s: %s\n", family, type, what,
+	       how < 0 ? "dissolved" : how == SHUT_RD ? "shut to read" : "shut", said(got, sizeof(got), now.result));
+	fflush(stdout);
+	close(place.fd);
+	close(place.peer);
+	close(place.more);
+	close(place.listener);
+}
+
+void test_edges(int family)
+{
+	static const int hows[] = { SHUT_RD, SHUT_RDWR };
+	unsigned int i, j;
+
+	for (i = 0; i < sizeof(streams) / sizeof(*streams); i++)
+		for (j = 0; j < sizeof(ops) / sizeof(*ops); j++)
+			edge(family, SOCK_STREAM, &streams[i], j);
+	for (i = 0; i < sizeof(datagrams) / sizeof(*datagrams); i++)
+		for (j = 0; j < sizeof(ops) / sizeof(*ops); j++)
+			edge(family, SOCK_DGRAM, &datagrams[i], j);
+	for (i = 0; i < sizeof(hows) / sizeof(*hows); i++) {
+		ends(family, SOCK_STREAM, "recv", connected, NULL, hows[i]);
+		ends(family, SOCK_STREAM, "poll", connected, poll, hows[i]);
+		ends(family, SOCK_STREAM, "accept", bound, accept, hows[i]);
+		ends(family, SOCK_STREAM, "poll of a listener", bound, poll, hows[i]);
+		ends(family, SOCK_DGRAM, "recv", connected, NULL, hows[i]);
+		ends(family, SOCK_DGRAM, "recv without a name", fresh, NULL, hows[i]);
+		ends(family, SOCK_DGRAM, "recv bound", bound, NULL, hows[i]);
+		ends(family, SOCK_DGRAM, "poll", connected, poll, hows[i]);
+	}
+	ends(family, SOCK_STREAM, "poll", connected, poll, -1);
+	ends(family, SOCK_STREAM, "accept", bound, accept, -1);
+}

@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* What applications meet seldom: bad addresses, stamps, error queues, urgent data, odd lengths of options. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/errqueue.h>
+#include <linux/sockios.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "conform.h"
+
+#define SETTLE_US 20000
+
+static int datagrams(int family, int pair[2])
+{
+	struct sockaddr_storage addr;
+	socklen_t len;
+
+	pair[1] = udp_bound(family, &addr, &len);
+	pair[0] = socket(family, SOCK_DGRAM, 0);
+	return connect(pair[0], (struct sockaddr *)&addr, len);
+}
+
+static void quiet(int fd)
+{
+	int value = -1;
+	socklen_t len = sizeof(value);
+
+	show_poll("bits", fd, POLLIN | POLLPRI | POLLRDHUP, 0);
+	getsockopt(fd, SOL_SOCKET, SO_ERROR, &value, &len);
+	show("SO_ERROR", value);
+}
+
+/* Of a stream nothing is lost where the buffer is bad; a datagram is, as in Linux. */
+static void bad_addresses(int family)
+{
+	static const size_t rooms[] = { 4, 1500, 9000 };
+	static char text[6000], in[9000];
+	int pair[2];
+	unsigned int i;
+
+	tcp_pair(family, pair);
+	for (i = 0; i < 3; i++) {
+		say("bad, nothing there", recv(pair[0], (void *)1, rooms[i], MSG_DONTWAIT));
+		send(pair[1], "abc", 3, 0);
+		usleep(SETTLE_US);
+		say("bad", recv(pair[0], (void *)1, rooms[i], MSG_DONTWAIT));
+		say("bad, peeked at", recv(pair[0], (void *)1, rooms[i], MSG_DONTWAIT | MSG_PEEK));
+		quiet(pair[0]);
+		say("good", recv(pair[0], in, rooms[i], MSG_DONTWAIT));
+		show("first", in[0]);
+		say("none left", recv(pair[0], in, rooms[i], MSG_DONTWAIT));
+	}
+	memset(text, 'x', sizeof(text));
+	text[0] = 'a';
+	send(pair[1], text, sizeof(text), 0);
+	usleep(SETTLE_US);
+	say("bad, large", recv(pair[0], (void *)1, sizeof(in), MSG_DONTWAIT));
+	say("good, large", recv(pair[0], in, sizeof(in), MSG_WAITALL | MSG_DONTWAIT) > 0 ? 1 : -1);
+	show("first", in[0]);
+	close(pair[0]);
+	close(pair[1]);
+
+	datagrams(family, pair);
+	for (i = 0; i < 3; i++) {
+		say("bad, nothing there", recv(pair[1], (void *)1, rooms[i], MSG_DONTWAIT));
+		send(pair[0], "abc", 3, 0);
+		send(pair[0], "def", 3, 0);
+		usleep(SETTLE_US);
+		say("bad", recv(pair[1], (void *)1, rooms[i], MSG_DONTWAIT));
+		say("good", recv(pair[1], in, rooms[i], MSG_DONTWAIT));
+		show("first", in[0]);
+		say("none left", recv(pair[1], in, rooms[i], MSG_DONTWAIT));
+	}
+	say("bad send", send(pair[0], (void *)1, 3, 0));
+	close(pair[0]);
+	close(pair[1]);
+}
+
+static void stamps(int family)
+{
+	struct timeval then = {}, stamp = {};
+	char in[4];
+	int pair[2], i;
+
+	datagrams(family, pair);
+	say("SIOCGSTAMP at first", ioctl(pair[1], SIOCGSTAMP, &stamp));
+	for (i = 0; i < 2; i++) {
+		gettimeofday(&then, NULL);
+		send(pair[0], "x", 1, 0);
+		recv(pair[1], in, sizeof(in), 0);
+	}
+	say("SIOCGSTAMP", ioctl(pair[1], SIOCGSTAMP, &stamp));
+	show("of the second", labs(stamp.tv_sec - then.tv_sec) < 5);
+	say("SIOCGSTAMPNS", ioctl(pair[1], SIOCGSTAMPNS, &stamp));
+	close(pair[0]);
+	close(pair[1]);
+}
+
+/* Control messages without room for them. */
+static void no_room(int family)
+{
+	int level = family == AF_INET ? IPPROTO_IP : IPPROTO_IPV6, name = family == AF_INET ? IP_PKTINFO : IPV6_RECVPKTINFO;
+	char in[8], control[8];
+	struct iovec iov = { in, sizeof(in) };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
+	int pair[2], one = 1;
+
+	datagrams(family, pair);
+	setsockopt(pair[1], level, name, &one, sizeof(one));
+	send(pair[0], "abc", 3, 0);
+	say("no room", recvmsg(pair[1], &msg, 0));
+	show("flags", msg.msg_flags);
+	send(pair[0], "abc", 3, 0);
+	msg.msg_control = control;
+	msg.msg_controllen = sizeof(control);
+	say("too little", recvmsg(pair[1], &msg, 0));
+	show("flags", msg.msg_flags);
+	close(pair[0]);
+	close(pair[1]);
+}
+
+static void queued_error(int fd)
+{
+	char in[8], control[512];
+	struct iovec iov = { in, sizeof(in) };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+
+	say("from the queue", recvmsg(fd, &msg, MSG_ERRQUEUE));
+	quiet(fd);
+}
+
+/* An error that was read from the queue is not the socket's any more; the next one in the queue is. */
+static void error_queue(int family)
+{
+	int level = family == AF_INET ? IPPROTO_IP : IPPROTO_IPV6, name = family == AF_INET ? IP_RECVERR : IPV6_RECVERR;
+	struct sockaddr_storage gone;
+	socklen_t len;
+	int closed = udp_bound(family, &gone, &len), fd = socket(family, SOCK_DGRAM, 0), one = 1;
+	char in[4];
+
+	close(closed);
+	setsockopt(fd, level, name, &one, sizeof(one));
+	say("empty", recv(fd, in, sizeof(in), MSG_ERRQUEUE));
+	say("to nobody", sendto(fd, "x", 1, 0, (struct sockaddr *)&gone, len));
+	usleep(SETTLE_US);
+	queued_error(fd);
+	say("recv", recv(fd, in, sizeof(in), MSG_DONTWAIT));
+	say("to nobody", sendto(fd, "x", 1, 0, (struct sockaddr *)&gone, len));
+	usleep(SETTLE_US);
+	say("to nobody, told", sendto(fd, "y", 1, 0, (struct sockaddr *)&gone, len));
+	say("to nobody, again", sendto(fd, "y", 1, 0, (struct sockaddr *)&gone, len));
+	usleep(SETTLE_US);
+	queued_error(fd);
+	queued_error(fd);
+	say("recv", recv(fd, in, sizeof(in), MSG_DONTWAIT));
+	say("to nobody", sendto(fd, "z", 1, 0, (struct sockaddr *)&gone, len));
+	usleep(SETTLE_US);
+	say("recv without control", recv(fd, in, sizeof(in), MSG_ERRQUEUE));
+	say("recv", recv(fd, in, sizeof(in), MSG_DONTWAIT));
+	close(fd);
+}
+
+static volatile sig_atomic_t urgent;
+
+static void on_urgent(int signal)
+{
+	(void)signal;
+	urgent++;
+}
+
+static void at_mark(int fd)
+{
+	int mark = -1;
+
+	say("SIOCATMARK", ioctl(fd, SIOCATMARK, &mark));
+	show("at the mark", mark);
+}
+
+static void marks(int family)
+{
+	struct epoll_event event = { .events = EPOLLIN | EPOLLPRI }, got;
+	int pair[2], ep = epoll_create1(0), one = 1, round;
+	char in[16];
+
+	signal(SIGURG, on_urgent);
+	for (round = 0; round < 2; round++) {
+		tcp_pair(family, pair);
+		fcntl(pair[0], F_SETOWN, getpid());
+		if (round)
+			setsockopt(pair[0], SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one));
+		epoll_ctl(ep, EPOLL_CTL_ADD, pair[0], &event);
+		urgent = 0;
+		send(pair[1], "hello", 5, MSG_OOB);
+		send(pair[1], "world", 5, 0);
+		usleep(5 * SETTLE_US);
+		show("SIGURG", urgent);
+		say("epoll", epoll_wait(ep, &got, 1, 500));
+		show("events", got.events);
+		at_mark(pair[0]);
+		say("urgent", recv(pair[0], in, 1, MSG_OOB));
+		say("to the mark", recv(pair[0], in, sizeof(in), MSG_DONTWAIT));
+		at_mark(pair[0]);
+		say("epoll behind it", epoll_wait(ep, &got, 1, 500));
+		show("events", got.events);
+		say("behind it", recv(pair[0], in, sizeof(in), MSG_DONTWAIT));
+		say("nothing more", recv(pair[0], in, sizeof(in), MSG_DONTWAIT));
+		say("epoll", epoll_wait(ep, &got, 1, 0));
+		send(pair[1], "z", 1, MSG_OOB);
+		usleep(5 * SETTLE_US);
+		show("SIGURG", urgent);
+		epoll_ctl(ep, EPOLL_CTL_DEL, pair[0], NULL);
+		close(pair[0]);
+		close(pair[1]);
+	}
+	signal(SIGURG, SIG_DFL);
+	close(ep);
+}
+
+/* MSG_DONTWAIT gives all that is there. */
+static void at_once(int family)
+{
+	int pair[2], i, got, wrong = 0;
+	char in[64];
+
+	datagrams(family, pair);
+	for (i = 0; i < 40; i++)
+		send(pair[0], &i, sizeof(i), 0);
+	usleep(5 * SETTLE_US);
+	for (got = 0; recv(pair[1], in, sizeof(in), MSG_DONTWAIT) > 0; got++)
+		wrong += memcmp(in, &got, sizeof(got)) != 0;
+	show("datagrams", got);
+	show("out of order", wrong);
+	close(pair[0]);
+	close(pair[1]);
+	tcp_pair(family, pair);
+	for (i = 0; i < 40; i++)
+		send(pair[1], &i, sizeof(i), 0);
+	usleep(5 * SETTLE_US);
+	for (got = 0; recv(pair[0], in, sizeof(i), MSG_DONTWAIT) > 0; got++)
+		wrong += memcmp(in, &got, sizeof(got)) != 0;
+	show("messages", got);
+	show("out of order", wrong);
+	close(pair[0]);
+	close(pair[1]);
+}
+
+static void accepted_priority(int family)
+{
+	struct sockaddr_storage addr;
+	socklen_t len, size = sizeof(int);
+	int listener = tcp_listener(family, &addr, &len), fd = socket(family, SOCK_STREAM, 0), child, value = 5;
+
+	say("SO_PRIORITY", setsockopt(listener, SOL_SOCKET, SO_PRIORITY, &value, sizeof(value)));
+	connect(fd, (struct sockaddr *)&addr, len);
+	child = accept(listener, NULL, NULL);
+	getsockopt(child, SOL_SOCKET, SO_PRIORITY, &value, &size);
+	show("accepted", value);
+	close(child);
+	close(fd);
+	close(listener);
+}
+
+static void peek_offset(int family)
+{
+	int pair[2], kind, value;
+	socklen_t len;
+	char in[8];
+
+	for (kind = 0; kind < 2; kind++) {
+		if (kind)
+			datagrams(family, pair);
+		else
+			tcp_pair(family, pair);
+		value = 1;
+		say("SO_PEEK_OFF", setsockopt(pair[1], SOL_SOCKET, SO_PEEK_OFF, &value, sizeof(value)));
+		send(pair[0], "abcdef", 6, 0);
+		usleep(SETTLE_US);
+		memset(in, 0, sizeof(in));
+		say("peek", recv(pair[1], in, 2, MSG_PEEK | MSG_DONTWAIT));
+		show("from", in[0]);
+		len = sizeof(value);
+		getsockopt(pair[1], SOL_SOCKET, SO_PEEK_OFF, &value, &len);
+		show("offset", value);
+		say("recv", recv(pair[1], in, 2, MSG_DONTWAIT));
+		show("from", in[0]);
+		getsockopt(pair[1], SOL_SOCKET, SO_PEEK_OFF, &value, &len);
+		show("offset", value);
+		close(pair[0]);
+		close(pair[1]);
+	}
+}
+
+static void save_syn(int family)
+{
+	struct sockaddr_storage addr;
+	socklen_t len, size = 256;
+	int listener = tcp_listener(family, &addr, &len), fd = socket(family, SOCK_STREAM, 0), child, one = 1;
+	char syn[256];
+
+	say("TCP_SAVE_SYN", setsockopt(listener, IPPROTO_TCP, TCP_SAVE_SYN, &one, sizeof(one)));
+	connect(fd, (struct sockaddr *)&addr, len);
+	child = accept(listener, NULL, NULL);
+	say("TCP_SAVED_SYN", getsockopt(child, IPPROTO_TCP, TCP_SAVED_SYN, syn, &size));
+	show("starts an IP header", (syn[0] & 0xf0) >> 4);
+	size = sizeof(syn);
+	say("TCP_SAVED_SYN again", getsockopt(child, IPPROTO_TCP, TCP_SAVED_SYN, syn, &size));
+	show("length", size);
+	close(child);
+	close(fd);
+	close(listener);
+}
+
+static void sources(int family)
+{
+	struct group_source_req req = { .gsr_interface = 1 };
+	struct sockaddr_in *group = (struct sockaddr_in *)&req.gsr_group, *source = (struct sockaddr_in *)&req.gsr_source;
+	struct ip_mreq_source old = {};
+	struct {
+		struct ip_msfilter filter;
+		struct in_addr more[3];
+	} filter = {};
+	socklen_t len = sizeof(filter);
+	int fd;
+
+	if (family != AF_INET)
+		return;
+	fd = socket(family, SOCK_DGRAM, 0);
+	group->sin_family = source->sin_family = AF_INET;
+	group->sin_addr.s_addr = htonl(0xe8010203);
+	source->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	say("join a source", setsockopt(fd, IPPROTO_IP, MCAST_JOIN_SOURCE_GROUP, &req, sizeof(req)));
+	say("join it again", setsockopt(fd, IPPROTO_IP, MCAST_JOIN_SOURCE_GROUP, &req, sizeof(req)));
+	say("block", setsockopt(fd, IPPROTO_IP, MCAST_BLOCK_SOURCE, &req, sizeof(req)));
+	filter.filter.imsf_multiaddr.s_addr = group->sin_addr.s_addr;
+	filter.filter.imsf_interface.s_addr = htonl(INADDR_LOOPBACK);
+	filter.filter.imsf_numsrc = 4;
+	say("IP_MSFILTER", getsockopt(fd, IPPROTO_IP, IP_MSFILTER, &filter, &len));
+	show("sources", filter.filter.imsf_numsrc);
+	show("mode", filter.filter.imsf_fmode);
+	say("leave a source", setsockopt(fd, IPPROTO_IP, MCAST_LEAVE_SOURCE_GROUP, &req, sizeof(req)));
+	say("join the group", setsockopt(fd, IPPROTO_IP, MCAST_JOIN_GROUP, &req, sizeof(struct group_req)));
+	old.imr_multiaddr = group->sin_addr;
+	old.imr_interface.s_addr = htonl(INADDR_LOOPBACK);
+	old.imr_sourceaddr = source->sin_addr;
+	say("block", setsockopt(fd, IPPROTO_IP, IP_BLOCK_SOURCE, &old, sizeof(old)));
+	say("unblock", setsockopt(fd, IPPROTO_IP, IP_UNBLOCK_SOURCE, &old, sizeof(old)));
+	say("too short", setsockopt(fd, IPPROTO_IP, IP_BLOCK_SOURCE, &old, 4));
+	close(fd);
+}
+
+/* Every option that is passed on, with values of odd lengths, and read back with odd room. */
+void test_lengths(int family)
+{
+	static const struct {
+		int level, name, of;
+	} options[] = {
+#define ALL(l, n) { l, n, 0 }
+		ALL(SOL_SOCKET, SO_DEBUG), ALL(SOL_SOCKET, SO_REUSEADDR), ALL(SOL_SOCKET, SO_DONTROUTE),
+		ALL(SOL_SOCKET, SO_BROADCAST), ALL(SOL_SOCKET, SO_KEEPALIVE), ALL(SOL_SOCKET, SO_OOBINLINE),
+		ALL(SOL_SOCKET, SO_NO_CHECK), ALL(SOL_SOCKET, SO_PRIORITY), ALL(SOL_SOCKET, SO_LINGER), ALL(SOL_SOCKET, 14),
+		ALL(SOL_SOCKET, SO_REUSEPORT), ALL(SOL_SOCKET, SO_PASSCRED), ALL(SOL_SOCKET, SO_RCVLOWAT),
+		ALL(SOL_SOCKET, SO_RCVTIMEO), ALL(SOL_SOCKET, SO_SNDTIMEO), ALL(SOL_SOCKET, SO_TIMESTAMP),
+		ALL(SOL_SOCKET, SO_TIMESTAMPNS), ALL(SOL_SOCKET, SO_RXQ_OVFL), ALL(SOL_SOCKET, SO_PEEK_OFF),
+		ALL(SOL_SOCKET, SO_BUSY_POLL), ALL(SOL_SOCKET, SO_INCOMING_CPU), ALL(SOL_SOCKET, SO_MAX_PACING_RATE),
+		ALL(SOL_SOCKET, SO_CNX_ADVICE), ALL(SOL_SOCKET, SO_SELECT_ERR_QUEUE), ALL(SOL_SOCKET, SO_DETACH_FILTER),
+		ALL(SOL_SOCKET, SO_SNDLOWAT), ALL(SOL_SOCKET, SO_TYPE), ALL(SOL_SOCKET, 9999),
+		{ IPPROTO_IP, IP_TOS, AF_INET }, { IPPROTO_IP, IP_TTL, AF_INET }, { IPPROTO_IP, IP_PKTINFO, AF_INET },
+		{ IPPROTO_IP, IP_MTU_DISCOVER, AF_INET }, { IPPROTO_IP, IP_RECVERR, AF_INET },
+		{ IPPROTO_IP, IP_RECVTTL, AF_INET },
+		{ IPPROTO_IP, IP_RECVTOS, AF_INET }, { IPPROTO_IP, IP_RECVOPTS, AF_INET }, { IPPROTO_IP, IP_RETOPTS, AF_INET },
+		{ IPPROTO_IP, IP_ORIGDSTADDR, AF_INET }, { IPPROTO_IP, IP_MINTTL, AF_INET },
+		{ IPPROTO_IP, IP_CHECKSUM, AF_INET },
+		{ IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, AF_INET }, { IPPROTO_IP, 25, AF_INET }, { IPPROTO_IP, 26, AF_INET },
+		{ IPPROTO_IP, IP_MULTICAST_TTL, AF_INET }, { IPPROTO_IP, IP_MULTICAST_LOOP, AF_INET },
+		{ IPPROTO_IP, IP_MULTICAST_ALL, AF_INET }, { IPPROTO_IP, IP_ADD_MEMBERSHIP, AF_INET },
+		{ IPPROTO_IP, 12345, AF_INET },
+		{ IPPROTO_IPV6, IPV6_V6ONLY, AF_INET6 }, { IPPROTO_IPV6, IPV6_UNICAST_HOPS, AF_INET6 },
+		{ IPPROTO_IPV6, IPV6_MULTICAST_HOPS, AF_INET6 }, { IPPROTO_IPV6, IPV6_MULTICAST_LOOP, AF_INET6 },
+		{ IPPROTO_IPV6, IPV6_RECVPKTINFO, AF_INET6 }, { IPPROTO_IPV6, IPV6_2292PKTINFO, AF_INET6 },
+		{ IPPROTO_IPV6, IPV6_RECVHOPLIMIT, AF_INET6 }, { IPPROTO_IPV6, IPV6_RECVTCLASS, AF_INET6 },
+		{ IPPROTO_IPV6, IPV6_TCLASS, AF_INET6 }, { IPPROTO_IPV6, IPV6_DONTFRAG, AF_INET6 },
+		{ IPPROTO_IPV6, IPV6_RECVERR, AF_INET6 }, { IPPROTO_IPV6, IPV6_MTU_DISCOVER, AF_INET6 },
+		{ IPPROTO_IPV6, IPV6_RECVORIGDSTADDR, AF_INET6 }, { IPPROTO_IPV6, IPV6_RECVFRAGSIZE, AF_INET6 },
+		{ IPPROTO_IPV6, IPV6_AUTOFLOWLABEL, AF_INET6 }, { IPPROTO_IPV6, IPV6_MINHOPCOUNT, AF_INET6 },
+		{ IPPROTO_IPV6, IPV6_RECVPATHMTU, AF_INET6 }, { IPPROTO_IPV6, 12345, AF_INET6 },
+		ALL(IPPROTO_TCP, TCP_NODELAY), ALL(IPPROTO_TCP, TCP_MAXSEG), ALL(IPPROTO_TCP, TCP_CORK),
+		ALL(IPPROTO_TCP, TCP_KEEPIDLE), ALL(IPPROTO_TCP, TCP_SYNCNT), ALL(IPPROTO_TCP, TCP_LINGER2),
+		ALL(IPPROTO_TCP, TCP_DEFER_ACCEPT), ALL(IPPROTO_TCP, TCP_USER_TIMEOUT), ALL(IPPROTO_TCP, TCP_SAVE_SYN),
+		ALL(IPPROTO_TCP, TCP_FASTOPEN), ALL(IPPROTO_TCP, 34), ALL(IPPROTO_TCP, 17), ALL(IPPROTO_TCP, 12345),
+		ALL(IPPROTO_UDP, 1), ALL(IPPROTO_UDP, 101), ALL(IPPROTO_UDP, 102), ALL(IPPROTO_UDP, 103), ALL(IPPROTO_UDP, 104),
+	};
+	static const int sizes[] = { 0, 1, 2, 3, 4, 5, 8, 16, 64, 2000, 4000 };
+	static const int types[] = { SOCK_STREAM, SOCK_DGRAM };
+	static char value[4096];
+	unsigned int i, j, k;
+	char text[64];
+
+	for (i = 0; i < sizeof(options) / sizeof(*options); i++) {
+		if (options[i].of && options[i].of != family)
+			continue;
+		for (j = 0; j < 2; j++) {
+			for (k = 0; k < sizeof(sizes) / sizeof(*sizes); k++) {
+				int fd = socket(family, types[j], 0);
+				socklen_t len = sizes[k];
+
+				memset(value, 0, sizeof(value));
+				value[0] = 1;
+				snprintf(text, sizeof(text), "%d %d/%d of %d", types[j], options[i].level, options[i].name, sizes[k]);
+				say(text, setsockopt(fd, options[i].level, options[i].name, value, sizes[k]));
+				memset(value, 0x55, sizeof(value));
+				if (!say("get", getsockopt(fd, options[i].level, options[i].name, value, &len)))
+					printf("%d bytes, %02x %02x %02x %02x %02x\n", len, value[0] & 0xff, value[1] & 0xff,
+					       value[2] & 0xff, value[3] & 0xff, value[4] & 0xff);
+				close(fd);
+			}
+		}
+	}
+}
+
+/* What a user without rights is told of options that need them. */
+static void without_rights(int family)
+{
+	static const struct {
+		int level, name;
+	} options[] = {
+		{ SOL_SOCKET, SO_MARK }, { SOL_SOCKET, SO_SNDBUFFORCE }, { SOL_SOCKET, SO_RCVBUFFORCE },
+		{ SOL_SOCKET, SO_DEBUG }, { IPPROTO_IP, IP_TRANSPARENT }, { IPPROTO_IP, IP_XFRM_POLICY },
+		{ IPPROTO_IPV6, IPV6_TRANSPARENT }, { IPPROTO_IPV6, IPV6_HOPOPTS }, { IPPROTO_IPV6, IPV6_DSTOPTS },
+		{ IPPROTO_TCP, TCP_REPAIR }, { IPPROTO_TCP, TCP_TIMESTAMP },
+	};
+	unsigned int i;
+	char text[32];
+
+	fflush(stdout);
+	if (fork()) {
+		wait(NULL);
+		return;
+	}
+	if (setuid(65534))
+		_exit(1);
+	for (i = 0; i < sizeof(options) / sizeof(*options); i++) {
+		int stream = socket(family, SOCK_STREAM, 0), datagram = socket(family, SOCK_DGRAM, 0), one = 1;
+
+		snprintf(text, sizeof(text), "no right %d/%d", options[i].level, options[i].name);
+		say(text, setsockopt(stream, options[i].level, options[i].name, &one, sizeof(one)));
+		say(text, setsockopt(datagram, options[i].level, options[i].name, &one, sizeof(one)));
+		close(stream);
+		close(datagram);
+	}
+	_exit(0);
+}
+
+void test_kinds(int family)
+{
+	without_rights(family);
+	bad_addresses(family);
+	stamps(family);
+	no_room(family);
+	error_queue(family);
+	marks(family);
+	at_once(family);
+	accepted_priority(family);
+	peek_offset(family);
+	save_syn(family);
+	sources(family);
+}
