@@ -96,7 +96,6 @@ static int opt_permitted(int name, int value)
 			return 0;
 		fallthrough;
 	case SO_MARK:
-	case SO_RCVMARK:
 		return capable(CAP_NET_RAW) || capable(CAP_NET_ADMIN) ? 0 : -EPERM;
 	case SO_SNDBUFFORCE:
 	case SO_RCVBUFFORCE:
@@ -143,6 +142,8 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	case SO_SELECT_ERR_QUEUE:
 	case SO_CNX_ADVICE:
 	case SO_TXREHASH:
+	case SO_LOCK_FILTER:
+	case SO_PASSPIDFD:
 	case SO_INCOMING_CPU:
 	case SO_BUSY_POLL:
 	case SO_PREFER_BUSY_POLL:
@@ -158,9 +159,10 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	case SO_ERROR:
 		return -ENOPROTOOPT;
 	case SO_DETACH_FILTER:
-	case SO_DETACH_REUSEPORT_BPF:
 		/* There is none. */
 		return -ENOENT;
+	case SO_DETACH_REUSEPORT_BPF:
+		return sk->sk_reuseport ? -ENOENT : -EINVAL;
 	case SO_ATTACH_FILTER:
 	case SO_ATTACH_BPF:
 	case SO_ATTACH_REUSEPORT_CBPF:
@@ -255,6 +257,23 @@ int ontime_set_peek_off(struct sock *sk, int value)
 	return err ? err : sk_set_peek_off(sk, value);
 }
 
+/* What an option is refused with that the host does not take: callers without the right for it learn that first. */
+static int opt_refused(struct sock *sk, int level, int name)
+{
+	static const struct opt_name privileged[] = {
+		{ SOL_IP, IP_IPSEC_POLICY }, { SOL_IP, IP_XFRM_POLICY }, { SOL_IP, IP_TRANSPARENT },
+		{ SOL_IPV6, IPV6_IPSEC_POLICY }, { SOL_IPV6, IPV6_XFRM_POLICY }, { SOL_IPV6, IPV6_TRANSPARENT },
+		{ SOL_IPV6, IPV6_HOPOPTS }, { SOL_IPV6, IPV6_RTHDRDSTOPTS }, { SOL_IPV6, IPV6_DSTOPTS },
+		{ SOL_TCP, TCP_REPAIR }, { SOL_TCP, TCP_REPAIR_QUEUE }, { SOL_TCP, TCP_REPAIR_WINDOW },
+		{ SOL_TCP, TCP_TIMESTAMP },
+	};
+	bool there = level == SOL_IPV6 ? sk->sk_family == AF_INET6 : level != SOL_TCP || sk->sk_type == SOCK_STREAM;
+
+	if (there && opt_among(privileged, ARRAY_SIZE(privileged), level, name) && !capable(CAP_NET_ADMIN))
+		return -EPERM;
+	return -ENOPROTOOPT;
+}
+
 /* Of TCP's options: the kernel looks at the length before it looks at the name. */
 static bool opt_is_number(int name)
 {
@@ -284,7 +303,7 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 					    host_setsockopt(sock->sk, level, name, copy, length);
 	if (copy != small)
 		kfree(copy);
-	return err;
+	return err == -ENOPROTOOPT ? opt_refused(sock->sk, level, name) : err;
 }
 
 /* All levels but SOL_SOCKET, which the kernel answers from struct sock. */

@@ -14,6 +14,7 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "conform.h"
@@ -427,8 +428,42 @@ void test_lengths(int family)
 	}
 }
 
+/* What a user without rights is told of options that need them. */
+static void without_rights(int family)
+{
+	static const struct {
+		int level, name;
+	} options[] = {
+		{ SOL_SOCKET, SO_MARK }, { SOL_SOCKET, SO_SNDBUFFORCE }, { SOL_SOCKET, SO_RCVBUFFORCE },
+		{ SOL_SOCKET, SO_DEBUG }, { IPPROTO_IP, IP_TRANSPARENT }, { IPPROTO_IP, IP_XFRM_POLICY },
+		{ IPPROTO_IPV6, IPV6_TRANSPARENT }, { IPPROTO_IPV6, IPV6_HOPOPTS }, { IPPROTO_IPV6, IPV6_DSTOPTS },
+		{ IPPROTO_TCP, TCP_REPAIR }, { IPPROTO_TCP, TCP_TIMESTAMP },
+	};
+	unsigned int i;
+	char text[32];
+
+	fflush(stdout);
+	if (fork()) {
+		wait(NULL);
+		return;
+	}
+	if (setuid(65534))
+		_exit(1);
+	for (i = 0; i < sizeof(options) / sizeof(*options); i++) {
+		int stream = socket(family, SOCK_STREAM, 0), datagram = socket(family, SOCK_DGRAM, 0), one = 1;
+
+		snprintf(text, sizeof(text), "no right %d/%d", options[i].level, options[i].name);
+		say(text, setsockopt(stream, options[i].level, options[i].name, &one, sizeof(one)));
+		say(text, setsockopt(datagram, options[i].level, options[i].name, &one, sizeof(one)));
+		close(stream);
+		close(datagram);
+	}
+	_exit(0);
+}
+
 void test_kinds(int family)
 {
+	without_rights(family);
 	bad_addresses(family);
 	stamps(family);
 	no_room(family);
