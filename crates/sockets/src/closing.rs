@@ -13,7 +13,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -24,15 +24,21 @@ const EVERY: Duration = Duration::from_millis(50);
 /// A connection of which the other end has taken nothing for so long is reset. The kernel gives an orphan about as
 /// long.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Places that are tried before there is none.
-const TRIES: usize = 16;
+/// How often a free place is taken for while other threads take places at the same moment.
+const TRIES: usize = 64;
 /// No descriptor.
 const FREE: RawFd = -1;
+/// No place.
+const NOWHERE: u32 = u32::MAX;
 
 /// See above.
 pub struct Closing {
     places: Box<[AtomicI32]>,
-    next: AtomicU32,
+    /// The free places, a stack: the topmost in the low half, and in the high half how often it has changed, so that a
+    /// thread that was held up notices. Any thread takes a place, only the thread `closing` returns one.
+    free: AtomicU64,
+    /// The free place below each.
+    below: Box<[AtomicU32]>,
     thread: OnceLock<Thread>,
     rests: AtomicBool,
 }
@@ -59,27 +65,54 @@ impl Closing {
     /// For so many connections.
     pub fn new(most: u32) -> Self {
         let places = (0..most).map(|_| AtomicI32::new(FREE)).collect();
-        Self { places, next: AtomicU32::new(0), thread: OnceLock::new(), rests: AtomicBool::new(false) }
+        let below = (0..most).map(|at| AtomicU32::new(if at + 1 < most { at + 1 } else { NOWHERE })).collect();
+        let free = AtomicU64::new(if most > 0 { 0 } else { u64::from(NOWHERE) });
+        Self { places, free, below, thread: OnceLock::new(), rests: AtomicBool::new(false) }
+    }
+
+    /// The stack with another top.
+    fn changed(free: u64, top: u32) -> u64 {
+        (free >> 32).wrapping_add(1) << 32 | u64::from(top)
+    }
+
+    fn take_place(&self) -> Option<&AtomicI32> {
+        for _ in 0..TRIES {
+            let free = self.free.load(Ordering::Acquire);
+            let at = free as u32 as usize;
+            let below = self.below.get(at)?.load(Ordering::Relaxed);
+            let taken = Self::changed(free, below);
+            if self.free.compare_exchange(free, taken, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                return self.places.get(at);
+            }
+        }
+        None
+    }
+
+    fn return_place(&self, at: u32) {
+        let Some(below) = self.below.get(at as usize) else { return };
+        let mut free = self.free.load(Ordering::Relaxed);
+        loop {
+            below.store(free as u32, Ordering::Relaxed);
+            let returned = Self::changed(free, at);
+            match self.free.compare_exchange(free, returned, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => free = now,
+            }
+        }
     }
 
     /// Takes over a connection's descriptor whose FIN was sent. False: there is no place, the descriptor stays the
     /// caller's.
     pub fn put(&self, fd: RawFd) -> bool {
-        for _ in 0..TRIES.min(self.places.len()) {
-            let at = self.next.fetch_add(1, Ordering::Relaxed) as usize % self.places.len();
-            let place = self.places.get(at);
-            let put = |place: &AtomicI32| place.compare_exchange(FREE, fd, Ordering::SeqCst, Ordering::Relaxed).is_ok();
-            if place.is_some_and(put) {
-                // Either the thread sees it before it rests, or it rests by now.
-                if self.rests.load(Ordering::SeqCst) && self.rests.swap(false, Ordering::SeqCst) {
-                    if let Some(thread) = self.thread.get() {
-                        thread.unpark();
-                    }
-                }
-                return true;
+        let Some(place) = self.take_place() else { return false };
+        place.store(fd, Ordering::SeqCst);
+        // Either the thread sees it before it rests, or it rests by now.
+        if self.rests.load(Ordering::SeqCst) && self.rests.swap(false, Ordering::SeqCst) {
+            if let Some(thread) = self.thread.get() {
+                thread.unpark();
             }
         }
-        false
+        true
     }
 
     /// How many there are.
@@ -109,7 +142,7 @@ impl Closing {
     /// Looks at each connection once; whether one is left. For the thread alone: nobody else empties a place.
     fn look(&self, progress: &mut [Option<Progress>]) -> bool {
         let mut left = false;
-        for (place, progress) in self.places.iter().zip(progress) {
+        for ((place, progress), at) in self.places.iter().zip(progress).zip(0..) {
             let fd = place.load(Ordering::SeqCst);
             if fd == FREE {
                 continue;
@@ -125,6 +158,7 @@ impl Closing {
             }
             end(fd);
             place.store(FREE, Ordering::SeqCst);
+            self.return_place(at);
         }
         left
     }
@@ -141,7 +175,7 @@ pub fn end(fd: RawFd) {
 /// acknowledged.
 pub fn leaves_an_orphan(state: u8) -> bool {
     use host::tcp;
-    matches!(state, tcp::ESTABLISHED | tcp::CLOSE_WAIT | tcp::FIN_WAIT1 | tcp::CLOSING | tcp::LAST_ACK)
+    matches!(state, tcp::ESTABLISHED | tcp::SYN_RECV | tcp::CLOSE_WAIT | tcp::FIN_WAIT1 | tcp::CLOSING | tcp::LAST_ACK)
 }
 
 fn verdict(state: u8, unread: i32, unsent: i32, progress: &mut Option<Progress>, now: Instant) -> Verdict {
@@ -180,6 +214,7 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut progress = None;
         for (state, unread, unsent, seconds, expected) in [
+            (tcp::SYN_RECV, 0, 900, 0, Verdict::Keep),
             (tcp::FIN_WAIT1, 0, 900, 0, Verdict::Keep),
             (tcp::FIN_WAIT1, 0, 900, 59, Verdict::Keep),
             (tcp::FIN_WAIT1, 0, 899, 59, Verdict::Keep),
@@ -196,6 +231,42 @@ mod tests {
                 "state {state}, {seconds} s"
             );
         }
+    }
+
+    /// Connections that stay keep no place that is free from another, wherever they are.
+    #[test]
+    fn every_free_place_is_found() {
+        let closing = Closing::new(1000);
+        assert!(!Closing::new(0).put(1));
+        for round in 0..5 {
+            // No thread runs: the numbers are no descriptors.
+            assert!((0..1000).all(|number| closing.put(7000 + number)), "round {round}");
+            assert!(!closing.put(9000) && closing.count() == 1000);
+            // All but one in a hundred end, in another order each time.
+            for at in (0..1000u32).map(|at| (at * 7 + round) % 1000).filter(|at| at % 100 != round) {
+                closing.places[at as usize].store(FREE, Ordering::SeqCst);
+                closing.return_place(at);
+            }
+            assert_eq!(closing.count(), 10);
+            assert!((0..990).all(|number| closing.put(8000 + number)) && !closing.put(9000));
+            for at in 0..1000 {
+                closing.places[at as usize].store(FREE, Ordering::SeqCst);
+                closing.return_place(at);
+            }
+        }
+        // Several threads that take and one that returns lose none and give none twice.
+        let taken = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..4)
+                .map(|thread| {
+                    scope.spawn({
+                        let closing = &closing;
+                        move || (0..300).filter(|number| closing.put(thread * 1000 + number)).count()
+                    })
+                })
+                .collect();
+            all.into_iter().map(|thread| thread.join().unwrap()).sum::<usize>()
+        });
+        assert_eq!((taken, closing.count()), (1000, 1000));
     }
 
     /// Real connections: as many as there are places are kept, and they are closed once their other ends have read

@@ -350,7 +350,8 @@ impl Engine {
                 host::close(fd);
             }
             // What is left of it is another thread's; of one that is not connected any more, nothing.
-            Some(fd) if host::shutdown(fd, libc::SHUT_RDWR).is_ok() => shared.leave(fd),
+            // Beside unread data the kernel resets the connection, at once.
+            Some(fd) if host::unread(fd) == 0 && host::shutdown(fd, libc::SHUT_RDWR).is_ok() => shared.leave(fd),
             taken => taken.into_iter().for_each(host::close),
         }
         Ok(())

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | SO_TIMESTAMP, SO_TIMESTAMPNS, SO_TIMESTAMPING | `netstamp_needed_key`, one for all three and both families |
 //! | UDP_GRO | `udp_encap_needed_key`; of an AF_INET6 socket `udpv6_encap_needed_key` as well |
-//! | IP_MINTTL | `ip4_min_ttl`: it is switched on once and stays on; held so that this happens when the process starts |
+//! | IP_MINTTL, IPV6_MINHOPCOUNT | `ip4_min_ttl`, `ip6_min_hopcount`: switched on once, they stay on; held so that this happens when the process starts |
 //!
 //! No other option that `options` passes has a key: those of MD5, AO and TX_DELAY of TCP, flow labels and SO_MEMALLOC
 //! are not passed.
@@ -22,11 +22,12 @@ use crate::host;
 use crate::request::{Family, Protocol};
 
 /// What is held on: each of these on a socket of its own.
-const HELD: [(Family, i32, i32); 4] = [
+const HELD: [(Family, i32, i32); 5] = [
     (Family::V4, libc::SOL_SOCKET, libc::SO_TIMESTAMP),
     (Family::V4, libc::IPPROTO_UDP, libc::UDP_GRO),
     (Family::V6, libc::IPPROTO_UDP, libc::UDP_GRO),
     (Family::V4, libc::IPPROTO_IP, libc::IP_MINTTL),
+    (Family::V6, libc::IPPROTO_IPV6, libc::IPV6_MINHOPCOUNT),
 ];
 
 /// See above.

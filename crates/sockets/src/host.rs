@@ -175,6 +175,7 @@ pub fn set_option(fd: RawFd, level: i32, option: i32, value: &[u8]) -> Result<()
 #[allow(missing_docs, reason = "the kernel's names")]
 pub mod tcp {
     pub const ESTABLISHED: u8 = 1;
+    pub const SYN_RECV: u8 = 3;
     pub const FIN_WAIT1: u8 = 4;
     #[cfg(test)]
     pub const FIN_WAIT2: u8 = 5;
@@ -183,6 +184,7 @@ pub mod tcp {
     pub const CLOSE: u8 = 7;
     pub const CLOSE_WAIT: u8 = 8;
     pub const LAST_ACK: u8 = 9;
+    pub const LISTEN: u8 = 10;
     pub const CLOSING: u8 = 11;
 }
 

@@ -164,13 +164,17 @@ impl Shared {
         }
     }
 
-    /// Leaves a connection whose end was sent to the thread that closes it; one that finds no place is reset.
+    /// Leaves a connection whose end was sent to the thread that closes it; one that finds no place is reset, if the
+    /// kernel has something left to send.
     pub fn leave(&self, fd: RawFd) {
-        if !self.closing.put(fd) {
+        if self.closing.put(fd) {
+            return;
+        }
+        if crate::closing::leaves_an_orphan(host::tcp_state(fd)) {
             count(&self.counters.reset_limit);
             host::abort_at_close(fd);
-            host::close(fd);
         }
+        crate::closing::end(fd);
     }
 
     /// How many channels there are, main's included.

@@ -120,6 +120,8 @@ impl Worker {
                 Ok(request) => self.run(memory, calls, call, request),
                 Err(error) => self.engine.malformed(memory, calls, call, error),
             }
+            // A call may have waited for a token: whoever asks what sockets there are has an answer in time all the same.
+            self.mail(memory, calls);
         }
         self.engine.finish(memory, vrings);
         self.say_refusals();
@@ -382,7 +384,10 @@ impl Worker {
         }
         self.shared().table.set_more(socket.index);
         let granted = self.grant(socket, backlog);
-        host::listen(socket.fd, granted)?;
+        if let Err(error) = host::listen(socket.fd, granted) {
+            self.backlogs.pop();
+            return Err(error);
+        }
         self.shared().table.set_bound(socket.index);
         Ok(Reply::done().named(self.local_name(socket)))
     }
@@ -392,7 +397,8 @@ impl Worker {
     /// left.
     fn grant(&mut self, socket: &Socket, backlog: i32) -> i32 {
         let shared = self.engine.shared.clone();
-        self.backlogs.retain(|(id, _)| *id != socket.id && shared.table.find(*id).is_ok());
+        let listens = |id: u32| shared.table.find(id).is_ok_and(|of| host::tcp_state(of.fd) == host::tcp::LISTEN);
+        self.backlogs.retain(|(id, _)| *id != socket.id && listens(*id));
         let limits = shared.vm.policy.limits;
         let taken: u32 = self.backlogs.iter().map(|(_, granted)| *granted).sum();
         let fair = (limits.sockets.saturating_sub(taken) / 2).max(1);
@@ -473,8 +479,11 @@ impl Worker {
         level: i32,
         name: i32,
     ) -> Result<Reply, Errno> {
-        if let Access::Group(_) = self.access(level, name)? {
-            return Err(Errno(libc::ENOPROTOOPT));
+        match self.access(level, name)? {
+            Access::Group(_) => return Err(Errno(libc::ENOPROTOOPT)),
+            // Reading a filter takes the kernel's `rtnl`, too (`getsockopt_needs_rtnl`).
+            Access::Filter(_) => self.groups.wait(),
+            _ => {}
         }
         let room = call.parts.room.min(self.value.len());
         let value = self.value.get_mut(..room).ok_or(Errno(libc::EINVAL))?;

@@ -49,6 +49,7 @@ fn no_option_interrupts_the_hosts_cpus() {
         (AF_INET, libc::SOL_SOCKET, libc::SO_TIMESTAMP),
         (AF_INET6, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
         (AF_INET, libc::IPPROTO_IP, libc::IP_MINTTL),
+        (AF_INET6, libc::IPPROTO_IPV6, libc::IPV6_MINHOPCOUNT),
     ] {
         // Others on this machine interrupt CPUs, too: the quietest of several tries counts, beside an option that
         // switches nothing.

@@ -2,12 +2,12 @@
 //! what is to be done when caps cannot be kept.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ontime_hostnet::{Host, Intent, Knob, KnobError, LiveHost, Paused, Plan, Value};
-use ontime_tenants::{Policy, ThreadId};
+use ontime_tenants::{Policy, Tenant, ThreadId};
 use ontime_trace::tracefs::TRACEFS;
 
 use super::Engine;
@@ -18,7 +18,7 @@ use crate::daemon::guardian::{Capped, Charge, Guardian};
 use crate::daemon::keeper::Past;
 use crate::daemon::protections;
 use crate::daemon::view::Owned;
-use crate::daemon::watches::{Excess, Watches};
+use crate::daemon::watches::Watches;
 
 impl Engine {
     pub(super) fn start_caps(&mut self) {
@@ -59,15 +59,14 @@ impl Engine {
         self.follow_interrupts();
         // Threads of before the pass may have ended since, and the pass has placed others.
         self.census = self.take_census();
-        for Excess { tenant, quota, threads } in self.look.excess.clone() {
+        self.hold_to_quotas();
+        for (tenant, threads) in self.beyond_quotas() {
             let message = format!(
-                "{} of its threads are at SCHED_OTHER instead of real-time priority: at most {quota} of a tenant are \
-                 capped (cap.threads, cap.threads-per-tenant in /etc/ontime/daemon.toml)",
-                threads.len()
+                "{threads} of its threads are at SCHED_OTHER instead of real-time priority: so many of a tenant are \
+                 not capped (cap.threads, cap.threads-per-tenant in /etc/ontime/daemon.toml)"
             );
             self.error(&tenant, &message);
         }
-        self.hold_to_quotas();
         self.uncapped = self.find_uncapped();
         if let Some(why) = self.why_uncapped() {
             // Threads, and so lines, are as many as a user likes.
@@ -92,24 +91,49 @@ impl Engine {
         Census::take(&self.sources.proc, &own)
     }
 
-    /// Takes threads beyond their tenant's quota off real-time priority, also such that the same process has made
-    /// since: nothing could cap them, and protections would stay on for all.
+    /// Takes threads beyond their tenant's quota off real-time priority: nothing could cap them, and protections would
+    /// stay on for all. Such are those that [`limit`](crate::daemon::watches::limit) took out of the tenant, those that
+    /// discovery did not read as the tenant has so many, and those that the same processes have made since. Threads that
+    /// the tenant was found with stay as they are, capped or not.
     fn hold_to_quotas(&mut self) {
-        let over: BTreeSet<i32> = self.look.excess.iter().flat_map(|of| &of.threads).map(|id| id.pid).collect();
+        if self.caps.is_err() {
+            return;
+        }
+        self.demoted.retain(|id, _| id.verify().is_ok());
+        let most = self.config.daemon.cap_threads_per_tenant;
+        let tenants = &self.look.found.tenants;
+        let large = tenants.iter().filter(|tenant| tenant.threads.len() >= most);
+        let over: BTreeSet<i32> = large
+            .flat_map(|tenant| tenant.threads.iter().map(|thread| thread.id.pid))
+            .chain(self.look.excess.iter().flat_map(|of| &of.threads).map(|id| id.pid))
+            .chain(self.demoted.keys().map(|id| id.pid))
+            .collect();
         if over.is_empty() {
             return;
         }
-        let watched = self.caps.as_ref().map(Caps::watched).unwrap_or_default();
+        let found: BTreeSet<_> = tenants.iter().flat_map(|tenant| &tenant.threads).map(|thread| thread.id).collect();
         let demoted = &mut self.demoted;
-        demoted.retain(|id, _| id.verify().is_ok());
         self.census.threads.retain(|thread| {
-            let beyond = over.contains(&thread.id.pid) && !watched.contains(&thread.id);
+            let again = demoted.contains_key(&thread.id);
+            let beyond = again || over.contains(&thread.id.pid) && !found.contains(&thread.id);
             let held = beyond && thread.id.set_policy_alone(Policy::BULK).is_ok();
             if held {
                 demoted.insert(thread.id, thread.policy);
             }
             !held
         });
+    }
+
+    /// How many threads of each tenant are at SCHED_OTHER for its quota.
+    fn beyond_quotas(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for id in self.demoted.keys() {
+            let is_its = |tenant: &&Tenant| tenant.threads.iter().any(|thread| thread.id.pid == id.pid);
+            let tenant = self.look.found.tenants.iter().find(is_its);
+            let name = tenant.map_or_else(|| format!("process {}", id.pid), |tenant| tenant.name.clone());
+            *counts.entry(name).or_insert(0) += 1;
+        }
+        counts
     }
 
     /// Gives threads beyond a quota back what they had: the kernel's protections are on again.

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use ontime_hostnet::{self as hostnet, ConvergeError, Done, Item, Journal, LiveHost, Method, Paused, Plan, Value};
 use ontime_sched::{Refused, Settled};
-use ontime_tenants::{Discovery, Policy, PriorityTable, Rules, Sources, ThreadId};
+use ontime_tenants::{Discovery, Policy, PriorityTable, ProblemKind, Rules, Sources, ThreadId};
 
 use self::caps::{Capping, CappingState, PastPauses};
 pub use self::look::{Known, Look};
@@ -104,6 +104,8 @@ pub struct Engine {
     /// For Prometheus.
     pub metrics: Metrics,
     repeats: Repeats,
+    /// Of lines with names that tenants and users choose: as many as they like, which keep none of the others unsaid.
+    named: Repeats,
     passes: u64,
     last_pass: Duration,
 }
@@ -152,6 +154,7 @@ impl Engine {
             failures: BTreeMap::new(),
             metrics: Metrics::default(),
             repeats: Repeats::default(),
+            named: Repeats::default(),
             passes: 0,
             last_pass: Duration::ZERO,
             config,
@@ -413,24 +416,35 @@ impl Engine {
                 counts.changed, counts.restored, counts.failed, counts.already
             );
         }
-        for problem in self.look.found.problems.clone() {
-            self.repeats.warn(&problem.to_string());
-        }
+        self.say_problems();
         for Refused { tenant, why } in self.look.settled.refused.clone() {
             self.error(&tenant, &format!("its reservation does not hold: {why}"));
+        }
+    }
+
+    /// Tells what discovery does not like. A rule that fits nothing now is no fault of the host: its VM may be stopped.
+    fn say_problems(&mut self) {
+        for problem in &self.look.found.problems {
+            if matches!(problem.kind, ProblemKind::RuleUnused { .. }) {
+                tracing::debug!("{problem}");
+            } else {
+                self.named.warn(&problem.to_string());
+            }
         }
     }
 
     fn account(&mut self, reason: &str) {
         self.metrics.passed(reason, self.last_pass.as_secs_f64(), self.look.discovering.as_secs_f64());
         let classes = view::nic_classes(&self.look.inventory, &self.look.intent);
+        let is_fault = |problem: &&ontime_tenants::Problem| !matches!(problem.kind, ProblemKind::RuleUnused { .. });
+        let problems = self.look.found.problems.iter().filter(is_fault);
         self.metrics.host(
             self.look.found.tenants.iter().map(|tenant| tenant.class.to_string()),
             classes,
             self.in_force,
             self.protections_off(),
             self.uncapped.len(),
-            self.look.found.problems.len() + self.errors.len(),
+            problems.count() + self.errors.len(),
         );
         self.metrics.found(&self.look.plan.findings);
         self.metrics.mode(self.state == api::State::Observing);

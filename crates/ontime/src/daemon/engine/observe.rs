@@ -99,9 +99,7 @@ impl Engine {
         }
         self.look = look;
         self.failures.clear();
-        for problem in self.look.found.problems.clone() {
-            self.repeats.warn(&problem.to_string());
-        }
+        self.say_problems();
         for Refused { tenant, why } in self.look.settled.refused.clone() {
             self.error(&tenant, &format!("its reservation would not hold: {why}"));
         }
