@@ -18,7 +18,7 @@ use crate::daemon::guardian::{Capped, Charge, Guardian};
 use crate::daemon::keeper::Past;
 use crate::daemon::protections;
 use crate::daemon::view::Owned;
-use crate::daemon::watches::Watches;
+use crate::daemon::watches::{Excess, Watches};
 
 impl Engine {
     pub(super) fn start_caps(&mut self) {
@@ -126,14 +126,17 @@ impl Engine {
 
     /// How many threads of each tenant are at SCHED_OTHER for its quota.
     fn beyond_quotas(&self) -> BTreeMap<String, usize> {
-        let mut counts = BTreeMap::new();
+        let mut threads: BTreeMap<String, BTreeSet<ThreadId>> = BTreeMap::new();
+        for Excess { tenant, threads: beyond, .. } in &self.look.excess {
+            threads.entry(tenant.clone()).or_default().extend(beyond);
+        }
         for id in self.demoted.keys() {
             let is_its = |tenant: &&Tenant| tenant.threads.iter().any(|thread| thread.id.pid == id.pid);
             let tenant = self.look.found.tenants.iter().find(is_its);
             let name = tenant.map_or_else(|| format!("process {}", id.pid), |tenant| tenant.name.clone());
-            *counts.entry(name).or_insert(0) += 1;
+            threads.entry(name).or_default().insert(*id);
         }
-        counts
+        threads.into_iter().map(|(tenant, threads)| (tenant, threads.len())).collect()
     }
 
     /// Gives threads beyond a quota back what they had: the kernel's protections are on again.
