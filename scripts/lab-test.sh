@@ -7,23 +7,29 @@ shift
 wanted=$*
 here=$(dirname "$0")
 work=$(mktemp -d)
-# $RESULTS: a file for a line of each test, "ok NAME" or "failed NAME". A test that failed shows the last 30 lines of what ran inside, and keeps its files.
+# $RESULTS: a file for a line of each test, "ok NAME" or "failed NAME"; what a failed one printed is kept beside it as NAME.log. A test that failed shows
+# the last lines of what ran inside, and keeps its files.
 passed=0 failed=0
 trap 'rm -rf "$work"; exit 130' INT TERM
 
 check() { # NAME
     echo "lab test $1 ..."
+    began=$(date +%s)
     if "$1" > "$work/log" 2>&1; then
         passed=$((passed + 1))
         [ -z "${RESULTS:-}" ] || echo "ok $1" >> "$RESULTS"
-        echo "lab test $1 ok"
+        echo "lab test $1 ok ($(($(date +%s) - began)) s)"
         grep '^figures: ' "$work/log"
     else
         status=$?
         failed=$((failed + 1))
-        [ -z "${RESULTS:-}" ] || echo "failed $1" >> "$RESULTS"
-        echo "lab test $1 FAILED ($status)"
-        tail -n 30 "$work/log"
+        find "$work" -name daemon.log -exec echo "the daemon's last words:" \; -exec tail -n 5 {} \; >> "$work/log"
+        if [ -n "${RESULTS:-}" ]; then
+            echo "failed $1" >> "$RESULTS"
+            cp "$work/log" "$(dirname "$RESULTS")/$1.log"
+        fi
+        echo "lab test $1 FAILED (status $status, $(($(date +%s) - began)) s)"
+        tail -n 60 "$work/log"
         find "$work" -name console.log -exec echo "its console: {}" \;
     fi
 }

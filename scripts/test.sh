@@ -22,6 +22,12 @@ awk '/^---- .* stdout ----$/ { name = $2 }
     /^test .* \.\.\. ignored/ && !/, run by / { name = $2; sub(/^.* \.\.\. ignored,? */, ""); print "ignored", name, $0 }' \
     "$logs/cargo.log" > "$logs/skipped"
 sed 's/^[a-z]* \([^ ]*\) /skipped: \1: /' "$logs/skipped"
+# Once more what failed, where whoever looks at the end sees it.
+sed -n 's/^test \(.*\) \.\.\. FAILED$/failed: \1/p' "$logs/cargo.log"
+sed -n 's/^failed //p' "$logs/lab.results" | while read -r name; do
+    echo "failed: $name; the end of target/test/$name.log:"
+    tail -n 25 "$logs/$name.log"
+done
 awk -v results="$logs/lab.results" -v skips="$logs/skipped" '
     /^test result: / { for (i = 1; i < NF; i++) { if ($(i + 1) == "passed;") passed += $i; if ($(i + 1) == "failed;") failed += $i } }
     /^error: could not compile|^error: no test target/ { failed++ }

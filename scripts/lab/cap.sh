@@ -72,8 +72,7 @@ echo "figures: a spinning RT VM $spin_share % of the CPU (cap 50), housekeeping 
 
 # Nobody caps it after the daemon's end. Beside a thread that spins at real-time priority this kernel's timers and grace periods would
 # stand, whatever its fair server does: it is slowed, until the next daemon.
-kill -9 $daemon
-wait $daemon || true
+daemon_dies
 within 10 placed "$spin" "SCHED_OTHER 0"
 daemon_starts
 within 10 paused

@@ -39,8 +39,7 @@ echo "metrics: admitted $(metric ontime_deadlines_admitted), refused $(metric on
 [ "$(metric ontime_deadlines_refused | cut -d. -f1)" -ge 2 ] || fail "refusals are not counted"
 
 # The next daemon keeps what is held.
-kill -9 $daemon
-wait $daemon 2> /dev/null || true
+daemon_dies
 daemon_starts
 within 30 reserves '"guest":{"budget_us":6000.0,"period_us":20000.0}'
 guest 'kill -9 $(cat /tmp/pid)' > /lab/said

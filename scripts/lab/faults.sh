@@ -37,6 +37,24 @@ new=$(ls "/sys/bus/pci/devices/$device/net")
 ip link set rt0 master br-rt up
 within 40 napi_placed rt0 "SCHED_FIFO 49" "$new"
 
+echo "== given back while an interface is down"
+# The kernel would wait for ever to end its NAPI threads, and every program that asks for an interface after it.
+ip link set bulk0 down
+status=0
+ontime reset > /lab/reset 2>&1 || status=$?
+[ $status -eq 1 ] && grep -q 'bulk0 is down' /lab/reset || fail "reset of an interface that is down: status $status: $(cat /lab/reset)"
+expect "threading of an interface that is down" 1 "$(cat /sys/class/net/bulk0/threaded)"
+ip link set bulk0 up
+resets
+expect "threading of an interface that is up again" 0 "$(cat /sys/class/net/bulk0/threaded)"
+# One that is down when Ontime is applied is threaded when it comes up, so that it can be given back before.
+ip link set bulk0 down
+ontime apply > /dev/null
+expect "threading of an interface that is down" 0 "$(cat /sys/class/net/bulk0/threaded)"
+ip link set bulk0 up
+within 40 napi_placed bulk0 "SCHED_OTHER 0"
+flows 40
+
 echo "== queues"
 ip link add q0 numrxqueues 4 numtxqueues 4 type veth peer name q1
 ethtool -K q0 gro on
@@ -57,7 +75,7 @@ echo 64 > /proc/sys/net/core/skb_defer_max
 within 40 grep -qx 0 /proc/sys/net/core/skb_defer_max
 more_drift() { [ "$(metric ontime_drift_total)" -gt "$drifted" ]; }
 within 40 more_drift
-grep -q 'skb_defer_max was changed to 64 by another program' /lab/daemon.log || fail "the log does not say so"
+grep -q 'skb_defer_max was changed to 64 by another program' $log || fail "the log does not say so"
 
 echo "== a full disk"
 kill $daemon
@@ -83,15 +101,18 @@ for delay in 0.02 0.1 0.3; do
     daemon_starts
     resets
     ontime apply > /dev/null 2>&1 &
+    asked=$!
     sleep $delay
-    kill -9 $daemon
-    wait $daemon || true
+    daemon_dies
+    within 30 is_over $asked
     daemon_starts
     within 5 placed "$rt_vcpu" "SCHED_FIFO 47"
     ontime reset > /dev/null 2>&1 &
+    asked=$!
     sleep $delay
-    kill -9 $daemon
-    wait $daemon || true
+    daemon_dies
+    # One that finds no daemon any more resets by itself.
+    within 30 is_over $asked
     resets
     expect "the RT vCPU after kill -9 and reset" "SCHED_OTHER 0 " "$(place "$rt_vcpu")"
 done

@@ -55,8 +55,7 @@ kill -0 $daemon || fail "the daemon is gone"
 
 # Its pacers end with it while their CPU goes.
 echo 0 > $cpu
-kill -9 $daemon
-wait $daemon 2> /dev/null || true
+daemon_dies
 for vm in a b; do eval "within 60 placed \$vcpu_$vm 'SCHED_OTHER 0'"; done
 daemon_starts
 within 240 one

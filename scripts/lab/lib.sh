@@ -1,7 +1,22 @@
 # What the tests in the emulated host share; sourced. Each works in /lab, where the test's files are.
 # `set -e` says nothing by itself.
-trap 'status=$?; [ $status -eq 0 ] || echo "ended with $status at: ${BASH_COMMAND:-}"' EXIT
-fail() { echo "FAILED: $*"; tail -n 20 /lab/daemon.log 2> /dev/null; metrics 2> /dev/null | grep '^ontime_pass'; exit 1; }
+# The daemon writes into /run: a write to /lab is a call to the emulator, in which a process that is killed waits for its answer.
+log=/run/daemon.log
+trap 'status=$?; [ $status -eq 0 ] || echo "ended with $status at: ${BASH_COMMAND:-}"; [ ! -e $log ] || cp $log /lab/' EXIT
+fail() {
+    echo "FAILED: $*"
+    [ ! -e $log ] || tail -n 20 $log
+    blocked
+    timeout 5 cat /proc/loadavg
+    metrics 2> /dev/null | grep '^ontime_pass'
+    exit 1
+}
+blocked() { # threads in uninterruptible sleep, and where in the kernel
+    for task in $(ps -eLo tid,stat | awk '$2 ~ /^D/ {print $1}'); do
+        ps -Lo tid,pid,stat,args -q "$task" | tail -n 1
+        head -n 8 "/proc/$task/stack"
+    done
+}
 expect() { [ "$2" = "$3" ] || fail "$1: wanted '$2', found '$3'"; } # WHAT WANTED ACTUAL
 within() { # SECONDS COMMAND...: until it succeeds, on the host's clock. A pass may take seconds
     # there, beside VMs at real-time priority on one CPU, and rests for three; the tenants' watcher looks by itself after 60.
@@ -22,16 +37,17 @@ printf '[cap]\nuncapped = ["/measures"]\n' > /etc/ontime/daemon.conf.d/measures.
 printf '#!/bin/sh\necho $$ > /sys/fs/cgroup/measures/cgroup.procs && exec "$@"\n' > /run/measures
 chmod +x /run/measures
 daemon_starts() {
-    ontime daemon "$@" >> /lab/daemon.log 2>&1 &
+    ontime daemon "$@" >> $log 2>&1 &
     daemon=$!
-    for _ in $(seq 100); do
-        status=0
-        ontime status > /dev/null 2>&1 || status=$?
-        [ $status -gt 2 ] || return 0 # 2: a critical finding
-        sleep 0.1
-    done
-    fail "the daemon does not answer"
+    within 60 answers
 }
+answers() { status=0; timeout 10 ontime status || status=$?; [ $status -le 2 ]; } # 2: a critical finding
+daemon_dies() { # by SIGKILL
+    kill -9 "$daemon"
+    within 30 is_over "$daemon"
+    wait "$daemon" || true
+}
+is_over() { case $(ps -o stat= -q "$1") in '' | Z*) ;; *) false ;; esac; } # PID: it has ended
 applies() { ontime apply --method "$1" > /lab/applied 2>&1 || [ $? -le 2 ] || fail "$1 was not applied: $(cat /lab/applied)"; } # METHOD, whatever it finds
 resets() { ontime reset > /lab/reset 2>&1 || fail "reset: $(cat /lab/reset)"; }
 snapshot() { # every knob that the daemon may touch, by name, of threads that are there before and after
@@ -57,7 +73,7 @@ snapshot() { # every knob that the daemon may touch, by name, of threads that ar
     true
 }
 metrics() { # the daemon's
-    perl -MIO::Socket::UNIX -e '
+    timeout 30 perl -MIO::Socket::UNIX -e '
         my $s = IO::Socket::UNIX->new(Peer => "/run/ontime/ontime.sock") or die "no daemon: $!";
         print $s "GET /metrics HTTP/1.0\r\n\r\n";
         print while <$s>'

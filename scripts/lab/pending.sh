@@ -41,8 +41,7 @@ standing() { case $(place "$spin") in "SCHED_FIFO 46 " | "SCHED_IDLE 0 ") ;; *) 
 for _ in 1 2 3 4 5; do standing || fail "the spinning VM stands at $(place "$spin")"; done
 
 # Its death leaves nobody ahead, no probe, and nobody who spins at real-time priority on the one CPU.
-kill -9 $daemon
-wait $daemon || true
+daemon_dies
 gone() { [ "$(instances)" = 0 ]; }
 within 40 gone
 kill -STOP "$spinner"

@@ -119,8 +119,7 @@ refused_by_name() {
 [ "${BACKEND:-paced}" = sched_ext ] || refused_by_name
 
 # kill -9: at once every vCPU is where it was before Ontime, and runs.
-kill -9 $daemon
-wait $daemon 2> /dev/null || true
+daemon_dies
 for vm in a b idle; do eval "within 5 placed \$vcpu_$vm 'SCHED_OTHER 0'"; done
 ran_a=$(cut -d' ' -f1 "/proc/$vcpu_a/schedstat") ran_b=$(cut -d' ' -f1 "/proc/$vcpu_b/schedstat")
 sleep 1

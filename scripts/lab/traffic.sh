@@ -2,9 +2,9 @@
 rt=$(cat /run/lab-vm/rt.pid) bulk=$(cat /run/lab-vm/bulk1.pid)
 rt_vcpu=$(thread "$rt" 'CPU 0/KVM') bulk_vcpu=$(thread "$bulk" 'CPU 0/KVM')
 received() { cat /sys/class/net/t-bulk1/statistics/tx_bytes; }
-flows() { # the flood goes on: 200 kB more within 10 s
+flows() { # [SECONDS]: the flood goes on: 200 kB more within 10 s
     flows_from=$(received)
-    within 10 sh -c "[ \$(cat /sys/class/net/t-bulk1/statistics/tx_bytes) -gt $((flows_from + 200000)) ]"
+    within "${1:-10}" sh -c "[ \$(cat /sys/class/net/t-bulk1/statistics/tx_bytes) -gt $((flows_from + 200000)) ]"
 }
 lost() { read -r again known < /lab/counters; echo $((again - known)); }
 incidents() { # what a NIC's reset, or a packet that was dropped, would leave

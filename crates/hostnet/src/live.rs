@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use ontime_tenants::{Policy, ThreadError, ThreadId, namespace};
 
 use crate::cpus::CpuSet;
+use crate::inventory::scan::parse_version;
 use crate::knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
 use crate::netlink::Netlink;
 use crate::netlink::ethtool::Ethtool;
@@ -19,6 +20,7 @@ use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
 use crate::netlink::tc::{self, Edit};
 use crate::obstacle::{self, Obstacle};
+use crate::rules::UNTHREADING_WAITS;
 use crate::tap::{self, Tap};
 
 /// Where the host's file systems are mounted; tests put others in their place.
@@ -200,6 +202,27 @@ impl LiveHost {
         }
     }
 
+    /// Refuses where the kernel would wait for ever, with the RTNL lock held ([`UNTHREADING_WAITS`]). An interface that goes down between this look and
+    /// the write still blocks it.
+    fn may_end_threads(&self, knob: &Knob, nic: &NicId) -> Result<(), KnobError> {
+        let dir = self.nic_dir(knob, nic)?;
+        let release = fs::read_to_string(self.roots.proc.join("sys/kernel/osrelease")).unwrap_or_default();
+        let waits = parse_version(release.trim()).is_none_or(|version| version >= UNTHREADING_WAITS);
+        let flags = fs::read_to_string(dir.join("flags")).unwrap_or_default();
+        let up = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16).is_ok_and(|flags| flags & IFF_UP != 0);
+        if up || !waits || !dir.join("device").exists() {
+            return Ok(());
+        }
+        let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        Err(KnobError::Refused {
+            knob: knob.to_string(),
+            what: "writing 0",
+            source: io::Error::from_raw_os_error(libc::ENETDOWN),
+            cause: format!("{name} is down, and Linux {} would wait for ever to end its NAPI threads", release.trim()),
+            remedy: format!("ip link set {name} up, then ontime reset; until then they sleep"),
+        })
+    }
+
     /// Asks at a tap, under the name it has now.
     fn at_tap<T>(&self, knob: &Knob, nic: &NicId, run: impl FnOnce(&Tap<'_>) -> io::Result<T>) -> Result<T, KnobError> {
         let dir = self.nic_dir(knob, nic)?;
@@ -305,6 +328,9 @@ impl LiveHost {
                 thread.set_affinity(&cpus.iter().collect()).map_err(|error| thread_error(knob, error))
             }
             (Knob::NicFile { nic, path }, Value::Text(text)) => {
+                if path == "threaded" && text == "0" {
+                    self.may_end_threads(knob, nic)?;
+                }
                 self.write_file(knob, text)?;
                 if path == "threaded" && text == "1" {
                     self.lift_new_napi_threads(knob, nic);
@@ -372,6 +398,9 @@ impl LiveHost {
 fn switch(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
+
+/// `include/uapi/linux/if.h`.
+const IFF_UP: u32 = 1;
 
 /// Asks at the other end of a veth pair, once the kernel says that it is that: numbers are given again.
 fn at_peer<T: Send>(
@@ -465,6 +494,39 @@ fn file_error(knob: &Knob, path: &Path, what: &'static str, error: io::Error) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_of_an_interface_that_is_down_are_not_ended_where_the_kernel_would_wait_for_ever() {
+        let tree = tempfile::tempdir().unwrap();
+        let roots = Roots { sys: tree.path().join("sys"), proc: tree.path().join("proc"), ..Roots::default() };
+        let nic = NicId { ifindex: 3, name: "lan7".to_owned() };
+        let dir = roots.sys.join("class/net").join(&nic.name);
+        fs::create_dir_all(dir.join("device")).unwrap();
+        fs::create_dir_all(roots.proc.join("sys/kernel")).unwrap();
+        fs::write(dir.join("ifindex"), "3\n").unwrap();
+        let knob = Knob::NicFile { nic, path: "threaded".to_owned() };
+        let off = Value::Text("0".to_owned());
+        let end = |release: &str, flags: &str| {
+            fs::write(roots.proc.join("sys/kernel/osrelease"), release).unwrap();
+            fs::write(dir.join("flags"), flags).unwrap();
+            fs::write(dir.join("threaded"), "1\n").unwrap();
+            let done = LiveHost::with_roots(roots.clone()).write(&knob, &off);
+            (done, fs::read_to_string(dir.join("threaded")).unwrap())
+        };
+        for (release, flags) in [("7.2.12+deb13-rt-amd64", "0x1002"), ("6.17.0-5-generic", "0x1102"), ("", "0x1002")] {
+            let (done, threaded) = end(release, flags);
+            assert_eq!(threaded, "1\n");
+            let said = done.unwrap_err().to_string();
+            assert!(said.contains("lan7 is down") && said.contains("ip link set lan7 up"), "{said}");
+        }
+        for (release, flags) in [("7.2.12", "0x1003"), ("6.12.48-rt", "0x1002"), ("5.14.0-503.el9", "0x1103")] {
+            let (done, threaded) = end(release, flags);
+            assert_eq!((done.is_ok(), threaded.as_str()), (true, "0"), "{release} {flags}");
+        }
+        // A virtual interface's instances are not there while it is down, or stay enabled.
+        fs::remove_dir(dir.join("device")).unwrap();
+        assert_eq!(end("7.2.12", "0x1002").1, "0");
+    }
 
     #[test]
     fn a_device_that_is_away_is_not_gone() {

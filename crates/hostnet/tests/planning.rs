@@ -57,6 +57,26 @@ fn a_method_sets_what_the_paper_sets_and_no_more() {
 }
 
 #[test]
+fn an_interface_that_is_down_is_threaded_when_it_comes_up_where_that_could_not_be_undone_before() {
+    let (mut inventory, intent) = two_vms();
+    for nic in inventory.nics.iter_mut().filter(|nic| nic.id.name == "eth1") {
+        (nic.up, nic.threaded, nic.napis) = (false, Some(0), Vec::new());
+    }
+    let wanted = |inventory: &Inventory| {
+        let found = of_rule(&plan(inventory, &intent), RuleId::NapiThreaded);
+        found.iter().any(|(knob, value)| knob.contains("eth1") && value == "1")
+    };
+    assert!(!wanted(&inventory));
+    for (version, up, mode, is) in [((6, 12), false, 0, true), ((7, 2), true, 0, true), ((6, 17), false, 1, true)] {
+        inventory.kernel.version = version;
+        for nic in inventory.nics.iter_mut().filter(|nic| nic.id.name == "eth1") {
+            (nic.up, nic.threaded) = (up, Some(mode));
+        }
+        assert_eq!(wanted(&inventory), is, "{version:?} {up} {mode}");
+    }
+}
+
+#[test]
 fn a_rule_that_is_switched_off_sets_nothing_and_says_so() {
     let (inventory, mut intent) = two_vms();
     let all = plan(&inventory, &intent);

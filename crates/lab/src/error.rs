@@ -83,12 +83,14 @@ pub enum LabError {
         tail: String,
     },
     /// A command inside took longer than it was given.
-    #[error("'{command}' did not end within {seconds} s in the emulated host")]
+    #[error("'{command}' did not end within {seconds} s in the emulated host; what its threads did then:\n{state}")]
     Timeout {
         /// The command.
         command: String,
         /// Real seconds.
         seconds: u64,
+        /// The threads that ran or were blocked at that moment.
+        state: String,
     },
     /// The agent inside spoke what is not its protocol.
     #[error("the lab's agent: {0}")]

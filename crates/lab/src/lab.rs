@@ -26,6 +26,16 @@ const LAST_WORDS: [&str; 4] = ["Kernel panic", "LAB-FAILED", "double fault:", "U
 /// `tlb_set_page_full` and `tlb_protect_code`). The breakpoint stays in the translation then.
 const STALE_CODE: &str = "Oops: int3";
 
+/// Prints the host's clock, its threads that run or are blocked (policy, priority, state, CPU time, kernel function, command line) with the kernel
+/// stack of each blocked one, and the processes that started last.
+const STATE: &str = "echo up $(cut -d' ' -f1 /proc/uptime) s; format=tid,cls,rtprio,ni,stat,time,wchan:24,args; \
+    ps -eLo $format | awk 'NR == 1 || $5 ~ /^[RD]/' | cut -c1-150 | head -n 20; \
+    for task in $(ps -eLo tid,stat | awk '$2 ~ /^D/ {print $1}' | head -n 5); do echo stack of $task:; head -n 8 /proc/$task/stack; done; \
+    echo started last:; ps -eo pid,cls,rtprio,ni,stat,time,wchan:24,args --sort=start_time | tail -n 12 | cut -c1-150; echo w > /proc/sysrq-trigger";
+
+/// How long an answer to [`STATE`] may take, of real time.
+const STATE_PATIENCE: Duration = Duration::from_secs(60);
+
 /// How a command in the emulated host ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
@@ -182,11 +192,34 @@ impl Lab {
         limit: Duration,
         sink: &mut dyn FnMut(Stream, &[u8]),
     ) -> Result<i32, LabError> {
+        let id = self.begin(argv, ahead, environment)?;
+        match self.follow(id, limit, sink)? {
+            Some(status) => Ok(status),
+            None => {
+                let state = self.state();
+                self.send(&Request::Kill { id })?;
+                Err(LabError::Timeout { command: argv.join(" "), seconds: limit.as_secs(), state })
+            }
+        }
+    }
+
+    /// Starts a command; gives its number.
+    fn begin(&mut self, argv: &[&str], ahead: bool, environment: &[(&str, &str)]) -> Result<u64, LabError> {
         self.next += 1;
         let id = self.next;
         let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let words = argv.iter().map(|word| (*word).to_owned()).collect();
         self.send(&Request::Run { id, argv: words, environment, ahead })?;
+        Ok(id)
+    }
+
+    /// Passes on what a command prints until it ends (its status) or `limit` of real time is over.
+    fn follow(
+        &mut self,
+        id: u64,
+        limit: Duration,
+        sink: &mut dyn FnMut(Stream, &[u8]),
+    ) -> Result<Option<i32>, LabError> {
         let end = Instant::now() + limit;
         loop {
             match self.reply()? {
@@ -194,14 +227,25 @@ impl Lab {
                     let bytes = STANDARD.decode(bytes).map_err(|error| LabError::Protocol(error.to_string()))?;
                     sink(stream, &bytes);
                 }
-                Some(Reply::Exit { id: of, status }) if of == id => return Ok(status),
+                Some(Reply::Exit { id: of, status }) if of == id => return Ok(Some(status)),
                 _ => {}
             }
             if Instant::now() > end {
-                self.send(&Request::Kill { id })?;
-                return Err(LabError::Timeout { command: argv.join(" "), seconds: limit.as_secs() });
+                return Ok(None);
             }
         }
+    }
+
+    /// What the host's threads do at this moment, as far as it still answers.
+    fn state(&mut self) -> String {
+        let mut said = Vec::new();
+        let asked = self.begin(&["sh", "-c", STATE], true, &[]);
+        let answered =
+            asked.and_then(|id| self.follow(id, STATE_PATIENCE, &mut |_, bytes| said.extend_from_slice(bytes)));
+        if let Err(error) = answered {
+            said.extend_from_slice(error.to_string().as_bytes());
+        }
+        String::from_utf8_lossy(&said).trim_end().to_owned()
     }
 
     /// Whether the emulated host still lives; call it now and then while waiting for something else.

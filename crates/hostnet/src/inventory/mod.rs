@@ -7,7 +7,7 @@ mod cpu;
 mod devices;
 mod irqs;
 mod nics;
-mod scan;
+pub(crate) mod scan;
 mod threads;
 
 use std::collections::BTreeMap;

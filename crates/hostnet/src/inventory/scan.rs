@@ -117,7 +117,7 @@ fn kernel(roots: &Roots) -> Kernel {
 }
 
 /// `6.12.48+deb13-rt-amd64` is 6.12.
-fn parse_version(release: &str) -> Option<(u32, u32)> {
+pub(crate) fn parse_version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
