@@ -74,6 +74,32 @@ echo "figures: a spinning RT VM $spin_share % of the CPU (cap 50), housekeeping 
 # stand, whatever its fair server does: it is slowed, until the next daemon.
 daemon_dies
 within 10 placed "$spin" "SCHED_OTHER 0"
+# The same where it dies in the middle of a pass: the moment it has placed that vCPU, and the moment a reset has put protections back. What kills it has
+# timers that no real-time thread holds up; a vCPU that goes on spinning for 5 s it stops itself.
+killed_when() { # placed | protected
+    /run/measures chrt -f 60 perl -e '
+        my ($when, $thread, $daemon) = @ARGV;
+        sub fifo { (syscall(145, $thread + 0) & 0xff) == 1 }
+        sub protected { open my $f, "<", "/sys/kernel/debug/sched/fair_server/cpu0/runtime" or die $!; <$f> > 0 }
+        my $left = 100000;
+        until ($when eq "placed" ? fifo() : protected()) { select undef, undef, undef, 0.0002; $left-- or exit 3 }
+        kill 9, $daemon;
+        for (1 .. 5000) { select undef, undef, undef, 0.001; fifo() or exit 0 }
+        my $priority = pack "i", 0;
+        syscall 144, $thread + 0, 0, $priority;
+        exit 2' "$1" "$spin" "$daemon" &
+    killer=$!
+}
+ontime daemon >> $log 2>&1 &
+daemon=$!
+killed_when placed
+wait $killer || fail "killed in its first pass: $?; 2: the vCPU went on spinning, uncapped"
+daemon_starts
+within 10 paused
+within 10 sh -c 'ontime status | grep -q "kernel protections off"'
+killed_when protected
+ontime reset > /dev/null 2>&1 || true
+wait $killer || fail "killed in a reset: $?; 2: the vCPU went on spinning, uncapped"
 daemon_starts
 within 10 paused
 kill $daemon

@@ -15,6 +15,7 @@
 //! may have to get past, in locked memory, and prepares everything on receipt. `ontime reset --protections` does the same
 //! from systemd's `ExecStopPost=`, should the guardian have been killed as well.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
@@ -75,6 +76,17 @@ pub struct Charge {
     pub instance: Option<PathBuf>,
     /// The daemon ends as it should: there is nothing to do.
     pub relieved: bool,
+}
+
+impl Charge {
+    /// With what is in force besides while a pass is under way: the threads of the charge before it, and what only its end changes.
+    pub fn beside(mut self, former: Option<&Self>) -> Self {
+        let Some(former) = former.filter(|former| !former.relieved) else { return self };
+        let own: BTreeSet<ThreadId> = self.threads.iter().map(|of| of.id).collect();
+        self.threads.extend(former.threads.iter().filter(|of| !own.contains(&of.id)));
+        let Self { paced, raised, instance, .. } = former.clone();
+        Self { paced, raised, instance, ..self }
+    }
 }
 
 /// The daemon's end.

@@ -32,6 +32,13 @@ pub fn originals(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
         .collect()
 }
 
+/// The same in the order in which they are written back: the reverse of switching off, for 6.12 takes its RT limit back only after its fair servers.
+pub fn files(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
+    let mut files = originals(journal, roots);
+    files.reverse();
+    files
+}
+
 /// Writes the protections' originals, in the order that kernels want. They stay in the journal: the rest of a reset is
 /// somebody else's. Gives what could not be written, and why.
 pub fn restore(host: &dyn Host, journal: &Journal) -> Vec<(Knob, Result<(), String>)> {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ontime_hostnet::{Host, Intent, Knob, KnobError, LiveHost, Paused, Plan, Value};
+use ontime_hostnet::{Host, Intent, Inventory, Knob, KnobError, LiveHost, Paused, Plan, Value};
 use ontime_tenants::{Policy, Tenant, ThreadId};
 use ontime_trace::tracefs::TRACEFS;
 
@@ -19,6 +19,7 @@ use crate::daemon::keeper::Past;
 use crate::daemon::protections;
 use crate::daemon::view::Owned;
 use crate::daemon::watches::{Excess, Watches};
+use crate::log::Repeats;
 
 impl Engine {
     pub(super) fn start_caps(&mut self) {
@@ -233,38 +234,31 @@ impl Engine {
 
     /// What the guardian would have to do about the caps that are in force, if the daemon ended and the kernel protected itself.
     pub(super) fn charge_for_caps(&self) -> Charge {
-        let capped = |of: &Watch| Capped { id: of.id, place: of.place, share: of.share };
-        let period = self.config.daemon.caps(self.table()).period;
-        Charge {
-            then_protected: true,
-            realtime: self.look.inventory.kernel.realtime,
-            threads: self.watches.list.iter().map(capped).collect(),
-            period: period.as_nanos().try_into().unwrap_or(u64::MAX),
-            ..Charge::default()
+        charge_for(&self.watches.list, self.cap_period(), &self.look.inventory)
+    }
+
+    pub(super) fn cap_period(&self) -> Duration {
+        self.config.daemon.caps(self.table()).period
+    }
+
+    /// Above the watcher, and so above every thread it may have to get past.
+    pub(super) fn guardian_place(&self) -> Policy {
+        match self.table().watcher() {
+            Policy::Fifo(priority) => Policy::Fifo(priority.saturating_add(1).min(99)),
+            other => other,
         }
     }
 
     pub(super) fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
-        let place = match self.table().watcher() {
-            Policy::Fifo(priority) => Policy::Fifo(priority.saturating_add(1).min(99)),
-            other => other,
-        };
-        // One at the place of another table may not get past the threads of this one.
-        if let Some(guardian) = self.guardian.as_mut().filter(|guardian| guardian.place() == place) {
-            match guardian.charge(charge.clone()) {
-                Ok(()) => return Ok(()),
-                Err(error) => self.repeats.warn(&format!("{}; starting another", crate::exit::chain(&error))),
-            }
+        let place = self.guardian_place();
+        charge_guardian(&mut self.guardian, &mut self.repeats, place, charge)
+    }
+
+    /// Should it be dead, there is nothing that it could do.
+    pub(super) fn charge_if_there(&mut self, charge: Charge) {
+        if let Some(guardian) = &mut self.guardian {
+            let _ = guardian.charge(charge);
         }
-        // Whatever it was, it is not to act on an old charge while a new one stands beside it.
-        if let Some(old) = self.guardian.take() {
-            old.relieve();
-        }
-        let mut guardian = Guardian::start(place)?;
-        guardian.charge(charge)?;
-        tracing::info!("guardian is process {}", guardian.pid());
-        self.guardian = Some(guardian);
-        Ok(())
     }
 
     pub(super) fn caps_lost(&mut self, why: &str) {
@@ -294,6 +288,42 @@ impl Engine {
     pub(super) fn protections_off(&self) -> bool {
         self.journal.entries().iter().any(|entry| protections::is_protection(&entry.knob))
     }
+}
+
+/// What the guardian would have to do about these caps, if the daemon ended and the kernel protected itself.
+pub(super) fn charge_for(watched: &[Watch], period: Duration, inventory: &Inventory) -> Charge {
+    Charge {
+        then_protected: true,
+        realtime: inventory.kernel.realtime,
+        threads: watched.iter().map(|of| Capped { id: of.id, place: of.place, share: of.share }).collect(),
+        period: period.as_nanos().try_into().unwrap_or(u64::MAX),
+        ..Charge::default()
+    }
+}
+
+/// Tells the guardian what it answers for; starts one where there is none at this place.
+pub(super) fn charge_guardian(
+    slot: &mut Option<Guardian>,
+    repeats: &mut Repeats,
+    place: Policy,
+    charge: Charge,
+) -> anyhow::Result<()> {
+    // One at the place of another table may not get past the threads of this one.
+    if let Some(guardian) = slot.as_mut().filter(|guardian| guardian.place() == place) {
+        match guardian.charge(charge.clone()) {
+            Ok(()) => return Ok(()),
+            Err(error) => repeats.warn(&format!("{}; starting another", crate::exit::chain(&error))),
+        }
+    }
+    // Whatever it was, it is not to act on an old charge while a new one stands beside it.
+    if let Some(old) = slot.take() {
+        old.relieve();
+    }
+    let mut guardian = Guardian::start(place)?;
+    guardian.charge(charge)?;
+    tracing::info!("guardian is process {}", guardian.pid());
+    *slot = Some(guardian);
+    Ok(())
 }
 
 /// The host, read past the pauses of caps and the changes of pacers.

@@ -25,7 +25,7 @@ use ontime_hostnet::{self as hostnet, ConvergeError, Done, Item, Journal, LiveHo
 use ontime_sched::{Refused, Settled};
 use ontime_tenants::{Discovery, Policy, PriorityTable, ProblemKind, Rules, Sources, ThreadId};
 
-use self::caps::{Capping, CappingState, PastPauses};
+use self::caps::{Capping, CappingState, PastPauses, charge_for, charge_guardian};
 pub use self::look::{Known, Look};
 pub use self::observe::{to_be, would};
 use self::traffic::Traffic;
@@ -288,6 +288,7 @@ impl Engine {
         let capped: BTreeSet<_> = self.watches.list.iter().map(|watch| watch.id).collect();
         let kernel = self.config.daemon.cap_cpu_share;
         let pauses = self.pauses();
+        let (place, period) = (self.guardian_place(), self.cap_period());
         let Self {
             host,
             journal,
@@ -302,6 +303,8 @@ impl Engine {
             traffic,
             keeper,
             census,
+            guardian,
+            repeats,
             ..
         } = self;
         let (mut unprotected, mut put_back) = (Vec::new(), BTreeSet::new());
@@ -350,6 +353,14 @@ impl Engine {
                 state.lost = caps.release(wanted).err().or(state.lost.take());
             }
             keeper.release(&look.settled);
+            // Killed before the pass ends, the daemon leaves threads at real-time priority that it has capped since the last charge.
+            let charge = Charge {
+                protections: protections::files(journal, host.host.roots()),
+                then_protected: protections::kernel_protects(host.host, &look.inventory, journal),
+                ..charge_for(&state.watches.list, period, &look.inventory)
+            };
+            // Refused, it is refused again when the pass ends, and protections stay on.
+            let _ = charge_guardian(guardian, repeats, place, charge.beside(guardian.as_ref().map(Guardian::charged)));
             Ok(look.plan.clone())
         });
         if let Some(error) = host.state.into_inner().lost {
@@ -555,6 +566,11 @@ impl Engine {
     /// Protections first, then caps, then the rest: at no moment is a thread at real-time priority with neither.
     fn undo(&mut self) -> hostnet::Report {
         self.withdraw();
+        // Until each thread has its original again.
+        let meanwhile = Charge {
+            then_protected: protections::kernel_protects(&self.host, &self.look.inventory, &self.journal),
+            ..self.charge_for_caps()
+        };
         for (knob, done) in protections::restore(&self.host, &self.journal) {
             if let Err(error) = done {
                 self.error(&knob.to_string(), &error);
@@ -573,14 +589,13 @@ impl Engine {
                 self.caps_lost(&error.to_string());
             }
         }
-        if let Some(guardian) = &mut self.guardian {
-            // Should it be dead, there is nothing left that it could do.
-            let _ = guardian.charge(Charge { then_protected: true, ..Charge::default() });
-        }
-        hostnet::reset(&self.host, &mut self.journal).unwrap_or_else(|error| {
+        self.charge_if_there(meanwhile);
+        let report = hostnet::reset(&self.host, &mut self.journal).unwrap_or_else(|error| {
             self.error("journal", &error);
             hostnet::Report::default()
-        })
+        });
+        self.charge_if_there(Charge { then_protected: true, ..Charge::default() });
+        report
     }
 
     /// The daemon ends. Settings stay, for tenants are not to be disturbed; caps end with the daemon, so protections come
