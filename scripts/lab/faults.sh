@@ -117,3 +117,4 @@ for delay in 0.02 0.1 0.3; do
     expect "the RT vCPU after kill -9 and reset" "SCHED_OTHER 0 " "$(place "$rt_vcpu")"
 done
 flows
+! grep 'thread .* (ontime) of process' $log || fail "the guardian of a killed daemon was taken for a stranger"

@@ -6,6 +6,7 @@
 use std::io;
 use std::process::ExitCode;
 
+use ontime_lab::LabError;
 use ontime_tenants::ConfigError;
 
 use crate::client::ClientError;
@@ -80,6 +81,9 @@ fn status(error: &anyhow::Error) -> u8 {
         if let Some(error) = cause.downcast_ref::<ConfigError>() {
             return Some(of_config(error));
         }
+        if let Some(LabError::Machine(_)) = cause.downcast_ref::<LabError>() {
+            return Some(USAGE);
+        }
         cause.downcast_ref::<ClientError>().map(ClientError::exit_status)
     };
     error.chain().find_map(of_cause).unwrap_or(UNKNOWN)
@@ -129,6 +133,8 @@ mod tests {
         for (error, wanted) in [
             (anyhow::anyhow!("a file cannot be written"), UNKNOWN),
             (Exit::usage("no such VM").into(), USAGE),
+            (LabError::Machine("--cpus 9 is not one of 1 to 8".to_owned()).into(), USAGE),
+            (LabError::Protocol("half a line".to_owned()).into(), UNKNOWN),
             (anyhow::Error::from(Exit::unknown("no tracefs")).context("tracing"), UNKNOWN),
             (anyhow::Error::from(invalid).context("starting"), CONFIG),
             (read(io::ErrorKind::NotFound).into(), CONFIG),

@@ -39,6 +39,11 @@ impl Paths {
         self.run_dir.join("daemon.lock")
     }
 
+    /// Held (flock) by the running daemon's guardian, also after the daemon has died.
+    pub fn guardian_lock(&self) -> PathBuf {
+        self.run_dir.join("guardian.lock")
+    }
+
     /// Touched by hooks: tenants changed.
     pub fn poke(&self) -> PathBuf {
         self.run_dir.join("poke")

@@ -145,6 +145,12 @@ fn a_thread_of_no_tenant_keeps_protections_on_and_is_named() {
     let caps = shown.lines().find(|line| line.starts_with("caps ")).unwrap();
     assert!(caps.contains("protections on: thread ") && caps.contains("cap.uncapped"), "{caps}");
     assert!(daemon.log().contains("no cap holds it"), "{}", daemon.log());
+    // The finding names it too, not runtime caps that are in order.
+    let status = site.json(&["status", "--json"]);
+    let finding = status["findings"].as_array().unwrap().iter().find(|of| of["rule"] == "rt-protections").unwrap();
+    let number = format!("thread {} ", program.0.id());
+    assert!(finding["found"].as_str().unwrap().contains(&number), "{finding}");
+    assert!(finding["remedy"].as_str().unwrap().contains("cap.uncapped"), "{finding}");
     let count = || {
         let metrics = site.curl(&["http://o/metrics"]).1;
         let line = metrics.lines().find_map(|line| line.strip_prefix("ontime_uncapped_threads ")).unwrap();

@@ -56,7 +56,7 @@ pub static RULES: &[Rule] = &[
         },
         cure: "thread the NAPI of every NIC (sysfs `threaded`, netlink NAPI_SET)",
         live_safe: "net/core/dev.c, netif_set_threaded: threads are made first, then a state bit is set; the next poll uses \
-                    it, a running poll goes on, no packet is touched",
+                    it, a running poll goes on, no packet is touched; ending threads waits for the interface to be up (6.17)",
         plan: nic_threads::napi_threaded,
     },
     Rule {

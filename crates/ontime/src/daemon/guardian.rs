@@ -18,7 +18,7 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::time::Duration;
 
@@ -33,10 +33,21 @@ use super::cap::place::place_self;
 use super::cap::reading::Reading;
 use super::cap::watcher::now;
 use super::life::Life;
+use super::lock;
 use crate::paths::Paths;
 
 /// How long capped threads are watched after the daemon's end, where the kernel's protections are not enough.
 const WATCH: Duration = Duration::from_secs(1);
+/// The longest that a daemon waits for the guardian of the one before it: [`WATCH`], and what a trace instance takes to be removed.
+const FORMER: Duration = Duration::from_secs(6);
+
+/// Waits until the guardian of a daemon that was killed has ended: it places threads, and its own place is no tenant's.
+pub fn wait_for_former(paths: &Paths) {
+    if !lock::wait_until_free(&paths.guardian_lock(), FORMER) {
+        let path = paths.guardian_lock();
+        tracing::warn!("{}: the guardian of a former daemon has not ended within {FORMER:?}", path.display());
+    }
+}
 
 /// A thread under a runtime cap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,7 +115,7 @@ impl Guardian {
     ///
     /// # Errors
     /// Where the process cannot be started.
-    pub fn start(place: Policy) -> anyhow::Result<Self> {
+    pub fn start(place: Policy, run_dir: &Path) -> anyhow::Result<Self> {
         let priority = match place {
             Policy::Fifo(priority) | Policy::Rr(priority) => priority,
             _ => 0,
@@ -115,6 +126,8 @@ impl Guardian {
         let program = std::env::current_exe().context("finding our own program")?;
         let mut child = Command::new(program)
             .args(["guardian", "--priority", &priority.to_string(), "--life", &death.as_raw_fd().to_string()])
+            .arg("--run-dir")
+            .arg(run_dir)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .env_remove("NOTIFY_SOCKET")
@@ -187,7 +200,9 @@ pub struct Args {
 ///
 /// # Errors
 /// Where its memory cannot be locked.
-pub fn run(args: &Args, _paths: &Paths) -> anyhow::Result<ExitCode> {
+pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    // Without it the next daemon does not wait for us.
+    let _lock = lock::take(&paths.guardian_lock());
     // The daemon's signals are not for us: a Ctrl-C goes to the whole group.
     let _ = rustix::process::setsid();
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP] {

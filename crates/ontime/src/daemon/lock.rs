@@ -1,8 +1,9 @@
-//! One daemon a host: a lock file that names its holder.
+//! One daemon a host, and one guardian: a lock file that names its holder.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use thiserror::Error;
@@ -60,6 +61,18 @@ pub fn take(path: &Path) -> Result<Lock, LockError> {
     Ok(Lock { _file: file })
 }
 
+/// Waits until nobody holds the lock, at most so long; whether that is so.
+pub fn wait_until_free(path: &Path, most: Duration) -> bool {
+    let start = Instant::now();
+    loop {
+        match take(path) {
+            Err(LockError::Held { .. }) if start.elapsed() < most => std::thread::sleep(Duration::from_millis(10)),
+            Err(LockError::Held { .. }) => return false,
+            Ok(_) | Err(LockError::Io { .. }) => return true,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,11 +88,25 @@ mod tests {
         assert!(!refused.contains("99999999"), "{refused}");
         drop(held);
         // A child that another test is just starting has a copy of the file until it executes its program.
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         while let Err(error) = take(&path) {
             assert!(start.elapsed().as_secs() < 60, "{error}");
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
         assert!(matches!(take(&dir.path().join("no/such")), Err(LockError::Io { .. })));
+    }
+    #[test]
+    fn a_holder_that_goes_is_waited_for_and_one_that_stays_is_not_waited_for_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("guardian.lock");
+        assert!(wait_until_free(&path, Duration::ZERO), "nobody has made it yet");
+        let held = take(&path).unwrap();
+        assert!(!wait_until_free(&path, Duration::from_millis(30)));
+        let goes = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(held);
+        });
+        assert!(wait_until_free(&path, Duration::from_secs(60)));
+        goes.join().unwrap();
     }
 }

@@ -82,9 +82,11 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let bell = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let events = Events::new(&paths.poke(), bell.try_clone()?).context("setting up events")?;
     let (asks, asked) = sync_channel(http::BACKLOG);
+    guardian::wait_for_former(paths);
+    let engine = Engine::new(paths.clone(), config)?;
+    // Whoever asks before there is somebody to answer is told at once that there is no daemon.
     let socket = paths.socket();
     let listener = http::bind(&socket).with_context(|| format!("{}: listening", socket.display()))?;
-    let engine = Engine::new(paths.clone(), config)?;
     let watcher = Watcher::new(engine.sources()).context("watching tenants")?;
     events.add(&watcher, Event::Tenants)?;
     http::serve(listener, Loop { asks, bell }).context("starting the HTTP server")?;

@@ -133,7 +133,7 @@ impl Engine {
                 let why = open.map(|used| view::cap_thread(used, &self.watches.of));
                 let why =
                     why.map(|thread| format!("thread {} of {} is watched {}", thread.tid, thread.of, thread.watched));
-                let why = why.or_else(|| self.why_uncapped());
+                let why = why.or_else(|| self.why_uncapped().map(|(found, remedy)| format!("{found}; {remedy}")));
                 let by_plan = "vCPUs with reserved CPU time are held to that; kernel protections stay on beside them";
                 let why = why.or_else(|| (!self.look.settled.vcpus.is_empty()).then(|| by_plan.to_owned()));
                 (report.iter().map(|used| view::cap_thread(used, &self.watches.of)).collect(), why)

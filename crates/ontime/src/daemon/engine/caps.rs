@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ontime_hostnet::{Host, Intent, Inventory, Knob, KnobError, LiveHost, Paused, Plan, Value};
+use ontime_hostnet::{Host, Intent, Inventory, Knob, KnobError, LiveHost, Paused, Plan, Refusal, Value};
 use ontime_tenants::{Policy, Tenant, ThreadId};
 use ontime_trace::tracefs::TRACEFS;
 
@@ -69,9 +69,9 @@ impl Engine {
             self.error(&tenant, &message);
         }
         self.uncapped = self.find_uncapped();
-        if let Some(why) = self.why_uncapped() {
+        if let Some((found, remedy)) = self.why_uncapped() {
             // Threads, and so lines, are as many as a user likes.
-            self.repeats.warn_of("uncapped threads", &why);
+            self.repeats.warn_of("uncapped threads", &format!("{found}; {remedy}"));
         }
         let complete = complete && self.uncapped.is_empty() && self.look.intent.reserved.is_empty();
         let intent = Intent { caps_in_force: complete, ..self.look.intent.clone() };
@@ -158,17 +158,25 @@ impl Engine {
         self.census.uncapped(&held).map(ToString::to_string).chain(self.census.incomplete.clone()).collect()
     }
 
-    /// Why protections stay on although every thread of a tenant is capped.
-    pub(super) fn why_uncapped(&self) -> Option<String> {
+    /// Why protections stay on although every thread of a tenant is capped, and what to do.
+    pub(super) fn why_uncapped(&self) -> Option<(String, &'static str)> {
         if let Some(why) = &self.census.incomplete {
-            return Some(format!("{why}; kernel protections stay on"));
+            return Some((format!("{why}; kernel protections stay on"), "the next pass looks again"));
         }
         let (first, others) = self.uncapped.split_first()?;
         let more = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
-        Some(format!(
-            "{first}{more}: no cap holds it, so kernel protections stay on. Make it a tenant, lower its priority, or \
-             name its cgroup in cap.uncapped of /etc/ontime/daemon.toml if you trust it"
-        ))
+        let remedy = "make it a tenant, lower its priority, or name its cgroup in cap.uncapped of \
+                      /etc/ontime/daemon.toml if you trust it";
+        Some((format!("{first}{more}: no cap holds it, so kernel protections stay on"), remedy))
+    }
+
+    /// Has the finding about protections name the thread that keeps them on.
+    pub(super) fn name_uncapped(&mut self) {
+        let Some((found, remedy)) = self.why_uncapped() else { return };
+        for finding in self.look.plan.findings.iter_mut().filter(|of| of.refusal == Some(Refusal::NoCaps)) {
+            finding.found.clone_from(&found);
+            remedy.clone_into(&mut finding.remedy);
+        }
     }
 
     /// How soon the host's real-time threads are to be looked at; none while protections are on.
@@ -251,7 +259,7 @@ impl Engine {
 
     pub(super) fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
         let place = self.guardian_place();
-        charge_guardian(&mut self.guardian, &mut self.repeats, place, charge)
+        charge_guardian(&mut self.guardian, &self.paths.run_dir, &mut self.repeats, place, charge)
     }
 
     /// Should it be dead, there is nothing that it could do.
@@ -304,6 +312,7 @@ pub(super) fn charge_for(watched: &[Watch], period: Duration, inventory: &Invent
 /// Tells the guardian what it answers for; starts one where there is none at this place.
 pub(super) fn charge_guardian(
     slot: &mut Option<Guardian>,
+    run_dir: &Path,
     repeats: &mut Repeats,
     place: Policy,
     charge: Charge,
@@ -319,7 +328,7 @@ pub(super) fn charge_guardian(
     if let Some(old) = slot.take() {
         old.relieve();
     }
-    let mut guardian = Guardian::start(place)?;
+    let mut guardian = Guardian::start(place, run_dir)?;
     guardian.charge(charge)?;
     tracing::info!("guardian is process {}", guardian.pid());
     *slot = Some(guardian);

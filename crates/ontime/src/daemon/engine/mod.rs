@@ -276,8 +276,9 @@ impl Engine {
                 Ok(more) => add_new(&mut report, more),
                 Err(error) => self.error("journal", &error),
             }
-            report.findings.clone_from(&self.look.plan.findings);
         }
+        self.name_uncapped();
+        report.findings.clone_from(&self.look.plan.findings);
         self.note_changes(&mut report, &before);
         self.applied = values(&self.look.plan);
         report
@@ -360,7 +361,8 @@ impl Engine {
                 ..charge_for(&state.watches.list, period, &look.inventory)
             };
             // Refused, it is refused again when the pass ends, and protections stay on.
-            let _ = charge_guardian(guardian, repeats, place, charge.beside(guardian.as_ref().map(Guardian::charged)));
+            let charge = charge.beside(guardian.as_ref().map(Guardian::charged));
+            let _ = charge_guardian(guardian, &paths.run_dir, repeats, place, charge);
             Ok(look.plan.clone())
         });
         if let Some(error) = host.state.into_inner().lost {
@@ -423,7 +425,7 @@ impl Engine {
         if counts.changed + counts.restored > 0 {
             tracing::info!(
                 method = %self.look.intent.method,
-                "{} knobs set, {} given back, {} failed, {} as they were",
+                "knobs: {} set, {} given back, {} failed, {} as they were",
                 counts.changed, counts.restored, counts.failed, counts.already
             );
         }
