@@ -236,7 +236,7 @@ pub fn bulk_threads(host: &mut Host, run: bool) -> Result<(), MeasureError> {
     host.shell(&command).map(|_| ())
 }
 
-/// What the daemon says that it reserves and does, of `ontime top --json` (docs/api.md).
+/// What the daemon says that it reserves and does, of `ontime top --json` (docs/openapi.json).
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Reservations {
     /// By vCPU.

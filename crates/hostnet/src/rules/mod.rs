@@ -28,7 +28,7 @@ pub use napi_weight::{DEV_WEIGHT, NO_BH_LOCK, WEIGHT_FILE, softirqs_share_a_lock
 pub use nic_threads::{NAPI_LISTED, UNTHREADING_WAITS};
 
 const PROBES: &str = "probes by hand: Debian 7.2-rt and 6.12-rt, emulated, virtual clock (docs/hostnet.md)";
-const INVERSION: &str = "`ontime bench inversion --requests 1000`: Debian 7.2-rt, emulated, virtual clock, one CPU, small packets (docs/bench.md)";
+const INVERSION: &str = "`ontime bench inversion --requests 1000`: Debian 7.2-rt, emulated, virtual clock, one CPU, small packets (docs/bench/segments-inversion.md)";
 
 /// For a row that the experiment lists as not shown.
 const NOT_SHOWN: &str = "no figure: `ontime bench inversion` has one CPU, UDP and a VM by tap and bridge, where nothing waits for this \
@@ -66,7 +66,7 @@ pub static RULES: &[Rule] = &[
         cost: Cost {
             text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with Table 2's priorities; once NAPI is threaded, no difference \
                    that 1,000 requests of a VM show",
-            source: "probes by hand (docs/hostnet.md); `ontime bench inversion` (docs/bench.md); 7.2-rt, emulated, virtual clock",
+            source: "probes by hand (docs/hostnet.md); `ontime bench inversion` (docs/bench/segments-inversion.md); 7.2-rt, emulated, virtual clock",
         },
         cure: "FIFO 50-5l for a NIC of RT level l, SCHED_OTHER for a bulk one",
         live_safe: "kernel/irq/manage.c, irq_thread: an ordinary thread; sched_setattr only requeues it",
