@@ -307,7 +307,7 @@ pub struct Log {
     pub status: i32,
     /// From release to end of each job, us; above the period it is a miss.
     pub response_us: Vec<u64>,
-    /// rt-app's own lines on the first jobs that were late: number, what it measured (docs/bench.md).
+    /// rt-app's own lines on the first jobs that were late: number, what it measured (docs/bench/rta.md).
     pub late: Vec<String>,
 }
 

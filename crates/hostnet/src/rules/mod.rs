@@ -223,8 +223,9 @@ pub static RULES: &[Rule] = &[
         title: "vCPUs with a pending interrupt before others of their level (method interrupt-context)",
         waits_behind: "a vCPU of another RT tenant of its level that computes",
         cost: Cost {
-            text: "7.2-rt, an RT VM of the same level that spins under a cap of one half: a request's slowest 7,223 us of 60 (one in three over 1 ms)",
-            source: "`ontime bench xen-arm --beside rt` (docs/bench.md): method partitioned, emulated, virtual clock",
+            text: "7.2-rt, an RT VM of the same level that computes for 20 or 60 % of the time: a request's p99 10,156 or 3,834 us, its \
+                   slowest 10,923 or 4,197; with this method p99 155 or 152",
+            source: "`ontime bench xen-arm --beside rt` (docs/bench/xen-arm.md): emulated, virtual clock",
         },
         cure: "vCPUs at the entitled place (46-5l), at the planned one (47-5l) while an interrupt is to be taken; irq_work/N at FIFO 55, which tells of it",
         live_safe: "kernel/irq_work.c, irq_workd: an ordinary thread; sched_setattr only requeues it. arch/x86/kvm/lapic.c, \
