@@ -280,6 +280,22 @@ static void recv_blind(struct sock *sk, struct ontime_rpc *rpc)
 		rpc->out.call.flags |= cpu_to_le16(ONTIME_CALL_BLIND);
 }
 
+/*
+ * What was read from the error queue is no longer the socket's error: as sock_dequeue_err_skb(). @error is what was
+ * pending on the host then, or 0. An error that an event told since is newer, and stays.
+ */
+static void recv_error(struct sock *sk, struct ontime_rpc *rpc, int error)
+{
+	int was = READ_ONCE(sk->sk_err);
+	u32 seq;
+
+	/* Pairs with ontime_sock_event(). */
+	smp_rmb();
+	seq = READ_ONCE(ontime_sk(sk)->error_seq);
+	if (!seq || (s32)(seq - le32_to_cpu(rpc->in->done.seq)) <= 0)
+		cmpxchg(&sk->sk_err, was, error);
+}
+
 /* One call's worth; the bytes received, as recvmsg(2) counts them. */
 static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *timeout)
 {
@@ -307,9 +323,8 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 
 		msg->msg_flags |= told & ~(MSG_CMSG_CLOEXEC | MSG_CMSG_COMPAT | ONTIME_MSG_WAITED | ONTIME_MSG_ERROR |
 					   ONTIME_MSG_ERRNO_MASK);
-		/* What was read from the error queue is no longer the socket's error: as sock_dequeue_err_skb(). */
 		if (unlikely(told & ONTIME_MSG_ERROR))
-			WRITE_ONCE(sk->sk_err, (told & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
+			recv_error(sk, rpc, (told & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
 		if (msg->msg_name)
 			msg->msg_namelen = ontime_addr_out(&rpc->in->done, msg->msg_name);
 		recv_control(rpc, msg);

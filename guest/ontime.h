@@ -286,6 +286,7 @@ struct ontime_sock {
 	u32 chan;			/* the channel its calls go to */
 	u32 wanted;			/* the channel of the thread that it was moved for, or 0 */
 	atomic64_t ready;		/* sequence number << 32 | ONTIME_READY_* */
+	u32 error_seq;			/* sequence number of the last event with an error; 0: there was none */
 	bool dead;			/* its device has gone */
 	bool abort;			/* close with a reset */
 	bool polled;			/* somebody asked how ready it is */
