@@ -66,7 +66,7 @@ void ontime_ahead_done(struct ontime_rpc *rpc)
 	if (os && os->id == id && READ_ONCE(os->ahead) == rpc) {
 		/* A datagram socket's error is for whatever is called next. */
 		if (holds && result < 0 && ((struct sock *)os)->sk_type == SOCK_DGRAM) {
-			WRITE_ONCE(((struct sock *)os)->sk_err, -result);
+			ontime_sock_keep_error((struct sock *)os, -result);
 			holds = false;
 		}
 		smp_store_release(&os->ahead_state, holds ? AHEAD_HOLDS : AHEAD_VOID);

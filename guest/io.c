@@ -59,7 +59,7 @@ static int io_gather(struct ontime_rpc *rpc, size_t length)
 static void io_keep_error(struct sock *sk, int err)
 {
 	if (err == -ECONNRESET || err == -ETIMEDOUT || err == -EHOSTUNREACH || err == -ENETUNREACH)
-		WRITE_ONCE(sk->sk_err, -err);
+		ontime_sock_keep_error(sk, -err);
 }
 
 /* ---- Sending ---- */

@@ -361,6 +361,12 @@ static inline u32 ontime_sock_ready(struct ontime_sock *os)
 	return (u32)atomic64_read(&os->ready);
 }
 
+/* Keeps an error that an answer told, for the next call. One that is pending may be a newer event's: it stays. */
+static inline void ontime_sock_keep_error(struct sock *sk, int error)
+{
+	cmpxchg(&sk->sk_err, 0, error);
+}
+
 /* ---- io.c ---- */
 
 int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length);

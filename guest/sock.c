@@ -635,8 +635,8 @@ static int sock_accept_call(struct sock *sk, struct ontime_sock *child, long *ti
 		child->peer_len = ontime_addr_out(&rpc->in->done, child->peer);
 		/* A connection that was reset while it waited. */
 		if (told & ONTIME_MSG_ERROR)
-			WRITE_ONCE(((struct sock *)child)->sk_err,
-				   (told & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
+			ontime_sock_keep_error((struct sock *)child,
+					       (told & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
 	} else if (ontime_rpc_abandon(rpc, child->id))
 		*rest = REST_CALL;
 	else if (rpc->answered && !rpc->result)
