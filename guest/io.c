@@ -443,8 +443,8 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 		result = received;
 	} else if ((!result || result == -EAGAIN || result == -ENOTCONN) && READ_ONCE(sk->sk_err) &&
 		   !(flags & MSG_ERRQUEUE)) {
-		/* A stream tells its error after its data. */
-		result = sock_error(sk);
+		/* A stream tells its error after its data. An error that another thread took is no end of it. */
+		result = sock_error(sk) ?: result;
 	}
 	/* io_uring wants to know whether there is more, or the end. */
 	if (unlikely(msg->msg_get_inq) && result >= 0)
