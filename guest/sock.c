@@ -611,7 +611,10 @@ int ontime_shutdown(struct socket *sock, int how)
 		WRITE_ONCE(sock->state, SS_UNCONNECTED);
 	err = ontime_simple(sk, ONTIME_OP_SHUTDOWN, how, 0);
 	if (!stream && (!err || err == -ENOTCONN)) {
+		/* The lock is against another shutdown(); receivers read without it. */
+		lock_sock(sk);
 		WRITE_ONCE(sk->sk_shutdown, sk->sk_shutdown | (how + 1));
+		release_sock(sk);
 	} else if (stream && !err && sk->sk_state == TCP_LISTEN && how != SHUT_WR) {
 		WRITE_ONCE(sk->sk_state, TCP_CLOSE);
 		sock->state = SS_UNCONNECTED;
