@@ -365,13 +365,14 @@ static void recv_stamp(struct sock *sk)
 /* SO_PEEK_OFF: the next peek begins behind this one; what was read is not peeked at any more. */
 static void recv_peeked(struct sock *sk, int flags, int length)
 {
-	/* Such a socket receives nothing ahead. */
-	if (likely(!READ_ONCE(ontime_sk(sk)->ahead_off)))
-		return;
-	if (flags & MSG_PEEK)
-		sk_peek_offset_fwd(sk, length);
-	else
-		sk_peek_offset_bwd(sk, length);
+	s32 offset = READ_ONCE(sk->sk_peek_off), next;
+
+	/* Not under the socket's lock, which SO_PEEK_OFF holds while it asks the host. */
+	do {
+		if (likely(offset < 0))
+			return;
+		next = flags & MSG_PEEK ? offset + length : max(offset - length, 0);
+	} while (!try_cmpxchg(&sk->sk_peek_off, &offset, next));
 }
 
 /* A datagram socket tells its error first. */
