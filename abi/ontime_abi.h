@@ -56,7 +56,7 @@ struct ontime_config {
 	__le32 wake;          /* ONTIME_WAKE_*: what the host's administrator asks for */
 	__le32 sockets_max;   /* sockets open at once; ids have an index below it */
 	__le32 calls_max;     /* calls of this device in flight at once */
-	__le32 segments_max;  /* descriptors of one call, control and headers included */
+	__le32 segments_max;  /* descriptors of one call, both directions together, control and headers included */
 	__le32 data_max;      /* bytes of data of one call, in each direction */
 	__le32 reserved[4];
 };

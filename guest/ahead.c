@@ -66,7 +66,7 @@ void ontime_ahead_done(struct ontime_rpc *rpc)
 	if (os && os->id == id && READ_ONCE(os->ahead) == rpc) {
 		/* A datagram socket's error is for whatever is called next. */
 		if (holds && result < 0 && ((struct sock *)os)->sk_type == SOCK_DGRAM) {
-			WRITE_ONCE(((struct sock *)os)->sk_err, -result);
+			ontime_sock_keep_error((struct sock *)os, -result);
 			holds = false;
 		}
 		smp_store_release(&os->ahead_state, holds ? AHEAD_HOLDS : AHEAD_VOID);
@@ -319,8 +319,8 @@ static void ahead_settle(struct sock *sk)
 int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *timeout)
 {
 	struct ontime_sock *os = ontime_sk(sk);
-	bool stream = sk->sk_type == SOCK_STREAM;
-	int result;
+	bool stream = sk->sk_type == SOCK_STREAM, tells;
+	int result, err;
 
 	while (READ_ONCE(os->ahead) && !READ_ONCE(os->dead)) {
 		ontime_sock_reap(sk);
@@ -339,9 +339,11 @@ int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *time
 			result = -ONTIME_AGAIN;
 		}
 		mutex_unlock(&os->ahead_lock);
-		/* Of a stream after its data. */
-		if (READ_ONCE(sk->sk_err) && (stream ? result == -EAGAIN && *timeout : result == -EAGAIN || result == -ONTIME_AGAIN))
-			return sock_error(sk);
+		/* Of a stream after its data. An error that another thread took is not the stream's end. */
+		tells = stream ? result == -EAGAIN && *timeout : result == -EAGAIN || result == -ONTIME_AGAIN;
+		err = tells ? sock_error(sk) : 0;
+		if (err)
+			return err;
 		if (result != -EAGAIN || !*timeout)
 			return result;
 		WRITE_ONCE(os->waited, true);

@@ -251,6 +251,7 @@ static int chan_read_config(struct ontime_chan *chan, u32 *role, u32 *sockets_ma
 	chan->wake = *role == ONTIME_ROLE_CHANNEL && wake == ONTIME_WAKE_IDLE;
 	chan->urgent = channels > 1;
 	*sockets_max = min_t(u32, *sockets_max, ONTIME_SOCKETS_MAX);
+	/* Beside pages a call has two descriptors (rpc_add()), whichever direction the pages have. */
 	chan->pages_max = min_t(u32, segments - 4, ONTIME_CHUNK_PAGES);
 	chan->bytes_max = min_t(u32, data, ONTIME_CHUNK_BYTES);
 	return 0;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
  * Deadline tasks (RTVirt, section 3.2): an unmodified application asks for SCHED_DEADLINE, is placed on a vCPU, and that vCPU's
- * need is asked of the host (dl_host.c). What the host refuses the application sees as EBUSY.
+ * need is asked of the host (dl_host.c). What the host refuses the application sees as EBUSY, what the host finds
+ * invalid as EINVAL.
  *
  * The kernel's __sched_setscheduler() is where all three system calls meet, with a copy of the attributes and no lock held. Calls
  * about deadline tasks are led to dl_setscheduler() below (ftrace, as a livepatch would); it makes the kernel's own change
@@ -176,7 +177,16 @@ u64 dl_usable(void)
 	return usable;
 }
 
-/* Finds @t a place for @want: where it is, best fit, or all anew; and has the host hold it. -EBUSY: nowhere. */
+/* An error of the host as sched_setattr(2) documents it: that knows of no device that is gone or does not answer. */
+static int dl_refusal(int err)
+{
+	return err == -EINVAL || err == -EPERM ? err : -EBUSY;
+}
+
+/*
+ * Finds @t a place for @want: where it is, best fit, or all anew; and has the host hold it. -EBUSY: there is none;
+ * -EINVAL or -EPERM: the host says so.
+ */
 int dl_place(struct dl_task *t, struct place_task want)
 {
 	unsigned int count = dl_gather(t), i;
@@ -206,7 +216,7 @@ int dl_place(struct dl_task *t, struct place_task want)
 	if (err == -EBUSY && place_all(dl_set, count + 1, dl_usable()))
 		err = dl_tell(count + 1);
 	if (err)
-		return -EBUSY;
+		return dl_refusal(err);
 	for (i = 0; i <= count; i++) {
 		struct dl_task *whose = dl_whose[i];
 		bool moved = whose->place.vcpu != dl_set[i].vcpu;

@@ -59,7 +59,7 @@ static int io_gather(struct ontime_rpc *rpc, size_t length)
 static void io_keep_error(struct sock *sk, int err)
 {
 	if (err == -ECONNRESET || err == -ETIMEDOUT || err == -EHOSTUNREACH || err == -ENETUNREACH)
-		WRITE_ONCE(sk->sk_err, -err);
+		ontime_sock_keep_error(sk, -err);
 }
 
 /* ---- Sending ---- */
@@ -280,6 +280,22 @@ static void recv_blind(struct sock *sk, struct ontime_rpc *rpc)
 		rpc->out.call.flags |= cpu_to_le16(ONTIME_CALL_BLIND);
 }
 
+/*
+ * What was read from the error queue is no longer the socket's error: as sock_dequeue_err_skb(). @error is what was
+ * pending on the host then, or 0. An error that an event told since is newer, and stays.
+ */
+static void recv_error(struct sock *sk, struct ontime_rpc *rpc, int error)
+{
+	int was = READ_ONCE(sk->sk_err);
+	u32 seq;
+
+	/* Pairs with ontime_sock_event(). */
+	smp_rmb();
+	seq = READ_ONCE(ontime_sk(sk)->error_seq);
+	if (!seq || (s32)(seq - le32_to_cpu(rpc->in->done.seq)) <= 0)
+		cmpxchg(&sk->sk_err, was, error);
+}
+
 /* One call's worth; the bytes received, as recvmsg(2) counts them. */
 static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *timeout)
 {
@@ -307,9 +323,8 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 
 		msg->msg_flags |= told & ~(MSG_CMSG_CLOEXEC | MSG_CMSG_COMPAT | ONTIME_MSG_WAITED | ONTIME_MSG_ERROR |
 					   ONTIME_MSG_ERRNO_MASK);
-		/* What was read from the error queue is no longer the socket's error: as sock_dequeue_err_skb(). */
 		if (unlikely(told & ONTIME_MSG_ERROR))
-			WRITE_ONCE(sk->sk_err, (told & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
+			recv_error(sk, rpc, (told & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
 		if (msg->msg_name)
 			msg->msg_namelen = ontime_addr_out(&rpc->in->done, msg->msg_name);
 		recv_control(rpc, msg);
@@ -350,13 +365,14 @@ static void recv_stamp(struct sock *sk)
 /* SO_PEEK_OFF: the next peek begins behind this one; what was read is not peeked at any more. */
 static void recv_peeked(struct sock *sk, int flags, int length)
 {
-	/* Such a socket receives nothing ahead. */
-	if (likely(!READ_ONCE(ontime_sk(sk)->ahead_off)))
-		return;
-	if (flags & MSG_PEEK)
-		sk_peek_offset_fwd(sk, length);
-	else
-		sk_peek_offset_bwd(sk, length);
+	s32 offset = READ_ONCE(sk->sk_peek_off), next;
+
+	/* Not under the socket's lock, which SO_PEEK_OFF holds while it asks the host. */
+	do {
+		if (likely(offset < 0))
+			return;
+		next = flags & MSG_PEEK ? offset + length : max(offset - length, 0);
+	} while (!try_cmpxchg(&sk->sk_peek_off, &offset, next));
 }
 
 /* A datagram socket tells its error first. */
@@ -428,8 +444,8 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 		result = received;
 	} else if ((!result || result == -EAGAIN || result == -ENOTCONN) && READ_ONCE(sk->sk_err) &&
 		   !(flags & MSG_ERRQUEUE)) {
-		/* A stream tells its error after its data. */
-		result = sock_error(sk);
+		/* A stream tells its error after its data. An error that another thread took is no end of it. */
+		result = sock_error(sk) ?: result;
 	}
 	/* io_uring wants to know whether there is more, or the end. */
 	if (unlikely(msg->msg_get_inq) && result >= 0)

@@ -286,6 +286,7 @@ struct ontime_sock {
 	u32 chan;			/* the channel its calls go to */
 	u32 wanted;			/* the channel of the thread that it was moved for, or 0 */
 	atomic64_t ready;		/* sequence number << 32 | ONTIME_READY_* */
+	u32 error_seq;			/* sequence number of the last event with an error; 0: there was none */
 	bool dead;			/* its device has gone */
 	bool abort;			/* close with a reset */
 	bool polled;			/* somebody asked how ready it is */
@@ -358,6 +359,12 @@ void ontime_sock_urgent_work(struct work_struct *work);
 static inline u32 ontime_sock_ready(struct ontime_sock *os)
 {
 	return (u32)atomic64_read(&os->ready);
+}
+
+/* Keeps an error that an answer told, for the next call. One that is pending may be a newer event's: it stays. */
+static inline void ontime_sock_keep_error(struct sock *sk, int error)
+{
+	cmpxchg(&sk->sk_err, 0, error);
 }
 
 /* ---- io.c ---- */

@@ -91,6 +91,9 @@ void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *even
 		return;
 	/* Before readiness: who sees that a connection came to its end sees why. */
 	if (error && error < MAX_ERRNO) {
+		WRITE_ONCE(os->error_seq, le32_to_cpu(event->seq));
+		/* A thread that sees the error sees its sequence number: recv_error() in io.c. */
+		smp_wmb();
 		WRITE_ONCE(sk->sk_err, error);
 		WRITE_ONCE(os->told, true);
 	}

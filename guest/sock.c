@@ -484,31 +484,59 @@ static void sock_dissolved(struct sock *sk)
 		ontime_sock_wait_ready(sk, ONTIME_READY_HUP, &patience);
 }
 
-/* The outcome of an attempt that goes on: by the event that ends it, or by asking where it may have ended already. */
-static int sock_connect_wait(struct sock *sk, struct sockaddr_unsized *addr, int length, long *timeout)
+/*
+ * An attempt failed: its error, or -ECONNABORTED if another thread takes it first. The state changes before the host's
+ * socket does: see sock_connect_ask().
+ */
+static int sock_connect_failed(struct socket *sock)
 {
 	int err;
 
-	if (ontime_sock_ready(ontime_sk(sk)) & (ONTIME_READY_OUT | ONTIME_READY_HUP) && !READ_ONCE(sk->sk_err)) {
-		err = sock_connect_call(sk, addr, length);
+	WRITE_ONCE(sock->state, SS_UNCONNECTED);
+	err = sock_error(sock->sk) ?: -ECONNABORTED;
+	sock_forget(sock->sk);
+	return err;
+}
+
+/*
+ * Asks the host how an attempt ended. If another thread ended the attempt, or was told its error, the host's socket is
+ * unconnected and a CONNECT would begin a second attempt that nobody asked for. Then this thread's attempt was aborted.
+ * inet_stream_connect() says so too, but in newer kernels EPIPE if it was another connect() that dissolved the socket.
+ */
+static int sock_connect_ask(struct socket *sock, struct sockaddr_unsized *addr, int length)
+{
+	int err;
+
+	if (READ_ONCE(sock->state) == SS_UNCONNECTED)
+		return -ECONNABORTED;
+	err = sock_connect_call(sock->sk, addr, length);
+	if (err == -ECONNABORTED)
+		return sock_connect_reason(sock->sk);
+	/* Another thread was told of the connection first. */
+	return err == -EISCONN ? 0 : err;
+}
+
+/* The outcome of an attempt that goes on: by the event that ends it, or by asking where it may have ended already. */
+static int sock_connect_wait(struct socket *sock, struct sockaddr_unsized *addr, int length, long *timeout)
+{
+	const u32 ended = ONTIME_READY_OUT | ONTIME_READY_HUP;
+	struct sock *sk = sock->sk;
+	int err;
+
+	if (ontime_sock_ready(ontime_sk(sk)) & ended && !READ_ONCE(sk->sk_err)) {
+		err = sock_connect_ask(sock, addr, length);
 		if (err != -EINPROGRESS && err != -EALREADY)
-			return err == -ECONNABORTED ? sock_connect_reason(sk) : err;
+			return err;
 	}
 	err = ontime_sock_wait_ready(sk, ONTIME_READY_OUT, timeout);
 	if (err)
 		return err == -EAGAIN ? -EINPROGRESS : sock_intr_errno(*timeout);
-	err = sock_error(sk);
-	if (err) {
-		sock_forget(sk);
-	} else if (ontime_sock_ready(ontime_sk(sk)) & ONTIME_READY_HUP) {
-		/* A connection that has come to its end already, or an error that another thread was told. */
-		err = sock_connect_call(sk, addr, length);
-		if (err == -EISCONN)
-			err = 0;
-		else if (err == -ECONNABORTED)
-			err = sock_connect_reason(sk);
-	}
-	return err;
+	if (READ_ONCE(sk->sk_err))
+		return sock_connect_failed(sock);
+	if ((ontime_sock_ready(ontime_sk(sk)) & ended) == ONTIME_READY_OUT)
+		return 0;
+	/* A connection that has come to its end already, or an error that another thread was told. */
+	return sock_connect_ask(sock, addr, length);
 }
 
 /*
@@ -526,12 +554,8 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 
 	if (sock->state == SS_CONNECTED && !dissolve && sk->sk_type == SOCK_STREAM)
 		return -EISCONN;
-	if (sock->state == SS_CONNECTING && READ_ONCE(sk->sk_err) && !dissolve) {
-		sock->state = SS_UNCONNECTED;
-		err = sock_error(sk);
-		sock_forget(sk);
-		return err;
-	}
+	if (sock->state == SS_CONNECTING && READ_ONCE(sk->sk_err) && !dissolve)
+		return sock_connect_failed(sock);
 	/* With a new attempt the end of what was there before is forgotten, as in tcp_connect_init(). */
 	if (sock->state == SS_UNCONNECTED && !dissolve && sk->sk_type == SOCK_STREAM) {
 		sock_error(sk);
@@ -546,7 +570,7 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 		sock->state = SS_CONNECTING;
 		if (!timeout)
 			return err;
-		err = sock_connect_wait(sk, addr, length, &timeout);
+		err = sock_connect_wait(sock, addr, length, &timeout);
 		if (err == -EINPROGRESS || err == -EINTR || err == -ERESTARTSYS)
 			return err;
 	}
@@ -579,16 +603,22 @@ int ontime_shutdown(struct socket *sock, int how)
 
 	if (how < SHUT_RD || how > SHUT_RDWR)
 		return -EINVAL;
+	/*
+	 * The host's socket knows what has become of an attempt to connect. Threads that wait for the attempt wake up
+	 * during the call: see sock_connect_ask().
+	 */
+	if (sock->state == SS_CONNECTING)
+		WRITE_ONCE(sock->state, SS_UNCONNECTED);
 	err = ontime_simple(sk, ONTIME_OP_SHUTDOWN, how, 0);
 	if (!stream && (!err || err == -ENOTCONN)) {
+		/* The lock is against another shutdown(); receivers read without it. */
+		lock_sock(sk);
 		WRITE_ONCE(sk->sk_shutdown, sk->sk_shutdown | (how + 1));
+		release_sock(sk);
 	} else if (stream && !err && sk->sk_state == TCP_LISTEN && how != SHUT_WR) {
 		WRITE_ONCE(sk->sk_state, TCP_CLOSE);
 		sock->state = SS_UNCONNECTED;
 	}
-	/* The host's socket knows what has become of an attempt to connect. */
-	if (sock->state == SS_CONNECTING)
-		sock->state = SS_UNCONNECTED;
 	return err;
 }
 
@@ -608,8 +638,8 @@ static int sock_accept_call(struct sock *sk, struct ontime_sock *child, long *ti
 		child->peer_len = ontime_addr_out(&rpc->in->done, child->peer);
 		/* A connection that was reset while it waited. */
 		if (told & ONTIME_MSG_ERROR)
-			WRITE_ONCE(((struct sock *)child)->sk_err,
-				   (told & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
+			ontime_sock_keep_error((struct sock *)child,
+					       (told & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
 	} else if (ontime_rpc_abandon(rpc, child->id))
 		*rest = REST_CALL;
 	else if (rpc->answered && !rpc->result)

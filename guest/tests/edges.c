@@ -467,6 +467,56 @@ static void ends(int family, int type, const char *what, void (*make)(struct pla
 	close(place.listener);
 }
 
+/* What a blocking connect() of a socket that is connecting gives in two threads, when a third one ends the attempt. */
+struct connector {
+	int fd, error;
+	struct sockaddr_storage addr;
+	socklen_t len;
+};
+
+static void *connects(void *arg)
+{
+	struct connector *connector = arg;
+
+	connector->error = connect(connector->fd, (struct sockaddr *)&connector->addr, connector->len) ? errno : 0;
+	return NULL;
+}
+
+/*
+ * Only one of them is told why; for the other it was aborted: ECONNABORTED, or EPIPE (newer kernels, of local sockets).
+ * Neither begins a second attempt.
+ */
+static void connect_ended(int family)
+{
+	struct place place = { .family = family, .type = SOCK_STREAM, .fd = -1, .peer = -1, .more = -1 };
+	struct connector two[2] = {};
+	pthread_t threads[2];
+	int i, reset_ones = 0, aborted = 0;
+
+	connecting(&place);
+	fcntl(place.fd, F_SETFL, 0);
+	for (i = 0; i < 2; i++) {
+		two[i].fd = place.fd;
+		two[i].len = sizeof(two[i].addr);
+		getsockname(place.more, (struct sockaddr *)&two[i].addr, &two[i].len);
+		pthread_create(&threads[i], NULL, connects, &two[i]);
+	}
+	usleep(100000);
+	shutdown(place.fd, SHUT_RDWR);
+	for (i = 0; i < 2; i++) {
+		pthread_join(threads[i], NULL);
+		reset_ones += two[i].error == ECONNRESET;
+		aborted += two[i].error == ECONNABORTED || two[i].error == EPIPE;
+		if (two[i].error == EINPROGRESS)
+			printf("connect ended %d: a second attempt\n", family);
+	}
+	printf("connect ended %d: %d reset, %d aborted, then %#x\n", family, reset_ones, aborted, polled(place.fd));
+	fflush(stdout);
+	close(place.fd);
+	close(place.peer);
+	close(place.more);
+}
+
 void test_edges(int family)
 {
 	static const int hows[] = { SHUT_RD, SHUT_RDWR };
@@ -490,4 +540,5 @@ void test_edges(int family)
 	}
 	ends(family, SOCK_STREAM, "poll", connected, poll, -1);
 	ends(family, SOCK_STREAM, "accept", bound, accept, -1);
+	connect_ended(family);
 }

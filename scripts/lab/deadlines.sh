@@ -26,6 +26,10 @@ echo "figures: 5 ms each 20 ms beside 4 bulk threads: without SCHED_DEADLINE $wi
 [ "$(missed "$with")" = 0 ] || fail "deadlines missed: $with"
 within 40 reserves '"guest":null'
 
+# A deadline below 100 us is invalid, not too much.
+short=$(guest /lab/rta deadline 20 50 10 10)
+[ "$short" = "refused: Invalid argument" ] || fail "20 us of 50: $short"
+
 # Too much; then as much as is allowed, held; then no more, until its holder is killed.
 much=$(guest /lab/rta deadline 14000 20000 1000 10)
 [ "$much" = "refused: EBUSY" ] || fail "14 ms of 20: $much"

@@ -19,7 +19,7 @@ use crate::vring::Vring;
 
 /// Bytes of data of a control call.
 const DATA_MAX: usize = ONTIME_BW_ENTRIES_MAX as usize * size_of::<ontime_bw>();
-/// Segments of a control call: headers and data, however they are cut.
+/// Segments of a control call, both directions together: headers and data, however they are cut.
 const SEGMENTS: usize = 8;
 
 /// See above.

@@ -67,13 +67,12 @@ pub struct Segments {
 }
 
 impl Segments {
-    fn push(&mut self, segment: Segment, max: usize) -> Result<(), Errno> {
-        if self.list.len() >= max {
-            return Err(Errno(libc::E2BIG));
+    /// Takes a segment, unless there are `max` already.
+    fn push(&mut self, segment: Segment, max: usize) {
+        if self.list.len() < max {
+            self.len = self.len.saturating_add(segment.len as usize);
+            self.list.push(segment);
         }
-        self.len = self.len.saturating_add(segment.len as usize);
-        self.list.push(segment);
-        Ok(())
     }
 
     /// The pieces of `len` bytes from `offset` on.
@@ -197,25 +196,27 @@ impl Near {
 }
 
 impl Buffers {
-    /// With room for `max` segments in each direction, so that reading a chain does not allocate.
+    /// With room for `max` segments in each direction, so that reading a chain of any shape does not allocate.
     pub fn with_capacity(max: usize) -> Self {
         let part = || Segments { list: Vec::with_capacity(max), len: 0 };
         Self { readable: part(), writable: part(), malformed: None }
     }
 
-    /// Takes a chain's descriptors: (address, bytes, writable). At most `max` are taken in each direction.
+    /// Takes a chain's descriptors: (address, bytes, writable). More than `max` in both directions together are too
+    /// many. Those behind are still taken, up to `max` in each direction: the answer that says so needs the room.
     pub fn fill(&mut self, chain: impl Iterator<Item = (u64, u32, bool)>, max: usize) {
         self.malformed = None;
         for part in [&mut self.readable, &mut self.writable] {
             part.list.clear();
             part.len = 0;
         }
-        for (address, len, writable) in chain.take(2 * max + 1) {
+        for (index, (address, len, writable)) in chain.take(2 * max + 1).enumerate() {
             let part = if writable { &mut self.writable } else { &mut self.readable };
-            let pushed = part.push(Segment { address, len }, max);
-            let ordered = if writable || self.writable.list.is_empty() { Ok(()) } else { Err(Errno(libc::EINVAL)) };
-            if let (Err(error), _) | (_, Err(error)) = (pushed, ordered) {
-                self.malformed.get_or_insert(error);
+            part.push(Segment { address, len }, max);
+            if index >= max {
+                self.malformed.get_or_insert(Errno(libc::E2BIG));
+            } else if !writable && !self.writable.list.is_empty() {
+                self.malformed.get_or_insert(Errno(libc::EINVAL));
             }
         }
     }
@@ -280,6 +281,27 @@ mod tests {
         assert_eq!(chain.malformed, Some(Errno(libc::E2BIG)));
         chain.fill([(0x1000, 1, false)].into_iter(), 4);
         assert_eq!((chain.malformed, chain.readable.len, chain.writable.len), (None, 1, 0));
+    }
+
+    /// `segments_max` counts both directions of a call. A call beyond it is refused, and its answer has room.
+    #[test]
+    fn descriptors_of_both_directions_count_together() {
+        let chain = |readable, writable| {
+            let part = |count, direction| std::iter::repeat_n((0x1000, 8, direction), count);
+            buffers(&part(readable, false).chain(part(writable, true)).collect::<Vec<_>>(), 4)
+        };
+        let too_many = Some(Errno(libc::E2BIG));
+        for (readable, writable, malformed) in
+            [(1, 3, None), (3, 1, None), (2, 2, None), (4, 0, None), (0, 4, None), (4, 1, too_many), (3, 2, too_many)]
+        {
+            let chain = chain(readable, writable);
+            assert_eq!(chain.malformed, malformed, "{readable} readable, {writable} writable");
+            assert_eq!((chain.readable.len, chain.writable.len), (8 * readable, 8 * writable));
+        }
+        // Room for the answer is found behind the descriptors that are too many.
+        let chain = chain(7, 1);
+        assert_eq!((chain.malformed, chain.readable.len, chain.writable.len), (too_many, 32, 8));
+        assert_eq!((chain.readable.list.capacity(), chain.writable.list.capacity()), (4, 4), "nothing was allocated");
     }
 
     proptest! {

@@ -25,7 +25,7 @@ use crate::vring::Vring;
 pub const QUEUE_MAX: usize = 256;
 /// Bytes of data of one call, in each direction.
 pub const DATA_MAX: u32 = 1 << 20;
-/// Descriptors of one call on main's queue: 1,024 of data (IOV_MAX), and the headers'.
+/// Descriptors of one call on main's queue, both directions together: 1,024 of data (IOV_MAX), and the headers'.
 pub const SEGMENTS_MAIN: u32 = 1024 + 4;
 /// Descriptors of one call on a channel's queue.
 pub const SEGMENTS_CHANNEL: u32 = 64;
