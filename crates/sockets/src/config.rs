@@ -95,11 +95,9 @@ pub fn load(directory: &Path, name: &str) -> Result<Option<Vm>, ConfigError> {
     let mut named = std::collections::BTreeSet::new();
     for path in config::files(directory, "sockets")? {
         let text = Text::read(&path)?;
-        let file: File = text.parse()?;
-        for (vm, entry) in file.vm {
+        for (vm, entry) in parse(&text)? {
             let span = vm.span();
             let vm = vm.into_inner();
-            let entry = check(&text, entry)?;
             if !named.insert(vm.clone()) {
                 return Err(text.error(&span, format!("a second table for VM {vm}; keep one of them")));
             }
@@ -109,6 +107,16 @@ pub fn load(directory: &Path, name: &str) -> Result<Option<Vm>, ConfigError> {
         }
     }
     Ok(found)
+}
+
+/// Reads what one file says, by VM.
+///
+/// # Errors
+/// [`ConfigError`] for what is not allowed.
+#[doc(hidden)]
+pub fn parse(text: &Text) -> Result<Vec<(Spanned<String>, Vm)>, ConfigError> {
+    let file: File = text.parse()?;
+    file.vm.into_iter().map(|(vm, entry)| Ok((vm, check(text, entry)?))).collect()
 }
 
 fn check(text: &Text, entry: Entry) -> Result<Vm, ConfigError> {
