@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use ontime_fuzz::TARGETS;
 
-/// Mutations of each target's corpus.
+/// Mutations of each target's corpus, where `MUTATIONS` in the environment does not say how many.
 const MUTATIONS: usize = 2_000;
 /// The longest input, bytes.
 const LONGEST: usize = 4_096;
@@ -92,7 +92,8 @@ fn run(name: &str) {
         inputs.push(seed);
     }
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    for _ in 0..MUTATIONS {
+    let mutations = std::env::var("MUTATIONS").ok().and_then(|number| number.parse().ok()).unwrap_or(MUTATIONS);
+    for _ in 0..mutations {
         let input = random.mutate(&inputs);
         let about = About(name, &input);
         target(&input);

@@ -214,9 +214,9 @@ fn sched_text(config: &SchedConfig) -> String {
 /// `sockets.toml`. Property: see above; an address that is special is reached only where a network within its range is
 /// named.
 pub fn sockets_toml(data: &[u8]) {
-    let parse = |text: &Text| {
+    let parse = |text: &Text| -> Result<Vec<(String, Vm)>, ConfigError> {
         let vms = sockets::parse(text)?;
-        Ok(vms.into_iter().map(|(name, vm)| (name.into_inner(), vm)).collect::<Vec<_>>())
+        Ok(vms.into_iter().map(|(name, vm)| (name.into_inner(), vm)).collect())
     };
     let Some(vms) = read(data, parse) else { return };
     for (_, vm) in &vms {
