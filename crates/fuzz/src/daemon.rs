@@ -1,7 +1,7 @@
 //! Files of the crate `ontime`, which is a program and no library.
 #![allow(dead_code, reason = "the targets use a part of these files")]
 
-pub use crate::cap;
+use crate::cap;
 
 #[path = "../../ontime/src/daemon/config.rs"]
 pub mod config;

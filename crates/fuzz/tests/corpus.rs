@@ -49,7 +49,10 @@ impl Random {
                     let piece = &other[from..(from + self.below(64)).min(other.len())];
                     bytes.splice(at..end, piece.iter().copied());
                 }
-                _ => bytes.insert(at, b"\"'<>[]{}=,:\n\0-9/"[self.below(17)]),
+                _ => {
+                    let marks = b"\"'<>[]{}=,:\n\0-9/";
+                    bytes.insert(at, marks[self.below(marks.len())]);
+                }
             }
         }
         bytes.truncate(LONGEST);
@@ -70,7 +73,7 @@ struct About<'a>(&'a str, &'a [u8]);
 impl Drop for About<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let Self(name, input) = self;
+            let Self(name, input) = *self;
             let path = std::env::temp_dir().join(format!("ontime-fuzz-{name}"));
             let kept = fs::write(&path, input).is_ok();
             eprintln!("{name}: {:?}", String::from_utf8_lossy(input));

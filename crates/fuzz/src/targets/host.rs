@@ -101,13 +101,14 @@ pub fn cmdline(data: &[u8]) {
     }
 }
 
-/// The path of a cgroup. In: `/proc/PID/cgroup`, or the path alone.
+/// The path of a cgroup. In: `/proc/PID/cgroup`, or the path alone, which begins with a slash in the product.
 ///
 /// Property: a container's cgroup is a part of the path that ends where a component ends; what stands further down than
 /// the first directory inside it, where names are chosen within the container, changes nothing; identifiers are
 /// hexadecimal and names fit for a terminal; the owner of a user's slice is the user in the slice's name.
 pub fn cgroup(data: &[u8]) {
-    let whole = proc::parse_cgroup(data).unwrap_or_else(|| proc::printable(data));
+    let whole =
+        proc::parse_cgroup(data).unwrap_or_else(|| format!("/{}", proc::printable(data).trim_start_matches('/')));
     let path = whole.as_str();
     if let Some(found) = container::of_path(path) {
         ends_at_component(path, &found.cgroup);
