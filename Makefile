@@ -2,9 +2,10 @@
 
 REPORT ?= target/report
 REQUESTS ?= 150
+MINUTES ?= 2
 ONTIME = target/release/ontime
 
-.PHONY: demo test tests thorough endurance hundred figures exclusive sched-ext lint setup release images clean
+.PHONY: demo test tests thorough endurance hundred figures exclusive sched-ext fuzz lint setup release images clean
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -48,6 +49,10 @@ exclusive: release images
 sched-ext:
 	@scripts/setup.sh clang libelf-dev zlib1g-dev
 	cargo build --release --features ontime/sched-ext
+
+## fuzz: every parser of bytes that guests, containers and users choose, for MINUTES in all (docs/fuzzing.md)
+fuzz: setup
+	scripts/fuzz.sh $(MINUTES)
 
 lint: setup
 	@cargo fmt --version && cargo clippy --version || { echo "lint: rustfmt or clippy is missing; Debian: apt-get install rustfmt" \

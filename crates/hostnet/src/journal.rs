@@ -164,6 +164,15 @@ impl Originals {
         Ok(Self::new(kept.entries))
     }
 
+    /// What a journal's file of these bytes holds for this boot.
+    ///
+    /// # Errors
+    /// [`JournalError::OtherVersion`], [`JournalError::Damaged`].
+    #[doc(hidden)]
+    pub fn parse(bytes: &[u8], boot_id: &str) -> Result<Self, JournalError> {
+        parse(Path::new(DEFAULT_PATH), bytes, boot_id).map(|kept| Self::new(kept.entries))
+    }
+
     /// In the order in which they were kept.
     pub fn entries(&self) -> &[Original] {
         &self.entries
@@ -352,7 +361,11 @@ fn damaged(path: &Path, why: impl ToString) -> JournalError {
 }
 
 /// A header line, then one line an entry, so that people can read it and a torn or edited file is noticed.
-fn format(boot_id: &str, entries: &[Original]) -> Result<String, serde_json::Error> {
+///
+/// # Errors
+/// An entry cannot be written.
+#[doc(hidden)]
+pub fn format(boot_id: &str, entries: &[Original]) -> Result<String, serde_json::Error> {
     let mut body = String::new();
     for entry in entries {
         body.push_str(&serde_json::to_string(entry)?);
@@ -419,7 +432,8 @@ fn is_other_boot(found: &str, running: &str) -> bool {
 
 /// FNV-1a, 64 bits, over boot id and entries: enough to notice a torn, edited or rotten file; it is no defence against
 /// malice, root owns the file. A boot id changed by one bit would make all entries those of another boot.
-fn checksum(boot_id: &str, body: &str) -> String {
+#[doc(hidden)]
+pub fn checksum(boot_id: &str, body: &str) -> String {
     let bytes = boot_id.bytes().chain([b'\n']).chain(body.bytes());
     let hash =
         bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));

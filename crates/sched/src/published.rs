@@ -141,7 +141,8 @@ pub struct Task {
 }
 
 /// The tasks of these entries, `now` ns of CLOCK_REALTIME. What no task can have is left out.
-fn tasks(line: &[u8; LINE], now: i128) -> Vec<Task> {
+#[doc(hidden)]
+pub fn tasks(line: &[u8; LINE], now: i128) -> Vec<Task> {
     let words: Vec<u64> = line.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes)).collect();
     let (Some((paired, [_, entries @ ..])), Ok(from)) = (words.split_first(), u64::try_from(now)) else {
         return Vec::new();
@@ -208,8 +209,9 @@ fn distance(period: u64) -> u64 {
 }
 
 /// The pure part of [`Published`].
+#[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Follow {
+pub struct Follow {
     /// See [`distance`].
     distance: u64,
     paired: u64,
@@ -222,7 +224,8 @@ pub(crate) struct Follow {
 }
 
 impl Follow {
-    pub(crate) fn new(period: u64) -> Self {
+    /// Of a vCPU that was admitted with this period, ns.
+    pub fn new(period: u64) -> Self {
         Self { distance: distance(period), paired: 0, ahead: 0, left: BURST, given: 0, last: 0 }
     }
 
@@ -230,7 +233,8 @@ impl Follow {
         self.distance = distance(period);
     }
 
-    pub(crate) fn next(&mut self, line: &[u8; LINE], after: u64, ahead: i128) -> Option<Next> {
+    /// The next deadline after `after` in these entries; `ahead` is CLOCK_REALTIME less CLOCK_MONOTONIC, ns.
+    pub fn next(&mut self, line: &[u8; LINE], after: u64, ahead: i128) -> Option<Next> {
         let mut words = line.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
         let paired = words.next().filter(|paired| *paired != 0)?;
         let _reserved = words.next();

@@ -1,6 +1,6 @@
 //! `/etc/ontime/sockets.toml` and `sockets.conf.d/*.toml`: one table a VM. docs/sockets.md describes the keys.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -92,14 +92,12 @@ enum User {
 /// [`ConfigError`] for a file that cannot be read, says what is not allowed, or names a VM a second time.
 pub fn load(directory: &Path, name: &str) -> Result<Option<Vm>, ConfigError> {
     let mut found = None;
-    let mut named = std::collections::BTreeSet::new();
+    let mut named = BTreeSet::new();
     for path in config::files(directory, "sockets")? {
         let text = Text::read(&path)?;
-        let file: File = text.parse()?;
-        for (vm, entry) in file.vm {
+        for (vm, entry) in parse(&text)? {
             let span = vm.span();
             let vm = vm.into_inner();
-            let entry = check(&text, entry)?;
             if !named.insert(vm.clone()) {
                 return Err(text.error(&span, format!("a second table for VM {vm}; keep one of them")));
             }
@@ -111,17 +109,31 @@ pub fn load(directory: &Path, name: &str) -> Result<Option<Vm>, ConfigError> {
     Ok(found)
 }
 
+/// Reads what one file says, by VM.
+///
+/// # Errors
+/// [`ConfigError`] for what is not allowed.
+#[doc(hidden)]
+pub fn parse(text: &Text) -> Result<Vec<(Spanned<String>, Vm)>, ConfigError> {
+    let file: File = text.parse()?;
+    file.vm.into_iter().map(|(vm, entry)| Ok((vm, check(text, entry)?))).collect()
+}
+
 fn check(text: &Text, entry: Entry) -> Result<Vm, ConfigError> {
     let default = Vm::default();
     let limits = default.policy.limits;
     let bind = entry.bind.iter().map(|item| of(text, item, ports, PORTS)).collect::<Result<_, _>>()?;
     let reach = entry.reach.iter().map(|item| of(text, item, network, NETWORK)).collect::<Result<_, _>>()?;
+    let mut seen = BTreeSet::new();
     let map = entry.map.iter().map(|(item, host)| {
         if *host == 0 {
             return Err(text.error(&item.span(), format!("{:?}: the host's port is 1 to 65535", item.get_ref())));
         }
         let guest =
             of(text, item, |text| ports(text).filter(|ports| ports.first == ports.last && ports.first > 0), PORT)?;
+        if !seen.insert((guest.protocol, guest.first)) {
+            return Err(text.error(&item.span(), format!("{:?}: the port is mapped twice", item.get_ref())));
+        }
         Ok(Mapped { protocol: guest.protocol, guest: guest.first, host: *host })
     });
     let map: Vec<Mapped> = map.collect::<Result<_, ConfigError>>()?;
@@ -237,6 +249,8 @@ mod tests {
             ("[vm.a]\nblind = []", ":2:1:", "did you mean `bind`"),
             ("[vm.a]\nmap = { \"tcp/80-81\" = 1 }", ":2:9:", "tcp/80 or udp/53"),
             ("[vm.a]\nmap = { \"tcp/80\" = 0 }", ":2:9:", "1 to 65535"),
+            // Found by fuzzing: one port in two forms.
+            ("[vm.a]\nmap = { \"tcp/80\" = 1, \"tcp/80-80\" = 2 }", ":2:23:", "mapped twice"),
             ("[vm.a]\nwake = \"never\"", ":2:8:", "`idle`"),
             ("[vm.a]\nqemu-user = \"nobody here\"", ":2:13:", "not in /etc/passwd"),
         ] {

@@ -58,8 +58,8 @@ pub fn holds_icmp_error(bytes: &[u8]) -> bool {
         if extended && matches!(origin, Some(libc::SO_EE_ORIGIN_ICMP | libc::SO_EE_ORIGIN_ICMP6)) {
             return true;
         }
-        let next = len.max(HEADER).next_multiple_of(8);
-        rest = rest.get(next..).unwrap_or_default();
+        let next = len.max(HEADER).checked_next_multiple_of(8);
+        rest = next.and_then(|next| rest.get(next..)).unwrap_or_default();
     }
     false
 }
@@ -77,6 +77,16 @@ mod tests {
         bytes.extend(data);
         bytes.resize(bytes.len().next_multiple_of(8), 0);
         bytes
+    }
+
+    /// Found by fuzzing (`call`): the walk overflowed, and without overflow checks it did not end.
+    #[test]
+    fn a_length_at_the_end_of_the_numbers_ends_the_walk() {
+        for len in [u64::MAX, u64::MAX - 7, u64::MAX - 8, 0] {
+            let bytes = [&len.to_le_bytes()[..], &[0; 24]].concat();
+            assert!(!holds_icmp_error(&bytes));
+            assert!(check(&bytes).is_err());
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@
 //! | `vring`, `turns` | a queue whose doorbell is not read; whether a thread is at work |
 //! | `worker`, `orders`, `control_queue` | calls that may block; what channels are told of that; calls about the VM |
 //! | `deadlines` | bandwidth that the guest asks for, and the daemon that admits it |
+//! | `fuzzing` | private parts as the crate `ontime-fuzz` needs them |
 //! | `device`, `process`, `peer`, `sandbox`, `status` | vhost-user; the process; who may connect to it; what it gives up; what it tells |
 
 pub mod abi;
@@ -32,6 +33,8 @@ mod data;
 pub mod deadlines;
 mod device;
 mod engine;
+#[doc(hidden)]
+pub mod fuzzing;
 mod guard;
 mod held;
 mod host;

@@ -2,6 +2,7 @@
 //!
 //! In: the rules of one VM and what a call asks for. Out: yes with the host's port, or the errno the guest gets.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::abi::Errno;
@@ -84,6 +85,13 @@ impl Network {
         let ((own, width), (other, other_width)) = (bits(self.address), bits(address.to_canonical()));
         let host_bits = width - u32::from(self.prefix);
         width == other_width && (host_bits == 128 || own >> host_bits == other >> host_bits)
+    }
+}
+
+/// As in sockets.toml.
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
     }
 }
 

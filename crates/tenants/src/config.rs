@@ -195,15 +195,17 @@ pub fn files(directory: &Path, name: &str) -> Result<Vec<PathBuf>, ConfigError> 
     Ok(files)
 }
 
+/// No name that may stand in a file is that long, bytes: what is longer is near to none.
+const NAME_MAX: usize = 64;
+
 /// From serde's "unknown field `x`, expected one of `a`, `b`", or the same about a variant, the allowed name nearest to x.
+/// x is the file's, and may hold anything.
 fn suggestion(message: &str) -> Option<String> {
-    if !message.starts_with("unknown ") {
-        return None;
-    }
-    let mut quoted = message.split('`').skip(1).step_by(2);
-    let unknown = quoted.next()?;
+    let (named, allowed) = message.strip_prefix("unknown ")?.rsplit_once(", expected ")?;
+    let unknown = named.split_once('`')?.1.strip_suffix('`').filter(|name| name.len() <= NAME_MAX)?;
+    let allowed = allowed.split('`').skip(1).step_by(2);
     let (distance, nearest) =
-        quoted.map(|allowed| (strsim::damerau_levenshtein(unknown, allowed), allowed)).min_by_key(|(far, _)| *far)?;
+        allowed.map(|allowed| (strsim::damerau_levenshtein(unknown, allowed), allowed)).min_by_key(|(far, _)| *far)?;
     (distance <= (unknown.chars().count() / 3).max(1) + 1).then(|| nearest.to_owned())
 }
 
@@ -254,6 +256,17 @@ mod tests {
     #[test]
     fn nothing_like_it_gives_no_suggestion() {
         assert!(!message("zebra = 1").contains("did you mean"));
+    }
+
+    /// Found by fuzzing (`sockets_toml`): with a backquote in the key, `, ` was suggested.
+    #[test]
+    fn what_is_suggested_is_an_allowed_name_whatever_the_key_is() {
+        for key in ["c`lass", "`", "a`, expected `b", "clas`, expected one of `,"] {
+            let message = message(&format!("\"{key}\" = 1"));
+            let hint = message.split_once("did you mean `").map(|(_, hint)| hint.trim_end_matches("`?"));
+            assert!(hint.is_none_or(|hint| ["runtime-cap", "class"].contains(&hint)), "{message}");
+        }
+        assert!(!message(&format!("{} = 1", "class".repeat(100_000))).contains("did you mean"));
     }
 
     #[test]

@@ -36,7 +36,8 @@ pub mod libvirt;
 pub mod model;
 pub mod namespace;
 pub mod ownership;
-mod peers;
+#[doc(hidden)]
+pub mod peers;
 pub mod problem;
 pub mod proc;
 pub mod qmp;

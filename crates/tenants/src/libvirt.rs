@@ -104,7 +104,9 @@ fn iothread_number(comm: &str) -> Option<u32> {
 /// A sentence that says what is wrong with the text.
 pub fn parse_status(text: &str) -> Result<Domain, String> {
     let options = ParsingOptions { nodes_limit: NODES_MAX, ..ParsingOptions::default() };
-    let document = Document::parse_with_options(text, options).map_err(|error| format!("not well-formed: {error}"))?;
+    // The parser's message quotes the text.
+    let document = Document::parse_with_options(text, options)
+        .map_err(|error| format!("not well-formed: {}", printable(error.to_string().as_bytes())))?;
     let status = document.root_element();
     if !status.has_tag_name("domstatus") {
         return Err(format!("its root is <{}>, not <domstatus>", printable(status.tag_name().name().as_bytes())));
@@ -367,6 +369,15 @@ mod tests {
         ] {
             let error = parse_status(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    /// Found by fuzzing (`libvirt`): the text's own control characters stood in the message.
+    #[test]
+    fn a_refusal_is_fit_for_a_terminal() {
+        for text in ["<do\u{1b}[2J x='1'/>", "<a \u{9b}2J/>", "<do\0\0\u{1}\0tus p='7'/>"] {
+            let error = parse_status(text).unwrap_err();
+            assert!(!error.contains(char::is_control), "{error:?}");
         }
     }
 

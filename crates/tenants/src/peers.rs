@@ -184,6 +184,21 @@ fn ask(
     }
 }
 
+/// The named interfaces that a datagram tells of.
+///
+/// # Errors
+/// The kernel's error in it.
+#[doc(hidden)]
+pub fn names_in(datagram: &[u8]) -> io::Result<Vec<String>> {
+    let mut replies = Vec::new();
+    read_datagram(datagram, &mut replies)?;
+    let links = replies.into_iter().filter_map(|reply| match reply {
+        RouteNetlinkMessage::NewLink(message) => Some(link(message).name),
+        _ => None,
+    });
+    Ok(links.filter(|name| !name.is_empty()).collect())
+}
+
 /// Reads the messages of one datagram; true at the end of a dump.
 fn read_datagram(datagram: &[u8], replies: &mut Vec<RouteNetlinkMessage>) -> io::Result<bool> {
     let mut rest = datagram;

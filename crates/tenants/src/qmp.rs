@@ -113,10 +113,19 @@ fn absolute(pid: i32, socket: &str) -> PathBuf {
 fn ask(pid: i32, path: &Path, timeout: Duration) -> io::Result<VcpuThreads> {
     let until = Instant::now() + timeout;
     let stream = connect(pid, path)?;
-    let mut lines = BufReader::new(Bounded { stream: &stream, until }.take(ANSWER_MAX));
+    converse(Bounded { stream: &stream, until }, |command| (&stream).write_all(command.as_bytes()))
+}
+
+/// Asks a monitor by `say`, and reads what it `says`.
+///
+/// # Errors
+/// It does not speak QMP, says too much, or refuses.
+#[doc(hidden)]
+pub fn converse(says: impl Read, mut say: impl FnMut(&str) -> io::Result<()>) -> io::Result<VcpuThreads> {
+    let mut lines = BufReader::new(says.take(ANSWER_MAX));
     let mut reply = |command: &str| -> io::Result<serde_json::Value> {
         if !command.is_empty() {
-            (&stream).write_all(command.as_bytes())?;
+            say(command)?;
         }
         loop {
             let mut line = Vec::new();

@@ -127,7 +127,8 @@ fn of(ifindex: u32) -> Attributes {
 }
 
 /// Interface index and moderation; none where the driver counts no time.
-fn parse(part: &[u8]) -> Option<(u32, Moderation)> {
+#[doc(hidden)]
+pub fn parse(part: &[u8]) -> Option<(u32, Moderation)> {
     let (mut ifindex, mut rx_usecs, mut adaptive) = (None, None, None);
     for (kind, value) in attributes(part.get(HEADER..).unwrap_or_default()) {
         match kind {
@@ -141,7 +142,8 @@ fn parse(part: &[u8]) -> Option<(u32, Moderation)> {
 }
 
 /// Interface index and descriptors.
-fn parse_ring(part: &[u8]) -> Option<(u32, u32)> {
+#[doc(hidden)]
+pub fn parse_ring(part: &[u8]) -> Option<(u32, u32)> {
     let (mut ifindex, mut ring) = (None, None);
     for (kind, value) in attributes(part.get(HEADER..).unwrap_or_default()) {
         match kind {
@@ -159,7 +161,8 @@ fn index_in(header: &[u8]) -> Option<u32> {
 }
 
 /// The active ones, of a bit set in its long form without a mask: those that it names.
-fn parse_features(part: &[u8]) -> BTreeSet<String> {
+#[doc(hidden)]
+pub fn parse_features(part: &[u8]) -> BTreeSet<String> {
     let inner = |bytes: &[u8], wanted: u16| -> Vec<Vec<u8>> {
         attributes(bytes).filter(|(kind, _)| *kind == wanted).map(|(_, value)| value.to_vec()).collect()
     };

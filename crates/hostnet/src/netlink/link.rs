@@ -66,7 +66,9 @@ pub fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
     Ok(netlink.dump(RTM_GETLINK, &header)?.iter().filter_map(|part| parse_link(part)).collect())
 }
 
-fn parse_link(part: &[u8]) -> Option<Link> {
+/// Reads one interface of a dump.
+#[doc(hidden)]
+pub fn parse_link(part: &[u8]) -> Option<Link> {
     let header = part.get(..IFINFO)?;
     let flags = read_u32(header.get(8..)?)?;
     let mut link = Link {

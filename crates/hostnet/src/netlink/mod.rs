@@ -87,37 +87,59 @@ impl Netlink {
 
     /// The answer's parts, or `None` where the dump changed while it was made.
     fn receive(&mut self) -> io::Result<Option<Vec<Vec<u8>>>> {
-        let mut parts = Vec::new();
-        let mut consistent = true;
+        let mut answer = Answer { consistent: true, ..Answer::default() };
         loop {
             let (datagram, _) = self.socket.recv_from_full()?;
-            let mut rest = datagram.as_slice();
-            while !rest.is_empty() {
-                let message = NetlinkBuffer::new_checked(rest).map_err(|error| invalid(&error))?;
-                let length = (message.length() as usize).next_multiple_of(4);
-                rest = rest.get(length..).unwrap_or_default();
-                // An answer to an earlier request that ran into the timeout.
-                if message.sequence_number() != self.sequence {
-                    continue;
-                }
-                consistent &= message.flags() & NLM_F_DUMP_INTR == 0;
-                match message.message_type() {
-                    NLMSG_NOOP => {}
-                    NLMSG_DONE => {
-                        // A dump that failed on its way ends so, too, with why (net/netlink/af_netlink.c, netlink_dump_done).
-                        if !message.payload().is_empty() {
-                            acknowledged(message.payload())?;
-                        }
-                        return Ok(consistent.then_some(parts));
-                    }
-                    NLMSG_ERROR => {
-                        acknowledged(message.payload())?;
-                        return Ok(consistent.then_some(parts));
-                    }
-                    _ => parts.push(message.payload().to_vec()),
-                }
+            if answer.take(&datagram, self.sequence)? {
+                return Ok(answer.consistent.then_some(answer.parts));
             }
         }
+    }
+}
+
+/// What has come of an answer.
+#[doc(hidden)]
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// The payloads of its messages.
+    pub parts: Vec<Vec<u8>>,
+    /// The table did not change while it was dumped.
+    pub consistent: bool,
+}
+
+impl Answer {
+    /// Takes the messages of a datagram that have this sequence number; whether the answer is complete.
+    ///
+    /// # Errors
+    /// The kernel's error number, or `InvalidData` where the datagram makes no sense.
+    pub fn take(&mut self, datagram: &[u8], sequence: u32) -> io::Result<bool> {
+        let mut rest = datagram;
+        while !rest.is_empty() {
+            let message = NetlinkBuffer::new_checked(rest).map_err(|error| invalid(&error))?;
+            let length = (message.length() as usize).next_multiple_of(4);
+            rest = rest.get(length..).unwrap_or_default();
+            // An answer to an earlier request that ran into the timeout.
+            if message.sequence_number() != sequence {
+                continue;
+            }
+            self.consistent &= message.flags() & NLM_F_DUMP_INTR == 0;
+            match message.message_type() {
+                NLMSG_NOOP => {}
+                NLMSG_DONE => {
+                    // A dump that failed on its way ends so, too, with why (net/netlink/af_netlink.c, netlink_dump_done).
+                    if !message.payload().is_empty() {
+                        acknowledged(message.payload())?;
+                    }
+                    return Ok(true);
+                }
+                NLMSG_ERROR => {
+                    acknowledged(message.payload())?;
+                    return Ok(true);
+                }
+                _ => self.parts.push(message.payload().to_vec()),
+            }
+        }
+        Ok(false)
     }
 }
 

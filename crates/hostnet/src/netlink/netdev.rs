@@ -73,7 +73,9 @@ impl Netdev {
     }
 }
 
-fn parse_napi(part: &[u8]) -> (u32, Napi) {
+/// Reads one NAPI instance: the index of its interface, and itself.
+#[doc(hidden)]
+pub fn parse_napi(part: &[u8]) -> (u32, Napi) {
     let mut ifindex = 0;
     let mut napi = Napi::default();
     for (kind, value) in attributes(part.get(HEADER..).unwrap_or_default()) {
@@ -90,7 +92,9 @@ fn parse_napi(part: &[u8]) -> (u32, Napi) {
     (ifindex, napi)
 }
 
-fn add_queue(found: &mut BTreeMap<u32, Vec<Napi>>, part: &[u8]) {
+/// Adds a queue to its NAPI instance, if that is one of those found.
+#[doc(hidden)]
+pub fn add_queue(found: &mut BTreeMap<u32, Vec<Napi>>, part: &[u8]) {
     let (mut id, mut ifindex, mut direction, mut napi_id) = (None, None, None, None);
     for (kind, value) in attributes(part.get(HEADER..).unwrap_or_default()) {
         let number = read_u32(value);

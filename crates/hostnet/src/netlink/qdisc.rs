@@ -51,7 +51,9 @@ pub fn roots(netlink: &mut Netlink) -> io::Result<BTreeMap<u32, RootQdisc>> {
     Ok(parts.iter().filter_map(|part| root_of(part)).collect())
 }
 
-fn root_of(part: &[u8]) -> Option<(u32, RootQdisc)> {
+/// Interface index and root qdisc; None for a qdisc that is no root.
+#[doc(hidden)]
+pub fn root_of(part: &[u8]) -> Option<(u32, RootQdisc)> {
     let header = parse_header(part).filter(|header| header.parent == TC_H_ROOT)?;
     let kind = kind_of(part);
     let ours = OURS.iter().any(|(name, handle)| *name == kind && *handle == header.handle);

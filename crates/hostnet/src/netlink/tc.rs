@@ -189,11 +189,15 @@ pub(super) fn parse_header(part: &[u8]) -> Option<Header> {
     Some(Header { ifindex: field(4)?, handle: field(8)?, parent: field(12)?, info: field(16)? })
 }
 
-pub(super) fn kind_of(part: &[u8]) -> String {
+/// The kind of a qdisc or filter.
+#[doc(hidden)]
+pub fn kind_of(part: &[u8]) -> String {
     attribute(part.get(TCMSG..).unwrap_or_default(), TCA_KIND).map(read_text).unwrap_or_default()
 }
 
-fn edit_of(part: &[u8]) -> Option<Edit> {
+/// What a filter of ours changes.
+#[doc(hidden)]
+pub fn edit_of(part: &[u8]) -> Option<Edit> {
     let options = attribute(part.get(TCMSG..)?, TCA_OPTIONS)?;
     let first_action = attribute(attribute(options, FLOWER_ACT)?, 1)?;
     let edit = attribute(first_action, ACT_OPTIONS)?;

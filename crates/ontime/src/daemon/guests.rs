@@ -7,6 +7,7 @@
 //!
 //! In: lines with what all vCPUs of a VM need. Out: those, checked; answers.
 
+mod lines;
 mod receiver;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -29,8 +30,6 @@ use rustix::net::{
 use super::events::{Event, Events};
 use crate::log::Repeats;
 
-/// The longest line, bytes: 64 vCPUs.
-const LINE_MAX: usize = 16 * 1024;
 /// The most reads of one connection at a time; what is left is read in the next round of events.
 const READS: usize = 4;
 /// Files that may come with one read: a line brings two at most; and that may wait for their line.
@@ -230,7 +229,7 @@ impl Link {
                 Err(error) => return Err(error),
             }
         }
-        lines(&mut self.buffer)
+        lines::take(&mut self.buffer)
     }
 
     /// Reads, and keeps the files that came along.
@@ -256,17 +255,6 @@ fn connect(path: &Path) -> std::io::Result<UnixStream> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(UnixStream::from(socket))
-}
-
-/// Takes whole lines out of the buffer.
-fn lines(buffer: &mut Vec<u8>) -> std::io::Result<Vec<Asked>> {
-    let Some(end) = buffer.iter().rposition(|byte| *byte == b'\n') else {
-        return if buffer.len() > LINE_MAX { Err(ErrorKind::InvalidData.into()) } else { Ok(Vec::new()) };
-    };
-    let rest = buffer.split_off(end + 1);
-    let whole = std::mem::replace(buffer, rest);
-    let lines = whole.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    lines.map(|line| serde_json::from_slice(line).map_err(std::io::Error::from)).collect()
 }
 
 #[cfg(test)]
@@ -411,7 +399,7 @@ mod tests {
 
     #[test]
     fn whoever_breaks_the_protocol_is_let_go() {
-        for bad in [b"nonsense\n".to_vec(), b"{\"seq\":1}\n".to_vec(), vec![b'x'; LINE_MAX + 1]] {
+        for bad in [b"nonsense\n".to_vec(), b"{\"seq\":1}\n".to_vec(), vec![b'x'; lines::LINE_MAX + 1]] {
             let (mut guests, mut device) = guests();
             device.set_nonblocking(true).unwrap();
             let mut sent = 0;

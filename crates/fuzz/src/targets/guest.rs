@@ -1,0 +1,171 @@
+//! What a guest puts into its memory.
+
+use ontime_sched::ledger::{Budget, NOTHING};
+use ontime_sockets::abi::*;
+use ontime_sockets::fuzzing::{self, Access, Chain, FREE, QUEUE, REGIONS};
+use ontime_sockets::name::{self, Name};
+use ontime_sockets::request::{self, Request};
+use vm_memory::ByteValued;
+
+use crate::input::Input;
+
+/// More than the ring has: nothing comes twice.
+const MOST: usize = 3 * QUEUE as usize;
+/// MSG_DONTWAIT and MSG_NOSIGNAL.
+const QUIET: i32 = 0x40 | 0x4000;
+
+/// A virtqueue as a channel reads it. In: flags, the place of the next chain, then the guest's memory from address 0.
+///
+/// Property: a chain that is taken has a head within the table and at most that table's descriptors or those of an
+/// indirect one; each is answered once; where a call can be read, its bytes are in the guest's memory; iovecs of the
+/// answer's room are within the guest's memory and no longer than the call says; an index that is nonsense gives no
+/// more chains than the ring has.
+pub fn ring(data: &[u8]) {
+    let mut input = Input::new(data);
+    let (flags, base) = (input.byte(), u16::from(input.byte()));
+    let event_idx = flags & 1 != 0;
+    let base = if flags & 2 != 0 { u16::MAX.wrapping_sub(base) } else { base };
+    let Ok((chains, used)) = fuzzing::chains(input.rest(), event_idx, base, MOST) else { return };
+    // An answer that the guest has written into its own ring makes other indices of it.
+    let rewrites = |chain: &Chain| chain.descriptors.iter().any(|(at, _, writable)| *writable && *at < FREE);
+    assert!(chains.len() <= usize::from(QUEUE) || chains.iter().any(rewrites), "{} chains of {QUEUE}", chains.len());
+    let answered = chains.iter().filter(|chain| chain.head.is_some()).count();
+    // The driver may have written the index itself; the device's own begins at the base.
+    assert!(answered == 0 || used == base.wrapping_add(answered as u16), "{used} used of {base} and {answered}");
+    chains.iter().for_each(check);
+}
+
+fn check(chain: &Chain) {
+    let Some(head) = chain.head else { return };
+    assert!(head < QUEUE);
+    let sum = |write: bool| -> usize {
+        let some = chain.descriptors.iter().filter(|(_, _, writable)| *writable == write);
+        some.map(|(_, len, _)| *len as usize).sum()
+    };
+    let is_ordered = chain.descriptors.is_sorted_by_key(|(_, _, writable)| *writable);
+    if let Ok((parts, request)) = &chain.request {
+        assert!(is_ordered, "a readable part behind a writable one: {chain:?}");
+        assert_eq!((sum(false), sum(true)), chain.lengths, "all descriptors are counted");
+        let call = chain.call.unwrap_or_default();
+        assert_eq!(CALL_LEN + usize::from(call.control_len) + parts.data, chain.lengths.0);
+        assert_eq!(DONE_LEN + usize::from(call.control_room) + parts.room, chain.lengths.1);
+        bounded(request);
+    }
+    if let Ok((inside, length)) = chain.room {
+        assert!(inside, "an iovec leaves the guest's memory: {chain:?}");
+        assert!(length <= chain.lengths.1.saturating_sub(DONE_LEN));
+    }
+    if chain.call.is_some() {
+        let mut left = CALL_LEN as u64;
+        for (address, len, _) in chain.descriptors.iter().filter(|(_, _, writable)| !writable) {
+            let part = left.min(u64::from(*len));
+            assert!(part == 0 || in_memory(*address, part), "read beyond the guest's memory: {chain:?}");
+            left -= part;
+        }
+        assert_eq!(left, 0);
+    }
+    if chain.answer == Some(Ok(())) && chain.descriptors.iter().filter(|(_, _, write)| *write).count() == 1 {
+        let writable = chain.descriptors.iter().find(|(_, _, writable)| *writable);
+        assert!(writable.is_some_and(|(address, ..)| in_memory(*address, DONE_LEN as u64)));
+    }
+}
+
+/// Whether all of a range is the guest's memory. The first two regions touch.
+fn in_memory(address: u64, len: u64) -> bool {
+    let [(first, one), (_, two), (third, three)] = REGIONS.map(|(start, length)| (start, length as u64));
+    let within = |start: u64, length: u64| {
+        address.checked_sub(start).and_then(|at| at.checked_add(len)).is_some_and(|end| end <= length)
+    };
+    within(first, one + two) || within(third, three)
+}
+
+/// The fields that other code takes as indices or limits are within them.
+fn bounded(request: &Request) {
+    match *request {
+        Request::Socket { channel, .. } | Request::Channel { channel } => assert!(channel < fuzzing::CHANNELS),
+        Request::Shutdown { how } => assert!((0..=2).contains(&how)),
+        Request::Query(number) => assert!(number <= ONTIME_QUERY_OUTQNSD),
+        Request::Listen { backlog } => assert!(backlog >= 0),
+        Request::Send { flags, .. } | Request::Recv { flags } => {
+            assert_eq!(flags & QUIET, QUIET, "it could block or raise SIGPIPE");
+        }
+        _ => {}
+    }
+}
+
+/// A call's words, an address, control messages and an option. In: the words of a call, the lengths of its buffers,
+/// then control messages.
+///
+/// Property: parts are as long as their buffers; an address that is read and written is read as the same; what passes
+/// as control messages is a list of whole messages; an option that names a multicast group has room for its name.
+pub fn call(data: &[u8]) {
+    let mut input = Input::new(data);
+    let mut words = ontime_call::default();
+    words.as_mut_slice().copy_from_slice(&input.bytes::<CALL_LEN>());
+    let [readable, writable] = [0; 2].map(|_: u8| usize::from(u16::from_le_bytes(input.bytes())));
+    if let Ok(parts) = request::parts(&words, readable, writable, 4096) {
+        assert_eq!(parts.data + CALL_LEN + usize::from(words.control_len), readable);
+        assert_eq!(parts.room + DONE_LEN + usize::from(words.control_room), writable);
+        assert!(parts.data <= 4096 && parts.room <= 4096 && words.control_len <= ONTIME_CONTROL_MAX as u16);
+    }
+    if let Ok(request) = request::request(&words, fuzzing::CHANNELS) {
+        bounded(&request);
+        if let Request::SetOpt { level, name } | Request::GetOpt { level, name } = request {
+            if let Some(Access::Group(group) | Access::Filter(group)) = fuzzing::access(level, name) {
+                assert!((4..=ONTIME_OPTION_MAX as usize).contains(&group.shortest()));
+            }
+        }
+    }
+    if let Ok(Name::Inet(address)) = name::parse(&words.addr, usize::from(words.addr_len)) {
+        let (bytes, len) = name::write(&address);
+        assert!(len <= words.addr_len, "{address} needs {len} bytes of {}", words.addr_len);
+        assert_eq!(name::parse(&bytes, usize::from(len)), Ok(Name::Inet(address)));
+        assert_eq!(name::destination(name::destination(address.ip())), name::destination(address.ip()));
+    }
+    let control = input.rest();
+    fuzzing::holds_icmp_error(control);
+    if request::send_control(control).is_ok() {
+        assert!(control.len() <= ONTIME_CONTROL_MAX as usize);
+        // The kernel walks them alike (`__cmsg_nxthdr`, CMSG_OK).
+        let mut at = 0;
+        while at < control.len() {
+            let length = u64::from_le_bytes(control[at..at + 8].try_into().unwrap()) as usize;
+            assert!(length >= 16 && at + length <= control.len());
+            assert!(request::send_control(&control[at..at + length]).is_ok(), "a message alone passes, too");
+            at += length.next_multiple_of(8);
+        }
+    }
+}
+
+/// The control queue with everything behind it: vCPU words, published deadlines, bandwidth. In: which vCPUs are offered
+/// something, whether the daemon admits, then the guest's memory from address 0.
+///
+/// Property: what the guest holds is within the limits of the contract, and where the daemon admits nothing, within
+/// what was offered; vCPU words are in the guest's memory; the daemon is told well-formed lines within the contract.
+pub fn control(data: &[u8]) {
+    let mut input = Input::new(data);
+    let (offered, admits) = (input.byte(), input.byte() & 1 != 0);
+    let offer = Budget { budget: 4_000_000, period: 10_000_000 };
+    let mut offers = NOTHING;
+    for vcpu in (0..8).filter(|vcpu| offered & (1 << vcpu) != 0) {
+        offers[vcpu] = offer;
+    }
+    let Ok(done) = fuzzing::control(input.rest(), &offers, admits) else { return };
+    let periods = u64::from(ONTIME_BW_PERIOD_MIN)..=u64::from(ONTIME_BW_PERIOD_MAX);
+    for need in &done.held {
+        assert!(need.vcpu < ONTIME_VCPUS_MAX && need.budget > 0 && need.budget <= need.period, "{need:?}");
+        assert!(periods.contains(&need.period), "{need:?}");
+        let own = Budget { budget: need.budget, period: need.period };
+        assert!(admits || own.fits(&offers[need.vcpu as usize]), "not admitted and not offered: {need:?}");
+    }
+    assert!(done.held.is_sorted_by(|one, other| one.vcpu < other.vcpu));
+    let (offers, claimed) = &done.ledger;
+    assert!(claimed.iter().zip(offers).all(|(held, offer)| held.fits(offer)), "a claim beyond the offer");
+    for word in &done.words {
+        assert!(*word == 0 || in_memory(*word, size_of::<ontime_vcpu>() as u64), "a vCPU word at {word:#x}");
+    }
+    for asked in &done.told {
+        assert!(asked.vcpus.len() <= ONTIME_VCPUS_MAX as usize && asked.files.len() <= 2);
+        assert!(asked.next.is_none_or(|offset| offset % u64::from(ONTIME_NEXT_ALIGN) == 0));
+    }
+}

@@ -1,0 +1,20 @@
+//! The lines that a device process sends, which is not trusted (pure; the crate `ontime-fuzz` compiles this file, too).
+
+use ontime_sockets::deadlines::Asked;
+
+/// The longest line, bytes: 64 vCPUs.
+pub const LINE_MAX: usize = 16 * 1024;
+
+/// Takes whole lines out of the buffer.
+///
+/// # Errors
+/// A line is too long, or none that a device process sends.
+pub fn take(buffer: &mut Vec<u8>) -> std::io::Result<Vec<Asked>> {
+    let Some(end) = buffer.iter().rposition(|byte| *byte == b'\n') else {
+        return if buffer.len() > LINE_MAX { Err(std::io::ErrorKind::InvalidData.into()) } else { Ok(Vec::new()) };
+    };
+    let rest = buffer.split_off(end + 1);
+    let whole = std::mem::replace(buffer, rest);
+    let lines = whole.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    lines.map(|line| serde_json::from_slice(line).map_err(std::io::Error::from)).collect()
+}
