@@ -21,14 +21,16 @@ pub mod live;
 pub mod method;
 pub mod netlink;
 mod obstacle;
+pub mod placement;
 pub mod plan;
 pub mod rule;
 pub mod rules;
+pub mod smi;
 mod tap;
 
 pub use apply::{ConvergeError, Counts, Done, Drift, Item, Report, adopt, apply, converge, drift, give_back, reset};
 pub use cpus::CpuSet;
-pub use doctor::{Check, Diagnosis, State, examine};
+pub use doctor::{Check, Diagnosis, Probes, State, examine};
 pub use host_config::{HostConfig, NicConfig};
 pub use inherit::{Inherited, Paused};
 pub use intent::{Intent, NicUse};
@@ -42,6 +44,7 @@ pub use obstacle::Obstacle;
 pub use plan::{Plan, as_found, plan, replan};
 pub use rule::{Cost, Finding, Outcome, Refusal, Rule, RuleId, Setting, Severity, Stage};
 pub use rules::RULES;
+pub use smi::SmiCount;
 
 #[cfg(test)]
 mod crash_tests;

@@ -34,11 +34,19 @@ pub struct Roots {
     pub debug: PathBuf,
     /// `/dev`.
     pub dev: PathBuf,
+    /// `/`, below which other programs have their files.
+    pub root: PathBuf,
 }
 
 impl Default for Roots {
     fn default() -> Self {
-        Self { proc: "/proc".into(), sys: "/sys".into(), debug: "/sys/kernel/debug".into(), dev: "/dev".into() }
+        Self {
+            proc: "/proc".into(),
+            sys: "/sys".into(),
+            debug: "/sys/kernel/debug".into(),
+            dev: "/dev".into(),
+            root: "/".into(),
+        }
     }
 }
 

@@ -130,7 +130,7 @@ fn what_polls_by_our_doing_is_as_wanted_while_the_method_is_in_force_and_no_long
     }
     let state = |method, id: &str| {
         let (inventory, intent) = as_found(inventory.clone(), Intent { method, ..intent.clone() }, &journal);
-        let found = examine(&host, &inventory, &intent, &[], &Refused::new(), &KvmProbe::Unknown(String::new()));
+        let found = examine(&host, &inventory, &intent, &[], &Refused::new(), &KvmProbe::Unknown(String::new()).into());
         found.checks.into_iter().find(|check| check.id == id).map(|check| (check.state, check.found))
     };
     for id in ["napi-threaded", "napi-thread", "busy-poll"] {

@@ -22,6 +22,7 @@ fn device(inventory: &mut Inventory, number: u32, handler: &str, policy: Policy)
         settable: true,
         device: None,
         network: false,
+        virtual_of: None,
     });
     let comm = format!("irq/{number}-{handler}");
     inventory.threads.push(KernelThread { id, kind: KernelThreadKind::Irq(number), comm, policy });
@@ -97,6 +98,19 @@ fn a_network_interrupt_that_no_interface_here_claims_is_reported() {
     let severities: Vec<Severity> = said.iter().map(|finding| finding.severity).collect();
     assert_eq!(severities, [Severity::Warning, Severity::Warning, Severity::Warning, Severity::Info, Severity::Info]);
     assert!(said[0].found.contains("network controller 0000:5e:02.3, which has no interface"), "{}", said[0].found);
+    let chrt = "chrt --other --pid 0 79001";
+    assert!(
+        said[0].remedy.contains(chrt) && said[0].remedy.contains("/proc/irq/9001/smp_affinity"),
+        "{}",
+        said[0].remedy
+    );
+    for (function, words) in
+        [("up0", ", a virtual function of up0, which"), ("0000:5e:00.1", ", a virtual function of 0000:5e:00.1, which")]
+    {
+        inventory.irqs.iter_mut().for_each(|irq| irq.virtual_of = Some(function.to_owned()));
+        let found = plan(&inventory, &intent);
+        assert!(found.findings.iter().any(|one| one.rule == RULE && one.found.contains(words)), "{function}");
+    }
     // An interface that has it is enough, whatever its class.
     inventory.nics[1].irqs.extend([9_001, 9_002, 9_003, 9_004, 9_005]);
     assert!(plan(&inventory, &intent).findings.iter().all(|finding| finding.rule != RULE));

@@ -32,7 +32,7 @@ impl Tree {
 
     fn roots(&self) -> Roots {
         let at = |name: &str| self.dir.path().join(name);
-        Roots { proc: at("proc"), sys: at("sys"), debug: at("debug"), dev: at("dev") }
+        Roots { proc: at("proc"), sys: at("sys"), debug: at("debug"), dev: at("dev"), root: at("") }
     }
 
     fn put(&self, path: &str, text: &str) {

@@ -647,7 +647,7 @@ fn what_the_kernel_does_by_itself_is_told_with_its_remedy() {
     let (mut inventory, intent) = two_vms();
     let probe = kvm::KvmProbe::Unknown("not asked".to_owned());
     let check = |inventory: &Inventory, id: &str| {
-        let found = examine(&Otherwise, inventory, &intent, &[], &Refused::new(), &probe);
+        let found = examine(&Otherwise, inventory, &intent, &[], &Refused::new(), &probe.clone().into());
         found.checks.into_iter().find(|check| check.id == id).unwrap()
     };
     assert_eq!(check(&inventory, "guest-memory").state, State::Ok);
@@ -670,7 +670,7 @@ fn how_an_rt_vms_qemu_was_started_is_told_with_its_remedy() {
     let (inventory, intent) = two_vms();
     let probe = kvm::KvmProbe::Unknown("not asked".to_owned());
     let check = |problems: &[Problem]| {
-        let found = examine(&Otherwise, &inventory, &intent, problems, &Refused::new(), &probe);
+        let found = examine(&Otherwise, &inventory, &intent, problems, &Refused::new(), &probe.clone().into());
         found.checks.into_iter().find(|check| check.id == "vmm-settings").unwrap()
     };
     let problem = |kind| Problem { subject: "vm1".to_owned(), kind };
@@ -692,7 +692,7 @@ fn what_a_daemon_could_not_set_is_not_promised() {
     let (inventory, intent) = two_vms();
     let probe = kvm::KvmProbe::Unknown("not asked".to_owned());
     let check = |refused: &Refused| {
-        let found = examine(&Otherwise, &inventory, &intent, &[], refused, &probe);
+        let found = examine(&Otherwise, &inventory, &intent, &[], refused, &probe.clone().into());
         found.checks.into_iter().find(|check| check.id == "napi-threaded").unwrap()
     };
     let without = check(&Refused::new());
@@ -712,7 +712,7 @@ fn reserved_cpu_time_is_no_lack() {
     let (inventory, mut intent) = two_vms();
     let probe = kvm::KvmProbe::Unknown("not asked".to_owned());
     let check = |intent: &Intent, id: &str| {
-        let found = examine(&Otherwise, &inventory, intent, &[], &Refused::new(), &probe);
+        let found = examine(&Otherwise, &inventory, intent, &[], &Refused::new(), &probe.clone().into());
         found.checks.into_iter().find(|check| check.id == id).unwrap()
     };
     intent.caps_in_force = false;

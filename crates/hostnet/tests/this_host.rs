@@ -41,7 +41,8 @@ fn the_doctor_examines_this_host() {
     let start = Instant::now();
     let inventory = Inventory::scan(&Roots::default());
     let probe = kvm::probe("/dev/kvm".as_ref());
-    let diagnosis = examine(&LiveHost::default(), &inventory, &Intent::default(), &[], &Refused::new(), &probe);
+    let diagnosis =
+        examine(&LiveHost::default(), &inventory, &Intent::default(), &[], &Refused::new(), &probe.clone().into());
     println!("{:?}\n{}", start.elapsed(), serde_json::to_string_pretty(&diagnosis).unwrap());
     for check in &diagnosis.checks {
         assert!(!check.found.is_empty() && !check.title.is_empty(), "{check:?}");

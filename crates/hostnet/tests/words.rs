@@ -4,12 +4,14 @@
 #[path = "support/fleet.rs"]
 mod fleet;
 
+use std::time::Duration;
+
 use fleet::{of_rule, policies, rt, two_vms};
 use ontime_hostnet::doctor::Refused;
-use ontime_hostnet::inventory::{Conflict, IdleState, Inventory};
+use ontime_hostnet::inventory::{Conflict, CpuManager, IdleState, Inventory, LinkPolicy};
 use ontime_hostnet::{
-    Check, CpuSet, Done, Host, Intent, Journal, Knob, KnobError, Method, NicConfig, NicUse, Obstacle, RuleId, Severity,
-    State, Value, apply, examine, kvm, plan,
+    Check, CpuSet, Done, Host, Intent, Journal, Knob, KnobError, Method, NicConfig, NicUse, Obstacle, Probes, RuleId,
+    Severity, SmiCount, State, Value, apply, examine, kvm, plan,
 };
 use ontime_tenants::{Class, ThreadRole};
 
@@ -27,7 +29,7 @@ impl Host for Mute {
 
 fn check(inventory: &Inventory, id: &str) -> Check {
     let probe = kvm::KvmProbe::Unknown(String::new());
-    let found = examine(&Mute, inventory, &Intent::default(), &[], &Refused::new(), &probe);
+    let found = examine(&Mute, inventory, &Intent::default(), &[], &Refused::new(), &probe.clone().into());
     found.checks.into_iter().find(|check| check.id == id).unwrap()
 }
 
@@ -162,7 +164,7 @@ impl Host for Fenced {
 fn what_cannot_be_set_is_told_once_by_its_cause() {
     let (inventory, intent) = two_vms();
     let probe = kvm::KvmProbe::Unknown(String::new());
-    let found = examine(&Fenced, &inventory, &intent, &[], &Refused::new(), &probe);
+    let found = examine(&Fenced, &inventory, &intent, &[], &Refused::new(), &probe.clone().into());
     let check = |id: &str| found.checks.iter().find(|check| check.id == id).unwrap();
     let row = check("refusals");
     assert_eq!(row.state, State::Critical);
@@ -194,10 +196,16 @@ fn what_cannot_be_set_is_told_once_by_its_cause() {
 
 /// A row for these tenants and this configuration.
 fn row(inventory: &Inventory, intent: &Intent, id: &str) -> (State, String) {
-    let probe = kvm::KvmProbe::Unknown(String::new());
-    let found = examine(&Mute, inventory, intent, &[], &Refused::new(), &probe);
-    let check = found.checks.into_iter().find(|check| check.id == id).unwrap();
+    let probes = kvm::KvmProbe::Unknown(String::new()).into();
+    let check = row_with(inventory, intent, &probes, id);
     (check.state, check.found)
+}
+
+fn row_with(inventory: &Inventory, intent: &Intent, probes: &Probes, id: &str) -> Check {
+    let found = examine(&Mute, inventory, intent, &[], &Refused::new(), probes);
+    let check = found.checks.into_iter().find(|check| check.id == id).unwrap();
+    assert!(check.state == State::Ok || !check.remedy.is_empty(), "{check:?} has no remedy");
+    check
 }
 
 fn pin(intent: &mut Intent, cpus: &str) {
@@ -231,6 +239,14 @@ fn cpus_that_are_kept_free_are_compared_with_those_of_rt_tenants() {
     inventory.cpus.nohz_full = cpus("8-9");
     pin(&mut intent, "8-11");
     assert!(row(&inventory, &intent, "isolation").1.contains("CPUs 10-11 of RT tenants have a tick"));
+    (inventory.cpus.nohz_full, inventory.cpus.rcu_nocbs) = (CpuSet::new(), cpus("8-10"));
+    let (state, found) = row(&inventory, &intent, "isolation");
+    let words = "CPUs 11 of RT tenants run RCU callbacks, others (rcu_nocbs 8-10) have theirs run elsewhere";
+    assert!(state == State::Warning && found == words, "{found}");
+    inventory.cpus.isolated = CpuSet::new();
+    assert_eq!(row(&inventory, &intent, "isolation").1, words, "though no CPU is kept free");
+    pin(&mut intent, "9-10");
+    assert_eq!(row(&inventory, &intent, "isolation").0, State::Ok);
 }
 
 #[test]
@@ -257,6 +273,123 @@ fn an_rt_tenant_far_from_its_nic_is_told_with_the_distance() {
     }
     inventory.nics[0].node = None;
     assert_eq!(row(&inventory, &intent, "numa").0, State::Ok, "the NIC is near to none");
+}
+
+#[test]
+fn memory_far_from_where_an_rt_tenant_runs_or_from_its_nic_is_told() {
+    let (mut inventory, mut intent) = two_vms();
+    let distances = [vec![10, 21, 32], vec![21, 10, 32], vec![32, 32, 10]];
+    let nodes = ["0-15", "16-31", "32-63"].map(cpus).into_iter().zip(distances);
+    inventory.cpus.nodes = (0..).zip(nodes).collect();
+    inventory.nics[0].node = Some(1);
+    let mut probes = Probes::from(kvm::KvmProbe::Unknown(String::new()));
+    let mut told = |inventory: &Inventory, intent: &Intent, memory: Result<&[(u32, u64)], &str>| {
+        let by_node = memory.map(|all| all.iter().copied().collect()).map_err(str::to_owned);
+        probes.memory = [(intent.tenants[0].process, by_node)].into();
+        let check = row_with(inventory, intent, &probes, "numa");
+        (check.state, check.found)
+    };
+    pin(&mut intent, "16-19");
+    assert_eq!(told(&inventory, &intent, Ok(&[(1, 8 << 30)])).0, State::Ok);
+    assert_eq!(told(&inventory, &intent, Ok(&[(0, 3), (1, 97)])).0, State::Ok, "libraries");
+    for (at, memory, words) in [
+        (
+            "16-19",
+            &[(0, 40), (1, 60)][..],
+            "40 % of the memory of vm1 is on node 0: it runs on node 1, distance 21, eth0 is on node 1, distance 21",
+        ),
+        ("16-19", &[(2, 7)], "100 % of the memory of vm1 is on node 2: it runs on node 1, distance 32, eth0"),
+        (
+            "2",
+            &[(0, 50), (1, 50)],
+            "vm1 on node 0, eth0 on node 1, distance 21; 50 % of the memory of vm1 is on node 0: eth0",
+        ),
+        ("0-63", &[(1, 9)], "100 % of the memory of vm1 is on node 1: it may run on every node"),
+    ] {
+        pin(&mut intent, at);
+        let (state, found) = told(&inventory, &intent, Ok(memory));
+        assert!(state == State::Warning && found.contains(words), "{at} {memory:?}: {found}");
+    }
+    pin(&mut intent, "16-19");
+    let (state, found) = told(&inventory, &intent, Err("numa_maps: denied"));
+    assert!(state == State::Unknown && found.contains("vm1 lies is not known: numa_maps: denied"), "{found}");
+    assert_eq!(told(&inventory, &intent, Ok(&[])).0, State::Ok, "it has touched none");
+}
+
+#[test]
+fn system_management_interrupts_are_told_and_what_cannot_be_counted_is_unknown() {
+    let (inventory, intent) = two_vms();
+    let told = |smi: SmiCount| {
+        let probes = Probes { smi, ..kvm::KvmProbe::Unknown(String::new()).into() };
+        let check = row_with(&inventory, &intent, &probes, "smi");
+        (check.state, check.found)
+    };
+    let counted = |most, cpu, ms| SmiCount::Counted { most, cpu, during: Duration::from_millis(ms) };
+    assert_eq!(told(counted(1, 5, 540)), (State::Warning, "1 SMI on CPU 5 in 0.5 s".to_owned()));
+    assert_eq!(told(counted(12, 0, 2000)), (State::Warning, "12 SMIs on CPU 0 in 2.0 s".to_owned()));
+    let (state, found) = told(counted(0, 3, 500));
+    assert!(state == State::Ok && found.starts_with("none came in 0.5 s"), "{found}");
+    assert_eq!(told(SmiCount::Unknown("not permitted".to_owned())), (State::Unknown, "not permitted".to_owned()));
+    assert_eq!(told(SmiCount::NoSuchThing).0, State::Ok);
+}
+
+#[test]
+fn what_udev_does_with_interrupts_cpus_is_told_where_it_meets_an_rt_tenant() {
+    let (mut inventory, mut intent) = two_vms();
+    pin(&mut intent, "2-3");
+    let told = |inventory: &Inventory, intent: &Intent| row(inventory, intent, "irq-cpus");
+    assert_eq!(told(&inventory, &intent).0, State::Ok);
+    let [rt_nic, bulk_nic] = [0, 1].map(|number| inventory.nics[number].id.name.clone());
+    let policy = |among: &str| LinkPolicy {
+        file: "/etc/systemd/network/10-x.link".to_owned(),
+        policy: "spread".to_owned(),
+        among: among.to_owned(),
+    };
+    let own = inventory.nics[1].irqs.clone();
+    let place = |inventory: &mut Inventory, at: &str| {
+        inventory.irqs.iter_mut().filter(|irq| own.contains(&irq.id.irq)).for_each(|irq| irq.affinity = cpus(at));
+    };
+    inventory.udev.links = [(bulk_nic.clone(), policy("IRQAffinity=0-3"))].into();
+    place(&mut inventory, "3");
+    let (state, found) = told(&inventory, &intent);
+    let words = "10-x.link has IRQAffinityPolicy=spread IRQAffinity=0-3: its interrupts are on CPUs 3, of which RT tenants have 3";
+    assert!(state == State::Warning && found.contains(words), "{found}");
+    assert_eq!(told(&inventory, &Intent::default()).0, State::Ok, "no RT tenant");
+    place(&mut inventory, "0-1");
+    let (state, found) = told(&inventory, &intent);
+    assert!(state == State::Ok && found.ends_with("IRQAffinity=0-3"), "{found}");
+    let exclusive = Intent { method: Method::Exclusive, ..intent.clone() };
+    assert!(told(&inventory, &exclusive).1.contains("sets anew"));
+    place(&mut inventory, "3");
+    inventory.udev.links = [(rt_nic, policy(""))].into();
+    assert_eq!(told(&inventory, &intent).0, State::Ok, "the RT tenant's own NIC");
+    inventory.udev.links.clear();
+    inventory.udev.rules = vec!["/etc/udev/rules.d/70-x.rules:4".to_owned()];
+    let (state, found) = told(&inventory, &intent);
+    assert!(state == State::Warning && found.contains("70-x.rules:4"), "{found}");
+}
+
+#[test]
+fn kubelet_matters_where_its_cpu_manager_gives_cpus() {
+    let (mut inventory, mut intent) = two_vms();
+    pin(&mut intent, "4-5");
+    let mut told = |service: &str, policy: &str, shared: &str, exclusive: &str| {
+        inventory.conflicts = vec![Conflict { service: service.to_owned(), pid: 31 }];
+        inventory.cpu_manager =
+            Some(CpuManager { policy: policy.to_owned(), shared: cpus(shared), exclusive: cpus(exclusive) });
+        row(&inventory, &intent, "conflicts")
+    };
+    for service in ["kubelet", "kubelite", "k3s-server", "k3s-agent"] {
+        assert_eq!(told(service, "none", "", "").0, State::Ok, "{service}");
+    }
+    for (shared, exclusive, words) in [
+        ("0-3", "", "(CPU manager static: CPUs 0-3 for all)"),
+        ("0-1", "2-3", "CPUs 0-1 for all, CPUs 2-3 for single ones)"),
+        ("0-4", "5-6", "single ones), of which RT VMs have CPUs 4-5"),
+    ] {
+        let (state, found) = told("kubelite", "static", shared, exclusive);
+        assert!(state == State::Warning && found.ends_with(words), "{found}");
+    }
 }
 
 #[test]

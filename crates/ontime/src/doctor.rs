@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use ontime_hostnet::doctor::{self, Check, Diagnosis, Refused, State};
 use ontime_hostnet::inventory::Note;
-use ontime_hostnet::{Intent, Inventory, LiveHost, Originals, as_found, kvm};
+use ontime_hostnet::smi::Counting;
+use ontime_hostnet::{Intent, Inventory, LiveHost, Originals, Probes, as_found, kvm, placement};
 use ontime_sched::BackendKind;
 use ontime_tenants::{Class, Kind, Policy, ProblemKind, Sources, Tenant, ThreadId, discover};
 use textwrap::{Options, WordSplitter, fill};
@@ -30,6 +32,9 @@ pub struct Args {
     #[arg(long, short)]
     all: bool,
 }
+
+/// How long SMIs are counted, where they can be.
+const SMI_TIME: Duration = Duration::from_millis(500);
 
 /// Examines the host. Exit status 0 ok, 1 warning, 2 critical, 3 where something could not be found out, or not
 /// everything be seen.
@@ -55,6 +60,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let device = roots.dev.join("kvm");
     let probe = std::thread::spawn(move || kvm::probe(&device));
     let mut inventory = Inventory::scan(&roots);
+    let counting = Counting::start(&roots, &inventory);
     let originals = paths.originals().unwrap_or_else(|error| {
         inventory.notes.push(Note { about: "original values".to_owned(), why: error.to_string() });
         Originals::default()
@@ -71,9 +77,12 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let (inventory, intent) = as_found(inventory, intent, &originals);
     let missed = missed.and(&found.problems);
     let stake = Stake::of(&intent.tenants);
-    let probe = probe.join().unwrap_or_else(|_| kvm::KvmProbe::Unknown("the probe ended early".to_owned()));
+    let memory = placement::of_rt_tenants(&roots, &inventory, &intent);
+    let smi = counting.map_or_else(|instead| instead, |counting| counting.finish(SMI_TIME));
+    let kvm = probe.join().unwrap_or_else(|_| kvm::KvmProbe::Unknown("the probe ended early".to_owned()));
+    let probes = Probes { kvm, smi, memory };
     let diagnosis =
-        doctor::examine(&LiveHost::with_roots(roots), &inventory, &intent, &found.problems, &refused, &probe);
+        doctor::examine(&LiveHost::with_roots(roots), &inventory, &intent, &found.problems, &refused, &probes);
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &diagnosis)?;

@@ -55,6 +55,32 @@ impl Identity {
     }
 }
 
+/// The container that a process of conmon has started, and the name that Podman or CRI-O told it, by its arguments. In
+/// them is also the name of a container that no storage has on record (`podman run --rootfs`, another user's).
+pub fn started_by_conmon(arguments: &[String]) -> Option<(String, String)> {
+    let value = |short: &str, long: &str| {
+        arguments.iter().enumerate().skip(1).find_map(|(at, word)| match word.split_once('=') {
+            Some((option, value)) if option == long => Some(value),
+            _ if word == short || word == long => arguments.get(at + 1).map(String::as_str),
+            _ => None,
+        })
+    };
+    let name = value("-n", "--name").filter(|name| !name.is_empty())?;
+    Some((hex_id(value("-c", "--cid")?)?, given_name(name)))
+}
+
+/// A name as it is shown: of a pod's container, which CRI-O and cri-dockerd call
+/// `k8s_CONTAINER_POD_NAMESPACE_UID_ATTEMPT`, POD/CONTAINER as with containerd.
+fn given_name(name: &str) -> String {
+    let parts: Vec<&str> = name.strip_prefix("k8s_").map(|rest| rest.split('_').collect()).unwrap_or_default();
+    let name = match parts.as_slice() {
+        ["POD", pod, _, _, _] => (*pod).to_owned(),
+        [container, pod, _, _, _] => format!("{pod}/{container}"),
+        _ => name.to_owned(),
+    };
+    printable(name.as_bytes())
+}
+
 /// What runtimes put before an identifier, in the name of a scope or a directory.
 const RUNTIMES: [&str; 6] = ["libpod", "libpod-payload", "docker", "crio", "cri-containerd", "nerdctl"];
 
@@ -246,7 +272,8 @@ fn unescape(text: &str) -> String {
 
 /// The runtimes' state on disk, asked for names.
 ///
-/// Only places that root alone writes are read: a user's rootless containers are named by their identifiers.
+/// Only places that root alone writes are read. A user's rootless containers have their names from conmon
+/// ([`started_by_conmon`]).
 #[derive(Debug)]
 pub struct Names {
     root: PathBuf,
@@ -357,7 +384,19 @@ impl Names {
                 self.docker_name(id).or_else(|| self.stored_name(id)).or_else(|| self.containerd_name(id))?
             }
         };
-        Some(printable(name.as_bytes())).filter(|name| !name.is_empty())
+        Some(given_name(&name)).filter(|name| !name.is_empty())
+    }
+
+    /// The container of containerd's that a path of no other form leads into: `/NAMESPACE/NAME`, as `ctr run` and other
+    /// clients of containerd name its cgroup, where containerd has such a task.
+    pub fn task(&mut self, path: &str) -> Option<Container> {
+        let mut parts = path.strip_prefix('/')?.splitn(3, '/');
+        let (namespace, name) = (parts.next()?, parts.next().filter(|name| !matches!(*name, "" | "." | ".."))?);
+        let mut of_this = self.namespaces().iter().filter(|place| place.file_name().is_some_and(|at| at == namespace));
+        of_this.any(|place| place.join(name).is_dir()).then(|| Container {
+            cgroup: format!("/{namespace}/{name}"),
+            id: Identity::Name(printable(name.as_bytes())),
+        })
     }
 
     fn docker_name(&self, id: &str) -> Option<String> {
@@ -366,14 +405,17 @@ impl Names {
         Some(state.name.trim_start_matches('/').to_owned())
     }
 
-    fn containerd_name(&mut self, id: &str) -> Option<String> {
+    fn namespaces(&mut self) -> &[PathBuf] {
         let containerd = &self.containerd;
-        let namespaces = self.namespaces.get_or_insert_with(|| {
+        self.namespaces.get_or_insert_with(|| {
             let tasks = containerd.iter().map(|state| state.join("io.containerd.runtime.v2.task"));
             tasks.flat_map(|task| subdirectories(&task)).collect()
-        });
+        })
+    }
+
+    fn containerd_name(&mut self, id: &str) -> Option<String> {
         let state: OciState =
-            namespaces.iter().find_map(|namespace| read_json(&namespace.join(id).join("config.json")))?;
+            self.namespaces().iter().find_map(|namespace| read_json(&namespace.join(id).join("config.json")))?;
         let annotation = |key: &str| state.annotations.get(key).cloned();
         match (annotation("io.kubernetes.cri.sandbox-name"), annotation("io.kubernetes.cri.container-name")) {
             (Some(sandbox), Some(name)) => Some(format!("{sandbox}/{name}")),
@@ -625,7 +667,7 @@ mod tests {
         }
         let [vfs, zfs, brief, memory] = ['3', '4', '5', '6'].map(id);
         for (file, id, name) in [
-            ("var/lib/containers/storage/vfs-containers/containers.json", &vfs, "vfs"),
+            ("var/lib/containers/storage/vfs-containers/containers.json", &vfs, "k8s_cell_plc-0_plant_0f6e-77_1"),
             ("tank/c/zfs-containers/containers.json", &zfs, "zfs"),
             ("tank/c/zfs-containers/volatile-containers.json", &brief, "brief"),
             ("run/containers/storage/overlay-containers/volatile-containers.json", &memory, "memory"),
@@ -645,7 +687,7 @@ mod tests {
             (moved, "moved"),
             (usual, "usual"),
             (snap, "snap"),
-            (vfs, "vfs"),
+            (vfs, "plc-0/cell"),
             (zfs, "zfs"),
             (brief, "brief"),
             (memory, "memory"),
@@ -658,6 +700,54 @@ mod tests {
         }
         assert_eq!(names.recorded(&Identity::Id(id('e'))), None);
         assert_eq!(names.recorded(&Identity::Name("lxc".into())).as_deref(), Some("lxc"));
+    }
+
+    #[test]
+    fn conmon_tells_the_name_of_the_container_that_it_started() {
+        let a = id('a');
+        for (line, name) in [
+            (format!("conmon --api-version 1 -c {a} -u {a} -r /usr/bin/crun -n press --exit-dir /x"), Some("press")),
+            (format!("/usr/libexec/podman/conmon --cid={a} --name=mill -s"), Some("mill")),
+            (format!("conmon -n k8s_loop_saw-0_plant_0f6e-77_2 --cid {a}"), Some("saw-0/loop")),
+            (format!("conmon -c {a} -n k8s_POD_saw-0_plant_0f6e-77_0"), Some("saw-0")),
+            (format!("conmon -c {a} -n k8s_not_one"), Some("k8s_not_one")),
+            (format!("conmon -c {a} -n \u{1b}[2J"), Some("?[2J")),
+            (format!("conmon -c {a}"), None),
+            (format!("conmon -c {a} -n"), None),
+            (format!("-c {a}"), None),
+            ("conmon -c ../../x -n press".to_owned(), None),
+        ] {
+            let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            let found = started_by_conmon(&arguments);
+            assert_eq!(found, name.map(|name| (a.clone(), name.to_owned())), "{line}");
+        }
+    }
+
+    #[test]
+    fn containers_of_a_client_of_containerds_are_known_by_their_tasks() {
+        let root = tempfile::tempdir().unwrap();
+        for place in ["run/containerd", "run/k3s/containerd"] {
+            for task in ["default/press", "plant/mill.2", "k8s.io/saw"] {
+                let task = root.path().join(place).join("io.containerd.runtime.v2.task").join(task);
+                std::fs::create_dir_all(task).unwrap();
+            }
+        }
+        let mut names = Names::below(root.path());
+        for (path, cgroup) in [
+            ("/default/press", Some("/default/press")),
+            ("/plant/mill.2/init/x", Some("/plant/mill.2")),
+            ("/k8s.io/saw", Some("/k8s.io/saw")),
+            ("/plant/press", None),
+            ("/other/press", None),
+            ("/default", None),
+            ("/default/", None),
+            ("/default/..", None),
+            ("/../default/press", None),
+            ("", None),
+        ] {
+            assert_eq!(names.task(path).map(|found| found.cgroup).as_deref(), cgroup, "{path}");
+        }
+        assert_eq!(names.task("/plant/mill.2").unwrap().id, Identity::Name("mill.2".to_owned()));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Pure. A name alone proves nothing: a process names its threads as it likes. What would give a thread a place above its
 //! vCPUs (vhost, kvm-pit) must also carry the kernel's own flag, which user space cannot set.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::model::ThreadRole;
@@ -142,7 +142,7 @@ pub fn served(arguments: &[String]) -> Option<&str> {
 
 /// Of the target of `/proc/PID/exe`: after an upgrade of the package the running program has no name any more. A
 /// program that NixOS wraps is a hidden file beside its wrapper.
-fn file_name(target: &str) -> Option<&str> {
+pub(crate) fn file_name(target: &str) -> Option<&str> {
     let name = target.strip_suffix(" (deleted)").unwrap_or(target).rsplit('/').next()?;
     Some(name.strip_prefix('.').and_then(|hidden| hidden.strip_suffix("-wrapped")).unwrap_or(name))
 }
@@ -232,6 +232,8 @@ pub fn qemu_arguments(arguments: &[String]) -> QemuArguments {
     let mut found = QemuArguments::default();
     // QEMU takes the guest's UUID from here where there is no -uuid, as Proxmox VE starts it.
     let mut smbios = None;
+    // A monitor may be named before the character device that it uses.
+    let (mut sockets, mut monitors) = (BTreeMap::new(), Vec::new());
     for (option, value) in options(arguments) {
         match option {
             "name" => found.name = option_value(value, "guest", true).or(found.name),
@@ -239,12 +241,20 @@ pub fn qemu_arguments(arguments: &[String]) -> QemuArguments {
             "smbios" if option_value(value, "type", false).as_deref() == Some("1") => {
                 smbios = option_value(value, "uuid", false).map(|uuid| uuid.to_ascii_lowercase()).or(smbios);
             }
-            "qmp" => found.qmp_sockets.extend(qmp_socket(value)),
+            "qmp" | "qmp-pretty" => match value.strip_prefix("chardev:") {
+                Some(device) => monitors.push(device.to_owned()),
+                None => found.qmp_sockets.extend(qmp_socket(value)),
+            },
+            "mon" if option_value(value, "mode", false).as_deref() == Some("control") => {
+                monitors.extend(option_value(value, "chardev", true));
+            }
+            "chardev" => sockets.extend(listening_socket(value)),
             "netdev" | "nic" | "net" => found.interfaces.extend(option_value(value, "ifname", false)),
             _ => {}
         }
     }
     found.uuid = found.uuid.or(smbios);
+    found.qmp_sockets.extend(monitors.iter().filter_map(|device| sockets.remove(device)));
     found
 }
 
@@ -407,9 +417,22 @@ fn split_options(text: &str) -> Vec<String> {
 
 /// `unix:PATH,server=on,wait=off`: only where QEMU listens.
 fn qmp_socket(value: &str) -> Option<String> {
-    let items = split_options(value.strip_prefix("unix:")?);
-    let listens = items.iter().any(|item| matches!(item.as_str(), "server" | "server=on"));
-    items.first().filter(|path| listens && !path.is_empty()).cloned()
+    let address = value.strip_prefix("unix:")?;
+    let path = split_options(address).into_iter().next()?;
+    (listens(address) && !path.is_empty()).then_some(path)
+}
+
+/// The identifier and the path of `-chardev socket,id=ID,path=PATH,server=on,wait=off`, where QEMU listens there.
+fn listening_socket(value: &str) -> Option<(String, String)> {
+    let is_socket = option_value(value, "backend", true).as_deref() == Some("socket");
+    let path = option_value(value, "path", false).filter(|path| is_socket && listens(value) && !path.is_empty())?;
+    Some((option_value(value, "id", false)?, path))
+}
+
+/// Whether QEMU waits for clients at a socket with a path, by the options of that socket.
+fn listens(options: &str) -> bool {
+    let says = |key| option_value(options, key, false).is_some_and(|word| is_on(&word));
+    (says("server") || split_options(options).iter().any(|item| item == "server")) && !says("abstract")
 }
 
 #[cfg(test)]
@@ -607,6 +630,32 @@ mod tests {
         assert!(sockets("unix:/run/a.sock").is_empty());
         assert!(sockets("tcp:localhost:4444,server").is_empty());
         assert!(sockets("stdio").is_empty());
+        assert!(sockets("unix:@name,server=on,abstract=on").is_empty());
+    }
+
+    #[test]
+    fn monitors_are_found_by_the_character_device_that_they_use() {
+        let socket = "socket,id=ctl,path=/run/cell.sock,server=on,wait=off";
+        for (line, wanted) in [
+            (&["-chardev", socket, "-mon", "chardev=ctl,mode=control"][..], Some("/run/cell.sock")),
+            (&["-mon", "ctl,mode=control,pretty=on", "-chardev", socket], Some("/run/cell.sock")),
+            (&["--chardev", "socket,path=/run/m,,1,server,nowait,id=m", "--mon", "m,mode=control"], Some("/run/m,1")),
+            (&["-chardev", "backend=socket,id=m,server=yes,path=/run/m", "-qmp", "chardev:m"], Some("/run/m")),
+            (&["-qmp-pretty", "unix:/run/p,server=on,wait=off"], Some("/run/p")),
+            // The human monitor, another's device, another kind of device, none that listens, descriptors of libvirt's.
+            (&["-chardev", socket, "-mon", "chardev=ctl,mode=readline"], None),
+            (&["-chardev", socket, "-mon", "chardev=ctl"], None),
+            (&["-chardev", socket, "-mon", "chardev=other,mode=control"], None),
+            (&["-chardev", socket], None),
+            (&["-chardev", "pipe,id=m,path=/run/m,server=on", "-mon", "m,mode=control"], None),
+            (&["-chardev", "socket,id=m,path=/run/m,server=off", "-mon", "m,mode=control"], None),
+            (&["-chardev", "socket,id=m,fd=31,server=on,wait=off", "-mon", "m,mode=control"], None),
+        ] {
+            let found = read(&[&["qemu"], line].concat()).qmp_sockets;
+            assert_eq!(found, Vec::from_iter(wanted), "{line:?}");
+        }
+        let both = ["-mon", "ctl,mode=control", "-qmp", "unix:/run/q,server=on", "-chardev", socket];
+        assert_eq!(read(&[&["qemu"], &both[..]].concat()).qmp_sockets, ["/run/q", "/run/cell.sock"]);
     }
 
     #[test]
@@ -660,7 +709,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_arguments_make_it_panic(line in proptest::collection::vec("-{0,2}(name|uuid|qmp|netdev|device|global|accel|\\PC{0,20})", 0..12)) {
+        fn no_arguments_make_it_panic(line in proptest::collection::vec("-{0,2}(name|uuid|qmp|mon|chardev|netdev|device|global|accel|\\PC{0,20})", 0..12)) {
             let _ = qemu_arguments(&line);
             let _ = delays(&line);
             let _ = other_name(&line);

@@ -401,3 +401,83 @@ fn hostile_processes_cost_no_more_than_one_and_leave_others_whole() {
     assert!(message.contains("descriptors of 12 processes"), "{message}");
     assert!(message.contains("command lines of 10 processes"), "{message}");
 }
+
+#[test]
+fn containers_without_a_record_have_the_name_that_conmon_was_told() {
+    let host = Host::new();
+    let user = "/user.slice/user-1000.slice/user@1000.service";
+    let conmon = |pid, cgroup: &str, uid, of: char, name: &str| {
+        let arguments = ["/usr/bin/conmon", "--api-version", "1", "-c", &id(of), "-u", &id(of), "-n", name, "-s"];
+        host.process(pid, "/usr/bin/conmon", cgroup, uid, &arguments);
+    };
+    let container = |pid, cgroup: &str, uid, parent| {
+        host.process(pid, "/usr/bin/app", cgroup, uid, &["app"]);
+        host.alter(pid, parent, 0);
+    };
+    // A user's, by either of Podman's layouts; root's with --rootfs; a unit's; a pod's of CRI-O.
+    conmon(100, &format!("{user}/user.slice/libpod-conmon-{}.scope", id('1')), 1000, '1', "press");
+    container(110, &format!("{user}/user.slice/libpod-{}.scope/container", id('1')), 100_000, 100);
+    container(111, &format!("{user}/user.slice/libpod-{}.scope/container", id('1')), 100_001, 110);
+    conmon(120, &format!("{user}/app.slice/saw.service/supervisor"), 1000, '2', "saw");
+    container(130, &format!("{user}/app.slice/saw.service/libpod-payload-{}", id('2')), 100_000, 120);
+    conmon(200, &format!("/machine.slice/libpod-conmon-{}.scope", id('3')), 0, '3', "mill");
+    container(210, &format!("/machine.slice/libpod-{}.scope/container", id('3')), 0, 200);
+    conmon(220, "/system.slice/lathe.service/supervisor", 0, '4', "lathe");
+    container(230, &format!("/system.slice/lathe.service/libpod-payload-{}", id('4')), 0, 220);
+    conmon(240, &format!("/kubepods.slice/crio-conmon-{}.scope", id('5')), 0, '5', "k8s_loop_cell-0_plant_0f6e-77_0");
+    container(250, &format!("/kubepods.slice/kubepods-pod7.slice/crio-{}.scope", id('5')), 0, 240);
+    // None: a program of that name inside the container; the parent of none of its processes; of another's identifier.
+    let inside = format!("/system.slice/docker-{}.scope", id('6'));
+    conmon(300, &inside, 0, '6', "inside");
+    container(310, &inside, 0, 300);
+    conmon(400, "/system.slice/odd.service", 0, '7', "stranger");
+    container(410, &format!("/system.slice/docker-{}.scope", id('7')), 0, 1);
+    conmon(500, "/system.slice/odd.service", 0, '9', "other");
+    container(510, &format!("/system.slice/docker-{}.scope", id('8')), 0, 500);
+    let seen = |text: &str| {
+        let found = discover(&host.sources(), &rules(text));
+        let mut seen: Vec<(String, Class)> = found.tenants.iter().map(|one| (one.name.clone(), one.class)).collect();
+        seen.sort();
+        (seen, found.problems.iter().map(|one| one.word()).collect::<Vec<_>>())
+    };
+    let wanted = |rt: &[&str]| -> Vec<(String, Class)> {
+        let digits = ["666666666666", "777777777777", "888888888888"];
+        let names = digits.into_iter().chain(["cell-0/loop", "lathe", "mill", "press", "saw"]);
+        names.map(|name| (name.to_owned(), if rt.contains(&name) { RT } else { Class::Bulk })).collect()
+    };
+    let (tenants, problems) = seen("[[tenant]]\nname = \"{press,mill,cell-0/*}\"\nclass = \"rt\"\n");
+    assert_eq!(
+        (tenants, problems),
+        (wanted(&["mill", "cell-0/loop"]), vec!["rule-withheld"]),
+        "a user's has no authority"
+    );
+    let (tenants, problems) = seen("[[tenant]]\nname = \"press\"\nuser = 1000\nclass = \"rt\"\n");
+    assert_eq!((tenants, problems), (wanted(&["press"]), vec![]));
+}
+
+#[test]
+fn containers_that_a_client_of_containerds_named_are_found() {
+    let host = Host::new();
+    for task in [
+        "containerd/io.containerd.runtime.v2.task/default/press",
+        "k0s/containerd/io.containerd.runtime.v2.task/plant/mill",
+    ] {
+        fs::create_dir_all(host.path("run").join(task)).unwrap();
+    }
+    for (pid, cgroup) in [
+        (10, "/default/press"),
+        (20, "/plant/mill/worker"),
+        (21, "/plant/mill"),
+        (30, "/default/other"),
+        (40, "/plant"),
+    ] {
+        host.process(pid, "/usr/bin/app", cgroup, 0, &["app"]);
+    }
+    // What runs in there is named by who is in there.
+    host.vm(100, "inner", "/default/press/vm");
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"*\"\nclass = \"rt\"\n"));
+    let wanted = [("inner", Kind::Qemu, Class::Bulk), ("mill", Kind::Container, RT), ("press", Kind::Container, RT)];
+    assert_eq!(names(&found), wanted);
+    assert_eq!(named(&found, "mill").cgroup.as_deref(), Some("/plant/mill"));
+    assert_eq!(words(&found), [("inner", "rule-withheld")]);
+}

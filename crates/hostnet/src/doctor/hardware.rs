@@ -1,5 +1,8 @@
 //! Checks of kernel, processor and neighbours, which no rule sets.
 
+use ontime_tenants::{Kind, proc::printable};
+
+use super::upkeep::pinned;
 use super::{Check, State};
 use crate::cpus::CpuSet;
 use crate::intent::Intent;
@@ -283,6 +286,32 @@ pub(super) fn lockdown(inventory: &Inventory) -> Check {
     }
 }
 
+/// What kubelet does with containers' CPUs, and what to do; none where its CPU manager is off.
+fn cpu_manager(inventory: &Inventory, intent: &Intent) -> Option<(String, String)> {
+    let Some(manager) = &inventory.cpu_manager else {
+        let remedy = "leave containers' CPUs to it, or set cpuManagerPolicy: none";
+        return Some(("where its CPU manager is static, sets containers' CPUs anew every 10 s".into(), remedy.into()));
+    };
+    if manager.policy == "none" {
+        return None;
+    }
+    let (policy, shared) = (printable(manager.policy.as_bytes()), &manager.shared);
+    let mut told = format!("sets containers' CPUs anew every 10 s (CPU manager {policy}: CPUs {shared} for all");
+    if !manager.exclusive.is_empty() {
+        told.push_str(&format!(", CPUs {} for single ones", manager.exclusive));
+    }
+    told.push(')');
+    let mut remedy = "leave containers' CPUs to it, or set cpuManagerPolicy: none".to_owned();
+    let vms = intent.rt_tenants().filter(|tenant| tenant.kind != Kind::Container);
+    let both: CpuSet = vms.flat_map(|vm| pinned(inventory, vm).iter().collect::<Vec<_>>()).collect();
+    let both: CpuSet = both.iter().filter(|cpu| shared.contains(*cpu) || manager.exclusive.contains(*cpu)).collect();
+    if !both.is_empty() {
+        told.push_str(&format!(", of which RT VMs have CPUs {both}"));
+        remedy.push_str(&format!("; keep RT VMs' CPUs from it (kubelet: reservedSystemCPUs with {both})"));
+    }
+    Some((told, remedy))
+}
+
 /// Services that set what Ontime sets, or what stands beside it, as far as that matters on this host.
 pub(super) fn conflicts(inventory: &Inventory, intent: &Intent) -> Check {
     let (id, title) = ("conflicts", "services that set the same knobs");
@@ -291,24 +320,24 @@ pub(super) fn conflicts(inventory: &Inventory, intent: &Intent) -> Check {
     let mut remedies = Vec::new();
     for Conflict { service, pid } in &inventory.conflicts {
         let (what, remedy) = match service.as_str() {
-            "kubelet" if at_stake => (
-                "where its CPU manager is static, sets containers' CPUs anew every 10 s",
-                "leave containers' CPUs to it, or set cpuManagerPolicy: none".to_owned(),
-            ),
+            "kubelet" | "kubelite" | "k3s-server" | "k3s-agent" if at_stake => match cpu_manager(inventory, intent) {
+                Some(told) => told,
+                None => continue,
+            },
             "ovs-vswitchd" if at_stake => (
-                "handles the first packet of each flow, at normal priority",
+                "handles the first packet of each flow, at normal priority".to_owned(),
                 "keep RT tenants off Open vSwitch, or give their flows by ovs-ofctl and a max-idle without \
                  end"
                 .to_owned(),
             ),
             "scx_loader" => (
-                "loads BPF schedulers, beside which Ontime's own cannot be loaded",
+                "loads BPF schedulers, beside which Ontime's own cannot be loaded".to_owned(),
                 "systemctl disable --now \
                     scx_loader"
                     .to_owned(),
             ),
             "irqbalance" | "tuned" => (
-                "moves interrupts and threads, or changes their priority",
+                "moves interrupts and threads, or changes their priority".to_owned(),
                 format!("systemctl disable --now {service}"),
             ),
             _ => continue,
@@ -317,7 +346,7 @@ pub(super) fn conflicts(inventory: &Inventory, intent: &Intent) -> Check {
         remedies.push(remedy);
     }
     if let Some(scheduler) = inventory.cpus.bpf_scheduler.as_deref().filter(|name| !name.contains("ontime")) {
-        told.push(format!("BPF scheduler {} is loaded", ontime_tenants::proc::printable(scheduler.as_bytes())));
+        told.push(format!("BPF scheduler {} is loaded", printable(scheduler.as_bytes())));
         remedies.push(
             "end the program that loaded it, where Ontime is to keep reserved CPU time by \
             sched_ext"

@@ -1,8 +1,11 @@
 //! The checks behind `ontime doctor`: what on this host makes RT packets late, what it costs, what to do about it.
 //!
-//! In: facts, intent, what discovery has to say, the host (read only), the KVM probe. Out: a [`Diagnosis`] of [`Check`]s, in the order of the table.
+//! In: facts, intent, what discovery has to say, the host (read only), what was tried out ([`Probes`]). Out: a
+//! [`Diagnosis`] of [`Check`]s, in the order of the table.
 
 mod hardware;
+mod interrupts;
+mod numa;
 mod refusals;
 mod rule_state;
 mod upkeep;
@@ -10,7 +13,7 @@ mod vmm;
 
 use std::collections::BTreeMap;
 
-use ontime_tenants::Problem;
+use ontime_tenants::{Problem, ThreadId};
 use serde::Serialize;
 
 use crate::intent::Intent;
@@ -18,7 +21,9 @@ use crate::inventory::{Inventory, Note};
 use crate::knob::Host;
 use crate::kvm::KvmProbe;
 use crate::method::Method;
+use crate::placement::ByNode;
 use crate::rules::RULES;
+use crate::smi::SmiCount;
 
 /// How a check came out. Ordered from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -109,7 +114,25 @@ pub struct Diagnosis {
     pub notes: Vec<Note>,
 }
 
-/// Examines the host. Changes nothing; with the KVM probe made before, it takes some milliseconds.
+/// What takes time, or is read of tenants' processes, and so is looked at before the examination.
+#[derive(Debug, Clone)]
+pub struct Probes {
+    /// Whether KVM runs a guest.
+    pub kvm: KvmProbe,
+    /// How many system management interrupts came.
+    pub smi: SmiCount,
+    /// Where RT tenants' memory lies, by their processes.
+    pub memory: BTreeMap<ThreadId, Result<ByNode, String>>,
+}
+
+impl From<KvmProbe> for Probes {
+    /// KVM's alone.
+    fn from(kvm: KvmProbe) -> Self {
+        Self { kvm, smi: SmiCount::Unknown("they were not counted".to_owned()), memory: BTreeMap::new() }
+    }
+}
+
+/// Examines the host. Changes nothing; with the probes made before, it takes some milliseconds.
 ///
 /// Every rule of the table is checked, whatever the intent's method, as method `partitioned` would have it; under `busypoll`, which is that and
 /// polling, as it does: what polls by it is no fault.
@@ -119,9 +142,10 @@ pub fn examine(
     intent: &Intent,
     problems: &[Problem],
     refused: &Refused,
-    kvm: &KvmProbe,
+    probes: &Probes,
 ) -> Diagnosis {
-    let mut checks = vec![hardware::kernel(inventory), hardware::preempt_rt(inventory), hardware::kvm(inventory, kvm)];
+    let kvm = hardware::kvm(inventory, &probes.kvm);
+    let mut checks = vec![hardware::kernel(inventory), hardware::preempt_rt(inventory), kvm];
     let method = if intent.method == Method::Busypoll { Method::Busypoll } else { Method::Partitioned };
     let everything = Intent { method, ..intent.clone() };
     let mut obstacles = Vec::new();
@@ -136,7 +160,9 @@ pub fn examine(
     checks.push(hardware::clocksource(inventory));
     checks.push(hardware::smt(inventory));
     checks.push(upkeep::isolation(inventory, intent));
-    checks.push(upkeep::numa(inventory, intent));
+    checks.push(numa::check(inventory, intent, &probes.memory));
+    checks.push(interrupts::smi(&probes.smi));
+    checks.push(interrupts::irq_cpus(inventory, intent));
     checks.push(upkeep::periodic(inventory));
     checks.push(hardware::guest_memory(inventory));
     checks.push(upkeep::swap(inventory, intent));

@@ -1,7 +1,5 @@
 //! Checks of what the kernel does by itself on RT CPUs, and of where these are.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use ontime_tenants::{Tenant, ThreadRole};
 
 use super::{Check, State};
@@ -13,7 +11,7 @@ use crate::inventory::Inventory;
 const SELDOM: u64 = 10;
 
 /// CPUs of a tenant's vCPUs and of an RT container's threads, where each is kept to some of the host's.
-fn pinned(inventory: &Inventory, tenant: &Tenant) -> CpuSet {
+pub(super) fn pinned(inventory: &Inventory, tenant: &Tenant) -> CpuSet {
     let runs = |role: ThreadRole| matches!(role, ThreadRole::Vcpu(_) | ThreadRole::Container);
     let sets: Vec<CpuSet> = tenant
         .threads
@@ -25,7 +23,8 @@ fn pinned(inventory: &Inventory, tenant: &Tenant) -> CpuSet {
     if sets.iter().any(everywhere) { CpuSet::new() } else { sets.iter().flat_map(CpuSet::iter).collect() }
 }
 
-fn rt_cpus(inventory: &Inventory, intent: &Intent) -> CpuSet {
+/// CPUs to which RT tenants are kept, or that are theirs by the configuration.
+pub(super) fn rt_cpus(inventory: &Inventory, intent: &Intent) -> CpuSet {
     let of_tenants = intent.rt_tenants().flat_map(|tenant| pinned(inventory, tenant).iter().collect::<Vec<_>>());
     let polling = inventory.nics.iter().filter_map(|nic| intent.config_of(nic)?.poll_cpu);
     of_tenants.chain(polling).chain(intent.exclusive_cpu).collect()
@@ -40,14 +39,17 @@ pub(super) fn isolation(inventory: &Inventory, intent: &Intent) -> Check {
     );
     let cpus = &inventory.cpus;
     let rt = rt_cpus(inventory, intent);
+    let without = |all: &CpuSet, other: &CpuSet| all.iter().filter(|cpu| !other.contains(*cpu)).collect::<CpuSet>();
+    let calling = without(&rt, &cpus.rcu_nocbs);
+    let some_call = !cpus.rcu_nocbs.is_empty() && !calling.is_empty();
     let kept: CpuSet = cpus.isolated.iter().chain(cpus.nohz_full.iter()).collect();
-    if kept.is_empty() {
+    let at_stake = intent.rt_tenants().next().is_some();
+    if kept.is_empty() && !(some_call && at_stake) {
         return Check::new(id, title, State::Ok, "no CPU is kept free");
     }
-    if intent.rt_tenants().next().is_none() {
+    if !at_stake {
         return Check::new(id, title, State::Ok, format!("CPUs {kept} are kept free; there is no RT tenant"));
     }
-    let without = |all: &CpuSet, other: &CpuSet| all.iter().filter(|cpu| !other.contains(*cpu)).collect::<CpuSet>();
     let mut found = Vec::new();
     let mut remedies = Vec::new();
     let unused = without(&kept, &rt);
@@ -59,7 +61,7 @@ pub(super) fn isolation(inventory: &Inventory, intent: &Intent) -> Check {
         ));
     }
     let open = without(&rt, &cpus.isolated);
-    if !open.is_empty() {
+    if !open.is_empty() && !kept.is_empty() {
         found.push(format!("RT tenants are kept to CPUs {open}, which others may use, too"));
         remedies.push(format!("isolate {open} as well (isolcpus, or an isolated cpuset partition)"));
     }
@@ -71,6 +73,12 @@ pub(super) fn isolation(inventory: &Inventory, intent: &Intent) -> Check {
             cpus.nohz_full
         ));
         remedies.push(format!("boot with nohz_full={rt}, which takes RCU callbacks off them, too"));
+    } else if some_call {
+        found.push(format!(
+            "CPUs {calling} of RT tenants run RCU callbacks, others (rcu_nocbs {}) have theirs run elsewhere",
+            cpus.rcu_nocbs
+        ));
+        remedies.push(format!("boot with rcu_nocbs={rt}"));
     }
     if found.is_empty() {
         return Check::new(id, title, State::Ok, format!("RT tenants are kept to CPUs {rt}, which are kept free"));
@@ -78,41 +86,6 @@ pub(super) fn isolation(inventory: &Inventory, intent: &Intent) -> Check {
     Check::new(id, title, State::Warning, found.join("; "))
         .costs("bulk threads, ticks and RCU callbacks on an RT tenant's CPU, or a CPU without work; not measured", "")
         .remedy(remedies.join("; "))
-}
-
-/// RT tenants that are kept to CPUs far from a NIC that they use.
-pub(super) fn numa(inventory: &Inventory, intent: &Intent) -> Check {
-    let (id, title) = ("numa", "RT tenants near their NICs");
-    let nodes = &inventory.cpus.nodes;
-    if nodes.len() < 2 {
-        return Check::new(id, title, State::Ok, "the host has one NUMA node");
-    }
-    let node_of = |cpu: u32| nodes.iter().find(|(_, (cpus, _))| cpus.contains(cpu)).map(|(node, _)| *node);
-    let numbers: Vec<u32> = nodes.keys().copied().collect();
-    let mut far = BTreeMap::new();
-    for nic in inventory.nics.iter().filter(|nic| nic.physical) {
-        let Some(node) = nic.node.filter(|node| nodes.contains_key(node)) else { continue };
-        for tenant in
-            intent.users(inventory, nic).filter(|tenant| intent.rt_tenants().any(|rt| rt.process == tenant.process))
-        {
-            let at: BTreeSet<u32> = pinned(inventory, tenant).iter().filter_map(node_of).collect();
-            for other in at.into_iter().filter(|other| *other != node) {
-                let distance = nodes.get(&other).and_then(|(_, all)| {
-                    let place = numbers.iter().position(|number| *number == node)?;
-                    all.get(place)
-                });
-                let distance = distance.map_or_else(String::new, |distance| format!(", distance {distance}"));
-                let told = format!("{} on node {other}, {} on node {node}{distance}", tenant.name, nic.id.name);
-                far.insert((tenant.name.clone(), nic.id.name.clone(), other), told);
-            }
-        }
-    }
-    if far.is_empty() {
-        return Check::new(id, title, State::Ok, "no RT tenant is kept to CPUs of another node than its NIC's");
-    }
-    Check::new(id, title, State::Warning, far.into_values().collect::<Vec<_>>().join("; "))
-        .costs("each packet's buffers and rings are read across nodes; not measured", "")
-        .remedy("pin the tenant to the NIC's node (libvirt: <vcpupin>, <numatune>), or give it a NIC of its own node")
 }
 
 /// What the kernel does now and then on every CPU.

@@ -16,7 +16,11 @@ pub(super) fn scan(roots: &Roots) -> Cpus {
     let clock =
         |name: &str| read(&roots.sys.join("devices/system/clocksource/clocksource0").join(name)).unwrap_or_default();
     let isolated = list("isolated").iter().chain(partitions(&roots.sys.join("fs/cgroup")).iter()).collect();
+    // The kernel writes "(null)" where none are.
+    let nohz_full = list("nohz_full");
+    let asked = read(&roots.proc.join("cmdline")).map(|line| rcu_nocbs(&line, &online)).unwrap_or_default();
     Cpus {
+        rcu_nocbs: asked.iter().chain(nohz_full.iter()).collect(),
         smt_active: read(&base.join("smt/active")).map(|text| text == "1"),
         idle_states: idle_states(&base, &online),
         dma_latency_us: dma_latency(roots),
@@ -28,9 +32,18 @@ pub(super) fn scan(roots: &Roots) -> Cpus {
         bpf_scheduler: read(&roots.sys.join("kernel/sched_ext/root/ops")).filter(|name| !name.is_empty()),
         latency_limits_us: latency_limits(&base, &online),
         isolated,
-        // The kernel writes "(null)" where none are.
-        nohz_full: list("nohz_full"),
+        nohz_full,
         online,
+    }
+}
+
+/// CPUs of boot parameter `rcu_nocbs=LIST` (`kernel/rcu/tree_nocb.h`); without a list it names none.
+fn rcu_nocbs(command_line: &str, online: &CpuSet) -> CpuSet {
+    let mut lists = command_line.split_ascii_whitespace().filter_map(|word| word.strip_prefix("rcu_nocbs="));
+    match lists.next_back() {
+        Some("all") => online.clone(),
+        Some(list) => CpuSet::from_list(list).unwrap_or_default(),
+        None => CpuSet::new(),
     }
 }
 
@@ -190,6 +203,20 @@ mod tests {
         let found = nodes(dir.path());
         assert_eq!(found.keys().copied().collect::<Vec<_>>(), [0, 1, 2]);
         assert_eq!(found[&2], (cpus("4-5"), vec![31, 21, 10]));
+    }
+
+    #[test]
+    fn cpus_without_rcu_callbacks_are_those_of_the_command_line() {
+        for (line, wanted) in [
+            ("quiet rcu_nocbs=2-3,6 nohz_full=1", "2-3,6"),
+            ("rcu_nocbs=1 rcu_nocbs=4-5", "4-5"),
+            ("rcu_nocbs=all", "0-7"),
+            ("rcu_nocbs", ""),
+            ("rcu_nocbs=x", ""),
+            ("quiet", ""),
+        ] {
+            assert_eq!(rcu_nocbs(line, &cpus("0-7")).to_string(), wanted, "{line}");
+        }
     }
 
     #[test]

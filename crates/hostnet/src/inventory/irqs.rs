@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use super::Irq;
 use super::devices::{is_word_of, on_other_buses, on_pci};
@@ -31,6 +32,7 @@ pub(super) fn scan(roots: &Roots) -> Vec<Irq> {
             // A name is believed only where the device tree says nothing.
             let named = || others.iter().find(|(device, _)| is_word_of(&actions, device)).cloned();
             let (device, network) = pci.get(&irq).cloned().or_else(named).unzip();
+            let virtual_of = device.as_deref().and_then(|device| virtual_of(&roots.sys, device));
             Some(Irq {
                 id: IrqId {
                     irq,
@@ -42,11 +44,21 @@ pub(super) fn scan(roots: &Roots) -> Vec<Irq> {
                 settable,
                 device,
                 network: network.unwrap_or_default(),
+                virtual_of,
             })
         })
         .collect();
     irqs.sort_by_key(|irq| irq.id.irq);
     irqs
+}
+
+/// The function that a virtual function of PCI's is of (`physfn`), by its interface where it has one here.
+fn virtual_of(sys: &Path, device: &str) -> Option<String> {
+    let function = sys.join("bus/pci/devices").join(device).join("physfn");
+    let mut interfaces = fs::read_dir(function.join("net")).into_iter().flatten().flatten();
+    let name = interfaces.next().map(|entry| entry.file_name());
+    let name = name.or_else(|| Some(fs::read_link(&function).ok()?.file_name()?.to_owned()))?;
+    Some(name.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]
@@ -95,5 +107,11 @@ mod tests {
             (32, Some("1a2b0000.ethernet"), true),
         ];
         assert_eq!(found, wanted.map(|(irq, device, network)| (irq, device.map(str::to_owned), network)));
+        // Virtual functions, of one with an interface here and of one without.
+        std::os::unix::fs::symlink("../0000:09:00.0", pci.join("0000:01:00.0/physfn")).unwrap();
+        std::os::unix::fs::symlink("../0000:08:00.1", pci.join("0000:03:00.0/physfn")).unwrap();
+        put(pci.join("0000:09:00.0/net/wan1/ifindex"), "5\n");
+        let found: Vec<_> = scan(&roots).into_iter().filter_map(|irq| Some((irq.id.irq, irq.virtual_of?))).collect();
+        assert_eq!(found, [(10, "0000:08:00.1".to_owned()), (24, "wan1".to_owned())]);
     }
 }

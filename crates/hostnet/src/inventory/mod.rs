@@ -9,13 +9,14 @@ mod irqs;
 mod nics;
 pub(crate) mod scan;
 mod threads;
+mod udev;
 
 use std::collections::BTreeMap;
 
 use ontime_tenants::{Policy, ThreadId};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use scan::read;
+pub(crate) use scan::{read, read_number};
 
 use crate::cpus::CpuSet;
 use crate::knob::{IrqId, Knob, Moderation, NicId};
@@ -43,6 +44,10 @@ pub struct Inventory {
     pub protections: Protections,
     /// Services that fight over the same knobs and run now.
     pub conflicts: Vec<Conflict>,
+    /// What udev does with interrupts' CPUs.
+    pub udev: Udev,
+    /// kubelet's CPU manager, where kubelet has left a record of it that can be read.
+    pub cpu_manager: Option<CpuManager>,
     /// What could not be read, and why.
     pub notes: Vec<Note>,
     /// Why interfaces or NAPI instances that are there may be missing: the look failed, not they.
@@ -90,6 +95,8 @@ pub struct Cpus {
     pub isolated: CpuSet,
     /// CPUs without a tick while one task runs (`nohz_full`).
     pub nohz_full: CpuSet,
+    /// CPUs whose RCU callbacks run elsewhere: those of `rcu_nocbs` at boot, and of `nohz_full`.
+    pub rcu_nocbs: CpuSet,
     /// Whether hyper-threads share cores now; `None` where the kernel does not say.
     pub smt_active: Option<bool>,
     /// Online CPUs that share a core with another, by core.
@@ -223,6 +230,8 @@ pub struct Irq {
     pub device: Option<String>,
     /// Of a network controller, whether or not its interfaces are in this network namespace.
     pub network: bool,
+    /// Of a virtual function: of which function's interface it is one, or of which function where that has none here.
+    pub virtual_of: Option<String>,
 }
 
 /// What a kernel thread on the packet path is for.
@@ -306,6 +315,37 @@ pub struct Conflict {
     pub service: String,
     /// Its process.
     pub pid: i32,
+}
+
+/// What udev does with interrupts' CPUs when a device appears.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Udev {
+    /// What the `.link` files of interfaces say, by the interfaces' names.
+    pub links: BTreeMap<String, LinkPolicy>,
+    /// Lines of rules, `FILE:LINE`.
+    pub rules: Vec<String>,
+}
+
+/// What an interface's `.link` file says of its interrupts' CPUs (systemd 260).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LinkPolicy {
+    /// The file, or drop-in, that says so.
+    pub file: String,
+    /// `single` or `spread`.
+    pub policy: String,
+    /// The options that choose the CPUs, as they stand there; empty for any CPU.
+    pub among: String,
+}
+
+/// kubelet's CPU manager (`/var/lib/kubelet/cpu_manager_state`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CpuManager {
+    /// `none` or `static`.
+    pub policy: String,
+    /// CPUs of all containers that have none to themselves.
+    pub shared: CpuSet,
+    /// CPUs that single containers have to themselves.
+    pub exclusive: CpuSet,
 }
 
 /// Something that could not be read.

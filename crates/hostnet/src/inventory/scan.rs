@@ -4,7 +4,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::{Conflict, Inventory, Kernel, Kvm, Lockdown, Memory, Note, Protections, cpu, irqs, nics, threads};
+use serde::Deserialize;
+
+use super::{
+    Conflict, CpuManager, Inventory, Kernel, Kvm, Lockdown, Memory, Note, Protections, cpu, irqs, nics, threads, udev,
+};
+use crate::cpus::CpuSet;
 use crate::live::Roots;
 use crate::rules::{DEV_WEIGHT, RT_RUNTIME, SKB_DEFER_MAX};
 
@@ -25,7 +30,11 @@ const SYSCTLS: [&str; 12] = [
 ];
 
 /// Services that set the knobs of this crate, or what stands beside them.
-const CONFLICTS: [&str; 5] = ["irqbalance", "tuned", "kubelet", "ovs-vswitchd", "scx_loader"];
+const CONFLICTS: [&str; 8] =
+    ["irqbalance", "tuned", "kubelet", "kubelite", "k3s-server", "k3s-agent", "ovs-vswitchd", "scx_loader"];
+/// Where kubelet records the CPUs that it has given: everywhere but in MicroK8s, and there.
+const CPU_MANAGER: [&str; 2] =
+    ["var/lib/kubelet/cpu_manager_state", "var/snap/microk8s/common/var/lib/kubelet/cpu_manager_state"];
 
 impl Inventory {
     /// Reads the running host. What cannot be read becomes a [`Note`].
@@ -41,6 +50,8 @@ impl Inventory {
             .collect();
         inventory.irqs = irqs::scan(roots);
         nics::scan(roots, &mut inventory);
+        inventory.udev = udev::scan(&roots.root, inventory.nics.iter().filter(|nic| nic.physical).map(|nic| &nic.id));
+        inventory.cpu_manager = CPU_MANAGER.iter().find_map(|file| cpu_manager(&read(&roots.root.join(file))?));
         inventory.sysctls = SYSCTLS
             .iter()
             .filter_map(|name| Some(((*name).to_owned(), read(&roots.proc.join("sys").join(name))?)))
@@ -56,6 +67,31 @@ impl Inventory {
         }
         inventory
     }
+}
+
+/// kubelet's checkpoint (`pkg/kubelet/cm/cpumanager/state/checkpoint.go`): CPUs by container, of version 2 by pod and
+/// container.
+fn cpu_manager(text: &str) -> Option<CpuManager> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Checkpoint {
+        policy_name: String,
+        #[serde(default)]
+        default_cpu_set: String,
+        #[serde(default)]
+        entries: BTreeMap<String, serde_json::Value>,
+    }
+    let checkpoint: Checkpoint = serde_json::from_str(text).ok()?;
+    let lists = checkpoint.entries.values().flat_map(|entry| match entry {
+        serde_json::Value::Object(containers) => containers.values().filter_map(serde_json::Value::as_str).collect(),
+        other => Vec::from_iter(other.as_str()),
+    });
+    let cpus = |list: &str| CpuSet::from_list(list).unwrap_or_default();
+    Some(CpuManager {
+        shared: cpus(&checkpoint.default_cpu_set),
+        exclusive: lists.flat_map(|list| cpus(list).iter().collect::<Vec<_>>()).collect(),
+        policy: checkpoint.policy_name,
+    })
 }
 
 fn kvm(roots: &Roots) -> Kvm {
@@ -159,7 +195,7 @@ pub(crate) fn read(path: &Path) -> Option<String> {
 }
 
 /// A file's number.
-pub(super) fn read_number<T: std::str::FromStr>(path: &Path) -> Option<T> {
+pub(crate) fn read_number<T: std::str::FromStr>(path: &Path) -> Option<T> {
     read(path)?.parse().ok()
 }
 
@@ -201,6 +237,35 @@ mod tests {
         assert!(kvm(&roots).clock_sync && !kvm(&roots).page_recovery);
         kvm_has("nx_huge_pages_recovery_ratio", "60\n");
         assert!(kvm(&roots).page_recovery);
+    }
+
+    #[test]
+    fn kubelets_record_of_cpus_is_read_in_each_of_its_versions() {
+        for (text, wanted) in [
+            (
+                r#"{"policyName":"static","defaultCpuSet":"0-1,6-7","entries":{"pod-a":{"app":"2-3","log":"4"},"pod-b":{"x":"5"}},"checksum":7}"#,
+                Some(("static", "0-1,6-7", "2-5")),
+            ),
+            (
+                r#"{"policyName":"static","defaultCPUSet":"0","defaultCpuSet":"0-3","entries":{"id":"4-5"}}"#,
+                Some(("static", "0-3", "4-5")),
+            ),
+            (r#"{"policyName":"none","defaultCpuSet":"","checksum":1353318690}"#, Some(("none", "", ""))),
+            (
+                r#"{"policyName":"static","defaultCpuSet":"x","entries":{"id":{"a":7},"b":[]}}"#,
+                Some(("static", "", "")),
+            ),
+            ("{}", None),
+            ("", None),
+            ("[", None),
+        ] {
+            let found = cpu_manager(text);
+            let found = found
+                .as_ref()
+                .map(|found| (found.policy.as_str(), found.shared.to_string(), found.exclusive.to_string()));
+            let wanted = wanted.map(|(policy, shared, exclusive)| (policy, shared.to_owned(), exclusive.to_owned()));
+            assert_eq!(found, wanted, "{text}");
+        }
     }
 
     #[test]

@@ -54,9 +54,6 @@ pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
 }
 
 const PASSED_THROUGH: &str = "nothing for an RT VM's device; for a bulk VM's: chrt --other --pid 0 THREAD";
-const UNCLAIMED: &str = "place it by hand below every RT vCPU (chrt), or for an RT tenant's own NIC leave it; or \
-    keep its interrupt off RT CPUs \
-                         (/proc/irq/N/smp_affinity_list)";
 const CHOSEN: &str =
     "lower it below every RT vCPU (chrt), or keep its interrupt off RT CPUs (/proc/irq/N/smp_affinity_list)";
 
@@ -76,11 +73,18 @@ fn real_time(policy: Policy) -> Option<u8> {
 /// by a program. Whose packets it brings is not known, so it has no class.
 fn unclaimed(irq: &Irq, thread: &KernelThread, above: bool) -> Finding {
     let device = irq.device.as_deref().map_or_else(String::new, |device| format!(" {device}"));
-    let why = format!("is of network controller{device}, which has no interface in the host's network namespace,");
+    let of =
+        irq.virtual_of.as_deref().map_or_else(String::new, |function| format!(", a virtual function of {function}"));
+    let why = format!("is of network controller{device}{of}, which has no interface in the host's network namespace,");
     let severity = if above { Severity::Warning } else { Severity::Info };
     let delays = if above { ", where RT threads wait for it" } else { "" };
     let found = format!("thread {} {why} and stays at {}{delays}", thread.id.tid, thread.policy);
-    Finding { found, ..left(thread, severity, "", UNCLAIMED) }
+    let remedy = format!(
+        "leave it where an RT container or VM has this interface; where a bulk one has: chrt --other --pid 0 {}, or keep \
+         it off RT tenants' CPUs (/proc/irq/{}/smp_affinity_list). `ip netns` and `lsns -t net` list the namespaces",
+        thread.id.tid, irq.id.irq
+    );
+    Finding { found, ..left(thread, severity, "", &remedy) }
 }
 
 fn left(thread: &KernelThread, severity: Severity, why: &str, remedy: &str) -> Finding {

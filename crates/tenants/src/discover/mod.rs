@@ -14,7 +14,7 @@ use self::vm::VmProcess;
 use crate::budget::{Account, Budget, Item, limits};
 use crate::class::Class;
 use crate::conflict;
-use crate::container::{self, Identity, Names};
+use crate::container::{self, Container, Identity, Names};
 use crate::devices::{self, Served};
 use crate::files;
 use crate::host::{KernelThread, Process, Processes, Sources};
@@ -51,6 +51,7 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
         peers: None,
         standing: HashMap::new(),
         budget: Budget::default(),
+        conmons: HashMap::new(),
         named_by_root: BTreeSet::new(),
         unnamed: Vec::new(),
         tenants: Vec::new(),
@@ -82,6 +83,8 @@ struct Finder<'a> {
     /// What stands on the host's interfaces, by network namespace: containers of a pod share theirs.
     standing: HashMap<PathBuf, Vec<Attached>>,
     budget: Budget,
+    /// Processes of conmon outside containers, with the container that each has started and its name.
+    conmons: HashMap<i32, (String, String)>,
     /// Tenants whose names root chose.
     named_by_root: BTreeSet<ThreadId>,
     /// Containers for which no runtime has a name on record, by the digits they are called by here.
@@ -307,7 +310,34 @@ impl Finder<'_> {
         }
     }
 
+    /// The container that a path leads into.
+    fn container_at(&mut self, path: &str) -> Option<Container> {
+        container::of_path(path).or_else(|| self.names.task(path))
+    }
+
+    /// Reads what the processes of conmon were told. One inside a container may call itself what it likes.
+    fn conmons(&mut self, processes: &[&Process]) {
+        for process in processes.iter().filter(|one| vmm::file_name(&one.executable) == Some("conmon")) {
+            if self.container_at(process.cgroup.as_deref().unwrap_or("/")).is_some() {
+                continue;
+            }
+            let account = self.account(process.pid, None);
+            let arguments = self.arguments(process.pid, &account);
+            if let Some(started) = container::started_by_conmon(&arguments) {
+                self.conmons.insert(process.pid, started);
+            }
+        }
+    }
+
+    /// The name that conmon was told of the container of these processes: the container's first process is its child.
+    fn name_by_conmon(&self, id: &str, processes: &[&Process]) -> Option<String> {
+        let parents = processes.iter().take(PROBED).filter_map(|process| self.sources.main_thread(process.pid));
+        let mut started = parents.filter_map(|stat| self.conmons.get(&stat.ppid));
+        started.find(|(started, _)| started == id).map(|(_, name)| name.clone())
+    }
+
     fn containers(&mut self, processes: &[&Process]) {
+        self.conmons(processes);
         let vms: BTreeSet<String> = self.tenants.iter().filter_map(|vm| vm.cgroup.clone()).collect();
         let mut members: BTreeMap<String, (Option<Identity>, Vec<&Process>)> = BTreeMap::new();
         let mut known: HashMap<&str, Option<(String, Option<Identity>)>> = HashMap::new();
@@ -336,11 +366,11 @@ impl Finder<'_> {
 
     /// A container by its cgroup's form, or the topmost cgroup that a rule names. What is in a VM's own cgroup beside
     /// its monitor (swtpm, virtiofsd, passt) is a helper of the VM's.
-    fn container_of(&self, path: &str, vms: &BTreeSet<String>) -> Option<(String, Option<Identity>)> {
+    fn container_of(&mut self, path: &str, vms: &BTreeSet<String>) -> Option<(String, Option<Identity>)> {
         if container::libvirt_scope(path).is_some() || ancestors(path).any(|part| vms.contains(part)) {
             return None;
         }
-        if let Some(container) = container::of_path(path) {
+        if let Some(container) = self.container_at(path) {
             return Some((container.cgroup, Some(container.id)));
         }
         ancestors(path).find(|part| self.rules.names_cgroup(part)).map(|part| (part.to_owned(), None))
@@ -351,7 +381,7 @@ impl Finder<'_> {
         // runtime's.
         let owner = self.sources.cgroup_owner(&cgroup, identity.is_none());
         let found = Found {
-            name: self.container_name(&cgroup, identity.as_ref(), owner),
+            name: self.container_name(&cgroup, identity.as_ref(), owner, processes),
             uuid: None,
             kind: Kind::Container,
             owner,
@@ -392,13 +422,22 @@ impl Finder<'_> {
         }
     }
 
-    /// A container's name: the runtime's, where it has one on record, else the first digits of its identifier.
-    fn container_name(&mut self, cgroup: &str, identity: Option<&Identity>, owner: u32) -> String {
+    /// A container's name: the runtime's, where it has one on record or told it to conmon, else the first digits of its
+    /// identifier.
+    fn container_name(
+        &mut self,
+        cgroup: &str,
+        identity: Option<&Identity>,
+        owner: u32,
+        processes: &[&Process],
+    ) -> String {
         let Some(identity) = identity else { return cgroup.rsplit('/').next().unwrap_or(cgroup).to_owned() };
         match identity.id() {
-            // An identifier that a user chose may be that of another's container.
-            Some(id) if owner != 0 => short(id),
-            Some(id) => self.names.recorded(identity).unwrap_or_else(|| short(id)),
+            Some(id) => {
+                // An identifier that a user chose may be that of another's container.
+                let recorded = (owner == 0).then(|| self.names.recorded(identity)).flatten();
+                recorded.or_else(|| self.name_by_conmon(id, processes)).unwrap_or_else(|| short(id))
+            }
             None => self.names.recorded(identity).unwrap_or_else(|| cgroup.to_owned()),
         }
     }
@@ -467,9 +506,8 @@ impl Finder<'_> {
         }
         for process in processes.iter().filter(|process| vmm::may_serve(&process.executable)) {
             let cgroup = process.cgroup.as_deref().unwrap_or("/");
-            let Some(id) = self.sources.identity(process.pid).filter(|_| container::of_path(cgroup).is_none()) else {
-                continue;
-            };
+            let contained = self.container_at(cgroup).is_some();
+            let Some(id) = self.sources.identity(process.pid).filter(|_| !contained) else { continue };
             if known.iter().any(|(process, _)| *process == id) {
                 continue;
             }
@@ -558,6 +596,9 @@ fn made_by(vms: &[ThreadId], kernel: &Stat) -> Option<ThreadId> {
         }
     }
 }
+
+/// How many processes of a container are asked for their parent. The one that conmon started is among the first.
+const PROBED: usize = 16;
 
 /// What a container is called without a name.
 fn short(id: &str) -> String {

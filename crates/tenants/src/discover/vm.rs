@@ -33,7 +33,7 @@ impl<'a> VmProcess<'a> {
     /// Whether a process is a VM. `domain` is the libvirt domain that claims its number.
     pub(super) fn of(finder: &mut Finder<'_>, process: &'a Process, domain: Option<&'a Domain>) -> Option<Self> {
         let named = Vmm::of_executable(&process.executable);
-        let container = container_around(process);
+        let container = finder.container_around(process);
         if named.is_none() && domain.is_none() && (container.is_some() || !finder.sources.has_run_a_guest(process.pid))
         {
             return None;
@@ -87,17 +87,17 @@ impl<'a> VmProcess<'a> {
     }
 }
 
-/// The cgroup of the container that a process is in. (A VM's scope is none, though it looks like a machine's.)
-fn container_around(process: &Process) -> Option<String> {
-    let path = process.cgroup.as_deref().filter(|path| container::vm_scope(path).is_none())?;
-    container::of_path(path).map(|container| container.cgroup)
-}
-
 impl Finder<'_> {
+    /// The cgroup of the container that a process is in. (A VM's scope is none, though it looks like a machine's.)
+    fn container_around(&mut self, process: &Process) -> Option<String> {
+        let path = process.cgroup.as_deref().filter(|path| container::vm_scope(path).is_none())?;
+        self.container_at(path).map(|container| container.cgroup)
+    }
+
     /// Whether a process is the domain's QEMU, and not another that has its number after a crash of libvirt: it calls
     /// itself so, and is in a cgroup that libvirt made, or it runs as the domain's user, outside users' cgroups and
     /// containers, since before the file was written.
-    fn is_domains(&self, process: &Process, domain: &Domain, arguments: &QemuArguments) -> bool {
+    fn is_domains(&mut self, process: &Process, domain: &Domain, arguments: &QemuArguments) -> bool {
         let called_so = arguments.name.as_deref() == Some(&domain.name)
             || (arguments.uuid.is_some() && arguments.uuid == domain.uuid);
         if !called_so || domain.user.is_some_and(|user| self.sources.owner(process.pid) != Some(user)) {
@@ -107,7 +107,7 @@ impl Finder<'_> {
         if let Some(scope) = container::libvirt_scope(path) {
             return self.sources.cgroup_owner(scope, false) == 0;
         }
-        let systems = container_around(process).is_none() && self.sources.cgroup_owner(path, true) == 0;
+        let systems = self.container_around(process).is_none() && self.sources.cgroup_owner(path, true) == 0;
         let started_later = || {
             let process = self.sources.identity(process.pid)?;
             self.sources.started_after(process, domain.written?)

@@ -1,0 +1,89 @@
+//! Interrupts that no thread takes, and what other programs do with interrupts' CPUs.
+
+use ontime_tenants::Class;
+
+use super::upkeep::rt_cpus;
+use super::{Check, State};
+use crate::cpus::CpuSet;
+use crate::intent::Intent;
+use crate::inventory::{Inventory, LinkPolicy, Nic};
+use crate::method::Method;
+use crate::smi::SmiCount;
+
+pub(super) fn smi(count: &SmiCount) -> Check {
+    let (id, title) = ("smi", "interrupts for the firmware (SMI), which stop every CPU");
+    let cost = "every CPU stops while the firmware runs, unseen by the kernel; not measured";
+    match count {
+        SmiCount::NoSuchThing => Check::new(id, title, State::Ok, "this processor architecture has none"),
+        SmiCount::Unknown(why) => Check::new(id, title, State::Unknown, why.clone()).costs(cost, "").remedy(
+            "hwlatdetect (rt-tests) on the machine itself finds them by the gaps that they leave; turbostat counts \
+             them on Intel's processors",
+        ),
+        SmiCount::Counted { most, during, .. } if *most == 0 => Check::new(
+            id,
+            title,
+            State::Ok,
+            format!("none came in {:.1} s; hwlatdetect (rt-tests) looks for rarer ones", during.as_secs_f64()),
+        ),
+        SmiCount::Counted { most, cpu, during } => {
+            let plural = if *most == 1 { "" } else { "s" };
+            let found = format!("{most} SMI{plural} on CPU {cpu} in {:.1} s", during.as_secs_f64());
+            Check::new(id, title, State::Warning, found).costs(cost, "").remedy(
+                "in the firmware's set-up turn off legacy USB, power capping and memory patrol by the firmware, or take \
+                 its low-latency profile",
+            )
+        }
+    }
+}
+
+/// What udev does with interrupts' CPUs when an interface appears.
+pub(super) fn irq_cpus(inventory: &Inventory, intent: &Intent) -> Check {
+    let (id, title) = ("irq-cpus", "what udev does with interrupts' CPUs");
+    let udev = &inventory.udev;
+    if udev.links.is_empty() && udev.rules.is_empty() {
+        return Check::new(id, title, State::Ok, "udev leaves them alone");
+    }
+    let rt = rt_cpus(inventory, intent);
+    let (mut told, mut faults) = (Vec::new(), false);
+    for (name, policy) in &udev.links {
+        let Some(nic) = inventory.nic(name) else { continue };
+        let (words, fault) = of_link(inventory, intent, nic, policy, &rt);
+        told.push(words);
+        faults |= fault;
+    }
+    if !udev.rules.is_empty() {
+        told.push(format!("rules that are about interrupts' CPUs: {}", udev.rules.join(", ")));
+        faults = true;
+    }
+    let at_stake = intent.rt_tenants().next().is_some();
+    let check = |state| Check::new(id, title, state, told.join("; "));
+    if !at_stake || !faults {
+        return check(State::Ok);
+    }
+    check(State::Warning)
+        .costs("a bulk NIC's interrupts on an RT tenant's CPU, each time that an interface appears; not measured", "")
+        .remedy(
+            "in the .link file name other CPUs (IRQAffinity=) or take IRQAffinityPolicy= out; take the rule out; then \
+             udevadm control --reload, and set /proc/irq/N/smp_affinity_list",
+        )
+}
+
+/// What an interface's `.link` file does, and whether it is a fault: not where the interface is an RT one, or its
+/// interrupts are on no RT tenant's CPU.
+fn of_link(inventory: &Inventory, intent: &Intent, nic: &Nic, policy: &LinkPolicy, rt: &CpuSet) -> (String, bool) {
+    let LinkPolicy { file, policy, among } = policy;
+    let among = if among.is_empty() { String::new() } else { format!(" {among}") };
+    let mut told = format!("{}: {file} has IRQAffinityPolicy={policy}{among}", nic.id.name);
+    let own = inventory.irqs.iter().filter(|irq| nic.irqs.contains(&irq.id.irq));
+    let cpus: CpuSet = own.flat_map(|irq| irq.affinity.iter().collect::<Vec<_>>()).collect();
+    let shared: CpuSet = cpus.iter().filter(|cpu| rt.contains(*cpu)).collect();
+    if intent.method == Method::Exclusive {
+        told.push_str(", which method `exclusive` sets anew");
+        return (told, true);
+    }
+    let fault = !shared.is_empty() && intent.nic_class(inventory, nic) == Class::Bulk;
+    if fault {
+        told.push_str(&format!(": its interrupts are on CPUs {cpus}, of which RT tenants have {shared}"));
+    }
+    (told, fault)
+}
