@@ -56,7 +56,7 @@ file() { # MODE PATH: a file or directory of root's with this mode
 the_program() {
     fresh "$suite" apt
     everything > "$work/before"
-    try "apt install" apt-get install -y --no-download "/debs/${main[0]##*/}"
+    try "apt install" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/${main[0]##*/}"
     inside ontime --version > "$work/said"
     grep -q "^ontime [0-9.]* (.*, [0-9-]*)\$\|^ontime [0-9.]*\$" "$work/said" || fail "$suite: ontime --version says $(cat "$work/said")"
     echo "$suite: installed: $(cat "$work/said")"
@@ -86,19 +86,19 @@ the_program() {
     : > "$root/run/ontime/poke"
     ln -s /lib/systemd/system/ontime-device@.service "$root/etc/systemd/system/multi-user.target.wants/ontime-device@web.service"
     newer
-    try "upgrade" apt-get install -y --no-download "/debs/newer.deb"
+    try "upgrade" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/newer.deb"
     ! grep -q 'original value' "$work/said" || fail "$suite: the upgrade gave settings back: $(cat "$work/said")"
     [ "$(cat "$root/var/lib/ontime/originals")" = damaged ] || fail "$suite: the upgrade changed the journal"
     grep -q '^mode = "enforce"$' "$root/etc/ontime/daemon.toml" || fail "$suite: the upgrade changed a configuration file"
 
-    try "remove" apt-get remove -y ontime
+    try "remove" apt-get remove -y -o Dpkg::Use-Pty=0 ontime
     grep -q "ontime reset. ended with status 3" "$work/said" || fail "$suite: removal did not say what failed: $(cat "$work/said")"
     grep -q "/var/lib/ontime/originals until the package is purged" "$work/said" || fail "$suite: removal: $(cat "$work/said")"
     [ ! -e "$root/usr/bin/ontime" ] && [ -e "$root/etc/ontime/daemon.toml" ] && [ -e "$root/var/lib/ontime/originals" ] ||
         fail "$suite: what removal leaves is not as it should be"
-    try "install again" apt-get install -y --no-download "/debs/${main[0]##*/}"
+    try "install again" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/${main[0]##*/}"
     rm "$root/var/lib/ontime/originals"
-    try "purge" apt-get purge -y ontime
+    try "purge" apt-get purge -y -o Dpkg::Use-Pty=0 ontime
     everything > "$work/after"
     diff "$work/before" "$work/after" > "$work/said" || { cat "$work/said" >&2; fail "$suite: purge leaves something"; }
     echo "$suite: installed, upgraded, removed, installed again, purged: nothing is left"
@@ -118,12 +118,12 @@ the_modules_and_lintian() {
     everything > "$work/before"
     local module
     for module in guest napi; do
-        try "apt install ontime-$module-dkms" apt-get install -y --no-download "/debs/$(cd "$out" && echo ontime-$module-dkms_*.deb)"
+        try "apt install ontime-$module-dkms" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/$(cd "$out" && echo ontime-$module-dkms_*.deb)"
     done
     inside dkms status > "$work/said"
     grep -q '^ontime/' "$work/said" && grep -q '^ontime_napi/' "$work/said" || fail "$suite: dkms status says $(cat "$work/said")"
     echo "$suite: $(xargs < "$work/said")"
-    try "purge of the modules" apt-get purge -y ontime-guest-dkms ontime-napi-dkms
+    try "purge of the modules" apt-get purge -y -o Dpkg::Use-Pty=0 ontime-guest-dkms ontime-napi-dkms
     everything > "$work/after"
     diff "$work/before" "$work/after" > "$work/said" || { cat "$work/said" >&2; fail "$suite: purge leaves something of the modules"; }
     local status=0
