@@ -1,11 +1,20 @@
 # Two commands for a newcomer: `make demo` and `make test`. Both do all set-up themselves.
+# For packagers: `make deb`, or `make dist && make install DESTDIR=... PREFIX=/usr`.
 
 REPORT ?= target/report
 REQUESTS ?= 150
 MINUTES ?= 2
 ONTIME = target/release/ontime
 
-.PHONY: demo test tests thorough endurance hundred figures exclusive sched-ext fuzz lint setup release images clean
+# Where `make install` installs.
+PREFIX ?= /usr/local
+SYSCONFDIR ?= /etc
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
+ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
+
+.PHONY: demo test tests thorough endurance hundred figures exclusive sched-ext fuzz lint setup release images clean \
+	dist install deb deb-test
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -71,6 +80,48 @@ tests: setup
 
 images: release
 	$(ONTIME) lab images
+
+## dist: what `make install` installs, in target/dist: the program with its commit, man pages, completions, the list of crates
+dist:
+	ONTIME_VERSION="$$(scripts/version.sh)" cargo build --release --locked
+	rm -rf target/dist
+	target/release/ontime-manuals target/dist
+	install -m 755 target/release/ontime target/dist/ontime
+	cargo tree --locked -p ontime -e normal --prefix none --format '{p}: {l}' | grep -v ' (/' | sed 's/ (\*)$$//' | sort -u \
+		> target/dist/crates.txt
+
+## install: from target/dist and this tree; DESTDIR, PREFIX, SYSCONFDIR. Configuration that is there stays. This is the list of files
+INSTALL_UNIT = sed 's,/usr/,$(PREFIX)/,' $(1) > target/dist/unit && install -D -m 644 target/dist/unit $(DESTDIR)$(UNITDIR)/$(notdir $(1))
+INSTALL_CONFIG = test -e $(DESTDIR)$(SYSCONFDIR)/$(3) || install -D -m $(1) $(2) $(DESTDIR)$(SYSCONFDIR)/$(3)
+DOC = $(abspath $(DESTDIR)$(PREFIX)/share/doc/ontime)
+
+install:
+	@test -e target/dist/crates.txt || { echo "install: nothing is built; run 'make dist' first, as the user who builds" >&2; exit 3; }
+	install -D -m 755 target/dist/ontime $(DESTDIR)$(PREFIX)/bin/ontime
+	$(call INSTALL_UNIT,packaging/systemd/ontimed.service)
+	$(call INSTALL_UNIT,packaging/systemd/ontime-device@.service)
+	install -D -m 644 packaging/tmpfiles.d/ontime.conf $(DESTDIR)$(TMPFILESDIR)/ontime.conf
+	$(call INSTALL_CONFIG,644,packaging/ontime/daemon.toml,ontime/daemon.toml)
+	$(call INSTALL_CONFIG,755,packaging/libvirt/hooks/qemu.d/ontime,libvirt/hooks/qemu.d/ontime)
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 target/dist/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -D -m 644 packaging/man/ontimed.8 $(DESTDIR)$(PREFIX)/share/man/man8/ontimed.8
+	install -D -m 644 target/dist/completions/ontime.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ontime
+	install -D -m 644 target/dist/completions/_ontime $(DESTDIR)$(ZSHDIR)/_ontime
+	install -D -m 644 target/dist/completions/ontime.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ontime.fish
+	cd docs && find . -type f ! -name SUMMARY.md ! -name README.md -exec install -D -m 644 {} $(DOC)/{} \;
+	install -m 644 ARCHITECTURE.md CHANGELOG.md target/dist/crates.txt $(DOC)
+	sed 's,(docs/,(,g; s,(LICENSE),(copyright),' README.md > $(DOC)/overview.md
+	sed 's,(../README.md),(overview.md),; s,(../ARCHITECTURE.md),(ARCHITECTURE.md),' docs/README.md > $(DOC)/README.md
+	chmod 644 $(DOC)/overview.md $(DOC)/README.md
+
+## deb: Debian packages in target/deb; as root it installs what the build needs
+deb:
+	@scripts/deb.sh
+
+## deb-test: installs, upgrades, removes and purges the packages in fresh Debian roots, and runs lintian; needs root
+deb-test: deb
+	@scripts/deb-test.sh
 
 clean:
 	cargo clean

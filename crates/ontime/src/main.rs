@@ -1,115 +1,14 @@
-//! The `ontime` command: one file a subcommand.
-//!
-//! To add one: its file with `pub struct Args` (clap) and `pub fn run(&Args, &Paths)`, then a `mod` line and a line in
-//! `commands!` below.
-
-mod api;
-mod apply;
-mod attach;
-mod bench;
-mod check;
-mod client;
-mod daemon;
-mod device;
-mod doctor;
-mod exit;
-mod lab;
-mod log;
-mod net;
-mod paths;
-mod plan;
-mod ps;
-mod reload;
-mod replug;
-mod reset;
-mod sight;
-mod sockets;
-mod status;
-mod table;
-mod top;
-mod trace;
+//! The program `ontime`. All of it is in the library.
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-
-/// Consistent real-time latency for VMs and containers that share a host with bulk tenants.
-#[derive(Debug, Parser)]
-#[command(version, max_term_width = 100)]
-struct Cli {
-    #[command(flatten)]
-    paths: paths::Paths,
-    #[command(subcommand)]
-    command: Command,
-}
-
-/// One line a subcommand: its help, its variant, its module.
-macro_rules! commands {
-    ($($(#[$meta:meta])* $name:ident => $($module:ident)::+),+ $(,)?) => {
-        #[derive(Debug, Subcommand)]
-        enum Command {
-            $($(#[$meta])* $name($($module)::+::Args),)+
-        }
-
-        fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
-            match &cli.command {
-                $(Command::$name(args) => $($module)::+::run(args, &cli.paths),)+
-            }
-        }
-    };
-}
-
-commands! {
-    /// Show tenants, their class, and their threads' places
-    Ps => ps,
-    /// Keep every thread of the path at its place (run by ontimed.service)
-    Daemon => daemon,
-    /// Show what is wanted of this host, what is, and why they differ
-    Status => status,
-    /// Show reserved CPU time live: reserved, used, missed, and the plan of the present slice
-    Top => top,
-    /// The host's packet path, NIC by NIC
-    Net => net,
-    /// Apply, with another method if one is given
-    Apply => apply,
-    /// Give everything its original value
-    Reset => reset,
-    /// Tell whether the configuration files are right, all of them
-    Check => check,
-    /// Have the daemon read its configuration again, and tell what came of it
-    Reload => reload,
-    /// Examine this host for what makes RT packets late
-    Doctor => doctor,
-    /// Show where RT requests spend their time, and who is in their way
-    Trace => trace,
-    /// Run the papers' experiments
-    Bench => bench,
-    /// Run commands in an emulated host with real VMs in it
-    Lab => lab,
-    /// Tell whether a set of tenants fits, and what other analyses would reserve
-    Plan => plan,
-    /// Serve a VM's outsourced sockets (run by ontime-device@VM.service)
-    Device => device,
-    /// Print what a VM's QEMU or libvirt needs for outsourced sockets
-    Attach => attach,
-    /// Show a VM's outsourced sockets, as ss would
-    Sockets => sockets,
-    /// Put kernel protections back when the daemon dies (started by the daemon)
-    #[command(hide = true)]
-    Guardian => daemon::guardian,
-    /// Remove a tracing instance when its process ends (started by trace)
-    #[command(hide = true)]
-    TraceGuardian => trace::guardian,
-}
+/// What `ontime --version` prints. Builds for packages add the commit and its date (`make dist`). The variable is read
+/// in this file only, so a new commit compiles nothing else again.
+const VERSION: &str = match option_env!("ONTIME_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => {
-            // Where nobody reads it, nothing can be said.
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::OK });
-        }
-    };
-    run(&cli).unwrap_or_else(|error| exit::of_error(&error))
+    ontime::main(VERSION)
 }

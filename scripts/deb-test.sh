@@ -1,0 +1,141 @@
+#!/bin/bash
+# deb-test.sh [SUITE...]: tries the packages of target/deb in fresh roots of Debian 12 (bookworm) and 13 (trixie): install,
+# the command, files and modes, upgrade, remove, purge, what is left; the DKMS packages; lintian. Needs root, mmdebstrap
+# and the mirror of the system's apt. No systemd runs in the roots. Packages of Debian 13 do not suit Debian 12, so there
+# it leaves that suite out.
+set -euo pipefail
+here=$(cd "$(dirname "$0")/.." && pwd)
+out=$here/target/deb
+fail() { echo "deb test: $*" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || fail "run it as root: it makes Debian roots"
+command -v mmdebstrap > /dev/null || fail "mmdebstrap is missing; Debian: apt-get install mmdebstrap"
+. "$here/scripts/debian.sh"
+shopt -s nullglob
+debs=("$out"/*.deb)
+main=("$out"/ontime_*.deb)
+[ ${#debs[@]} = 3 ] && [ ${#main[@]} = 1 ] || fail "target/deb has not the three packages; run 'make deb' first"
+version=$(dpkg-deb -f "${main[0]}" Version)
+. /etc/os-release
+suites=${*:-$([ "$VERSION_ID" = 13 ] || echo bookworm) trixie}
+
+work=$(mktemp -d -p "$out")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+
+fresh() { # SUITE PACKAGES: a Debian in $root, with the packages to be tried in /debs
+    root=$work/$1
+    rm -rf "$root"
+    TMPDIR=$work mmdebstrap --mode=root --variant=minbase --include="$2" --aptopt='APT::Install-Recommends "0"' \
+        --dpkgopt=force-unsafe-io "$1" "$root" "$(src "$1")" > "$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; fail "mmdebstrap $1 failed"; }
+    mkdir "$root/debs"
+    cp "${debs[@]}" "$root/debs"
+}
+
+inside() { # COMMAND...: in $root, with a /proc of its own
+    unshare --mount --pid --fork --kill-child --mount-proc="$root/proc" chroot "$root" \
+        env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@" < /dev/null
+}
+
+try() { # TEXT COMMAND...: fails with the text and what the command printed
+    local text=$1
+    shift
+    inside "$@" > "$work/said" 2>&1 || { cat "$work/said" >&2; fail "$suite: $text"; }
+}
+
+everything() { # every file of $root that is not dpkg's own or a log
+    (cd "$root" && find . -xdev \( -path ./proc -o -path ./sys -o -path ./dev -o -path ./tmp -o -path ./debs -o -path ./var/lib/dpkg \
+        -o -path ./var/lib/apt -o -path ./var/cache -o -path ./var/log \) -prune -o -print | sort)
+}
+
+file() { # MODE PATH: a file or directory of root's with this mode
+    local found
+    found=$(stat -c '%a %U:%G' "$root$2" 2>&1) || fail "$suite: $2 is missing"
+    [ "$found" = "$1 root:root" ] || fail "$suite: $2 has $found, not $1 root:root"
+}
+
+the_program() {
+    fresh "$suite" apt
+    everything > "$work/before"
+    try "apt install" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/${main[0]##*/}"
+    inside ontime --version > "$work/said"
+    grep -q "^ontime [0-9.]* (.*, [0-9-]*)\$\|^ontime [0-9.]*\$" "$work/said" || fail "$suite: ontime --version says $(cat "$work/said")"
+    echo "$suite: installed: $(cat "$work/said")"
+    try "ontime check" ontime check
+    grep -q '^ok  */etc/ontime/daemon.toml$' "$work/said" || fail "$suite: ontime check says $(cat "$work/said")"
+    file 755 /usr/bin/ontime
+    local path
+    for path in /lib/systemd/system/ontimed.service /lib/systemd/system/ontime-device@.service /usr/lib/tmpfiles.d/ontime.conf \
+        /etc/ontime/daemon.toml /usr/share/man/man1/ontime.1.gz /usr/share/man/man1/ontime-status.1.gz /usr/share/man/man8/ontimed.8.gz \
+        /usr/share/bash-completion/completions/ontime /usr/share/zsh/vendor-completions/_ontime \
+        /usr/share/fish/vendor_completions.d/ontime.fish /usr/share/doc/ontime/daemon.md /usr/share/doc/ontime/sockets.md \
+        /usr/share/doc/ontime/examples/plan/motivation.toml /usr/share/doc/ontime/CHANGELOG.md; do
+        file 644 "$path"
+    done
+    file 755 /etc/libvirt/hooks/qemu.d/ontime
+    grep -q '^mode = "observe"$' "$root/etc/ontime/daemon.toml" || fail "$suite: a fresh installation does not observe"
+    [ "$(inside dpkg-query -W -f '${Conffiles}' ontime | awk '{print $1}' | sort | xargs)" = \
+        "/etc/libvirt/hooks/qemu.d/ontime /etc/ontime/daemon.toml" ] || fail "$suite: conffiles: $(inside dpkg-query -W -f '${Conffiles}' ontime)"
+    [ -L "$root/etc/systemd/system/multi-user.target.wants/ontimed.service" ] || fail "$suite: ontimed is not enabled"
+    [ -z "$(inside dpkg --verify ontime)" ] || fail "$suite: $(inside dpkg --verify ontime)"
+
+    # An upgrade keeps what was changed and gives nothing back: the journal, here a damaged one, stays untouched.
+    sed -i 's/^mode = .*/mode = "enforce"/' "$root/etc/ontime/daemon.toml"
+    echo '[[tenant]]' > "$root/etc/ontime/tenants.toml"
+    mkdir -p "$root/var/lib/ontime" "$root/run/ontime" "$root/etc/systemd/system/multi-user.target.wants"
+    echo damaged > "$root/var/lib/ontime/originals"
+    : > "$root/run/ontime/poke"
+    ln -s /lib/systemd/system/ontime-device@.service "$root/etc/systemd/system/multi-user.target.wants/ontime-device@web.service"
+    newer
+    try "upgrade" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/newer.deb"
+    ! grep -q 'original value' "$work/said" || fail "$suite: the upgrade gave settings back: $(cat "$work/said")"
+    [ "$(cat "$root/var/lib/ontime/originals")" = damaged ] || fail "$suite: the upgrade changed the journal"
+    grep -q '^mode = "enforce"$' "$root/etc/ontime/daemon.toml" || fail "$suite: the upgrade changed a configuration file"
+
+    try "remove" apt-get remove -y -o Dpkg::Use-Pty=0 ontime
+    grep -q "ontime reset. ended with status 3" "$work/said" || fail "$suite: removal did not say what failed: $(cat "$work/said")"
+    grep -q "/var/lib/ontime/originals until the package is purged" "$work/said" || fail "$suite: removal: $(cat "$work/said")"
+    [ ! -e "$root/usr/bin/ontime" ] && [ -e "$root/etc/ontime/daemon.toml" ] && [ -e "$root/var/lib/ontime/originals" ] ||
+        fail "$suite: what removal leaves is not as it should be"
+    try "install again" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/${main[0]##*/}"
+    rm "$root/var/lib/ontime/originals"
+    try "purge" apt-get purge -y -o Dpkg::Use-Pty=0 ontime
+    everything > "$work/after"
+    diff "$work/before" "$work/after" > "$work/said" || { cat "$work/said" >&2; fail "$suite: purge leaves something"; }
+    echo "$suite: installed, upgraded, removed, installed again, purged: nothing is left"
+}
+
+newer() { # the package with a higher version, in /debs/newer.deb
+    local tree=$work/newer
+    rm -rf "$tree"
+    dpkg-deb -R "${main[0]}" "$tree"
+    sed -i "s/^Version: .*/Version: $version+newer/" "$tree/DEBIAN/control"
+    dpkg-deb --root-owner-group -b "$tree" "$root/debs/newer.deb" > /dev/null
+    rm -rf "$tree"
+}
+
+the_modules_and_lintian() {
+    fresh "$suite" apt,dkms,lintian
+    everything > "$work/before"
+    local module
+    for module in guest napi; do
+        try "apt install ontime-$module-dkms" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/$(cd "$out" && echo ontime-$module-dkms_*.deb)"
+    done
+    inside dkms status > "$work/said"
+    grep -q '^ontime/' "$work/said" && grep -q '^ontime_napi/' "$work/said" || fail "$suite: dkms status says $(cat "$work/said")"
+    echo "$suite: $(xargs < "$work/said")"
+    try "purge of the modules" apt-get purge -y -o Dpkg::Use-Pty=0 ontime-guest-dkms ontime-napi-dkms
+    everything > "$work/after"
+    diff "$work/before" "$work/after" > "$work/said" || { cat "$work/said" >&2; fail "$suite: purge leaves something of the modules"; }
+    local status=0
+    inside lintian --allow-root --fail-on error --tag-display-limit 0 /debs/*.deb > "$out/lintian-$suite" 2>&1 || status=$?
+    cat "$out/lintian-$suite"
+    [ $status = 0 ] || fail "$suite: lintian found errors"
+    echo "$suite: lintian $(inside lintian --version | awk '{print $2}'): $(grep -c '^E:' "$out/lintian-$suite") errors, $(grep -c '^W:' "$out/lintian-$suite") warnings"
+}
+
+for suite in $suites; do
+    the_program
+    the_modules_and_lintian
+    rm -rf "${root:?}"
+done
+echo "deb test: passed ($(xargs <<< "$suites"))"
