@@ -24,7 +24,7 @@ export SOURCE_DATE_EPOCH
 cat > "$tree/debian/changelog" << END
 ontime ($(scripts/version.sh deb)) unstable; urgency=medium
 
-  * $(scripts/version.sh): /usr/share/doc/ontime/CHANGELOG.md has what changed.
+  * $(scripts/version.sh): see CHANGELOG.md of package ontime.
 
  -- $(sed -n 's/^Maintainer: //p' packaging/debian/control)  $(date -u -R -d "@$SOURCE_DATE_EPOCH")
 END
