@@ -34,9 +34,12 @@ fi
 
 echo "fuzz: building the targets"
 host=$(rustc -vV | sed -n 's/^host: //p')
-# With --target, build scripts and procedural macros are not instrumented.
-CARGO_TARGET_DIR=$out/build cargo afl build --quiet --release --target "$host" -p ontime-fuzz --features afl || exit 3
-binary=$out/build/$host/release/ontime-fuzz
+# With --target, build scripts and procedural macros are not instrumented. Optimized by cargo-afl's flags, not by a profile:
+# level 1, as a higher one costs more minutes of building than a short run gains.
+AFL_OPT_LEVEL=${AFL_OPT_LEVEL:-1} CARGO_TARGET_DIR=$out/build \
+    cargo afl build --quiet --target "$host" -p ontime-fuzz --features afl || exit 3
+binary=$out/build/$host/debug/ontime-fuzz
+unset AFL_OPT_LEVEL
 if [ $# -gt 0 ]; then targets=("$@"); else mapfile -t targets < <(ls "$corpus"); fi
 
 export AFL_NO_UI=1 AFL_SKIP_CPUFREQ=1 AFL_NO_AFFINITY=1 AFL_AUTORESUME=1 AFL_FAST_CAL=1
