@@ -249,7 +249,7 @@ mod tests {
             ("[vm.a]\nblind = []", ":2:1:", "did you mean `bind`"),
             ("[vm.a]\nmap = { \"tcp/80-81\" = 1 }", ":2:9:", "tcp/80 or udp/53"),
             ("[vm.a]\nmap = { \"tcp/80\" = 0 }", ":2:9:", "1 to 65535"),
-            // Found by fuzzing: one port in two forms.
+            // One port in two forms.
             ("[vm.a]\nmap = { \"tcp/80\" = 1, \"tcp/80-80\" = 2 }", ":2:23:", "mapped twice"),
             ("[vm.a]\nwake = \"never\"", ":2:8:", "`idle`"),
             ("[vm.a]\nqemu-user = \"nobody here\"", ":2:13:", "not in /etc/passwd"),

@@ -258,7 +258,7 @@ mod tests {
         assert!(!message("zebra = 1").contains("did you mean"));
     }
 
-    /// Found by fuzzing (`sockets_toml`): with a backquote in the key, `, ` was suggested.
+    /// With a backquote in the key, `, ` was suggested.
     #[test]
     fn what_is_suggested_is_an_allowed_name_whatever_the_key_is() {
         for key in ["c`lass", "`", "a`, expected `b", "clas`, expected one of `,"] {
