@@ -4,7 +4,7 @@ REPORT ?= target/report
 REQUESTS ?= 150
 ONTIME = target/release/ontime
 
-.PHONY: demo test tests thorough endurance hundred figures exclusive sched-ext lint setup release images clean
+.PHONY: demo test tests conformance thorough endurance hundred figures exclusive sched-ext lint setup release images clean
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -23,6 +23,10 @@ thorough: sched-ext
 	cargo test --workspace -- --ignored real_speed
 	$(ONTIME) lab images
 	scripts/lab-test.sh $(ONTIME) by-name
+
+## conformance: public test suites in a guest, on its own stack and on outsourced sockets; SUITE=all for every suite
+conformance: release images
+	scripts/conformance.sh $(ONTIME) $(or $(SUITE),default)
 
 ## endurance: applied and reset a hundred times under traffic in the emulated host, and every fault (half an hour)
 endurance: release images
