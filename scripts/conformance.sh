@@ -3,8 +3,8 @@
 # outsourced sockets. Prints a table with every difference by name, and fails where a difference has no reason in
 # guest/tests/conformance-known.txt. SUITE: default (some minutes), all, or names of suites separated by commas
 # (guest/tests/conformance/run.py lists them).
-# $KERNEL: the guest's kernel as guest-kernel.sh takes it ("cloud 7.2"). $CHANNELS: 1 for sockets on a real-time channel
-# (0). The guest has two vCPUs and is emulated on this machine. With $LAB it runs in the emulated host with KVM, 4 to 20
+# $KERNEL: the guest's kernel as guest-kernel.sh takes it ("cloud 7.2"), or a directory that this script has made. $MODULES:
+# what guest-module.sh built (built if not given). $CHANNELS: 1 for sockets on a real-time channel (0). The guest has two vCPUs and is emulated on this machine. With $LAB it runs in the emulated host with KVM, 4 to 20
 # times slower, where a channel can wake the idle loop ($WAKE: interrupt, idle). Logs stay in target/conformance. It needs
 # root, and the lab's image.
 set -eu
@@ -68,17 +68,21 @@ make_go() {
 }
 
 mkdir -p "$cache" "$work/files"
-made perl
-for tool in cmake:libuv go:go; do
+for tool in perl:perl cmake:libuv go:go; do
+    case $suite in default | all | *"${tool#*:}"*) ;; *) continue ;; esac
     if command -v "${tool%:*}" > /dev/null; then
         made "${tool#*:}"
     else
         echo "conformance: there is no ${tool%:*} here, so the tests of ${tool#*:} are left out"
     fi
 done
-kernel=${KERNEL:-cloud 7.2}
-version=$(cat "$("$here/guest-kernel.sh" $kernel)/version")
-"$here/guest-module.sh" "$work/modules" "$version"
+case ${KERNEL:=cloud 7.2} in
+/*) kernel=$KERNEL ;;
+*) kernel=$("$here/guest-kernel.sh" $KERNEL) ;;
+esac
+version=$(cat "$kernel/version")
+modules=${MODULES:-$work/modules}
+[ -n "${MODULES:-}" ] || "$here/guest-module.sh" "$modules" "$version"
 cp "$here/../guest/tests/conformance/run.py" "$here/../guest/tests/conformance-known.txt" "$work/files/"
 rm -rf "$out"
 mkdir -p "$out"
@@ -89,6 +93,6 @@ status=0
 seconds=${GUEST_TEST_SECONDS:-7200}
 GUEST_TEST_SECONDS=$seconds GUEST_SECONDS=$seconds GUEST_KERNEL=$kernel \
     GUEST_TEST=$here/lab/conformance-test.sh GUEST_FILES=$work/files GUEST_TEST_KEEP=$out \
-    "$here/guest-test.sh" "$ontime" "$work/modules" "${CHANNELS:-0}" "$words" || status=$?
+    "$here/guest-test.sh" "$ontime" "$modules" "${CHANNELS:-0}" "$words" || status=$?
 echo "conformance: kernel $version, channels ${CHANNELS:-0}, $(($(date +%s) - began)) s; logs: $out"
 exit $status

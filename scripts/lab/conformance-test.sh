@@ -2,6 +2,8 @@
 # channels=N.
 word() { sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" /lab/args; }
 insmod /lab/ontime.ko || exit 1
+# As on the host (outsourced.sh).
+ip route replace 192.0.2.0/24 dev lo
 before=$(awk '{print $1}' /sys/module/ontime/parameters/bypassed | xargs)
 prefix=
 # A real-time thread on the vCPU that has the channel.
