@@ -21,8 +21,10 @@ import sys
 import time
 
 AGAIN = 3
-# Seconds without a line of a Python test, or for a Perl file, until the program is killed. An emulated vCPU is slow.
-PATIENCE = 120
+# Seconds without a line of output and without use of CPU time after which a program counts as hanging; with use of CPU time,
+# SPINS times as many. An emulated vCPU is slow, and slower still where the machine is busy.
+PATIENCE = 60
+SPINS = 20
 STEER = "/sys/module/ontime/parameters/steer"
 PERL = "/lab/perl"
 HERE = os.path.abspath(__file__)
@@ -158,15 +160,43 @@ def where(pid):
     return " ".join(sorted(places - {""}))
 
 
-def lines_of(pipe):
-    """What the child writes, line by line; None after PATIENCE seconds without a line."""
+def cpu_time(session):
+    """Clock ticks that the processes of a session have used."""
+    used = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session:
+            used += sum(map(int, fields[11:15]))
+    return used
+
+
+def silent(pipe, session):
+    """Waits for output; True where the processes of a session hang."""
+    used = cpu_time(session)
+    for _ in range(SPINS):
+        if select.select([pipe], [], [], PATIENCE)[0]:
+            return False
+        before, used = used, cpu_time(session)
+        if used - before < os.sysconf("SC_CLK_TCK") // 10:
+            return True
+    return True
+
+
+def lines_of(pipe, session):
+    """What a session writes, line by line; None where it hangs."""
     rest = b""
     while True:
-        if not select.select([pipe], [], [], PATIENCE)[0]:
+        if silent(pipe, session):
             yield None
             return
         data = os.read(pipe, 65536)
         if not data:
+            if rest:
+                yield rest
             return
         *lines, rest = (rest + data).split(b"\n")
         yield from lines
@@ -182,7 +212,7 @@ def python_once(module, names, log, prefix, results):
     process.stdin.write("\n".join(names).encode())
     process.stdin.close()
     current, every, verdict, ended = None, [], None, False
-    for line in lines_of(read):
+    for line in lines_of(read, process.pid):
         if line is None:
             verdict = ("hangs", where(process.pid))
             process.send_signal(signal.SIGUSR1)
@@ -193,6 +223,7 @@ def python_once(module, names, log, prefix, results):
             every = text
         elif event == "end":
             ended = True
+            break
         elif event == "start":
             current = test
         # The first word about a test that is not good stays: its tear-down fails, too.
@@ -254,16 +285,17 @@ def output_of(command, cwd, environment):
     """What a program writes, and (verdict, line) where it does not end by itself with status 0."""
     process = subprocess.Popen(command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, start_new_session=True)
-    verdict = None
-    try:
-        output = process.communicate(timeout=PATIENCE)[0]
-    except subprocess.TimeoutExpired:
-        verdict = ("hangs", where(process.pid))
+    output, verdict = [], None
+    for line in lines_of(process.stdout.fileno(), process.pid):
+        if line is None:
+            verdict = ("hangs", where(process.pid))
+            break
+        output.append(line.decode(errors="replace"))
+    if verdict:
         os.killpg(process.pid, signal.SIGKILL)
-        output = process.communicate()[0]
-    if process.returncode and verdict is None:
-        verdict = ("dies", f"status {process.returncode}")
-    return output.decode(errors="replace"), verdict
+    status = process.wait()
+    process.stdout.close()
+    return "\n".join(output), verdict or (("dies", f"status {status}") if status else None)
 
 
 def perl_run(patterns, names, log, prefix):
@@ -296,7 +328,7 @@ def go_once(package, choice, log, prefix, results):
     process = subprocess.Popen(command, cwd=f"/lab/go/{package}", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, start_new_session=True)
     begun, text, verdict, ended, known = [], "", None, False, len(results)
-    for line in lines_of(process.stdout.fileno()):
+    for line in lines_of(process.stdout.fileno(), process.pid):
         if line is None:
             verdict = ("hangs", where(process.pid))
             process.send_signal(signal.SIGQUIT)
