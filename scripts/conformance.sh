@@ -39,7 +39,7 @@ source_of() { # PACKAGE DIR: Debian 13's, as published by its authors
     ask_mirror
     src trixie | sed 's/^deb /deb-src /' >> "$work/sources.list"
     own_apt apt-get update
-    (cd "$work" && own_apt apt-get source --download-only "$1")
+    (cd "$work" && own_apt apt-get source --tar-only --download-only "$1")
     mkdir -p "$2"
     tar -C "$2" --strip-components=1 -xf "$(ls "$work/$1"_*.orig.tar.*z)"
 }

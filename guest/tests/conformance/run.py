@@ -73,6 +73,7 @@ SUITES = [
 def python_child(module, pipe):
     """Runs tests of a module; the names on standard input, if any. Each event is a line of JSON on @pipe."""
     import faulthandler
+    import traceback
     import unittest
     from test import support
 
@@ -84,6 +85,8 @@ def python_child(module, pipe):
         out.write(json.dumps([event, test.id(), line]) + "\n")
 
     def last_line(err):
+        # The whole of it is for the log.
+        traceback.print_exception(*err)
         lines = str(err[1]).strip().splitlines() or [""]
         return f"{err[0].__name__}: {lines[0]}"
 
