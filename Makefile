@@ -13,7 +13,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
-.PHONY: demo test tests thorough endurance hundred figures exclusive sched-ext fuzz lint setup release images clean \
+.PHONY: demo test tests conformance thorough endurance hundred figures exclusive sched-ext fuzz lint setup release images clean \
 	dist install deb deb-test
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
@@ -33,6 +33,10 @@ thorough: sched-ext
 	cargo test --workspace -- --ignored real_speed
 	$(ONTIME) lab images
 	scripts/lab-test.sh $(ONTIME) by-name
+
+## conformance: public test suites in a guest, on its own stack and on outsourced sockets; SUITE=all for every suite
+conformance: release images
+	scripts/conformance.sh $(ONTIME) $(or $(SUITE),default)
 
 ## endurance: applied and reset a hundred times under traffic in the emulated host, and every fault (half an hour)
 endurance: release images

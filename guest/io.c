@@ -10,10 +10,12 @@
  * A device that has gone silent may still use the pages it was given: so these are pinned. What cannot be (a splice, buffers
  * registered with io_uring) goes through memory of the call's own.
  */
+#include <linux/errqueue.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/socket.h>
 #include <linux/uio.h>
+#include <net/tcp.h>
 
 #include "ontime.h"
 
@@ -130,17 +132,61 @@ static int send_chunk(struct sock *sk, struct msghdr *msg, long *timeout)
 	return result;
 }
 
+/*
+ * MSG_ZEROCOPY: the kernel's own notification of a send, in the socket's error queue. It says that the data were copied, so
+ * that the application may use its memory as soon as the send returns. io_uring has notifications of its own.
+ */
+static int send_notice(struct sock *sk, struct msghdr *msg, struct ubuf_info **notice)
+{
+	if (likely(!(msg->msg_flags & MSG_ZEROCOPY)) || !sock_flag(sk, SOCK_ZEROCOPY) || msg->msg_ubuf)
+		return 0;
+	/* An empty datagram is notified as well. */
+	if (sk->sk_type == SOCK_STREAM && !msg_data_left(msg))
+		return 0;
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 16, 0)
+	*notice = msg_zerocopy_realloc(sk, msg_data_left(msg), NULL);
+#else
+	*notice = msg_zerocopy_realloc(sk, msg_data_left(msg), NULL, false);
+#endif
+	if (!*notice)
+		return -ENOBUFS;
+	uarg_to_msgzc(*notice)->zerocopy = 0;
+	return 0;
+}
+
+/*
+ * MSG_FASTOPEN: the connection is made first. So does Linux where it has no cookie of the peer, and this kernel has none: the
+ * host's socket connects.
+ */
+static int send_fastopen(struct socket *sock, struct msghdr *msg)
+{
+	const struct sockaddr *addr = msg->msg_name;
+
+	if (!(READ_ONCE(sock_net(sock->sk)->ipv4.sysctl_tcp_fastopen) & TFO_CLIENT_ENABLE) ||
+	    (addr && msg->msg_namelen >= (int)sizeof(sa_family_t) && addr->sa_family == AF_UNSPEC))
+		return -EOPNOTSUPP;
+	if (!addr)
+		return sock->state == SS_CONNECTED ? -EISCONN : -EINVAL;
+	return ontime_connect(sock, msg->msg_name, msg->msg_namelen, msg->msg_flags & MSG_DONTWAIT ? O_NONBLOCK : 0);
+}
+
 int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length)
 {
 	struct sock *sk = sock->sk;
 	bool stream = sk->sk_type == SOCK_STREAM;
 	long timeout = sock_sndtimeo(sk, msg->msg_flags & MSG_DONTWAIT);
+	struct ubuf_info *notice = NULL;
 	size_t sent = 0;
 	int result;
 
-	if (msg->msg_flags & MSG_FASTOPEN)
-		return -EOPNOTSUPP;
+	if (unlikely(msg->msg_flags & MSG_FASTOPEN) && stream) {
+		result = send_fastopen(sock, msg);
+		if (result)
+			return result;
+	}
 	result = sock_error(sk);
+	if (!result)
+		result = send_notice(sk, msg, &notice);
 	if (result)
 		goto out;
 	do {
@@ -154,6 +200,12 @@ int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length)
 		msg->msg_controllen = 0;
 	} while (result == -ONTIME_AGAIN || (stream && msg_data_left(msg) && (result || timeout)));
 out:
+	if (unlikely(notice)) {
+		if (sent || result >= 0)
+			net_zcopy_put(notice);
+		else
+			msg_zerocopy_put_abort(notice, true);
+	}
 	if (sent)
 		io_keep_error(sk, result);
 	if (sent || result >= 0)
@@ -407,6 +459,26 @@ static int recv_datagram(struct sock *sk, struct msghdr *msg, int flags, long *t
 	return result == -ERESTARTSYS ? sock_intr_errno(*timeout) : result;
 }
 
+/* MSG_ERRQUEUE: what send_notice() brought there, in the form of ip_recv_error(). The rest of the queue is the host's. */
+static bool recv_notice(struct sock *sk, struct msghdr *msg)
+{
+	struct {
+		struct sock_extended_err error;
+		struct sockaddr_in6 offender;
+	} told = {};
+	bool v4 = sk->sk_family == AF_INET;
+	struct sk_buff *skb = sock_dequeue_err_skb(sk);
+
+	if (!skb)
+		return false;
+	told.error = SKB_EXT_ERR(skb)->ee;
+	put_cmsg(msg, v4 ? SOL_IP : SOL_IPV6, v4 ? IP_RECVERR : IPV6_RECVERR,
+		 v4 ? offsetof(typeof(told), offender) + sizeof(struct sockaddr_in) : sizeof(told), &told);
+	msg->msg_flags |= MSG_ERRQUEUE;
+	consume_skb(skb);
+	return true;
+}
+
 /* The host has said that a stream has come to its end and all of it was received. */
 static bool recv_at_end(struct sock *sk, int flags)
 {
@@ -423,6 +495,8 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 	int result;
 
 	ontime_sock_place(sk);
+	if (unlikely(flags & MSG_ERRQUEUE) && recv_notice(sk, msg))
+		return 0;
 	if (sk->sk_type == SOCK_DGRAM)
 		return recv_datagram(sk, msg, flags, &timeout, plain);
 	do {

@@ -11,6 +11,7 @@
 #include <asm/ioctls.h>
 #include <net/inet_common.h>
 #include <net/ipv6.h>
+#include <net/tcp.h>
 
 #include "ontime.h"
 
@@ -152,6 +153,8 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
 	case SO_PEEK_OFF:
 		/* By ontime_set_peek_off(). */
+	case SO_ZEROCOPY:
+		/* For send_notice(): the data are copied. */
 		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
 	case SO_TYPE:
 	case SO_PROTOCOL:
@@ -274,6 +277,42 @@ static int opt_refused(struct sock *sk, int level, int name)
 	return -ENOPROTOOPT;
 }
 
+/* A connect() that waits for data needs a cookie of the peer; without one Linux connects at once, as the host's socket does. */
+static bool opt_fastopen_connect(const struct sock *sk, int level, int name)
+{
+	return level == SOL_TCP && name == TCP_FASTOPEN_CONNECT && sk->sk_type == SOCK_STREAM;
+}
+
+static int set_fastopen_connect(struct socket *sock, const void *from)
+{
+	struct sock *sk = sock->sk;
+	int value;
+
+	memcpy(&value, from, sizeof(value));
+	if (value < 0 || value > 1)
+		return -EINVAL;
+	if (!(READ_ONCE(sock_net(sk)->ipv4.sysctl_tcp_fastopen) & TFO_CLIENT_ENABLE))
+		return -EOPNOTSUPP;
+	if (sock->state != SS_UNCONNECTED || READ_ONCE(sk->sk_state) == TCP_LISTEN)
+		return -EINVAL;
+	lock_sock(sk);
+	ontime_sk(sk)->tcp.fastopen_connect = value;
+	release_sock(sk);
+	return 0;
+}
+
+static int opt_get(struct sock *sk, int level, int name, void *value, unsigned int length)
+{
+	int number;
+
+	if (!opt_fastopen_connect(sk, level, name))
+		return host_getsockopt(sk, level, name, value, length);
+	number = ontime_sk(sk)->tcp.fastopen_connect;
+	length = min_t(unsigned int, length, sizeof(number));
+	memcpy(value, &number, length);
+	return length;
+}
+
 /* Of TCP's options: the kernel looks at the length before it looks at the name. */
 static bool opt_is_number(int name)
 {
@@ -283,7 +322,7 @@ static bool opt_is_number(int name)
 int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int length)
 {
 	u8 small[64], *copy = small;
-	int err = -EFAULT;
+	int err;
 
 	if (level == SOL_TCP && sock->sk->sk_type == SOCK_STREAM && length < sizeof(int) && opt_is_number(name))
 		return -EINVAL;
@@ -298,9 +337,14 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 		WRITE_ONCE(ontime_sk(sock->sk)->controls, true);
 	if (opt_of_receiving(level, name) || opt_of_control(level, name))
 		ontime_ahead_never(sock->sk);
-	if (!copy_from_sockptr(copy, value, length))
-		err = level == SOL_SOCKET ? set_sol_socket(sock, name, copy, length) :
-					    host_setsockopt(sock->sk, level, name, copy, length);
+	if (copy_from_sockptr(copy, value, length))
+		err = -EFAULT;
+	else if (level == SOL_SOCKET)
+		err = set_sol_socket(sock, name, copy, length);
+	else if (opt_fastopen_connect(sock->sk, level, name))
+		err = set_fastopen_connect(sock, copy);
+	else
+		err = host_setsockopt(sock->sk, level, name, copy, length);
 	if (copy != small)
 		kfree(copy);
 	return err == -ENOPROTOOPT ? opt_refused(sock->sk, level, name) : err;
@@ -325,7 +369,7 @@ int ontime_getsockopt(struct socket *sock, int level, int name, char __user *val
 	if (!copy)
 		return -ENOMEM;
 	/* Some options ask with what stands there. */
-	result = copy_from_user(copy, value, size) ? -EFAULT : host_getsockopt(sk, level, name, copy, size);
+	result = copy_from_user(copy, value, size) ? -EFAULT : opt_get(sk, level, name, copy, size);
 	if (result >= 0) {
 		size = min(result, size);
 		result = copy_to_user(value, copy, size) || put_user(size, length) ? -EFAULT : 0;

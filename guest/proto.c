@@ -89,7 +89,7 @@ static void sk_inherit(struct sock *sk, const struct sock *parent)
 {
 	static const enum sock_flags flags[] = {
 		SOCK_KEEPOPEN, SOCK_LINGER, SOCK_URGINLINE, SOCK_BROADCAST, SOCK_LOCALROUTE, SOCK_RCVTSTAMP,
-		SOCK_RCVTSTAMPNS, SOCK_TSTAMP_NEW,
+		SOCK_RCVTSTAMPNS, SOCK_TSTAMP_NEW, SOCK_ZEROCOPY,
 	};
 	unsigned int i;
 

@@ -182,6 +182,9 @@ __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_s
 		mask |= EPOLLHUP;
 	if (ready & ONTIME_READY_ERR || READ_ONCE(sk->sk_err))
 		mask |= EPOLLERR;
+	/* Notifications of sends without a copy. */
+	if (!skb_queue_empty_lockless(&sk->sk_error_queue))
+		mask |= EPOLLERR | (sk->sk_type == SOCK_DGRAM && sock_flag(sk, SOCK_SELECT_ERR_QUEUE) ? EPOLLPRI : 0);
 	return mask;
 }
 

@@ -4,7 +4,9 @@
 # it is not there). CHANNELS: 0, or 1 for a real-time channel. WORDS: wake=idle (default) or wake=interrupt, and those of
 # outsourced-test.sh. With the word `direct` the guest has two CPUs and is emulated on this machine, where the device process runs
 # as well: without KVM, so that channels can only interrupt, but many times faster. $GUEST_KERNEL: another kernel than the lab's guests
-# have, as guest-kernel.sh takes it ("rt 7.2"). It needs root, and the lab's image.
+# have, as guest-kernel.sh takes it ("rt 7.2"), or the directory that it printed. $GUEST_TEST: another script to run in the
+# guest, in one run of the VM, with the files of the directory $GUEST_FILES. $GUEST_TEST_KEEP: a directory for what the guest
+# left. It needs root, and the lab's image.
 set -eu
 ontime=$(realpath "${1:?guest-test.sh ONTIME [MODULES [CHANNELS [WORDS]]]}")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,7 +18,7 @@ case $words in *wake=interrupt* | *direct*) wake=interrupt ;; esac
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
-ls "$modules"/*-cloud-amd64/ontime.ko > /dev/null 2>&1 || "$here/guest-module.sh" "$modules"
+ls "$modules"/*/ontime.ko > /dev/null 2>&1 || "$here/guest-module.sh" "$modules"
 disk=$("$here/guest-image.sh")
 
 tree=$work/tree
@@ -24,10 +26,18 @@ files=$work/out/files
 mkdir -p "$tree/lab" "$files"
 install -m 755 "$here/lab/outsourced-init.sh" "$tree/init"
 install -m 755 "$here/lab/outsourced-main.sh" "$tree/lab/main.sh"
-install -m 755 "$here/lab/outsourced-test.sh" "$tree/lab/test.sh"
-cp "$here"/../guest/tests/programs/* "$modules/conform" "$tree/lab/"
+install -m 755 "${GUEST_TEST:-$here/lab/outsourced-test.sh}" "$tree/lab/test.sh"
+if [ -n "${GUEST_TEST:-}" ]; then
+    cp -a "$GUEST_FILES/." "$tree/lab/"
+else
+    cp "$here"/../guest/tests/programs/* "$modules/conform" "$tree/lab/"
+fi
+export ONE_RUN="${GUEST_TEST:+1}"
 if [ -n "${GUEST_KERNEL:-}" ]; then
-    kernel=$("$here/guest-kernel.sh" $GUEST_KERNEL)
+    case $GUEST_KERNEL in
+    /*) kernel=$GUEST_KERNEL ;;
+    *) kernel=$("$here/guest-kernel.sh" $GUEST_KERNEL) ;;
+    esac
     cp "$kernel/vmlinux" "$kernel/initrd" "$files/"
     cp "$modules/$(cat "$kernel/version")/ontime.ko" "$tree/lab/"
 else
@@ -66,7 +76,7 @@ case $words in
 *direct*) direct || status=$? ;;
 *)
     "$ontime" lab run --timeout "${GUEST_TEST_SECONDS:-7200}" --silence 1200 --out "$work/out" -- \
-        env GUEST_SECONDS="${GUEST_TEST_SECONDS:-7200}" sh /lab/outsourced.sh "$channels" "$wake" || status=$?
+        env GUEST_SECONDS="${GUEST_TEST_SECONDS:-7200}" ONE_RUN="$ONE_RUN" sh /lab/outsourced.sh "$channels" "$wake" || status=$?
     ;;
 esac
 cat "$files/out/log" 2> /dev/null || true

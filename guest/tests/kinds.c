@@ -461,6 +461,91 @@ static void without_rights(int family)
 	_exit(0);
 }
 
+/* What the error queue says of sends with MSG_ZEROCOPY: on the loopback all are copies, of which one notification tells. */
+static void zero_copy(int family)
+{
+	char control[512], in[4000], out[3000] = "";
+	struct iovec iov = { in, sizeof(in) };
+	struct sock_extended_err *error;
+	struct msghdr msg;
+	int pair[2], kind, one = 1, i;
+
+	for (kind = 0; kind < 2; kind++) {
+		if (kind)
+			datagrams(family, pair);
+		else
+			tcp_pair(family, pair);
+		say("not set", send(pair[0], out, 10, MSG_ZEROCOPY));
+		quiet(pair[0]);
+		say("SO_ZEROCOPY", setsockopt(pair[0], SOL_SOCKET, SO_ZEROCOPY, &one, sizeof(one)));
+		say("nothing", send(pair[0], out, 0, MSG_ZEROCOPY));
+		say("bad", send(pair[0], (void *)1, 10, MSG_ZEROCOPY));
+		for (i = 0; i < 3; i++)
+			say("send", send(pair[0], out, i ? sizeof(out) : 10, MSG_ZEROCOPY));
+		while (recv(pair[1], in, sizeof(in), MSG_DONTWAIT) > 0)
+			usleep(SETTLE_US);
+		usleep(SETTLE_US);
+		show_poll("told", pair[0], POLLIN | POLLPRI, 1000);
+		for (i = 0; i < 4; i++) {
+			msg = (struct msghdr){ .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
+					       .msg_controllen = sizeof(control) };
+			if (say("from the queue", recvmsg(pair[0], &msg, MSG_ERRQUEUE)) < 0)
+				break;
+			show("flags", msg.msg_flags);
+			show("control", msg.msg_controllen);
+			error = (struct sock_extended_err *)CMSG_DATA(CMSG_FIRSTHDR(&msg));
+			show("errno", error->ee_errno);
+			show("origin", error->ee_origin);
+			show("code", error->ee_code);
+			show("first", error->ee_info);
+			show("last", error->ee_data);
+		}
+		quiet(pair[0]);
+		close(pair[0]);
+		close(pair[1]);
+	}
+}
+
+/* Of a peer without a cookie: connections as any other, by connect() and by sendto(). */
+static void fast_open(int family)
+{
+	struct sockaddr_storage addr;
+	socklen_t len, size = sizeof(int);
+	int listener = tcp_listener(family, &addr, &len), fd, child, value, way;
+	char in[8];
+
+	for (way = 0; way < 4; way++) {
+		fd = socket(family, SOCK_STREAM, 0);
+		value = 1;
+		if (way % 2)
+			say("TCP_FASTOPEN_CONNECT", setsockopt(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT, &value, sizeof(value)));
+		say("no address", send(fd, "abc", 3, MSG_FASTOPEN));
+		if (way < 2)
+			say("connect", connect(fd, (struct sockaddr *)&addr, len));
+		say("sendto", sendto(fd, "abc", 3, way < 2 ? 0 : MSG_FASTOPEN, (struct sockaddr *)&addr, len));
+		/* Where connect() has asked for a cookie Linux says EALREADY here, for as long as the connection is there. */
+		if (way != 1)
+			say("again", sendto(fd, "abc", 3, MSG_FASTOPEN, (struct sockaddr *)&addr, len));
+		say("set", setsockopt(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT, &value, sizeof(value)));
+		value = 77;
+		say("get", getsockopt(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT, &value, &size));
+		show("value", value);
+		child = accept(listener, NULL, NULL);
+		say("recv", recv(child, in, sizeof(in), 0));
+		close(child);
+		close(fd);
+	}
+	close(listener);
+	fd = socket(family, SOCK_STREAM, 0);
+	say("to nobody", sendto(fd, "abc", 3, MSG_FASTOPEN | MSG_NOSIGNAL, (struct sockaddr *)&addr, len));
+	addr.ss_family = AF_UNSPEC;
+	say("to no family", sendto(fd, "abc", 3, MSG_FASTOPEN | MSG_NOSIGNAL, (struct sockaddr *)&addr, len));
+	close(fd);
+	fd = socket(family, SOCK_DGRAM, 0);
+	say("a datagram", send(fd, "abc", 3, MSG_FASTOPEN));
+	close(fd);
+}
+
 void test_kinds(int family)
 {
 	without_rights(family);
@@ -474,4 +559,6 @@ void test_kinds(int family)
 	peek_offset(family);
 	save_syn(family);
 	sources(family);
+	zero_copy(family);
+	fast_open(family);
 }
