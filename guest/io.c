@@ -133,8 +133,9 @@ static int send_chunk(struct sock *sk, struct msghdr *msg, long *timeout)
 }
 
 /*
- * MSG_ZEROCOPY: the kernel's own notification of a send, in the socket's error queue. It says that the data were copied, so
- * that the application may use its memory as soon as the send returns. io_uring has notifications of its own.
+ * MSG_ZEROCOPY: the kernel's own notification of a send, in the socket's error queue. It says that the data were
+ * copied, so that the application may use its memory as soon as the send returns. io_uring has notifications of its
+ * own.
  */
 static int send_notice(struct sock *sk, struct msghdr *msg, struct ubuf_info **notice)
 {
@@ -155,8 +156,8 @@ static int send_notice(struct sock *sk, struct msghdr *msg, struct ubuf_info **n
 }
 
 /*
- * MSG_FASTOPEN: the connection is made first. So does Linux where it has no cookie of the peer, and this kernel has none: the
- * host's socket connects.
+ * MSG_FASTOPEN: the connection is made first. So does Linux where it has no cookie of the peer, and this kernel has
+ * none: the host's socket connects.
  */
 static int send_fastopen(struct socket *sock, struct msghdr *msg)
 {

@@ -1,11 +1,12 @@
 #!/bin/sh
-# conformance.sh ONTIME [SUITE]: public test suites (CPython's, Perl's, libuv's, Go's) in one guest, on its own stack and on
-# outsourced sockets. Prints a table with every difference by name, and fails where a difference has no reason in
+# conformance.sh ONTIME [SUITE]: public test suites (CPython's, Perl's, libuv's, Go's) in one guest, on its own stack
+# and on outsourced sockets. Prints a table with every difference by name, and fails where a difference has no reason in
 # guest/tests/conformance-known.txt. SUITE: default (some minutes), all, or names of suites separated by commas
 # (guest/tests/conformance/run.py lists them).
-# $KERNEL: the guest's kernel as guest-kernel.sh takes it ("cloud 7.2"), or a directory that this script has made. $MODULES:
-# what guest-module.sh built (built if not given). $CHANNELS: 1 for sockets on a real-time channel (0). The guest has two vCPUs and is emulated on this machine. With $LAB it runs in the emulated host with KVM, 4 to 20
-# times slower, where a channel can wake the idle loop ($WAKE: interrupt, idle). Logs stay in target/conformance. It needs
+# $KERNEL: the guest's kernel as guest-kernel.sh takes it ("cloud 7.2"), or a directory that this script has made.
+# $MODULES: what guest-module.sh built (built if not given). $CHANNELS: 1 for sockets on a real-time channel (0). The
+# guest has two vCPUs and is emulated on this machine. With $LAB it runs in the emulated host with KVM, 4 to 20 times
+# slower, where a channel can wake the idle loop ($WAKE: interrupt, idle). Logs stay in target/conformance. It needs
 # root, and the lab's image.
 set -eu
 ontime=$(realpath "${1:?conformance.sh ONTIME [SUITE]}")

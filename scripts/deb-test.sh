@@ -1,8 +1,8 @@
 #!/bin/bash
-# deb-test.sh [SUITE...]: tries the packages of target/deb in fresh roots of Debian 12 (bookworm) and 13 (trixie): install,
-# the command, files and modes, upgrade, remove, purge, what is left; the DKMS packages; lintian. Needs root, mmdebstrap
-# and the mirror of the system's apt. No systemd runs in the roots. Packages of Debian 13 do not suit Debian 12, so there
-# it leaves that suite out.
+# deb-test.sh [SUITE...]: tries the packages of target/deb in fresh roots of Debian 12 (bookworm) and 13 (trixie):
+# install, the command, files and modes, upgrade, remove, purge, what is left; the DKMS packages; lintian. Needs root,
+# mmdebstrap and the mirror of the system's apt. No systemd runs in the roots. Packages of Debian 13 do not suit Debian
+# 12, so there it leaves that suite out.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 out=$here/target/deb

@@ -34,8 +34,8 @@ fi
 
 echo "fuzz: building the targets"
 host=$(rustc -vV | sed -n 's/^host: //p')
-# With --target, build scripts and procedural macros are not instrumented. Optimized by cargo-afl's flags, not by a profile:
-# level 1, as a higher one costs more minutes of building than a short run gains.
+# With --target, build scripts and procedural macros are not instrumented. Optimized by cargo-afl's flags, not by a
+# profile: level 1, as a higher one costs more minutes of building than a short run gains.
 AFL_OPT_LEVEL=${AFL_OPT_LEVEL:-1} CARGO_TARGET_DIR=$out/build \
     cargo afl build --quiet --target "$host" -p ontime-fuzz --features afl || exit 3
 binary=$out/build/$host/debug/ontime-fuzz

@@ -7,8 +7,8 @@ shift
 wanted=$*
 here=$(dirname "$0")
 work=$(mktemp -d)
-# $RESULTS: a file for a line of each test, "ok NAME" or "failed NAME"; what a failed one printed is kept beside it as NAME.log. A test that failed shows
-# the last lines of what ran inside, and keeps its files.
+# $RESULTS: a file for a line of each test, "ok NAME" or "failed NAME"; what a failed one printed is kept beside it as
+# NAME.log. A test that failed shows the last lines of what ran inside, and keeps its files.
 passed=0 failed=0
 trap 'rm -rf "$work"; exit 130' INT TERM
 
@@ -201,8 +201,8 @@ path_holds_under_traffic_and_faults() {
 # who_has_something_pending_goes_first  two hosts
 # reserved_cpu_time_is_kept     five minutes
 # reserved_cpu_time_is_kept_by_sched_ext  the same, and a binary of its own: `make sched-ext`
-# a_cpu_may_go_and_come         on the real clock; with one emulated CPU left, whatever runs at normal priority is slow beside two VMs that spin
-# deadlines_of_a_guest_are_kept five minutes, and a build of the module
+# a_cpu_may_go_and_come         on the real clock; with one emulated CPU left, whatever runs at normal priority is slow
+# beside two VMs that spin deadlines_of_a_guest_are_kept five minutes, and a build of the module
 # deadline_tasks_have_their_vcpus  on the real clock, and a build of the module
 # trace_names_the_inversions    passed as a whole once; in one run of three its rings of 64 KiB lost nothing. The loss is forced since, which has
 #                               not run yet

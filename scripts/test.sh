@@ -22,7 +22,7 @@ awk '/^---- .* stdout ----$/ { name = $2 }
     /^test .* \.\.\. ignored/ && !/, run by / { name = $2; sub(/^.* \.\.\. ignored,? */, ""); print "ignored", name, $0 }' \
     "$logs/cargo.log" > "$logs/skipped"
 sed 's/^[a-z]* \([^ ]*\) /skipped: \1: /' "$logs/skipped"
-# Once more what failed, where whoever looks at the end sees it.
+# Failures once more, at the end of the output.
 sed -n 's/^test \(.*\) \.\.\. FAILED$/failed: \1/p' "$logs/cargo.log"
 sed -n 's/^failed //p' "$logs/lab.results" | while read -r name; do
     echo "failed: $name; the end of target/test/$name.log:"

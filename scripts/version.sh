@@ -1,7 +1,7 @@
 #!/bin/sh
 # version.sh [deb|epoch]: the version of this tree with the commit and its date, as `ontime --version` prints it; as a
-# Debian package has it; the commit's time, in seconds. Without git: the version alone, and SOURCE_DATE_EPOCH or the time of the
-# newer of Cargo.toml and CHANGELOG.md.
+# Debian package has it; the commit's time, in seconds. Without git: the version alone, and SOURCE_DATE_EPOCH or the
+# time of the newer of Cargo.toml and CHANGELOG.md.
 set -eu
 cd "$(dirname "$0")/.."
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)

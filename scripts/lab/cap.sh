@@ -74,8 +74,9 @@ echo "figures: a spinning RT VM $spin_share % of the CPU (cap 50), housekeeping 
 # stand, whatever its fair server does: it is slowed, until the next daemon.
 daemon_dies
 within 10 placed "$spin" "SCHED_OTHER 0"
-# The same where it dies in the middle of a pass: the moment it has placed that vCPU, and the moment a reset has put protections back. What kills it has
-# timers that no real-time thread holds up; a vCPU that goes on spinning for 5 s it stops itself.
+# The same where it dies in the middle of a pass: the moment it has placed that vCPU, and the moment a reset has put
+# protections back. What kills it has timers that no real-time thread holds up; a vCPU that goes on spinning for 5 s it
+# stops itself.
 killed_when() { # placed | protected
     /run/measures chrt -f 60 perl -e '
         my ($when, $thread, $daemon) = @ARGV;

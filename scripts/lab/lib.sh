@@ -1,6 +1,7 @@
 # What the tests in the emulated host share; sourced. Each works in /lab, where the test's files are.
 # `set -e` says nothing by itself.
-# The daemon writes into /run: a write to /lab is a call to the emulator, in which a process that is killed waits for its answer.
+# The daemon writes into /run: a write to /lab is a call to the emulator, in which a process that is killed waits for
+# its answer.
 log=/run/daemon.log
 trap 'status=$?; [ $status -eq 0 ] || echo "ended with $status at: ${BASH_COMMAND:-}"; [ ! -e $log ] || cp $log /lab/' EXIT
 fail() {

@@ -1,8 +1,8 @@
 # In the emulated host, or in its image on this machine (ACCEL=tcg): outsourced.sh [CHANNELS [WAKE]]: boots the guest of /lab
 # (disk.img, extra.cpio), its sockets served by `ontime device`. What the guest left is in /lab/out; ends with its status, and
 # fails where the device process has more than before it was put to the test, or a socket is left over. A first run of the VM is killed,
-# with sockets open (not with $ONE_RUN); in the second one the guest says when the device process is to be stopped, killed and
-# replaced, when what it has is to be counted, and when the network is to go down and come back.
+# with sockets open (not with $ONE_RUN); in the second one the guest says when the device process is to be stopped,
+# killed and replaced, when what it has is to be counted, and when the network is to go down and come back.
 set -eu
 channels=${1:-0}
 mkdir -p /etc/ontime /lab/out /run/outsourced

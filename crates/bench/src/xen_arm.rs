@@ -6,7 +6,8 @@
 //! paper's is an answered ping; what is measured is its whole way, from its passage of the NIC to that of the answer. The load is a process of
 //! normal priority in the guest that works its share of each 10 ms (`ontime_lab::role::LOADED`).
 //!
-//! An instruction takes 1 ns here: at 4 the VM's own path alone is longer than what is to be shown (docs/bench/xen-arm.md).
+//! An instruction takes 1 ns here: at 4 the VM's own path alone is longer than what is to be shown
+//! (docs/bench/xen-arm.md).
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,8 +1,9 @@
 //! Fuzz targets: one function for each kind of bytes that a guest, a container or a local user chooses.
 //!
 //! In: any bytes. Out: nothing, or a panic where the product's own code panics, or breaks the property that the
-//! target's comment names. Targets call the code of the product, and no copy of it. [docs/fuzzing.md](../../../docs/fuzzing.md)
-//! has how they are run. The test `corpus` runs every target over its corpus and over mutations of the corpus.
+//! target's comment names. Targets call the code of the product, and no copy of it.
+//! [docs/fuzzing.md](../../../docs/fuzzing.md) has how they are run. The test `corpus` runs every target over its
+//! corpus and over mutations of the corpus.
 //!
 //! | file | |
 //! |---|---|

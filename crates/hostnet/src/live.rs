@@ -210,8 +210,8 @@ impl LiveHost {
         }
     }
 
-    /// Refuses where the kernel would wait for ever, with the RTNL lock held ([`UNTHREADING_WAITS`]). An interface that goes down between this look and
-    /// the write still blocks it.
+    /// Refuses where the kernel would wait for ever, with the RTNL lock held ([`UNTHREADING_WAITS`]). An interface that
+    /// goes down between this look and the write still blocks it.
     fn may_end_threads(&self, knob: &Knob, nic: &NicId) -> Result<(), KnobError> {
         let dir = self.nic_dir(knob, nic)?;
         let release = fs::read_to_string(self.roots.proc.join("sys/kernel/osrelease")).unwrap_or_default();

@@ -26,8 +26,8 @@ const LAST_WORDS: [&str; 4] = ["Kernel panic", "LAB-FAILED", "double fault:", "U
 /// `tlb_set_page_full` and `tlb_protect_code`). The breakpoint stays in the translation then.
 const STALE_CODE: &str = "Oops: int3";
 
-/// Prints the host's clock, its threads that run or are blocked (policy, priority, state, CPU time, kernel function, command line) with the kernel
-/// stack of each blocked one, and the processes that started last.
+/// Prints the host's clock, its threads that run or are blocked (policy, priority, state, CPU time, kernel function,
+/// command line) with the kernel stack of each blocked one, and the processes that started last.
 const STATE: &str = "echo up $(cut -d' ' -f1 /proc/uptime) s; format=tid,cls,rtprio,ni,stat,time,wchan:24,args; \
     ps -eLo $format | awk 'NR == 1 || $5 ~ /^[RD]/' | cut -c1-150 | head -n 20; \
     for task in $(ps -eLo tid,stat | awk '$2 ~ /^D/ {print $1}' | head -n 5); do echo stack of $task:; head -n 8 /proc/$task/stack; done; \

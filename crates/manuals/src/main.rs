@@ -1,5 +1,5 @@
-//! `ontime-manuals DIRECTORY`: writes the man pages of the `ontime` command to `DIRECTORY/man` and its shell completions
-//! to `DIRECTORY/completions`, both from the definitions that the command itself parses with.
+//! `ontime-manuals DIRECTORY`: writes the man pages of the `ontime` command to `DIRECTORY/man` and its shell
+//! completions to `DIRECTORY/completions`, both from the definitions that the command itself parses with.
 
 use std::io;
 use std::path::Path;

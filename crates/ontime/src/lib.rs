@@ -113,7 +113,7 @@ pub fn main(version: &'static str) -> ExitCode {
     let cli = match parse(version) {
         Ok(cli) => cli,
         Err(error) => {
-            // Where nobody reads it, nothing can be said.
+            // A closed standard error leaves no way to report.
             let _ = error.print();
             return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::OK });
         }

@@ -1,4 +1,4 @@
-//! What the fuzz targets of the crate `ontime-fuzz` need of this crate's private parts. No interface: nobody else uses
+//! What the fuzz targets of the crate `ontime-fuzz` need of this crate's private parts. No interface: only they use
 //! this module.
 //!
 //! In: the bytes of a guest's memory, with a virtqueue in them. Out: what the device's own code read there and did.

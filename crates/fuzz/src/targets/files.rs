@@ -1,8 +1,8 @@
-//! Every TOML file: what the administrator writes, and whoever may write there.
+//! Every TOML file that the administrator writes.
 //!
-//! For each file: what is read twice is the same; a refusal names a place in the text, and a suggestion is a word that
-//! may stand in the file; values are within their documented ranges; and what was read, written as a file, is read as
-//! the same (for `tenants.toml`, whose rules are private: decisions keep the rights of users).
+//! The properties of each file: what is read twice is the same; a refusal names a place in the text, and a suggestion
+//! is a word that may stand in the file; values are within their documented ranges; and what was read, written as a
+//! file, is read as the same (for `tenants.toml`, whose rules are private: decisions keep the rights of users).
 
 use std::fmt::{Debug, Write};
 use std::net::IpAddr;
@@ -67,8 +67,8 @@ fn list(texts: &[String]) -> String {
     format!("[{}]", texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", "))
 }
 
-/// `tenants.toml`. Property: see above; a tenant whose name a container or an unprivileged user chose is RT only by a
-/// rule that names a user; caps and priorities are within their ranges.
+/// `tenants.toml`. Properties: those of each file (module comment); a tenant whose name a container or an unprivileged
+/// user chose is RT only by a rule that names a user; caps and priorities are within their ranges.
 pub fn tenants_toml(data: &[u8]) {
     let Some(rules) = read(data, |text| Rules::parse(std::slice::from_ref(text))) else { return };
     let table = rules.table();
@@ -93,7 +93,7 @@ pub fn tenants_toml(data: &[u8]) {
     let _ = (rules.names_cgroup("/rt.slice"), rules.unused(["web"].into_iter()));
 }
 
-/// `host.toml`. Property: see above.
+/// `host.toml`. Properties: those of each file (module comment).
 pub fn host_toml(data: &[u8]) {
     let parse = |text: &Text| {
         let mut config = HostConfig::default();
@@ -137,7 +137,7 @@ fn host_text(config: &HostConfig) -> String {
     text
 }
 
-/// `daemon.toml`. Property: see above.
+/// `daemon.toml`. Properties: those of each file (module comment).
 pub fn daemon_toml(data: &[u8]) {
     let parse = |text: &Text| {
         let mut config = DaemonConfig::default();
@@ -162,7 +162,7 @@ pub fn daemon_toml(data: &[u8]) {
     assert_eq!(reread(&text, parse), config);
 }
 
-/// `sched.toml`. Property: see above.
+/// `sched.toml`. Properties: those of each file (module comment).
 pub fn sched_toml(data: &[u8]) {
     let parse = |text: &Text| {
         let mut config = SchedConfig::default();
@@ -211,8 +211,8 @@ fn sched_text(config: &SchedConfig) -> String {
     text
 }
 
-/// `sockets.toml`. Property: see above; an address that is special is reached only where a network within its range is
-/// named.
+/// `sockets.toml`. Properties: those of each file (module comment); an address that is special is reached only where a
+/// network within its range is named.
 pub fn sockets_toml(data: &[u8]) {
     let parse = |text: &Text| -> Result<Vec<(String, Vm)>, ConfigError> {
         let vms = sockets::parse(text)?;

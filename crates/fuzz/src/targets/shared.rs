@@ -71,8 +71,8 @@ pub fn ledger(data: &[u8]) {
     assert_eq!(copy.news(0, &mut unseen), Some(copy.table(now)[0]));
 }
 
-/// What a guest publishes of its next deadlines. In: the vCPU's period, a time, the clocks' difference, then what a pacer
-/// reads, one line after the other.
+/// What a guest publishes of its next deadlines. In: the vCPU's period, a time, the clocks' difference, then what a
+/// pacer reads, one line after the other.
 ///
 /// Property: each deadline is later than the time after which it is asked for; slices end for the vCPU no oftener than
 /// eight times in its period in the long run; tasks are told in the order of their deadlines.

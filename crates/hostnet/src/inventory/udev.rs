@@ -1,8 +1,8 @@
 //! What udev is told of interrupts' CPUs: options of `.link` files (systemd 260), and rules.
 //!
 //! Source: systemd `src/udev/net/link-config.c`: `IRQAffinityPolicy=single` puts all of an interface's interrupts on
-//! one CPU, `spread` one on each, of `IRQAffinity=` and the node of `IRQAffinityNUMA=`, when the interface appears. udev
-//! records which `.link` file and drop-ins it took (`/run/udev/data/nINDEX`).
+//! one CPU, `spread` one on each, of `IRQAffinity=` and the node of `IRQAffinityNUMA=`, when the interface appears.
+//! udev records which `.link` file and drop-ins it took (`/run/udev/data/nINDEX`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -126,7 +126,8 @@ impl Answer {
             match message.message_type() {
                 NLMSG_NOOP => {}
                 NLMSG_DONE => {
-                    // A dump that failed on its way ends so, too, with why (net/netlink/af_netlink.c, netlink_dump_done).
+                    // A dump that failed on its way ends so, too, with why (net/netlink/af_netlink.c,
+                    // netlink_dump_done).
                     if !message.payload().is_empty() {
                         acknowledged(message.payload())?;
                     }

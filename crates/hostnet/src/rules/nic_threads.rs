@@ -14,8 +14,8 @@ use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 /// From here on netlink lists NAPI instances.
 pub const NAPI_LISTED: (u32, u32) = (6, 8);
 
-/// From here on the kernel, asked to end NAPI threads, waits until each instance is idle or its thread's own; one of an interface that is down is neither
-/// (`net/core/dev.c`, `napi_stop_kthread`: `napi_disable` has left it scheduled).
+/// From here on the kernel, asked to end NAPI threads, waits until each instance is idle or its thread's own; one of an
+/// interface that is down is neither (`net/core/dev.c`, `napi_stop_kthread`: `napi_disable` has left it scheduled).
 pub const UNTHREADING_WAITS: (u32, u32) = (6, 17);
 
 /// See [`RuleId::NapiThreaded`].
@@ -34,7 +34,8 @@ pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
             continue;
         };
         if mode == 0 && nic.physical && !nic.up && inventory.kernel.version >= UNTHREADING_WAITS {
-            // What is set while it is down could not be given back before it is up; the pass that follows its ifup threads it.
+            // What is set while it is down could not be given back before it is up; the pass that follows its ifup
+            // threads it.
             continue;
         }
         let needs: Vec<Knob> = veth::napi_maker(nic).into_iter().collect();

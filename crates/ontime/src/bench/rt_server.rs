@@ -136,7 +136,8 @@ pub struct Args {
     /// A word for the command line of the RT guest's kernel (may be repeated): sysctl.net.core.busy_read=1
     #[arg(long = "guest-append", value_name = "WORD")]
     appended: Vec<String>,
-    /// What the bulk VMs receive: tcp (at full speed, as in the paper), small-packets or large-packets (UDP at full speed), none
+    /// What the bulk VMs receive: tcp (at full speed, as in the paper), small-packets or large-packets (UDP at full
+    /// speed), none
     #[arg(long = "load", value_name = "LOAD", value_delimiter = ',', default_value = "tcp")]
     loads: Vec<Load>,
     #[command(flatten)]

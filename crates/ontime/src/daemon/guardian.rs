@@ -38,7 +38,8 @@ use crate::paths::Paths;
 
 /// How long capped threads are watched after the daemon's end, where the kernel's protections are not enough.
 const WATCH: Duration = Duration::from_secs(1);
-/// The longest that a daemon waits for the guardian of the one before it: [`WATCH`], and what a trace instance takes to be removed.
+/// The longest that a daemon waits for the guardian of the one before it: [`WATCH`], and what a trace instance takes to
+/// be removed.
 const FORMER: Duration = Duration::from_secs(6);
 
 /// Waits until the guardian of a daemon that was killed has ended: it places threads, and its own place is no tenant's.
@@ -90,7 +91,8 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// With what is in force besides while a pass is under way: the threads of the charge before it, and what only its end changes.
+    /// With what is in force besides while a pass is under way: the threads of the charge before it, and what only its
+    /// end changes.
     pub fn beside(mut self, former: Option<&Self>) -> Self {
         let Some(former) = former.filter(|former| !former.relieved) else { return self };
         let own: BTreeSet<ThreadId> = self.threads.iter().map(|of| of.id).collect();

@@ -61,7 +61,7 @@ pub fn take(path: &Path) -> Result<Lock, LockError> {
     Ok(Lock { _file: file })
 }
 
-/// Waits until nobody holds the lock, at most so long; whether that is so.
+/// Waits at most `most` until no process holds the lock. Returns whether it is free.
 pub fn wait_until_free(path: &Path, most: Duration) -> bool {
     let start = Instant::now();
     loop {
@@ -99,7 +99,7 @@ mod tests {
     fn a_holder_that_goes_is_waited_for_and_one_that_stays_is_not_waited_for_for_ever() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("guardian.lock");
-        assert!(wait_until_free(&path, Duration::ZERO), "nobody has made it yet");
+        assert!(wait_until_free(&path, Duration::ZERO), "there is no file yet");
         let held = take(&path).unwrap();
         assert!(!wait_until_free(&path, Duration::from_millis(30)));
         let goes = std::thread::spawn(move || {

@@ -84,7 +84,7 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let (asks, asked) = sync_channel(http::BACKLOG);
     guardian::wait_for_former(paths);
     let engine = Engine::new(paths.clone(), config)?;
-    // Whoever asks before there is somebody to answer is told at once that there is no daemon.
+    // A client that asks before the engine is ready gets `no daemon` at once.
     let socket = paths.socket();
     let listener = http::bind(&socket).with_context(|| format!("{}: listening", socket.display()))?;
     let watcher = Watcher::new(engine.sources()).context("watching tenants")?;

@@ -32,7 +32,8 @@ pub fn originals(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// The same in the order in which they are written back: the reverse of switching off, for 6.12 takes its RT limit back only after its fair servers.
+/// The same in the order in which they are written back: the reverse of switching off, for 6.12 takes its RT limit back
+/// only after its fair servers.
 pub fn files(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
     let mut files = originals(journal, roots);
     files.reverse();

@@ -324,7 +324,7 @@ pub(super) fn charge_guardian(
             Err(error) => repeats.warn(&format!("{}; starting another", crate::exit::chain(&error))),
         }
     }
-    // Whatever it was, it is not to act on an old charge while a new one stands beside it.
+    // The old guardian must not act on its charge beside the new one.
     if let Some(old) = slot.take() {
         old.relieve();
     }

@@ -354,7 +354,8 @@ impl Engine {
                 state.lost = caps.release(wanted).err().or(state.lost.take());
             }
             keeper.release(&look.settled);
-            // Killed before the pass ends, the daemon leaves threads at real-time priority that it has capped since the last charge.
+            // Killed before the pass ends, the daemon leaves threads at real-time priority that it has capped since the
+            // last charge.
             let charge = Charge {
                 protections: protections::files(journal, host.host.roots()),
                 then_protected: protections::kernel_protects(host.host, &look.inventory, journal),
