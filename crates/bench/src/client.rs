@@ -15,11 +15,11 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use ontime_figures::number;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::clock::{Clock, RealClock, VirtualClock};
-use crate::number;
 use crate::pcap::PcapError;
 use crate::sockperf;
 

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ontime_figures::number;
 use ontime_lab::images::Images;
 
 use crate::frame::{Frame, Segment, parse};
 use crate::host::{Ground, Host, MeasureError, Site, size};
-use crate::number;
 use crate::pcap::{PcapError, Record, Tail};
 use crate::schema::{Connections, Load, MethodResult, Run};
 use crate::server::{self, Place, Seat, Wake};

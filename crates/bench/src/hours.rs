@@ -15,15 +15,15 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ontime_figures::number;
+use ontime_figures::stats::Tally;
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::flood::Flood;
 use crate::host::{Host, MeasureError, size};
-use crate::number;
 use crate::paced::Paced;
 use crate::pcap::{Record, Tail};
 use crate::schema::{Load, MethodResult, Run};
-use crate::stats::Tally;
 use crate::trial::{self, SETTLED};
 use crate::wire::{Exchange, Monitor, Phases, RtFlow, WireAnalysis};
 use crate::workload::Workload;
@@ -369,7 +369,7 @@ mod tests {
     use super::*;
     use crate::pcap::{HEADER, crafted};
     use crate::sockperf;
-    use crate::stats::Summary;
+    use ontime_figures::stats::Summary;
 
     const PORT: u16 = 11_111;
     const CLIENT: ([u8; 4], u16) = ([10, 1, 0, 1], 40_000);

@@ -12,7 +12,7 @@ use ontime_lab::images::Images;
 use serde::Deserialize;
 
 use crate::host::{BULK_VMS, Host, MeasureError, RT_VM, Site, boot_vm};
-use crate::number;
+use crate::report;
 use crate::schema::{DoctorRow, Load, MethodResult};
 use crate::server;
 use crate::trial::{self, Requests, Trial};
@@ -175,7 +175,7 @@ pub fn table(results: &[MethodResult]) -> String {
         String::from("rule off           requests  lost       p50       p99       max  us   p99 by all's  doctor\n");
     let all = results.iter().find(|result| result.method == ALL).and_then(|result| result.latency_us);
     for result in results {
-        let figures = number::columns(result.latency_us, |of| [of.p50, of.p99, of.max]);
+        let figures = report::columns(result.latency_us, |of| [of.p50, of.p99, of.max]);
         let times = result.latency_us.zip(all.filter(|all| all.p99 > 0.0));
         let times = times.map_or_else(String::new, |(of, all)| format!("{:.2}", of.p99 / all.p99));
         let doctor = result.doctor.as_ref().map_or("", |row| row.state.as_str());

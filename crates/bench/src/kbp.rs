@@ -7,13 +7,14 @@
 //! one named `METHOD-PLACE-FRAME-hours` in place of them: the same open loop for as long.
 //! On the virtual clock a rate is a count of instructions, not of a machine's time.
 
+use ontime_figures::number;
 use serde::Deserialize;
 
 use crate::hardware::HardwareError;
 use crate::host::{BULK_VMS, Ground, Host, MeasureError, size};
 use crate::hours::{self, Hours};
-use crate::number;
 use crate::paced::{Pace, Paced};
+use crate::report;
 use crate::schema::{Clock, Load, MethodResult, Polling, ZeroLoss};
 use crate::server::{self, Net, Place, Seat};
 use crate::trial::{self, Requests, SETTLED, Trial};
@@ -301,7 +302,7 @@ pub fn table(results: &[MethodResult]) -> String {
         "case                          requests  lost      mean       p99       max  us   frames/s without loss\n",
     );
     for result in results {
-        let figures = number::columns(result.latency_us, |of| [of.mean, of.p99, of.max]);
+        let figures = report::columns(result.latency_us, |of| [of.mean, of.p99, of.max]);
         let rate = result.zero_loss.as_ref().map_or_else(String::new, |of| number::significant(of.frames_per_s));
         text.push_str(&format!("{:<29} {:>8} {:>5}{figures}  {rate:>22}\n", result.method, result.count, result.lost));
     }

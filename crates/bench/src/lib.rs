@@ -10,7 +10,7 @@
 //!                 |              |
 //!           wire::analyse   bulk::analyse
 //!                 \              /
-//!            MethodResult::new(&Run { .. })                 (stats, histogram, schema)
+//!            MethodResult::new(&Run { .. })                 (ontime_figures, histogram, schema)
 //!                        |
 //!      Report { results, paper: Figures::rows, goals: goals::evaluate }
 //!                        |
@@ -49,7 +49,6 @@ pub mod hours;
 pub mod inversion;
 pub mod kbp;
 pub mod memcached;
-pub mod number;
 pub mod paced;
 pub mod paper;
 pub mod path;
@@ -63,7 +62,6 @@ pub mod segments;
 pub mod server;
 pub mod slo;
 pub mod sockperf;
-pub mod stats;
 pub mod tcp;
 pub mod trial;
 pub mod vatc;

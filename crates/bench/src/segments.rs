@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
+use ontime_figures::number;
 use serde::Deserialize;
 
 use crate::host::{Host, MeasureError};
-use crate::number;
 use crate::schema::{InversionRow, Inversions, MethodResult, SegmentTime};
 
 /// The segments, in the order of the way.

@@ -8,12 +8,13 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use ontime_figures::number;
 use ontime_lab::images::Images;
 
 use crate::host::{Host, MeasureError, RT_VM, Site, Vm, boot_vm};
 use crate::memcached;
-use crate::number;
 use crate::paper::{Figures, Rtvirt};
+use crate::report;
 use crate::rta::guests::{DECLARED_US, Guests, Order, Releases, Reservations};
 use crate::rta::{self, Rta, WORK_PERCENT, group};
 use crate::schema::{Load, MethodResult};
@@ -284,7 +285,7 @@ pub fn table(results: &[MethodResult]) -> String {
     );
     let figures = Figures::load().ok();
     for result in results {
-        let figures_of = number::columns(result.latency_us, |of| [of.p50, of.p90, of.p99, of.p99_9, of.max]);
+        let figures_of = report::columns(result.latency_us, |of| [of.p50, of.p90, of.p99, of.p99_9, of.max]);
         let paper = METHODS.iter().flat_map(|method| BESIDE.map(|beside| (*method, beside)));
         let paper = paper.into_iter().find(|(method, beside)| name(method, *beside) == result.method);
         let paper =

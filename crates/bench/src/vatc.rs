@@ -15,8 +15,8 @@ use crate::flood::{self, Flood, Kind};
 use crate::frame::{Frame, parse};
 use crate::hardware::HardwareError;
 use crate::host::{AS_IS, Ground, Host, MeasureError, RT_VM, Vm};
-use crate::number;
 use crate::pcap::{PcapError, Tail};
+use crate::report;
 use crate::schema::{Load, MethodResult, Run};
 use crate::trial;
 use crate::wire::{self, RtFlow};
@@ -350,7 +350,7 @@ fn words(method: &str) -> &str {
 pub fn table(results: &[MethodResult]) -> String {
     let mut text = String::from("case                    requests  lost       p50       p95       max  us\n");
     for result in results {
-        let figures = number::columns(result.latency_us, |of| [of.p50, of.p95, of.max]);
+        let figures = report::columns(result.latency_us, |of| [of.p50, of.p95, of.max]);
         text.push_str(&format!("{:<23} {:>8} {:>5}{figures}\n", result.method, result.count, result.lost));
     }
     text

@@ -9,15 +9,16 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ontime_figures::number;
+use ontime_figures::stats::Summary;
+
 use crate::client::{self, ClientConfig, ClientError};
 use crate::host::{Host, MeasureError};
 use crate::memcached;
-use crate::number;
 use crate::pcap::PcapError;
 use crate::sampled;
 use crate::sampled::publisher::Publisher;
 use crate::server::{self, Server};
-use crate::stats::Summary;
 use crate::voip;
 use crate::wire::{self, RtFlow, WireAnalysis};
 use crate::xen_arm;

@@ -17,7 +17,7 @@ use ontime_lab::role::LOADED;
 
 use crate::client::{self, ClientError};
 use crate::host::{Host, MeasureError, RT_VM, Site, Vm, boot_vm};
-use crate::number;
+use crate::report;
 use crate::schema::{Load, MethodResult};
 use crate::segments::{Depth, Trace};
 use crate::server;
@@ -232,7 +232,7 @@ pub fn table(results: &[MethodResult]) -> String {
         "case                       requests  lost       p50       p99     p99.9       max  us   over 1 ms\n",
     );
     for result in results {
-        let figures = number::columns(result.latency_us, |of| [of.p50, of.p99, of.p99_9, of.max]);
+        let figures = report::columns(result.latency_us, |of| [of.p50, of.p99, of.p99_9, of.max]);
         let late = result.late.map_or(0, |late| late.frames);
         let share = late as f64 * 100.0 / result.count.max(1) as f64;
         text.push_str(&format!(

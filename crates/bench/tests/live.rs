@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use common::process::{Background, start, tcpdump, wait_for_header};
 use ontime_bench::client::{self, ClientConfig, ClientError, Heard, Peer};
 use ontime_bench::clock::{Clock, VirtualClock};
-use ontime_bench::stats::Summary;
 use ontime_bench::wire::{self, RtFlow};
+use ontime_figures::stats::Summary;
 
 mod common;
 

@@ -4,8 +4,8 @@
 //! bench report's. What stands behind a bar is told by the browser when the pointer rests on it (`<title>`).
 
 use maud::{Markup, html};
-use ontime_bench::number;
-use ontime_bench::report::page;
+use ontime_figures::number;
+use ontime_figures::page;
 
 use crate::analyser::{Analyser, Detail};
 use crate::event::policy;

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ontime_bench::stats::Summary;
+use ontime_figures::stats::Summary;
 use ontime_hostnet::RuleId;
 use serde::Serialize;
 

@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use ontime_bench::number;
+use ontime_figures::number;
 
 use crate::report::{Document, Figures, PathReport};
 use crate::request::Segment;

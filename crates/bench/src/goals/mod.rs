@@ -6,9 +6,9 @@
 use Figure::{Bulk, Connections, Cost, HostTime, Max, P50, P95, P99, P99_9, Sd, ZeroLoss};
 
 mod list;
+use ontime_figures::number;
 
 pub use self::list::{GOALS, of_experiment};
-use crate::number;
 use crate::schema::{Bound, Clock, Goal, Load, MethodResult, kernel_series};
 
 /// A method under a condition.

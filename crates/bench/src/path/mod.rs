@@ -29,6 +29,7 @@ use ontime_lab::images::Images;
 use ontime_lab::isolate;
 use ontime_lab::role::SYMBOLS;
 
+use ontime_figures::stats::Summary;
 pub use report::{Document, FunctionRow, Method, PATH_VERSION, ReportError, StageRow, json_schema, sequence, table};
 
 use crate::client::{self, ClientConfig, Peer};
@@ -37,7 +38,6 @@ use crate::memcached;
 use crate::rt_server::Case;
 use crate::schema::Load;
 use crate::server::{self, Place, Seat};
-use crate::stats::Summary;
 use crate::trial;
 use crate::voip::sipp::Asker;
 use crate::workload::{Client, SOCKPERF, Workload};

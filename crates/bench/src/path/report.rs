@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use ontime_figures::number;
 use schemars::{JsonSchema, Schema, schema_for};
 use serde::{Deserialize, Serialize};
 
 use super::line::Level;
 use super::stages::{Phase, Request, Stage};
-use crate::number;
 
 /// The version of the document; any change of a field raises it.
 pub const PATH_VERSION: u32 = 1;

@@ -6,9 +6,9 @@
 use std::fmt::Write as _;
 
 use maud::{Markup, html};
+use ontime_figures::number;
 
 use super::condition;
-use crate::number;
 use crate::schema::{Distribution, Load, MethodResult};
 
 const WIDTH: f64 = 720.0;

@@ -1,18 +1,14 @@
-//! The page: one HTML file that needs nothing else, in light and dark, on a phone and on paper.
+//! The page: one HTML file that needs nothing else, in the frame of [`ontime_figures::page`].
 //!
-//! In: a [`Report`]. Out: HTML. There is no script, and the content security policy forbids every request; text from
-//! the report is escaped by the template.
+//! In: a [`Report`]. Out: HTML. Text from the report is escaped by the template.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
+use ontime_figures::{number, page};
 
 use super::charts::{TimeAxis, cdf, colour, histogram, stroke, tail};
 use super::{Row, condition, groups, rows, timed, unfavourable};
-use crate::number;
 use crate::rt_server::HOST_PROCESS;
 use crate::schema::{Bound, Clock, Distribution, Goal, Load, MethodResult, Report};
-
-const STYLE: &str = include_str!("page.css");
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
 /// The report as one self-contained page.
 pub fn html(report: &Report) -> String {
@@ -39,26 +35,6 @@ pub fn html(report: &Report) -> String {
             (reproduce(report))
         },
     )
-}
-
-/// A self-contained page in the style of all of Ontime's: light and dark, no script, no request to anywhere. `style` is what
-/// the page needs beyond the common style sheet.
-pub fn page(title: &str, style: &str, body: &Markup) -> String {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta http-equiv="Content-Security-Policy" content=(POLICY);
-                meta name="color-scheme" content="light dark";
-                title { (title) }
-                style { (PreEscaped(STYLE)) (PreEscaped(style)) }
-            }
-            body { main { (body) } }
-        }
-    };
-    page.into_string()
 }
 
 fn head(report: &Report) -> Markup {

@@ -11,11 +11,12 @@ mod table;
 
 pub use csv::csv;
 pub use histograms::{case, hgrm, hgrm_files, rtla};
-pub use html::{html, page};
+pub use html::html;
 pub use table::{goals, terminal};
 
-use crate::number;
-use crate::schema::{Clock, Load, MethodResult, PaperRow, Report};
+use ontime_figures::number;
+
+use crate::schema::{Clock, Distribution, Load, MethodResult, PaperRow, Report};
 
 /// A line of the comparison: ours, the paper's, or both.
 #[derive(Debug, Clone, Copy)]
@@ -82,6 +83,17 @@ fn groups(report: &Report) -> Vec<(Clock, &str, Vec<&MethodResult>)> {
 fn condition(result: &MethodResult) -> String {
     let cpus = if result.cpus == 1 { "1 CPU".to_string() } else { format!("{} CPUs", result.cpus) };
     format!("{}, {} clock, {cpus}, {}", result.kernel, result.clock.name(), result.load.words())
+}
+
+/// Of response times these, us, ten characters each; as wide where there are none.
+pub(crate) fn columns<const N: usize>(
+    latency: Option<Distribution>,
+    pick: impl Fn(Distribution) -> [f64; N],
+) -> String {
+    latency.map_or_else(
+        || format!("{:<width$}", "  nothing was counted", width = 10 * N),
+        |of| pick(of).map(|value| format!("{:>10}", number::us(value))).concat(),
+    )
 }
 
 /// What the times are.
@@ -159,4 +171,15 @@ fn worse_than(result: &MethodResult, vanilla: &MethodResult) -> Vec<String> {
         }
     }
     worse
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_where_nothing_was_counted() {
+        assert_eq!(columns(None, |of| [of.p50, of.max]), "  nothing was counted");
+        assert_eq!(columns::<3>(None, |_| [0.0; 3]).len(), 30);
+    }
 }

@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
+use ontime_figures::number;
 
 use super::{Row, condition, rows, timed, unfavourable};
 use crate::schema::{Bound, Distribution, Report};
-use crate::{connections, heavy, inversion, kbp, number, rta, sampled, segments, slo, vatc, xen_arm};
+use crate::{connections, heavy, inversion, kbp, rta, sampled, segments, slo, vatc, xen_arm};
 
 const DASH: &str = "-";
 /// Column heads; the first line names the group.

@@ -6,12 +6,12 @@
 
 use std::fmt::Write as _;
 
+use ontime_figures::number;
 use ontime_lab::images::Images;
 
 use super::guests::{self, Guests, Log, Order, Releases, Reservations};
 use super::{Rta, Setup, each_case, group, pacers, summarise, without_requests, words};
 use crate::host::{Host, MeasureError, Site};
-use crate::number;
 use crate::paper::Figures;
 use crate::schema::MethodResult;
 

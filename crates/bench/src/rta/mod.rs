@@ -17,6 +17,7 @@ pub mod video;
 
 use std::fmt::Write as _;
 
+use ontime_figures::number;
 use ontime_lab::images::Images;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -26,8 +27,8 @@ pub use self::guests::WORK_PERCENT;
 use self::guests::{DECLARED_US, Guests, Log, Order, Releases, Reservations};
 use crate::host::{CpuTime, Host, MeasureError, Site};
 use crate::schema::{Load, MethodResult, RtaRow, Rtas, Run};
+use crate::trial;
 use crate::wire::WireAnalysis;
-use crate::{number, trial};
 
 /// The methods, in the order in which they are measured: the guests' module cannot be there for the first.
 pub const METHODS: [&str; 5] = ["vanilla", "deadline", "dp-wrap", "sched_ext", "paced"];

@@ -7,13 +7,14 @@
 
 use std::fmt::Write as _;
 
+use ontime_figures::number;
 use ontime_lab::images::Images;
 
 use super::guests::{DECLARED_US, Guests};
 use super::{apply, without_requests};
 use crate::host::{Host, MeasureError, Site};
 use crate::schema::{HostTime, MethodResult};
-use crate::{number, trial};
+use crate::{report, trial};
 
 /// The calls, in the order in which they are made: what the host's processes use anyway is what they use while nothing changes; and there is no way back from
 /// something spare.
@@ -194,7 +195,7 @@ pub fn table(results: &[MethodResult]) -> String {
         "call                                              calls       p50       p99       max  us   CPU of the host a change, us: device  daemon  pacers   all\n",
     );
     for result in results {
-        let figures = number::columns(result.latency_us, |of| [of.p50, of.p99, of.max]);
+        let figures = report::columns(result.latency_us, |of| [of.p50, of.p99, of.max]);
         let host = result.host_time.map_or_else(String::new, |of| {
             let [device, daemon, pacers, all] = [of.device_us, of.daemon_us, of.pacers_us, of.sum_us()].map(number::us);
             format!("{device:>40} {daemon:>7} {pacers:>7} {all:>5}")

@@ -7,11 +7,11 @@
 use std::fmt::Write as _;
 use std::time::Instant;
 
+use ontime_figures::number;
 use ontime_plan::edf::Partition;
 use ontime_plan::simulate::{Options, simulate};
 use ontime_plan::{Admission, Arrivals, Bandwidth, Demand, Nanos, Planner, Refusal, Reservation, Rta, Vcpu};
 
-use crate::number;
 use crate::paper::{Figures, Overhead};
 
 /// The paper's length, s.

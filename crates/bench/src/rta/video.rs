@@ -6,6 +6,7 @@
 
 use std::fmt::Write as _;
 
+use ontime_figures::number;
 use ontime_lab::images::Images;
 use ontime_plan::simulate::{Between, Change, Options, Outcome, Stay, simulate_stays};
 use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos};
@@ -15,7 +16,6 @@ use rand_chacha::ChaCha8Rng;
 use super::guests::{self, DECLARED_US, Guests, Log, Order, Releases};
 use super::{Rta, Setup, WHOLE, WORK_PERCENT, each_case, group, pacers, summarise, without_requests, words};
 use crate::host::{Host, MeasureError, Site};
-use crate::number;
 use crate::paper::Figures;
 use crate::schema::MethodResult;
 

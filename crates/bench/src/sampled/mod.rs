@@ -11,7 +11,7 @@ pub mod wire;
 use ontime_lab::role::SAMPLED_VALUES;
 
 use crate::host::{AS_IS, BULK_VMS, Ground, MeasureError, RT_VM, Site, Vm, boot_vm};
-use crate::number;
+use crate::report;
 use crate::schema::{Load, MethodResult};
 use crate::server;
 use crate::trial::{self, Requests, Trial};
@@ -94,7 +94,7 @@ pub fn table(results: &[MethodResult]) -> String {
         "method       load                 frames   late   lost       p50       p99    p99.99       max  us\n",
     );
     for result in results {
-        let figures = number::columns(result.latency_us, |of| [of.p50, of.p99, of.p99_99, of.max]);
+        let figures = report::columns(result.latency_us, |of| [of.p50, of.p99, of.p99_99, of.max]);
         let late = result.late.map_or(0, |late| late.frames);
         text.push_str(&format!(
             "{:<12} {:<18} {:>8} {late:>6} {:>6}{figures}\n",

@@ -1,9 +1,10 @@
 //! From what was captured to a [`MethodResult`].
 
+use ontime_figures::stats::{Summary, Tally};
+
 use super::{Clock, Distribution, HistogramBin, Late, Load, MethodResult};
 use crate::bulk::BulkAnalysis;
 use crate::histogram::LogLinear;
-use crate::stats::{Summary, Tally};
 use crate::wire::WireAnalysis;
 
 /// A measured method, as [`MethodResult::new`] takes it.

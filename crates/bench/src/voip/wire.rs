@@ -11,8 +11,9 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use ontime_figures::number;
+
 use crate::frame::{Frame, parse};
-use crate::number;
 use crate::pcap::{PcapError, Record};
 use crate::wire::{self, Exchange, Monitor, RtFlow, WireAnalysis};
 

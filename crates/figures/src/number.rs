@@ -1,7 +1,5 @@
 //! Figures as they are printed, the same everywhere.
 
-use crate::schema::Distribution;
-
 /// Microseconds: one decimal below 100, whole with a thousands separator from there.
 pub fn us(value: f64) -> String {
     if value.abs() < 99.95 { format!("{value:.1}") } else { grouped(value.round()) }
@@ -31,19 +29,8 @@ pub fn percent(share: f64) -> String {
     if percent >= 9.995 || percent == 0.0 { format!("{percent:.0} %") } else { format!("{} %", significant(percent)) }
 }
 
-/// Of response times these, us, ten characters each; as wide where there are none.
-pub(crate) fn columns<const N: usize>(
-    latency: Option<Distribution>,
-    pick: impl Fn(Distribution) -> [f64; N],
-) -> String {
-    latency.map_or_else(
-        || format!("{:<width$}", "  nothing was counted", width = 10 * N),
-        |of| pick(of).map(|value| format!("{:>10}", us(value))).concat(),
-    )
-}
-
 /// A ratio of p99 to vanilla's: how many times lower or higher.
-pub(crate) fn times(below: f64) -> String {
+pub fn times(below: f64) -> String {
     if below >= 1.0 {
         format!("{}x lower", significant(below))
     } else {
@@ -80,8 +67,6 @@ mod tests {
         assert_eq!([significant(0.0), significant(1e-5), significant(1234567.0)], ["0", "1.0e-5", "1,234,567"]);
         assert_eq!([percent(0.5), percent(0.0312), percent(0.0)], ["50 %", "3.12 %", "0 %"]);
         assert_eq!([times(61.0), times(0.5)], ["61.0x lower", "2.00x higher"]);
-        assert_eq!(columns(None, |of| [of.p50, of.max]), "  nothing was counted");
-        assert_eq!(columns::<3>(None, |_| [0.0; 3]).len(), 30);
         assert_eq!([count(0), count(999), count(1_000), count(20_000_000)], ["0", "999", "1,000", "20,000,000"]);
     }
 }

@@ -1,0 +1,11 @@
+//! Figures and how they are shown, the same in the product (`ontime trace`) and in the laboratory's reports.
+//!
+//! - [`stats`]: exact statistics of samples.
+//! - [`number`]: figures as they are printed.
+//! - [`page`]: the frame and style of an HTML page.
+
+pub mod number;
+mod page;
+pub mod stats;
+
+pub use page::page;
