@@ -19,7 +19,7 @@ ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
 	@mkdir -p $(REPORT)
-	$(ONTIME) bench rt-server --load tcp,small-packets,none --requests $(REQUESTS) --json $(REPORT)/rt-server.json \
+	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --requests $(REQUESTS) --json $(REPORT)/rt-server.json \
 		--csv $(REPORT)/rt-server.csv --html $(REPORT)/index.html
 	@echo "The report page: $(abspath $(REPORT))/index.html"
 
@@ -31,7 +31,7 @@ test: release
 ## thorough: what `make test` leaves out: tests that depend on this machine's real speed, and those of the emulated host that are long (hours)
 thorough: sched-ext
 	cargo test --workspace -- --ignored real_speed
-	$(ONTIME) lab images
+	$(ONTIME)-lab images
 	scripts/lab-test.sh $(ONTIME) by-name
 
 ## conformance: public test suites in a guest, on its own stack and on outsourced sockets; SUITE=all for every suite
@@ -49,13 +49,13 @@ hundred: release
 ## figures: the main table of docs/results.md, 20,000 requests a method (hours), on 7.2-rt and 6.12-rt
 figures: release images
 	@mkdir -p $(REPORT)
-	$(ONTIME) bench rt-server --load tcp,small-packets,none --kernel 7.2-rt,6.12-rt --requests 20000 \
+	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --kernel 7.2-rt,6.12-rt --requests 20000 \
 		--json $(REPORT)/figures.json --csv $(REPORT)/figures.csv --html $(REPORT)/figures.html
 
 ## exclusive: the paper's exclusive CPU beside what it is compared with; two CPUs, so on the real clock (indicative)
 exclusive: release images
 	@mkdir -p $(REPORT)
-	$(ONTIME) bench rt-server --clock real --cpus 2 --method vanilla,threaded,exclusive,partitioned \
+	$(ONTIME)-lab bench rt-server --clock real --cpus 2 --method vanilla,threaded,exclusive,partitioned \
 		--requests $(REQUESTS) --json $(REPORT)/exclusive.json --html $(REPORT)/exclusive.html
 
 ## sched-ext: the binary with the back end sched_ext for reserved CPU time (clang, libelf, zlib); the next plain build is without it
@@ -83,7 +83,7 @@ tests: setup
 	cargo test --workspace --no-run
 
 images: release
-	$(ONTIME) lab images
+	$(ONTIME)-lab images
 
 ## dist: what `make install` installs, in target/dist: the program with its commit, man pages, completions, the list of crates
 dist:

@@ -52,7 +52,7 @@ cp "$here/lab/outsourced.sh" "$files/"
 # The lab's image with this machine's kernel and clock, in name spaces that end with it; what is written to it is forgotten.
 direct() {
     image=$(ls -t "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/host.img 2> /dev/null | head -n 1)
-    [ -n "$image" ] || { echo "guest test: no lab image; run \`ontime lab run -- true\` once" >&2; return 3; }
+    [ -n "$image" ] || { echo "guest test: no lab image; run \`ontime-lab run -- true\` once" >&2; return 3; }
     unshare --net --mount --pid --fork --kill-child --propagation private sh -ec '
         image=$1 work=$2 ontime=$3
         shift 3
@@ -75,7 +75,7 @@ status=0
 case $words in
 *direct*) direct || status=$? ;;
 *)
-    "$ontime" lab run --timeout "${GUEST_TEST_SECONDS:-7200}" --silence 1200 --out "$work/out" -- \
+    "$ontime-lab" run --timeout "${GUEST_TEST_SECONDS:-7200}" --silence 1200 --out "$work/out" -- \
         env GUEST_SECONDS="${GUEST_TEST_SECONDS:-7200}" ONE_RUN="$ONE_RUN" sh /lab/outsourced.sh "$channels" "$wake" || status=$?
     ;;
 esac

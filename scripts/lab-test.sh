@@ -35,14 +35,14 @@ check() { # NAME
 }
 
 status_and_files_come_back() {
-    "$ontime" lab run --out "$work/files" -- sh -c 'uname -v | grep -q PREEMPT_RT && echo kept > /lab/kept; exit 7'
+    "$ontime-lab" run --out "$work/files" -- sh -c 'uname -v | grep -q PREEMPT_RT && echo kept > /lab/kept; exit 7'
     [ $? -eq 7 ] && [ "$(cat "$work/files/files/kept")" = kept ] && [ -s "$work/files/console.log" ]
 }
 
 # Runs a lab in $work/$1, and sends it a signal when it is up.
 signalled() { # NAME SIGNAL
     mkdir -p "$work/$1"
-    TMPDIR=$work/$1 "$ontime" lab run -- sleep 600 &
+    TMPDIR=$work/$1 "$ontime-lab" run -- sleep 600 &
     first=$!
     for _ in $(seq 300); do ls "$work/$1"/*/agent.sock > /dev/null 2>&1 && break; sleep 0.1; done
     sleep 3
@@ -72,13 +72,13 @@ an_interrupted_lab_leaves_nothing() {
 }
 
 a_panic_is_told() {
-    "$ontime" lab run --out "$work/panic" -- sh -c 'echo c > /proc/sysrq-trigger'
+    "$ontime-lab" run --out "$work/panic" -- sh -c 'echo c > /proc/sysrq-trigger'
     [ $? -eq 125 ] && grep -q 'Kernel panic' "$work/panic/console.log"
 }
 
 too_long_is_told() {
     mkdir "$work/long"
-    TMPDIR=$work/long "$ontime" lab run --timeout 3 -- sleep 600
+    TMPDIR=$work/long "$ontime-lab" run --timeout 3 -- sleep 600
     [ $? -eq 124 ] && [ -z "$(ls "$work/long")" ]
 }
 
@@ -89,11 +89,11 @@ inside() { # NAME OPTIONS...
     mkdir -p "$work/$name/files"
     cp "$here"/lab/*.sh "$work/$name/files/"
     cp "$here/../packaging/libvirt/hooks/qemu.d/ontime" "$work/$name/files/hook"
-    "$ontime" lab run --silence 600 --out "$work/$name" "$@" -- env "CYCLES=${CYCLES:-3}" "BACKEND=${BACKEND:-paced}" bash --posix "/lab/$name.sh"
+    "$ontime-lab" run --silence 600 --out "$work/$name" "$@" -- env "CYCLES=${CYCLES:-3}" "BACKEND=${BACKEND:-paced}" bash --posix "/lab/$name.sh"
 }
 
 kernels_boot_and_an_old_one_is_said() {
-    "$ontime" lab run --kernel 7.2 --out "$work/plain" -- uname -r > "$work/release" || return 1
+    "$ontime-lab" run --kernel 7.2 --out "$work/plain" -- uname -r > "$work/release" || return 1
     grep -q '^7.2' "$work/release" || return 1
     inside degraded --kernel 6.12-rt
 }
@@ -101,11 +101,11 @@ kernels_boot_and_an_old_one_is_said() {
 lockdown_is_said() { inside lockdown --append lockdown=integrity; }
 
 real_clock_has_two_cpus() {
-    [ "$("$ontime" lab run --clock real --cpus 2 --out "$work/two" -- nproc)" = 2 ]
+    [ "$("$ontime-lab" run --clock real --cpus 2 --out "$work/two" -- nproc)" = 2 ]
 }
 
 a_hang_is_told() {
-    "$ontime" lab run --silence 60 --out "$work/hung" -- sh -c 'touch up; sleep 600' 2> "$work/said" &
+    "$ontime-lab" run --silence 60 --out "$work/hung" -- sh -c 'touch up; sleep 600' 2> "$work/said" &
     first=$!
     for _ in $(seq 1200); do [ -e "$work/hung/files/up" ] && break; sleep 0.1; done
     # The emulator, stopped as a whole, is what a host that hangs looks like from outside.
@@ -134,7 +134,7 @@ a_reused_thread_number_is_not_left_changed() {
     test=$(cargo test -q --manifest-path "$here/../Cargo.toml" --workspace --no-run --message-format json |
         sed -n 's/.*"executable":"\([^"]*reuse[^"]*\)".*/\1/p' | tail -n 1)
     mkdir -p "$work/reuse/files" && cp "$test" "$work/reuse/files/reuse" || return 1
-    "$ontime" lab run --clock real --cpus 2 --out "$work/reuse" -- /lab/reuse --nocapture > "$work/reuse.said"
+    "$ontime-lab" run --clock real --cpus 2 --out "$work/reuse" -- /lab/reuse --nocapture > "$work/reuse.said"
     status=$?
     cat "$work/reuse.said"
     [ $status -eq 0 ] && sed -n 's/.*\(placed [1-9]\)/figures: \1/p' "$work/reuse.said" | grep .
@@ -150,7 +150,7 @@ a_spinning_vm_leaves_the_rest() { inside cap; }
 who_has_something_pending_goes_first() {
     inside pending || return 1
     grep '^figures: ' "$work/log"
-    "$ontime" bench xen-arm --method partitioned,interrupt-context --cpu-load 20 --beside rt --requests 30 --silence 900 \
+    "$ontime-lab" bench xen-arm --method partitioned,interrupt-context --cpu-load 20 --beside rt --requests 30 --silence 900 \
         --json "$work/pending.json" || return 1
     perl -0777 -ne '
         my %max = /"method": "(\w[^"]*)".*?"latency_us": \{.*?"max": ([\d.]+)/gs;

@@ -37,6 +37,7 @@
 pub mod bulk;
 pub mod client;
 pub mod clock;
+mod command;
 pub mod connections;
 pub mod flood;
 pub mod frame;
@@ -69,3 +70,5 @@ pub mod voip;
 pub mod wire;
 pub mod workload;
 pub mod xen_arm;
+
+pub use command::main;

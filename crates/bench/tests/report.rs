@@ -106,7 +106,8 @@ fn a_report(requests: u64) -> Report {
         clock: Clock::Virtual,
         kernel: rt.to_string(),
         seed: 42,
-        command: "ontime bench rt-server --method vanilla,threaded,partitioned --seed 42 --requests 20000".to_string(),
+        command: "ontime-lab bench rt-server --method vanilla,threaded,partitioned --seed 42 --requests 20000"
+            .to_string(),
         created: "2026-11-20T10:00:00Z".to_string(),
         machine: "emulated host (QEMU 7.2, 1 CPU) on 2 x <Xeon> & friends".to_string(),
         results,

@@ -40,7 +40,7 @@ pub enum LabError {
     NotRoot,
     /// The images could not be built.
     #[error("the lab's images could not be built: is there a network, a Debian mirror in apt's configuration, and 6 GB of disk? \
-             `ontime lab images` begins anew; the last lines of {log}:\n{tail}", log = log.display())]
+             `ontime-lab images` begins anew; the last lines of {log}:\n{tail}", log = log.display())]
     Images {
         /// The build's log.
         log: PathBuf,

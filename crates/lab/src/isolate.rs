@@ -132,7 +132,7 @@ fn end(dir: TempDir, interrupted: bool) {
     if !interrupted && dir.path().join(KEPT).exists() {
         let _ = dir.keep();
     } else if let Err(error) = dir.close() {
-        eprintln!("ontime: a directory of the lab stays: {error}");
+        eprintln!("ontime-lab: a directory of the lab stays: {error}");
     }
 }
 

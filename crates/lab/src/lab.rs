@@ -63,6 +63,15 @@ impl Outcome {
     }
 }
 
+/// The binaries that go into the emulated host.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// `ontime`, the program under test.
+    pub ontime: PathBuf,
+    /// `ontime-lab`, which runs the commands there ([`crate::agent`]).
+    pub lab: PathBuf,
+}
+
 /// An emulated host. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Lab {
@@ -77,22 +86,21 @@ pub struct Lab {
 
 impl Lab {
     /// Starts an emulated host and waits until its user land is up. `dir` receives `files/` (`/lab` inside),
-    /// `console.log` and the captures; `binary` becomes `/usr/local/bin/ontime` inside. Call [`crate::isolate::enter`]
-    /// first.
+    /// `console.log` and the captures; `programs` go to `/usr/local/bin` inside. Call [`crate::isolate::enter`] first.
     ///
     /// # Errors
     /// The machine cannot be; a program is missing; the host hangs, crashes or ends while it boots.
-    pub fn start(machine: &Machine, images: &Images, dir: &Path, binary: &Path) -> Result<Self, LabError> {
+    pub fn start(machine: &Machine, images: &Images, dir: &Path, programs: &Programs) -> Result<Self, LabError> {
         machine.check()?;
         fs::create_dir_all(dir.join("files")).map_err(file("make", dir))?;
         let dir = dir.canonicalize().map_err(file("find", dir))?;
         let initrd = dir.join("initrd");
-        with_overlay(&images.initrd(machine.kernel), binary, &initrd)?;
+        with_overlay(&images.initrd(machine.kernel), programs, &initrd)?;
         network::set_up()?;
         match Self::boot(machine, images, &dir, &initrd) {
             // A kernel changes most of its code while it boots. Nothing of the caller's has begun then.
             Err(error @ LabError::StaleCode { .. }) => {
-                eprintln!("ontime: {error}; it boots again");
+                eprintln!("ontime-lab: {error}; it boots again");
                 Self::boot(machine, images, &dir, &initrd)
             }
             other => other,
@@ -403,13 +411,14 @@ impl Drop for Lab {
     }
 }
 
-/// The kernel's first user land with `binary` and the lab's scripts in `/overlay`: the kernel unpacks archives that
+/// The kernel's first user land with the programs and the lab's scripts in `/overlay`: the kernel unpacks archives that
 /// follow each other.
-fn with_overlay(initrd: &str, binary: &Path, out: &Path) -> Result<(), LabError> {
+fn with_overlay(initrd: &str, programs: &Programs, out: &Path) -> Result<(), LabError> {
     let mut archive = fs::read(initrd).map_err(file("read", initrd))?;
-    let program = fs::read(binary).map_err(file("read", binary))?;
     archive.resize(archive.len().next_multiple_of(4), 0);
-    cpio_file(&mut archive, "overlay/ontime", &program);
+    for (name, path) in [("overlay/ontime", &programs.ontime), ("overlay/ontime-lab", &programs.lab)] {
+        cpio_file(&mut archive, name, &fs::read(path).map_err(file("read", path))?);
+    }
     for (name, text) in OVERLAY {
         cpio_file(&mut archive, &format!("overlay/{name}"), text.as_bytes());
     }

@@ -28,6 +28,6 @@ pub mod qemu;
 pub mod role;
 
 pub use error::LabError;
-pub use lab::{Lab, Outcome};
+pub use lab::{Lab, Outcome, Programs};
 pub use monitor::InstructionLog;
 pub use qemu::{Clock, Console, Kernel, Machine};

@@ -110,7 +110,7 @@ mod tests {
             let page = read(&format!("man/ontime-{}.1", command.get_name()));
             assert!(page.contains(".SH NAME") && page.contains("EXIT STATUS"), "{page}");
         }
-        for hidden in ["guardian", "trace-guardian", "lab-agent", "help", "bench-help"] {
+        for hidden in ["guardian", "trace-guardian", "help"] {
             assert!(!directory.path().join(format!("man/ontime-{hidden}.1")).exists(), "{hidden}");
         }
         for completion in ["ontime.bash", "_ontime", "ontime.fish"] {

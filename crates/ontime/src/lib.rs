@@ -7,14 +7,12 @@
 mod api;
 mod apply;
 mod attach;
-mod bench;
 mod check;
 mod client;
 mod daemon;
 mod device;
 mod doctor;
 mod exit;
-mod lab;
 mod log;
 mod net;
 mod paths;
@@ -32,7 +30,7 @@ mod trace;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Consistent real-time latency for VMs and containers that share a host with bulk tenants.
 #[derive(Debug, Parser)]
@@ -83,10 +81,6 @@ commands! {
     Doctor => doctor,
     /// Show where RT requests spend their time, and who is in their way
     Trace => trace,
-    /// Run the papers' experiments
-    Bench => bench,
-    /// Run commands in an emulated host with real VMs in it
-    Lab => lab,
     /// Tell whether a set of tenants fits, and what other analyses would reserve
     Plan => plan,
     /// Serve a VM's outsourced sockets (run by ontime-device@VM.service)
@@ -110,19 +104,5 @@ pub fn command() -> clap::Command {
 
 /// Runs the program. `version` is what `ontime --version` prints.
 pub fn main(version: &'static str) -> ExitCode {
-    let cli = match parse(version) {
-        Ok(cli) => cli,
-        Err(error) => {
-            // A closed standard error leaves no way to report.
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::OK });
-        }
-    };
-    run(&cli).unwrap_or_else(|error| exit::of_error(&error))
-}
-
-fn parse(version: &'static str) -> Result<Cli, clap::Error> {
-    let mut command = command().version(version);
-    let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
-    Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
+    ontime_cli::main(version, exit::status, run)
 }

@@ -134,7 +134,7 @@ impl Host {
             HOST.bring(&kernel, &site.dir, progress)?;
         }
         progress("booting the emulated host");
-        let mut lab = Lab::start(&site.machine, images, &site.dir, &site.binary)?;
+        let mut lab = Lab::start(&site.machine, images, &site.dir, &site.programs)?;
         if with_module {
             lab.check(&["insmod", "/lab/ontime_napi.ko"], LIMIT)?;
         }

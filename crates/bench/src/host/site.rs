@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use ontime_lab::images::Images;
-use ontime_lab::{Kernel, Lab, LabError, Machine};
+use ontime_lab::{Kernel, Lab, LabError, Machine, Programs};
 
 use super::{Host, LIMIT, MeasureError};
 use crate::hardware::Target;
@@ -48,8 +48,8 @@ pub struct Site {
     pub machine: Machine,
     /// Where the captures and logs go.
     pub dir: PathBuf,
-    /// The `ontime` binary.
-    pub binary: PathBuf,
+    /// What runs in the host: the product and the agent.
+    pub programs: Programs,
 }
 
 /// Huge pages of an experiment's VM.

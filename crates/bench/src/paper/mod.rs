@@ -43,7 +43,7 @@ impl Figures {
         Ok(toml::from_str(text)?)
     }
 
-    /// The paper's rows for an experiment of `ontime bench`.
+    /// The paper's rows for an experiment of `ontime-lab bench`.
     ///
     /// # Errors
     /// [`PaperError::Experiment`] where there are none.

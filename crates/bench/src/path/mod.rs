@@ -217,7 +217,7 @@ fn measure_case(
 ) -> Result<Measured, MeasureError> {
     progress(&format!("{}: applying", case.name));
     host.apply(case.method())?;
-    let sources = sources::gather(host, &plan.site.binary, guest)?;
+    let sources = sources::gather(host, &plan.site.programs.ontime, guest)?;
     let unnamed = case.place() != Place::Process && sources.guest_kernel.is_empty();
     let reader = Reader::start(&isolate::enter()?.join("instructions"), Names::new(sources))?;
     let capture = host.capture("rt");

@@ -17,7 +17,7 @@ use super::line::Level;
 use super::symbols::{Function, Mark, Names, Thread};
 use super::window::Run;
 
-/// A part of the way, as in `ontime bench segments`.
+/// A part of the way, as in `ontime-lab bench segments`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {

@@ -190,7 +190,7 @@ fn median_and_slowest_stand_side_by_side() {
     let document = Document {
         path_version: PATH_VERSION,
         kernel: "7.2".into(),
-        command: "ontime bench path".into(),
+        command: "ontime-lab bench path".into(),
         created: "now".into(),
         methods: vec![method],
         notes: Vec::new(),

@@ -34,7 +34,7 @@ pub enum SchemaError {
     )]
     NotANumber,
     /// No version in it.
-    #[error("the report has no whole number `schema_version`, so it is not from `ontime bench --json`")]
+    #[error("the report has no whole number `schema_version`, so it is not from `ontime-lab bench --json`")]
     NoVersion,
     /// Written by another version of Ontime.
     #[error("the report has schema version {found}, this Ontime reads {SCHEMA_VERSION}; {}", remedy(*found))]

@@ -32,7 +32,7 @@ pub(super) fn kernel(inventory: &Inventory) -> Check {
             (
                 "what remains with polls of 4 packets (napi-weight) and bulk VMs' packets one by one (tap-batch): 20,000 requests of a VM, \
                  p99/p99.9/max 105/120/170 us under small packets and 98/113/147 under TCP, where 7.2-rt has 82/90/127 and 82/97/121",
-                "`ontime bench rt-server`: Debian 6.12-rt and 7.2-rt, emulated, virtual clock, one CPU (docs/bench/rt-server.md)",
+                "`ontime-lab bench rt-server`: Debian 6.12-rt and 7.2-rt, emulated, virtual clock, one CPU (docs/bench/rt-server.md)",
             )
         } else {
             (
@@ -69,7 +69,7 @@ pub(super) fn preempt_rt(inventory: &Inventory) -> Check {
 pub(super) fn kvm(inventory: &Inventory, probe: &KvmProbe) -> Check {
     let title = "KVM able to run guests";
     let nested = if inventory.kernel.hypervisor { " (this host is itself a guest)" } else { "" };
-    let lab = "use hardware with virtualization on, or `ontime lab`, which emulates a host";
+    let lab = "use hardware with virtualization on, or `ontime-lab`, which emulates a host";
     match probe {
         KvmProbe::Works => Check::new("kvm", title, State::Ok, format!("a probe guest ran to its end{nested}")),
         KvmProbe::Absent(why) => Check::new("kvm", title, State::Critical, format!("{why}{nested}"))
@@ -269,7 +269,7 @@ pub(super) fn pressure(inventory: &Inventory) -> Check {
     Check::new(id, title, State::Warning, found)
         .costs(
             "2,452 of the 53,334 instructions of an outsourced request, 1,507 of the 23,397 of a host process's, with one level",
-            "`ontime bench path` (docs/bench/path.md): Debian 7.2-rt, emulated, virtual clock",
+            "`ontime-lab bench path` (docs/bench/path.md): Debian 7.2-rt, emulated, virtual clock",
         )
         .remedy("boot with psi=0, where nobody reads it (systemd-oomd does)")
 }

@@ -28,10 +28,10 @@ pub use napi_weight::{DEV_WEIGHT, NO_BH_LOCK, WEIGHT_FILE, softirqs_share_a_lock
 pub use nic_threads::{NAPI_LISTED, UNTHREADING_WAITS};
 
 const PROBES: &str = "probes by hand: Debian 7.2-rt and 6.12-rt, emulated, virtual clock (docs/hostnet.md)";
-const INVERSION: &str = "`ontime bench inversion --requests 1000`: Debian 7.2-rt, emulated, virtual clock, one CPU, small packets (docs/bench/segments-inversion.md)";
+const INVERSION: &str = "`ontime-lab bench inversion --requests 1000`: Debian 7.2-rt, emulated, virtual clock, one CPU, small packets (docs/bench/segments-inversion.md)";
 
 /// For a row that the experiment lists as not shown.
-const NOT_SHOWN: &str = "no figure: `ontime bench inversion` has one CPU, UDP and a VM by tap and bridge, where nothing waits for this \
+const NOT_SHOWN: &str = "no figure: `ontime-lab bench inversion` has one CPU, UDP and a VM by tap and bridge, where nothing waits for this \
                          (docs/bench/segments-inversion.md)";
 
 /// All rules of this version.
@@ -66,7 +66,7 @@ pub static RULES: &[Rule] = &[
         cost: Cost {
             text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with Table 2's priorities; once NAPI is threaded, no difference \
                    that 1,000 requests of a VM show",
-            source: "probes by hand (docs/hostnet.md); `ontime bench inversion` (docs/bench/segments-inversion.md); 7.2-rt, emulated, virtual clock",
+            source: "probes by hand (docs/hostnet.md); `ontime-lab bench inversion` (docs/bench/segments-inversion.md); 7.2-rt, emulated, virtual clock",
         },
         cure: "FIFO 50-5l for a NIC of RT level l, SCHED_OTHER for a bulk one",
         live_safe: "kernel/irq/manage.c, irq_thread: an ordinary thread; sched_setattr only requeues it",
@@ -100,7 +100,7 @@ pub static RULES: &[Rule] = &[
         waits_behind: "a bulk VM's vhost thread that hands over up to 64 packets at once: it holds the lock that every softirq of the CPU takes",
         cost: Cost {
             text: "a VM beside bulk VMs that receive TCP, p50/p99/max: 68/192/259 us, 67/97/121 with packets one by one",
-            source: "`ontime bench rt-server --kernel 6.12-rt`: Debian 6.12-rt, emulated, virtual clock, one CPU, bulk VMs receive TCP \
+            source: "`ontime-lab bench rt-server --kernel 6.12-rt`: Debian 6.12-rt, emulated, virtual clock, one CPU, bulk VMs receive TCP \
                      (docs/bench/rt-server.md)",
         },
         cure: "TUNSETSNDBUF of bulk VMs' taps: the highest limit in place of none, with which vhost does not batch and nothing is held back",
@@ -225,7 +225,7 @@ pub static RULES: &[Rule] = &[
         cost: Cost {
             text: "7.2-rt, an RT VM of the same level that computes for 20 or 60 % of the time: a request's p99 10,156 or 3,834 us, its \
                    slowest 10,923 or 4,197; with this method p99 155 or 152",
-            source: "`ontime bench xen-arm --beside rt` (docs/bench/xen-arm.md): emulated, virtual clock",
+            source: "`ontime-lab bench xen-arm --beside rt` (docs/bench/xen-arm.md): emulated, virtual clock",
         },
         cure: "vCPUs at the entitled place (46-5l), at the planned one (47-5l) while an interrupt is to be taken; irq_work/N at FIFO 55, which tells of it",
         live_safe: "kernel/irq_work.c, irq_workd: an ordinary thread; sched_setattr only requeues it. arch/x86/kvm/lapic.c, \
@@ -265,7 +265,7 @@ pub static RULES: &[Rule] = &[
         cost: Cost {
             text: "four bulk VMs that send small packets, p95 of a request: 80 us by the qdisc (bulk senders at FIFO 1), 78 without; they \
                    send 23,816 and 66,611 packets a second",
-            source: "`ontime bench vatc`: Debian 7.2-rt, emulated, virtual clock, one CPU (docs/bench/vatc.md)",
+            source: "`ontime-lab bench vatc`: Debian 7.2-rt, emulated, virtual clock, one CPU (docs/bench/vatc.md)",
         },
         cure: "root qdisc noqueue: senders take the queue's lock, which lends its owner their priority; a send buffer for each bulk \
                VM's tap in place of BQL, so that the ring is never full",

@@ -72,7 +72,9 @@ fn find_port() -> Result<PathBuf, LabError> {
             return Ok(Path::new("/dev").join(entry.file_name()));
         }
     }
-    Err(LabError::Protocol(format!("no virtio-serial port {PORT}: 'lab agent' runs in the lab's emulated host only")))
+    Err(LabError::Protocol(format!(
+        "no virtio-serial port {PORT}: 'ontime-lab agent' runs in the lab's emulated host only"
+    )))
 }
 
 fn run(port: &Port, groups: &Groups, id: u64, argv: &[String], environment: Vec<(String, String)>, ahead: bool) {

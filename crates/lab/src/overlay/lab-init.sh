@@ -30,7 +30,7 @@ mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 lab /lab
 cd /lab || exit 1
 case $cmdline in
 *ontime.shell*) setsid -c bash -l < /dev/ttyS0 > /dev/ttyS0 2>&1 ;;
-*) ontime lab agent || echo "LAB-FAILED: the agent ended with $?" > /dev/console ;;
+*) ontime-lab agent || echo "LAB-FAILED: the agent ended with $?" > /dev/console ;;
 esac
 umount /lab
 echo o > /proc/sysrq-trigger

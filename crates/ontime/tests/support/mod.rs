@@ -18,6 +18,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+/// The product's binary. The laboratory's test of real hosts uses this file too: there it is the one beside its own.
+pub fn ontime() -> PathBuf {
+    let beside = || {
+        let path = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("ontime");
+        assert!(path.is_file(), "{} is not built: cargo build -p ontime", path.display());
+        path
+    };
+    option_env!("CARGO_BIN_EXE_ontime").map_or_else(beside, PathBuf::from)
+}
+
 /// Whether daemons can be tested here; says what is missing.
 pub fn possible() -> bool {
     let missing = if !rustix::process::geteuid().is_root() {
@@ -145,7 +155,7 @@ impl Site {
     /// `BEFORE ontime ARGS` in the namespace.
     pub fn command_as(&self, before: &[&str], args: &[&str]) -> Command {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.netns]).args(before).arg(env!("CARGO_BIN_EXE_ontime"));
+        command.args(["netns", "exec", &self.netns]).args(before).arg(ontime());
         command.args(args).args(self.directories());
         command
     }

@@ -1,13 +1,13 @@
-//! `ontime bench kbp`: KBP, sections 5 and 6.
+//! `ontime-lab bench kbp`: KBP, sections 5 and 6.
 
 use std::process::ExitCode;
 
-use ontime_bench::host::Ground;
-use ontime_bench::kbp;
-use ontime_bench::workload::HEADERS;
+use ontime_cli::usage;
 
 use super::{Measured, Output, Whose, chosen, noted, say};
-use crate::exit::usage;
+use crate::host::Ground;
+use crate::kbp;
+use crate::workload::HEADERS;
 
 #[derive(Debug, clap::Args)]
 pub struct Kbp {
@@ -79,7 +79,7 @@ fn hours(text: &str) -> Result<f64, String> {
 
 #[cfg(test)]
 mod tests {
-    use ontime_bench::goals;
+    use crate::goals;
 
     use super::*;
 

@@ -1,10 +1,9 @@
-//! `ontime bench bulk`: Access'18, section IV-F.
+//! `ontime-lab bench bulk`: Access'18, section IV-F.
 
 use std::process::ExitCode;
 
-use ontime_bench::heavy;
-
 use super::{Emulated, Measured, Output, chosen, noted, say};
+use crate::heavy;
 
 #[derive(Debug, clap::Args)]
 pub struct Bulk {
@@ -40,8 +39,8 @@ pub fn run(args: &Bulk) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
-    use ontime_bench::goals;
-    use ontime_bench::schema::Load;
+    use crate::goals;
+    use crate::schema::Load;
 
     use super::*;
 

@@ -1,11 +1,11 @@
-//! `ontime bench inversion`: each rule of hostnet's table switched off alone.
+//! `ontime-lab bench inversion`: each rule of hostnet's table switched off alone.
 
 use std::process::ExitCode;
 
-use ontime_bench::inversion;
 use ontime_hostnet::{Method, RULES, RuleId};
 
 use super::{Emulated, Measured, Output, chosen, noted, say};
+use crate::inversion;
 
 #[derive(Debug, clap::Args)]
 pub struct Inversion {

@@ -1,4 +1,4 @@
-//! `ontime lab`: the emulated host.
+//! `ontime-lab`: the emulated host.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -7,28 +7,22 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Subcommand;
+use ontime_cli::{Exit, usage};
 use ontime_lab::agent::Stream;
 use ontime_lab::images::Images;
 use ontime_lab::module::{self, GUEST, HOST};
 use ontime_lab::{Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate};
 
-use crate::exit::{Exit, usage};
-use crate::paths::Paths;
+use super::product::Product;
 
-/// Status of `lab run` where the command took too long, as timeout(1) gives it.
+/// Status of `ontime-lab run` where the command took too long, as timeout(1) gives it.
 const TIMED_OUT: u8 = 124;
-/// Status of `lab run` where the emulated host itself failed.
+/// Status of `ontime-lab run` where the emulated host itself failed.
 const LAB_FAILED: u8 = 125;
 
-/// `ontime lab`
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
+/// The commands of the emulated host.
 #[derive(Debug, Subcommand)]
-enum Command {
+pub enum Command {
     /// Run a command in an emulated host; its exit status is this one's (124: too long, 125: the host failed)
     Run(Run),
     /// A console on an emulated host (end it with Ctrl-A X, or by leaving the shell)
@@ -41,14 +35,14 @@ enum Command {
 }
 
 #[derive(Debug, clap::Args)]
-struct Host {
+pub struct Host {
     /// What time is inside: virtual (instructions executed, one CPU) or real (this machine's, several CPUs)
     #[arg(long, default_value = "virtual")]
     clock: Clock,
     /// CPUs: 1 on the virtual clock, 1 to 8 on the real one (default 2 there)
     #[arg(long)]
     cpus: Option<u8>,
-    /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime bench` measures on)
+    /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime-lab bench` measures on)
     #[arg(long, value_name = "NS", default_value = "4", value_parser = icount_shift)]
     instruction: u8,
     /// Kernel: 7.2-rt, 7.2 or 6.12-rt, all Debian's
@@ -63,10 +57,12 @@ struct Host {
     /// Directory for the command's files (`/lab` inside), console log and captures (default: removed at the end)
     #[arg(long)]
     out: Option<PathBuf>,
+    #[command(flatten)]
+    product: Product,
 }
 
 #[derive(Debug, clap::Args)]
-struct Run {
+pub struct Run {
     #[command(flatten)]
     host: Host,
     /// Most real seconds the command may take
@@ -100,9 +96,9 @@ fn icount_shift(nanoseconds: &str) -> Result<u8, String> {
     }
 }
 
-/// Runs `ontime lab`.
-pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
-    match &args.command {
+/// Runs a command of the emulated host.
+pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
+    match command {
         Command::Agent => agent::inside::serve().map(|()| ExitCode::SUCCESS).map_err(unsupported),
         Command::Images => images().map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
@@ -176,9 +172,9 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
         let module = GUEST.ready(&images.guest_version()?, &mut |line| eprintln!("{line}"))?;
         module::write_archive(&module, &dir.join("files/module.cpio"))?;
     }
-    let binary = std::env::current_exe().context("this program")?;
+    let programs = run.host.product.find()?;
     let argv: Vec<&str> = run.command.iter().map(String::as_str).collect();
-    let mut lab = match Lab::start(&machine, images, dir, &binary) {
+    let mut lab = match Lab::start(&machine, images, dir, &programs) {
         Ok(lab) => lab,
         Err(error) => return failed(error, dir),
     };
@@ -237,9 +233,9 @@ fn failed(error: LabError, dir: &Path) -> anyhow::Result<ExitCode> {
 
 fn shell(host: &Host, images: &Images, scratch: &Path) -> anyhow::Result<ExitCode> {
     let machine = machine(host, Console::Terminal);
-    let binary = std::env::current_exe().context("this program")?;
+    let programs = host.product.find()?;
     let dir = host.out.as_deref().unwrap_or(scratch);
-    let lab = match Lab::start(&machine, images, dir, &binary) {
+    let lab = match Lab::start(&machine, images, dir, &programs) {
         Ok(lab) => lab,
         Err(error) => return failed(error, dir),
     };
@@ -266,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_time_limit_is_one_that_a_clock_can_tell() {
-        let read = |seconds: &str| Line::try_parse_from(["lab", "run", "--timeout", seconds, "--", "true"]);
+        let read = |seconds: &str| Line::try_parse_from(["ontime-lab", "run", "--timeout", seconds, "--", "true"]);
         for good in ["1", "31536000"] {
             let Command::Run(run) = read(good).unwrap().command else { panic!("{good}") };
             assert!(Instant::now().checked_add(Duration::from_secs(run.timeout)).is_some());

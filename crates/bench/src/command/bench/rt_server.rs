@@ -1,23 +1,24 @@
-//! `ontime bench rt-server`, `ablation`, `segments`, `memcached` and `voip`: Access'18, IV-A to IV-D and IV-G. An RT server beside two bulk
+//! `ontime-lab bench rt-server`, `ablation`, `segments`, `memcached` and `voip`: Access'18, IV-A to IV-D and IV-G. An RT server beside two bulk
 //! VMs: lists of cases, and what the server is.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use anyhow::Context;
-use ontime_bench::host::Ground;
-use ontime_bench::memcached::ACCESS;
-use ontime_bench::rt_server::{self, Case, Plan};
-use ontime_bench::schema::{Load, MethodResult};
-use ontime_bench::segments::Depth;
-use ontime_bench::workload::{SOCKPERF, Workload};
+use ontime_cli::usage;
 use ontime_lab::{Clock, Kernel, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::{Emulated, Hardware, Measured, Output, noted, say};
-use crate::exit::usage;
-use crate::lab;
+use crate::command::lab;
+use crate::command::product::Product;
+use crate::host::Ground;
+use crate::memcached::ACCESS;
+use crate::rt_server::{self, Case, Plan};
+use crate::schema::{Load, MethodResult};
+use crate::segments::Depth;
+use crate::workload::{SOCKPERF, Workload};
 
 /// An experiment of an RT server.
 #[derive(Debug, Clone, Copy)]
@@ -149,6 +150,8 @@ pub struct Args {
     #[arg(long)]
     out: Option<PathBuf>,
     #[command(flatten)]
+    product: Product,
+    #[command(flatten)]
     hardware: Hardware,
     /// One host's part, for the command that starts this one
     #[arg(long, hide = true)]
@@ -212,6 +215,7 @@ pub fn run(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
         return measure_real(args, kind);
     }
     let hosts = hosts(args, kind)?;
+    args.product.find()?;
     // Here, where there is a network: a part is in a namespace without one.
     let images = lab::images()?;
     let cases = |host: &Host| plan(args, kind, &host.methods).cases;
@@ -304,6 +308,9 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Host) -> anyhow::R
         let out = out.join(format!("{}-{number}", host.kernel));
         line.extend(["--out".to_owned(), out.to_string_lossy().into_owned()]);
     }
+    if let Some(ontime) = &args.product.ontime {
+        line.extend(["--ontime".to_owned(), ontime.to_string_lossy().into_owned()]);
+    }
     line.extend(args.settings.iter().map(|setting| format!("--host-toml={setting}")));
     line.extend(args.appended.iter().map(|word| format!("--guest-append={word}")));
     line.extend(kind.workload.options());
@@ -321,7 +328,7 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let kernel = *args.kernels.first().context("a part has a kernel")?;
     let kernel = if args.methods.iter().any(|method| method == "vanilla") { Kernel::Plain72 } else { kernel };
     let Args { clock, cpus, silence, .. } = *args;
-    let emulated = Emulated { clock, cpus, kernel, silence, out: args.out.clone() };
+    let emulated = Emulated { clock, cpus, kernel, silence, out: args.out.clone(), product: args.product.clone() };
     let plan = plan(args, kind, &args.methods);
     let mut missing = Vec::new();
     let results = emulated.measure_inside(&lab::images()?, |mut site, images| {
@@ -337,8 +344,8 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
-    use ontime_bench::goals;
-    use ontime_bench::paper::Figures;
+    use crate::goals;
+    use crate::paper::Figures;
 
     use super::*;
 
@@ -373,6 +380,7 @@ mod tests {
             output: Output::default(),
             out: None,
             part: false,
+            product: Product::default(),
         };
         let both = hosts(&args(&[]), &RT_SERVER).unwrap();
         assert_eq!(

@@ -1,17 +1,17 @@
-//! `ontime bench video`, `rta-scale`, `motivation` and `registration`: RTVirt, sections 4.3, 4.5 and 2.
+//! `ontime-lab bench video`, `rta-scale`, `motivation` and `registration`: RTVirt, sections 4.3, 4.5 and 2.
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use ontime_bench::paper::Figures;
-use ontime_bench::rta::scale::{self, SCENARIOS};
-use ontime_bench::rta::{WORK_PERCENT, many, motivation, registration, video};
+use ontime_cli::{OK, WARNING};
 
 use super::rta::methods;
 use super::{Emulated, Measured, Output, noted, say};
-use crate::exit::{OK, WARNING};
+use crate::paper::Figures;
+use crate::rta::scale::{self, SCENARIOS};
+use crate::rta::{WORK_PERCENT, many, motivation, registration, video};
 
 #[derive(Debug, clap::Args)]
 pub struct Video {
@@ -141,8 +141,8 @@ pub fn registration(args: &Registration) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
+    use crate::goals;
     use clap::Parser;
-    use ontime_bench::goals;
 
     use super::*;
 

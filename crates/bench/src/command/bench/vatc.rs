@@ -1,13 +1,13 @@
-//! `ontime bench vatc` and `vatc-network`: VATC, sections IV-B and IV-C.
+//! `ontime-lab bench vatc` and `vatc-network`: VATC, sections IV-B and IV-C.
 
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use ontime_bench::host::Ground;
-use ontime_bench::vatc::{self, Beside, Interval};
-use ontime_bench::workload::HEADERS;
 
 use super::{Measured, Output, Whose, noted, say};
+use crate::host::Ground;
+use crate::vatc::{self, Beside, Interval};
+use crate::workload::HEADERS;
 
 /// What both have.
 #[derive(Debug, clap::Args)]
@@ -124,7 +124,7 @@ fn measure(
 
 #[cfg(test)]
 mod tests {
-    use ontime_bench::goals;
+    use crate::goals;
 
     use super::*;
 

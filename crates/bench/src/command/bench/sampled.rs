@@ -1,13 +1,12 @@
-//! `ontime bench sampled-values`: frames of IEC 61850-9-2 into a VM.
+//! `ontime-lab bench sampled-values`: frames of IEC 61850-9-2 into a VM.
 
 use std::process::ExitCode;
 
-use ontime_bench::host::Ground;
-use ontime_bench::sampled;
-use ontime_bench::schema::Load;
-use ontime_bench::workload::HEADERS;
-
 use super::{Measured, Output, Whose, noted, say};
+use crate::host::Ground;
+use crate::sampled;
+use crate::schema::Load;
+use crate::workload::HEADERS;
 
 #[derive(Debug, clap::Args)]
 pub struct SampledValues {
@@ -39,7 +38,7 @@ pub fn run(args: &SampledValues) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
-    use ontime_bench::goals;
+    use crate::goals;
 
     use super::*;
 

@@ -1,4 +1,4 @@
-//! `ontime bench`: the experiments, one for each figure or table of the papers.
+//! `ontime-lab bench`: the experiments, one for each figure or table of the papers.
 
 mod bulk;
 mod connections;
@@ -19,19 +19,19 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
-use ontime_bench::hardware::{self, Target};
-use ontime_bench::host::{self, AS_IS, Ground, MeasureError, Site};
-use ontime_bench::paper::Figures;
-use ontime_bench::schema::{MethodResult, Report, SCHEMA_VERSION};
-use ontime_bench::{goals, report};
+use ontime_cli::{OK, WARNING, usage};
 use ontime_lab::images::Images;
 use ontime_lab::{Clock, Kernel, isolate};
 
-use crate::exit::{OK, WARNING, usage};
-use crate::lab;
-use crate::paths::Paths;
+use crate::command::lab;
+use crate::command::product::Product;
+use crate::hardware::{self, Target};
+use crate::host::{self, AS_IS, Ground, MeasureError, Site};
+use crate::paper::Figures;
+use crate::schema::{MethodResult, Report, SCHEMA_VERSION};
+use crate::{goals, report};
 
-/// `ontime bench`
+/// `ontime-lab bench`
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -104,6 +104,8 @@ struct Emulated {
     /// Directory for captures and logs (default: removed at the end)
     #[arg(long)]
     out: Option<PathBuf>,
+    #[command(flatten)]
+    product: Product,
 }
 
 impl Emulated {
@@ -113,6 +115,7 @@ impl Emulated {
         with_module: bool,
         measure: impl FnOnce(Site, &Images) -> Result<T, MeasureError>,
     ) -> anyhow::Result<T> {
+        self.product.find()?;
         // What is missing is built where there is a network: the namespaces have none.
         let images = lab::images()?;
         if with_module {
@@ -136,8 +139,8 @@ impl Emulated {
         machine.silence_seconds = self.silence;
         let dir = self.out.clone().unwrap_or(scratch);
         fs::create_dir_all(&dir).with_context(|| format!("directory {}", dir.display()))?;
-        let binary = std::env::current_exe().context("this program")?;
-        measure(Site { machine, dir: dir.clone(), binary }, images).map_err(|error| {
+        let programs = self.product.find()?;
+        measure(Site { machine, dir: dir.clone(), programs }, images).map_err(|error| {
             // The console log that the message names must outlive this process.
             isolate::keep(&dir);
             error.into()
@@ -255,8 +258,8 @@ struct Show {
     output: Output,
 }
 
-/// Runs `ontime bench`.
-pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
+/// Runs `ontime-lab bench`.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.experiment {
         Experiment::RtServer(args) => rt_server::run(args, &rt_server::RT_SERVER),
         Experiment::Ablation(args) => rt_server::run(args, &rt_server::ABLATION),
@@ -313,7 +316,7 @@ impl Measured {
             goals: goals::evaluate(goals::of_experiment(experiment), &results, clock, &kernel),
             kernel,
             seed,
-            command: format!("ontime {}", words.join(" ")),
+            command: format!("ontime-lab {}", words.join(" ")),
             created: created()?,
             machine: machine_name(),
             results,
@@ -322,7 +325,7 @@ impl Measured {
         };
         write(&report, output)?;
         for line in &missing {
-            eprintln!("ontime: {line}");
+            eprintln!("ontime-lab: {line}");
         }
         Ok(ExitCode::from(if missing.is_empty() { OK } else { WARNING }))
     }

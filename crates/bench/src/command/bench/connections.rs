@@ -1,10 +1,9 @@
-//! `ontime bench connections`: fresh TCP connections a second; no paper has it.
+//! `ontime-lab bench connections`: fresh TCP connections a second; no paper has it.
 
 use std::process::ExitCode;
 
-use ontime_bench::connections;
-
 use super::{Emulated, Measured, Output, chosen, noted, say};
+use crate::connections;
 
 #[derive(Debug, clap::Args)]
 pub struct Connections {
@@ -38,7 +37,7 @@ pub fn run(args: &Connections) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
-    use ontime_bench::goals;
+    use crate::goals;
 
     use super::*;
 

@@ -1,13 +1,13 @@
-//! `ontime bench rta-periodic` and `rta-sporadic`: RTVirt, section 4.2.
+//! `ontime-lab bench rta-periodic` and `rta-sporadic`: RTVirt, section 4.2.
 
 use std::process::ExitCode;
 
 use anyhow::Context;
-use ontime_bench::paper::Figures;
-use ontime_bench::rta::{self, Arrivals, group};
 use ontime_sched::ext;
 
 use super::{Emulated, Measured, Output, chosen, noted, say};
+use crate::paper::Figures;
+use crate::rta::{self, Arrivals, group};
 
 /// What both have.
 #[derive(Debug, clap::Args)]
@@ -95,7 +95,7 @@ fn run(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u64) -
 
 #[cfg(test)]
 mod tests {
-    use ontime_bench::goals;
+    use crate::goals;
 
     use super::*;
 

@@ -1,12 +1,11 @@
-//! `ontime bench memcached-slo`: RTVirt, section 4.4.
+//! `ontime-lab bench memcached-slo`: RTVirt, section 4.4.
 
 use std::process::ExitCode;
 
-use ontime_bench::paper::Figures;
-use ontime_bench::rta::WORK_PERCENT;
-use ontime_bench::slo::{self, Beside};
-
 use super::{Emulated, Measured, Output, chosen, noted, say};
+use crate::paper::Figures;
+use crate::rta::WORK_PERCENT;
+use crate::slo::{self, Beside};
 
 #[derive(Debug, clap::Args)]
 pub struct Slo {
@@ -54,7 +53,7 @@ pub fn run(args: &Slo) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
-    use ontime_bench::goals;
+    use crate::goals;
 
     use super::*;
 

@@ -1,10 +1,9 @@
-//! `ontime bench xen-arm`: Xen-ARM, Figures 1, 3 and 6.
+//! `ontime-lab bench xen-arm`: Xen-ARM, Figures 1, 3 and 6.
 
 use std::process::ExitCode;
 
-use ontime_bench::xen_arm::{self, Neighbour};
-
 use super::{Emulated, Measured, Output, chosen, noted, say};
+use crate::xen_arm::{self, Neighbour};
 
 #[derive(Debug, clap::Args)]
 pub struct XenArm {
@@ -62,8 +61,8 @@ pub fn run(args: &XenArm) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
-    use ontime_bench::goals;
-    use ontime_bench::schema::Load;
+    use crate::goals;
+    use crate::schema::Load;
 
     use super::*;
 

@@ -1,15 +1,15 @@
-//! `ontime bench path`: where the instructions of a request go.
+//! `ontime-lab bench path`: where the instructions of a request go.
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use ontime_bench::path::{self, Document, Measured, PATH_VERSION, Program};
+use ontime_cli::{OK, WARNING, usage};
 use ontime_lab::{Clock, Kernel};
 
 use super::{Emulated, chosen, created, noted, say};
-use crate::exit::{OK, WARNING, usage};
+use crate::path::{self, Document, Measured, PATH_VERSION, Program};
 
 /// What is traced where nothing is said.
 const DEFAULTS: [&str; 3] = ["partitioned", "outsourcing", "host-process"];

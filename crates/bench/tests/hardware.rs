@@ -1,4 +1,4 @@
-//! `ontime bench --hardware` from end to end, with two network namespaces for the two machines and veth pairs for the cables: the real command, the real
+//! `ontime-lab bench --hardware` from end to end, with two network namespaces for the two machines and veth pairs for the cables: the real command, the real
 //! daemon, a stock sockperf and a stock iperf3 for the VMs' servers. No hardware is in it, and the report must say so.
 
 #![allow(
@@ -9,6 +9,7 @@
     reason = "a test ends by panicking"
 )]
 
+#[path = "../../ontime/tests/support/mod.rs"]
 mod support;
 
 use std::fs;
@@ -88,18 +89,18 @@ impl Bench {
         format!(
             "host = \"here\"\nontime = \"{} {}\"\n[client]\nnamespace = \"{}\"\n[rt]\ntenant = \"{rt}\"\nserver = \"{RT}:11111\"\nnic = \"rt\"\n\
              [bulk]\nnic = \"bulk\"\ntenants = {{ {bulk} = \"{BULK}\" }}\n",
-            env!("CARGO_BIN_EXE_ontime"),
+            support::ontime().display(),
             dirs.join(" "),
             self.client
         )
     }
 
-    /// `ontime bench ARGS --hardware` with this site's file, as if typed on the host.
+    /// `ontime-lab bench ARGS --hardware` with this site's file, as if typed on the host.
     fn bench(&self, site: &str, args: &[&str]) -> Output {
         let file = self.site.path("site.toml");
         fs::write(&file, site).unwrap();
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", self.site.netns(), env!("CARGO_BIN_EXE_ontime"), "bench"]).args(args);
+        command.args(["netns", "exec", self.site.netns(), env!("CARGO_BIN_EXE_ontime-lab"), "bench"]).args(args);
         command.arg("--hardware").arg(file).arg("--json").arg(self.site.path("report.json"));
         command.arg("--html").arg(self.site.path("report.html")).output().unwrap()
     }
@@ -266,7 +267,7 @@ fn what_is_missing_is_named() {
     // No right to capture.
     let output = Command::new("setpriv")
         .args(["--bounding-set=-net_raw", "--inh-caps=-net_raw", "ip", "netns", "exec", &bench.client])
-        .args([env!("CARGO_BIN_EXE_ontime"), "bench"])
+        .args([env!("CARGO_BIN_EXE_ontime-lab"), "bench"])
         .args(args)
         .arg("--hardware")
         .arg(bench.site.path("site.toml"))
@@ -278,6 +279,7 @@ fn what_is_missing_is_named() {
     assert!(said(&output).contains("its owner's"), "{}", said(&output));
     let output = bench.bench(&good, &["ablation"]);
     assert!(said(&output).contains("has no --hardware"), "{}", said(&output));
-    let output = Command::new(env!("CARGO_BIN_EXE_ontime")).args(["bench", "rt-server", "--method", "as-is"]).output();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_ontime-lab")).args(["bench", "rt-server", "--method", "as-is"]).output();
     assert!(said(&output.unwrap()).contains("it takes --hardware"));
 }

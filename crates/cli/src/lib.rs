@@ -1,0 +1,147 @@
+//! What the command lines of `ontime` and `ontime-lab` share: exit statuses, how an error is printed, and the version.
+//!
+//! The first four statuses are those of monitoring plug-ins. Usage and configuration errors have sysexits(3)'s numbers,
+//! which systemd shows by name, so that neither is taken for a state of the host. docs/daemon.md has the table for users.
+
+use std::error::Error;
+use std::io;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches};
+
+/// Done, and all is as wanted.
+pub const OK: u8 = 0;
+/// Done, and something drifted, failed, does not fit or was missed.
+pub const WARNING: u8 = 1;
+/// Done, and the class guarantee does not hold: a critical finding.
+pub const CRITICAL: u8 = 2;
+/// Not done, or not all of it could be seen: rights, the daemon or an ability of the host are missing.
+pub const UNKNOWN: u8 = 3;
+/// EX_USAGE: called wrongly, or with the name of something that does not exist.
+pub const USAGE: u8 = 64;
+/// EX_CONFIG: a configuration file is wrong.
+pub const CONFIG: u8 = 78;
+
+/// An error that decides the exit status itself.
+#[derive(Debug)]
+pub struct Exit {
+    /// The status.
+    pub status: u8,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl Exit {
+    /// Called wrongly.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self { status: USAGE, message: message.into() }
+    }
+
+    /// Not done, or not seen.
+    pub fn unknown(message: impl Into<String>) -> Self {
+        Self { status: UNKNOWN, message: message.into() }
+    }
+}
+
+/// Returns a usage error with this message.
+#[macro_export]
+macro_rules! usage {
+    ($($word:tt)+) => { return Err($crate::Exit::usage(format!($($word)+)).into()) };
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for Exit {}
+
+/// The status of an error by its type, for the errors of one program's own crates.
+pub type Known = fn(&(dyn Error + 'static)) -> Option<u8>;
+
+/// Runs a program: reads its command line, runs it, and prints an error after the program's name. `version` is what
+/// `--version` prints.
+pub fn main<C: CommandFactory + FromArgMatches>(
+    version: &'static str,
+    known: Known,
+    run: impl FnOnce(&C) -> anyhow::Result<ExitCode>,
+) -> ExitCode {
+    let mut command = C::command().version(version);
+    let name = command.get_name().to_owned();
+    let matches = command.try_get_matches_from_mut(std::env::args_os());
+    let parsed = matches.and_then(|mut matches| C::from_arg_matches_mut(&mut matches));
+    match parsed.map_err(|error| error.format(&mut command)) {
+        Ok(cli) => run(&cli).unwrap_or_else(|error| of_error(&name, known, &error)),
+        Err(error) => {
+            // A closed standard error leaves no way to report.
+            let _ = error.print();
+            ExitCode::from(if error.use_stderr() { USAGE } else { OK })
+        }
+    }
+}
+
+/// Prints the error and gives the status that it stands for.
+fn of_error(program: &str, known: Known, error: &anyhow::Error) -> ExitCode {
+    // A reader that went away (`ontime ps | head`) is no error.
+    let of_writing = |cause: &(dyn Error + 'static)| {
+        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        kind.or_else(|| cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind))
+    };
+    if error.chain().filter_map(of_writing).any(|kind| kind == io::ErrorKind::BrokenPipe) {
+        return ExitCode::from(OK);
+    }
+    eprintln!("{program}: {}", chain(error));
+    ExitCode::from(status(error, known))
+}
+
+/// The status that an error stands for.
+pub fn status(error: &anyhow::Error, known: Known) -> u8 {
+    let of_cause = |cause: &(dyn Error + 'static)| match cause.downcast_ref::<Exit>() {
+        Some(exit) => Some(exit.status),
+        None => known(cause),
+    };
+    error.chain().find_map(of_cause).unwrap_or(UNKNOWN)
+}
+
+/// The error and its causes in a line. Messages of the crates' own errors end in their cause already; it is not said twice.
+pub fn chain(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let message = cause.to_string();
+        if line.is_empty() {
+            line = message;
+        } else if !line.contains(&message) {
+            line = format!("{line}: {message}");
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let cause = || anyhow::anyhow!("no such file");
+        assert_eq!(
+            chain(&cause().context("x: no such file; make it").context("starting")),
+            "starting: x: no such file; make it"
+        );
+        assert_eq!(chain(&cause().context("starting")), "starting: no such file");
+    }
+
+    #[test]
+    fn an_error_that_is_not_known_is_status_unknown() {
+        let known: Known = |cause| cause.downcast_ref::<std::fmt::Error>().map(|_| CONFIG);
+        for (error, wanted) in [
+            (anyhow::anyhow!("a file cannot be written"), UNKNOWN),
+            (Exit::usage("no such VM").into(), USAGE),
+            (anyhow::Error::from(Exit::unknown("no tracefs")).context("tracing"), UNKNOWN),
+            (anyhow::Error::from(std::fmt::Error).context("starting"), CONFIG),
+        ] {
+            assert_eq!(status(&error, known), wanted, "{error:#}");
+        }
+    }
+}
