@@ -253,10 +253,13 @@ fn picture(rows: &[Row]) -> String {
     let x = |us: u64| 210.0 + (us as f64 / 10.0).log10() * 140.0;
     let height = rows.len() * 44 + 44;
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 720 {height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 720 {height}\" \
+         font-family=\"sans-serif\" font-size=\"13\">\n\
          <style>\n\
          text {{ fill: #1f2328 }} line {{ stroke: #8886 }} .p99 {{ fill: #0969da }} .max {{ fill: #9a6700 }}\n\
-         @media (prefers-color-scheme: dark) {{ text {{ fill: #e6edf3 }} .p99 {{ fill: #58a6ff }} .max {{ fill: #d29922 }} }}\n\
+         @media (prefers-color-scheme: dark) {{\n\
+         text {{ fill: #e6edf3 }} .p99 {{ fill: #58a6ff }} .max {{ fill: #d29922 }}\n\
+         }}\n\
          </style>\n"
     );
     for (us, label) in [(10, "10 us"), (100, "100 us"), (1000, "1 ms"), (10_000, "10 ms")] {
