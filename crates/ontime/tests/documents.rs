@@ -1,6 +1,8 @@
 //! The documents keep to their form: every link leads somewhere, the summary lists every page, lines end at 120
 //! columns, and the figures of the README are those of the results.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
+
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 use std::fs;
