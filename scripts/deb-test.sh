@@ -26,7 +26,8 @@ fresh() { # SUITE PACKAGES: a Debian in $root, with the packages to be tried in 
     root=$work/$1
     rm -rf "$root"
     TMPDIR=$work mmdebstrap --mode=root --variant=minbase --include="$2" --aptopt='APT::Install-Recommends "0"' \
-        --dpkgopt=force-unsafe-io "$1" "$root" "$(src "$1")" > "$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; fail "mmdebstrap $1 failed"; }
+        --dpkgopt=force-unsafe-io "$1" "$root" "$(src "$1")" > "$work/log" 2>&1 ||
+            { tail -n 20 "$work/log" >&2; fail "mmdebstrap $1 failed"; }
     mkdir "$root/debs"
     cp "${debs[@]}" "$root/debs"
 }
@@ -58,7 +59,8 @@ the_program() {
     everything > "$work/before"
     try "apt install" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/${main[0]##*/}"
     inside ontime --version > "$work/said"
-    grep -q "^ontime [0-9.]* (.*, [0-9-]*)\$\|^ontime [0-9.]*\$" "$work/said" || fail "$suite: ontime --version says $(cat "$work/said")"
+    grep -q "^ontime [0-9.]* (.*, [0-9-]*)\$\|^ontime [0-9.]*\$" "$work/said" ||
+        fail "$suite: ontime --version says $(cat "$work/said")"
     echo "$suite: installed: $(cat "$work/said")"
     try "ontime check" ontime check
     grep -q '^ok  */etc/ontime/daemon.toml$' "$work/said" || fail "$suite: ontime check says $(cat "$work/said")"
@@ -74,7 +76,8 @@ the_program() {
     file 755 /etc/libvirt/hooks/qemu.d/ontime
     grep -q '^mode = "observe"$' "$root/etc/ontime/daemon.toml" || fail "$suite: a fresh installation does not observe"
     [ "$(inside dpkg-query -W -f '${Conffiles}' ontime | awk '{print $1}' | sort | xargs)" = \
-        "/etc/libvirt/hooks/qemu.d/ontime /etc/ontime/daemon.toml" ] || fail "$suite: conffiles: $(inside dpkg-query -W -f '${Conffiles}' ontime)"
+        "/etc/libvirt/hooks/qemu.d/ontime /etc/ontime/daemon.toml" ] ||
+            fail "$suite: conffiles: $(inside dpkg-query -W -f '${Conffiles}' ontime)"
     [ -L "$root/etc/systemd/system/multi-user.target.wants/ontimed.service" ] || fail "$suite: ontimed is not enabled"
     [ -z "$(inside dpkg --verify ontime)" ] || fail "$suite: $(inside dpkg --verify ontime)"
 
@@ -89,11 +92,14 @@ the_program() {
     try "upgrade" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/newer.deb"
     ! grep -q 'original value' "$work/said" || fail "$suite: the upgrade gave settings back: $(cat "$work/said")"
     [ "$(cat "$root/var/lib/ontime/originals")" = damaged ] || fail "$suite: the upgrade changed the journal"
-    grep -q '^mode = "enforce"$' "$root/etc/ontime/daemon.toml" || fail "$suite: the upgrade changed a configuration file"
+    grep -q '^mode = "enforce"$' "$root/etc/ontime/daemon.toml" ||
+        fail "$suite: the upgrade changed a configuration file"
 
     try "remove" apt-get remove -y -o Dpkg::Use-Pty=0 ontime
-    grep -q "ontime reset. ended with status 3" "$work/said" || fail "$suite: removal did not say what failed: $(cat "$work/said")"
-    grep -q "/var/lib/ontime/originals until the package is purged" "$work/said" || fail "$suite: removal: $(cat "$work/said")"
+    grep -q "ontime reset. ended with status 3" "$work/said" ||
+        fail "$suite: removal did not say what failed: $(cat "$work/said")"
+    grep -q "/var/lib/ontime/originals until the package is purged" "$work/said" ||
+        fail "$suite: removal: $(cat "$work/said")"
     [ ! -e "$root/usr/bin/ontime" ] && [ -e "$root/etc/ontime/daemon.toml" ] && [ -e "$root/var/lib/ontime/originals" ] ||
         fail "$suite: what removal leaves is not as it should be"
     try "install again" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/${main[0]##*/}"
@@ -121,14 +127,17 @@ the_modules_and_lintian() {
         try "apt install ontime-$module-dkms" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/$(cd "$out" && echo ontime-$module-dkms_*.deb)"
     done
     inside dkms status > "$work/said"
-    grep -q '^ontime/' "$work/said" && grep -q '^ontime_napi/' "$work/said" || fail "$suite: dkms status says $(cat "$work/said")"
+    grep -q '^ontime/' "$work/said" && grep -q '^ontime_napi/' "$work/said" ||
+        fail "$suite: dkms status says $(cat "$work/said")"
     echo "$suite: $(xargs < "$work/said")"
     try "purge of the modules" apt-get purge -y -o Dpkg::Use-Pty=0 ontime-guest-dkms ontime-napi-dkms
     everything > "$work/after"
-    diff "$work/before" "$work/after" > "$work/said" || { cat "$work/said" >&2; fail "$suite: purge leaves something of the modules"; }
+    diff "$work/before" "$work/after" > "$work/said" ||
+        { cat "$work/said" >&2; fail "$suite: purge leaves something of the modules"; }
     local status=0 packages=() one
     for one in "${debs[@]}"; do packages+=("/debs/${one##*/}"); done
-    inside lintian --allow-root --fail-on error --tag-display-limit 0 "${packages[@]}" > "$out/lintian-$suite" 2>&1 || status=$?
+    inside lintian --allow-root --fail-on error --tag-display-limit 0 "${packages[@]}" > "$out/lintian-$suite" 2>&1 ||
+        status=$?
     cat "$out/lintian-$suite"
     ! grep -q '^Syntax: ' "$out/lintian-$suite" || fail "$suite: lintian looked at nothing"
     [ $status = 0 ] || fail "$suite: lintian found errors"

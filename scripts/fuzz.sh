@@ -19,8 +19,12 @@ mkdir -p "$tools" "$out"
 
 # The tool and the library must have one version: the library's is in Cargo.lock.
 version=$(awk '$1 == "name" && $3 == "\"afl\"" { getline; gsub(/"/, "", $3); print $3 }' Cargo.lock)
-afl_fuzz() { find "$XDG_DATA_HOME/afl.rs/$(rustc_name)/afl.rs-$version" -path '*/bin/afl-fuzz' 2> /dev/null | head -n 1; }
-rustc_name() { rustc -vV | awk '/^release:/ { r = $2 } /^commit-hash:/ && $2 != "unknown" { h = "-" substr($2, 1, 7) } END { print "rustc-" r h }'; }
+afl_fuzz() {
+    find "$XDG_DATA_HOME/afl.rs/$(rustc_name)/afl.rs-$version" -path '*/bin/afl-fuzz' 2> /dev/null | head -n 1
+}
+rustc_name() {
+    rustc -vV | awk '/^release:/ { r = $2 } /^commit-hash:/ && $2 != "unknown" { h = "-" substr($2, 1, 7) } END { print "rustc-" r h }'
+}
 if [ -z "$(afl_fuzz)" ]; then
     echo "fuzz: building cargo-afl $version into target/tools"
     # For another compiler than before, the tool is there and AFL++ is not.

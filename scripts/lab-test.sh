@@ -1,6 +1,7 @@
 #!/bin/sh
-# Tests that need a host of their own: lab-test.sh ONTIME [TEST... | by-name]. Each is a function; output is kept and shown on failure.
-# $CYCLES: how often path.sh applies and resets under traffic (3), with instructions of $INSTRUCTION ns (4). $KILLS: processes that guest_sockets_are_the_hosts kills (100).
+# Tests that need a host of their own: lab-test.sh ONTIME [TEST... | by-name]. Each is a function; output is kept and
+# shown on failure. $CYCLES: how often path.sh applies and resets under traffic (3), with instructions of $INSTRUCTION
+# ns (4). $KILLS: processes that guest_sockets_are_the_hosts kills (100).
 set -u
 ontime=$1
 shift
@@ -82,7 +83,8 @@ too_long_is_told() {
     [ $? -eq 124 ] && [ -z "$(ls "$work/long")" ]
 }
 
-# In the emulated host: scripts/lab/NAME.sh, with what the scripts there share in /lab. By bash, which knows what it ended at.
+# In the emulated host: scripts/lab/NAME.sh, with what the scripts there share in /lab. By bash, which knows what it
+# ended at.
 inside() { # NAME OPTIONS...
     name=$1
     shift
@@ -118,17 +120,20 @@ a_hang_is_told() {
 
 # The module is built for every kernel it is made for, then runs in a guest, its RT sockets on a channel that wakes.
 guest_sockets_are_the_hosts() {
-    # A second of the lab's time is four to twenty of the machine's: a thousand processes are killed in the directly emulated guest.
+    # A second of the lab's time is four to twenty of the machine's: a thousand processes are killed in the directly
+    # emulated guest.
     "$here/guest-module.sh" "$work/modules" && "$here/guest-test.sh" "$ontime" "$work/modules" 1 "wake=idle cycles=${KILLS:-100}"
 }
 
 # The host module is built for the emulated host's kernel.
 polls_are_short_on_an_old_kernel() { inside napi-weight --kernel 6.12-rt --host-module; }
-a_send_waits_for_short_polls_only() { inside napi-wait --kernel 6.12-rt --host-module --client 'sh napi-wait-client.sh'; }
+a_send_waits_for_short_polls_only() {
+    inside napi-wait --kernel 6.12-rt --host-module --client 'sh napi-wait-client.sh'
+}
 rt_queues_are_polled_on_an_old_kernel() { inside host-poll --kernel 6.12-rt --host-module --clock real --cpus 2; }
 levels_have_their_places() { inside levels; }
-# The test of the crate, as cargo builds it, on a kernel whose process namespaces have numbers of their own. With one CPU no thread ends while
-# another places it.
+# The test of the crate, as cargo builds it, on a kernel whose process namespaces have numbers of their own. With one
+# CPU no thread ends while another places it.
 a_reused_thread_number_is_not_left_changed() {
     # As `make test` builds it: for one crate alone its libraries would be built anew, with fewer features.
     test=$(cargo test -q --manifest-path "$here/../Cargo.toml" --workspace --no-run --message-format json |
@@ -146,7 +151,8 @@ a_podman_container_has_its_place() {
     mkdir -p "$work/podman/files" && cp "$(command -v busybox)" "$work/podman/files/" && inside podman
 }
 a_spinning_vm_leaves_the_rest() { inside cap; }
-# The life of it, then what it is for: beside a VM of its level that computes, a request waits under partitioned, and not under interrupt-context.
+# The life of it, then what it is for: beside a VM of its level that computes, a request waits under partitioned, and
+# not under interrupt-context.
 who_has_something_pending_goes_first() {
     inside pending || return 1
     grep '^figures: ' "$work/log"
@@ -187,7 +193,9 @@ a_vcpu_does_not_wait_for_its_vmm() {
     inside vmm
 }
 a_device_process_is_capped() { inside device-cap --guest-module --client 'sh device-cap-client.sh'; }
-what_a_device_process_makes_pending_goes_first() { inside pending-device --guest-module --client 'sh device-cap-client.sh'; }
+what_a_device_process_makes_pending_goes_first() {
+    inside pending-device --guest-module --client 'sh device-cap-client.sh'
+}
 trace_names_the_inversions() { inside trace --client 'sh trace-client.sh'; }
 trace_follows_a_vm() { inside trace-vm --client 'sh trace-client.sh'; }
 path_holds_under_traffic_and_faults() {
@@ -204,10 +212,12 @@ path_holds_under_traffic_and_faults() {
 # a_cpu_may_go_and_come         on the real clock; with one emulated CPU left, whatever runs at normal priority is slow
 # beside two VMs that spin deadlines_of_a_guest_are_kept five minutes, and a build of the module
 # deadline_tasks_have_their_vcpus  on the real clock, and a build of the module
-# trace_names_the_inversions    passed as a whole once; in one run of three its rings of 64 KiB lost nothing. The loss is forced since, which has
+# trace_names_the_inversions    passed as a whole once; in one run of three its rings of 64 KiB lost nothing. The loss
+# is forced since, which has
 #                               not run yet
 # trace_follows_a_vm            passed once since the fault that it found was mended
-# busypoll_takes_no_interrupts  on the real clock: where the machine is so busy that the emulated CPUs stand for seconds, the RCU
+# busypoll_takes_no_interrupts  on the real clock: where the machine is so busy that the emulated CPUs stand for
+# seconds, the RCU
 #                               readers of the polled one do, and the host with them
 if [ "$wanted" = by-name ]; then
     wanted="reserved_cpu_time_is_kept reserved_cpu_time_is_kept_by_sched_ext deadlines_of_a_guest_are_kept deadline_tasks_have_their_vcpus

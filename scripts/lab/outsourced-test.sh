@@ -1,6 +1,6 @@
 # In the guest: the module on outsourced sockets against the guest's own stack, and unmodified programs on them.
-# In /lab/args: channels=N, wake=idle or interrupt; cycles=N: so many processes killed (1000); limit=S: how long a check may
-# take (600); only=NAME,NAME: these checks.
+# In /lab/args: channels=N, wake=idle or interrupt; cycles=N: so many processes killed (1000); limit=S: how long a check
+# may take (600); only=NAME,NAME: these checks.
 failed=0
 word() { sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" /lab/args; }
 limit=$(word limit)
@@ -72,7 +72,8 @@ unusual() {
     tail -n 1 out/unusual-none | grep -q end && diff out/unusual-none out/unusual-all
 }
 
-# Small messages of streams under a real-time priority on the vCPU that has a channel, which outsourced sockets receive before they are asked for.
+# Small messages of streams under a real-time priority on the vCPU that has a channel, which outsourced sockets receive
+# before they are asked for.
 received_ahead() {
     for mode in none all; do
         steer $mode
@@ -81,14 +82,15 @@ received_ahead() {
     tail -n 1 out/ahead-none | grep -q end && diff out/ahead-none out/ahead-all
 }
 
-# What is promised for sockets on a channel: its places for receives ahead go to who is busy; what computes below a receiver does not keep it waiting.
+# What is promised for sockets on a channel: its places for receives ahead go to who is busy; what computes below a
+# receiver does not keep it waiting.
 on_channel() {
     grep -q 'channels=[1-9]' /lab/args || return 0
     python "$1"
 }
 
-# The same under a real-time priority: the sockets are on the vCPU's channel. With wake=idle that ends halts and interrupts
-# nobody.
+# The same under a real-time priority: the sockets are on the vCPU's channel. With wake=idle that ends halts and
+# interrupts nobody.
 channel_interrupts() {
     device=$(dmesg | sed -n 's/.*ontime \(virtio[0-9]*\): channel 1:.*/\1/p' | tail -n 1)
     awk -v name="$device-config" '$NF == name {for (i = 2; $i ~ /^[0-9]+$/; i++) n += $i} END {print n + 0}' /proc/interrupts
@@ -303,7 +305,8 @@ vcpu_offline() {
     python3 /lab/offline.py && ! dmesg | grep -E 'WARNING|BUG|Oops'
 }
 
-# Each wait ends with an error, and what comes after is picked up: another process, or the same that was stopped for long.
+# Each wait ends with an error, and what comes after is picked up: another process, or the same that was stopped for
+# long.
 device_replaced() { python3 /lab/restart.py DEVICE; }
 
 insmod /lab/ontime.ko || exit 1

@@ -1,8 +1,9 @@
-# In the emulated host, or in its image on this machine (ACCEL=tcg): outsourced.sh [CHANNELS [WAKE]]: boots the guest of /lab
-# (disk.img, extra.cpio), its sockets served by `ontime device`. What the guest left is in /lab/out; ends with its status, and
-# fails where the device process has more than before it was put to the test, or a socket is left over. A first run of the VM is killed,
-# with sockets open (not with $ONE_RUN); in the second one the guest says when the device process is to be stopped,
-# killed and replaced, when what it has is to be counted, and when the network is to go down and come back.
+# In the emulated host, or in its image on this machine (ACCEL=tcg): outsourced.sh [CHANNELS [WAKE]]: boots the guest of
+# /lab (disk.img, extra.cpio), its sockets served by `ontime device`. What the guest left is in /lab/out; ends with its
+# status, and fails where the device process has more than before it was put to the test, or a socket is left over. A
+# first run of the VM is killed, with sockets open (not with $ONE_RUN); in the second one the guest says when the device
+# process is to be stopped, killed and replaced, when what it has is to be counted, and when the network is to go down
+# and come back.
 set -eu
 channels=${1:-0}
 mkdir -p /etc/ontime /lab/out /run/outsourced
@@ -90,7 +91,8 @@ first_run() {
     kill -9 $vm
     for _ in $(seq 100); do kill -0 $device 2> /dev/null || break; sleep 0.1; done
     ! kill -0 $device 2> /dev/null || { echo "the VM is gone, its device process is not"; exit 1; }
-    [ "$(host_sockets)" = "$sockets_before" ] || { echo "sockets of a VM that is gone"; cat /proc/net/tcp /proc/net/udp; exit 1; }
+    [ "$(host_sockets)" = "$sockets_before" ] ||
+        { echo "sockets of a VM that is gone"; cat /proc/net/tcp /proc/net/udp; exit 1; }
     echo "ok vm-killed"
 }
 [ -n "${ONE_RUN:-}" ] || first_run
@@ -142,5 +144,6 @@ has_no_more || { echo "FAILED: the device process has kept something"; status=1;
 # The device process ends with QEMU.
 for _ in $(seq 50); do kill -0 $device 2> /dev/null || break; sleep 0.2; done
 ! kill -0 $device 2> /dev/null || { echo "the device process stays"; kill $device; status=1; }
-[ "$(host_sockets)" = "$sockets_before" ] || { echo "sockets are left over"; cat /proc/net/tcp /proc/net/udp; status=1; }
+[ "$(host_sockets)" = "$sockets_before" ] ||
+    { echo "sockets are left over"; cat /proc/net/tcp /proc/net/udp; status=1; }
 exit "$status"

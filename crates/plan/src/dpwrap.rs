@@ -14,7 +14,7 @@
 //! their CPU to the slice's end, whoever sleeps or wakes.
 //!
 //! **Sleepers** (DP-Fair for sporadic tasks). A vCPU that is idle has no segment; its part is kept in account and shrinks in proportion to the time
-//! left. When it wakes it gets what is left of it, and the plan is laid anew from now to t'. That always fits (docs/plan.md has the proof).
+//! left. When it wakes it gets what is left of it, and the plan is laid anew from now to t'. That always fits (module `wrap` has the proof).
 
 use crate::units::{Bandwidth, Nanos};
 use crate::wrap::{Layout, Wrap};

@@ -10,7 +10,18 @@
 //!
 //! A vCPU that crosses never runs on both at once if `ahead` is at most what its own CPU does before the rest. A sleeper lets that
 //! shrink, and `ahead` with it; a waker pushes the rest out at the slice's end, and `ahead` grows by that. Nothing else moves to another CPU.
-//! docs/plan.md has the proof that it always fits.
+//!
+//! Why the layout always fits: let y be what is left of the slice. *Inner* to a row of neighbouring CPUs are vCPUs that
+//! are bound to one of them or cross between two of them. Claim: (1) what the inner vCPUs still have, with what is kept
+//! for those that sleep and what crosses into the row (`ahead`), is at most y times these CPUs; (2) no vCPU has more
+//! than y.
+//!
+//! - Start: no share exceeds what pinned vCPUs leave of a shared CPU, so no vCPU crosses more than one border.
+//! - Time passes: a CPU works on what crosses in, then on the bound, last on what crosses out. f of inner work becomes
+//!   max(0, f - s) after s, at most f (y - s) / y. What is kept, and the right side, shrink in that proportion.
+//! - A sleep moves time from "has" to "kept" and lets `ahead` shrink, so the left side of (1) only falls. A wake-up
+//!   pushes over the border what exceeds y: the new `ahead` is that CPU's load less y, and (1) for the row that begins
+//!   with this CPU is (1) for the row after it. For one CPU, (1) says that nothing is cut.
 
 use crate::dpwrap::{Segment, VcpuId};
 use crate::units::Nanos;
