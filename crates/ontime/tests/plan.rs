@@ -95,7 +95,8 @@ fn a_refusal_names_the_vcpu_by_its_tenant() {
     };
     let tenant = |name: &str, slice: u32, copies: u32, cpus: &str| {
         format!(
-            "[[tenant]]\nname = \"{name}\"\n{cpus}rta = [{{ slice = \"{slice}ms\", period = \"10ms\", copies = {copies} }}]\n"
+            "[[tenant]]\nname = \"{name}\"\n{cpus}rta = \
+             [{{ slice = \"{slice}ms\", period = \"10ms\", copies = {copies} }}]\n"
         )
     };
     let own = ["[host]\ncpus = 3\n".to_owned(), tenant("a", 7, 2, ""), tenant("b", 6, 2, "cpus = [0]\n")].concat();

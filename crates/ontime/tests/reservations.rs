@@ -1,5 +1,5 @@
-//! Reserved CPU time as a host's administrator meets it: the real program, real QEMU guests (software emulation). How exactly shares are kept
-//! is for the emulated host (scripts/lab/reservations.sh): here is no time of one's own.
+//! Reserved CPU time as a host's administrator meets it: the real program, real QEMU guests (software emulation). How
+//! exactly shares are kept is for the emulated host (scripts/lab/reservations.sh): here is no time of one's own.
 
 #![allow(
     clippy::unwrap_used,

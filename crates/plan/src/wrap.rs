@@ -1,15 +1,17 @@
 //! Which CPU does whose share of a slice, and in which order: McNaughton's wrap, kept up through sleeps and wake-ups.
 //!
-//! At a slice's start [`Wrap::assign`] lays all shares, those of sleepers too, one after the other over the CPUs. For this slice each vCPU is
-//! then *bound* to a CPU; only one that *crosses* from a CPU to the next is shared between these two. [`Wrap::lay_out`] makes
-//! segments of it, at the start and again whenever somebody sleeps or wakes. On each CPU, without a gap:
+//! At a slice's start [`Wrap::assign`] lays all shares, those of sleepers too, one after the other over the CPUs. For
+//! this slice each vCPU is then *bound* to a CPU; only one that *crosses* from a CPU to the next is shared between
+//! these two. [`Wrap::lay_out`] makes segments of it, at the start and again whenever somebody sleeps or wakes. On each
+//! CPU, without a gap:
 //!
 //! | first | then | last |
 //! |---|---|---|
 //! | the part `ahead` of what crosses from the CPU before | the bound | the rest of what crosses to the next |
 //!
-//! A vCPU that crosses never runs on both at once if `ahead` is at most what its own CPU does before the rest. A sleeper lets that
-//! shrink, and `ahead` with it; a waker pushes the rest out at the slice's end, and `ahead` grows by that. Nothing else moves to another CPU.
+//! A vCPU that crosses never runs on both at once if `ahead` is at most what its own CPU does before the rest. A
+//! sleeper lets that shrink, and `ahead` with it; a waker pushes the rest out at the slice's end, and `ahead` grows by
+//! that. Nothing else moves to another CPU.
 //!
 //! Why the layout always fits: let y be what is left of the slice. *Inner* to a row of neighbouring CPUs are vCPUs that
 //! are bound to one of them or cross between two of them. Claim: (1) what the inner vCPUs still have, with what is kept
@@ -96,8 +98,9 @@ impl Wrap {
         self.bound.reserve(vcpus.saturating_sub(self.bound.len()));
     }
 
-    /// Spreads a slice of `length` ns over the CPUs. `pinned` is (CPU, vCPU), sorted; `claimed` what those take, ns per CPU; `free` all others with
-    /// their shares, ns. None of these may exceed what `claimed` leaves of a shared CPU, or it is cut.
+    /// Spreads a slice of `length` ns over the CPUs. `pinned` is (CPU, vCPU), sorted; `claimed` what those take, ns per
+    /// CPU; `free` all others with their shares, ns. None of these may exceed what `claimed` leaves of a shared CPU, or
+    /// it is cut.
     pub(crate) fn assign(
         &mut self,
         length: u64,

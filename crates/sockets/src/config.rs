@@ -223,8 +223,8 @@ mod tests {
 
     #[test]
     fn a_vm_has_what_its_table_says() {
-        let text = "[vm.web]\nbind = [\"tcp/80\", \"udp/5060-5070\"]\nreach = [\"192.0.2.0/24\"]\nmap = { \"tcp/80\" = 8080 }\n\
-                    sockets = 7\nchannels = 2\nwake = \"interrupt\"\n";
+        let text = "[vm.web]\nbind = [\"tcp/80\", \"udp/5060-5070\"]\nreach = [\"192.0.2.0/24\"]\nmap = \
+                    { \"tcp/80\" = 8080 }\nsockets = 7\nchannels = 2\nwake = \"interrupt\"\n";
         let vm = read(text, "web").unwrap().unwrap();
         assert_eq!(vm.policy.bind.len(), 2);
         assert_eq!(vm.policy.bind[1], Ports { protocol: Protocol::Udp, first: 5060, last: 5070 });
