@@ -52,10 +52,10 @@ figures: release images
 	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --kernel 7.2-rt,6.12-rt --requests 20000 \
 		--json $(REPORT)/figures.json --csv $(REPORT)/figures.csv --html $(REPORT)/figures.html
 
-## exclusive: the paper's exclusive CPU beside what it is compared with; two CPUs, so on the real clock (indicative)
+## exclusive: the paper's exclusive CPU beside what it is compared with, on two CPUs
 exclusive: release images
 	@mkdir -p $(REPORT)
-	$(ONTIME)-lab bench rt-server --clock real --cpus 2 --method vanilla,threaded,exclusive,partitioned \
+	$(ONTIME)-lab bench rt-server --cpus 2 --method vanilla,threaded,exclusive,partitioned \
 		--requests $(REQUESTS) --json $(REPORT)/exclusive.json --html $(REPORT)/exclusive.html
 
 ## sched-ext: the binary with back end sched_ext (clang, libelf, zlib); the next plain build is without it

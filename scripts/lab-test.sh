@@ -102,6 +102,13 @@ kernels_boot_and_an_old_one_is_said() {
 
 lockdown_is_said() { inside lockdown --append lockdown=integrity; }
 
+cpus_take_turns_on_the_virtual_clock() {
+    for cpus in 0 9; do
+        "$ontime" lab run --cpus $cpus -- true 2> "$work/said"
+        [ $? -eq 3 ] && grep -q "cpus $cpus: 1 to 8 CPUs" "$work/said" || return 1
+    done
+    inside cpus --cpus 2
+}
 real_clock_has_two_cpus() {
     [ "$("$ontime-lab" run --clock real --cpus 2 --out "$work/two" -- nproc)" = 2 ]
 }
@@ -233,7 +240,7 @@ if [ -z "$wanted" ]; then
     first=$?
     printf '%s\n' tenants_are_found_placed_and_followed path_holds_under_traffic_and_faults a_vcpu_does_not_wait_for_its_vmm \
         a_device_process_is_capped what_a_device_process_makes_pending_goes_first a_spinning_vm_leaves_the_rest kernels_boot_and_an_old_one_is_said a_podman_container_has_its_place \
-        a_hang_is_told levels_have_their_places a_reused_thread_number_is_not_left_changed lockdown_is_said qdiscs_are_set_and_given_back \
+        a_hang_is_told cpus_take_turns_on_the_virtual_clock levels_have_their_places a_reused_thread_number_is_not_left_changed lockdown_is_said qdiscs_are_set_and_given_back \
         status_and_files_come_back too_long_is_told a_panic_is_told real_clock_has_two_cpus an_interrupted_lab_leaves_nothing |
         xargs -P 2 -n 1 sh "$0" "$ontime"
     others=$?

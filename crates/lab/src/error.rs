@@ -47,6 +47,16 @@ pub enum LabError {
         /// Its end.
         tail: String,
     },
+    /// The emulator could not be built, or its self-test refuses it.
+    #[error("the lab's emulator cannot be {what}: {said}\nmore in {files}", files = files.display())]
+    Emulator {
+        /// "built" or "used".
+        what: &'static str,
+        /// Why: the log's end, or the figures that are out of their bounds.
+        said: String,
+        /// The log, or the directory of the figures.
+        files: PathBuf,
+    },
     /// The emulated host panicked, or its user land gave up.
     #[error("the emulated host crashed: {line}\nits console log: {log}", log = log.display())]
     Crashed {

@@ -79,6 +79,7 @@ pub struct Lab {
     emulator: Child,
     connection: Option<Connection>,
     clock: Clock,
+    cpus: u8,
     release_us: u32,
     silence: Duration,
     next: u64,
@@ -115,7 +116,7 @@ impl Lab {
         let arguments = machine.arguments(images, dir, initrd);
         let (program, rest) = arguments.split_first().ok_or_else(|| LabError::Machine("no emulator".into()))?;
         let mut command = Command::new(program);
-        command.args(rest).env("QEMU_MODULE_DIR", images.emulator_modules());
+        command.args(rest);
         if machine.console == Console::Log {
             let log = File::create(dir.join("emulator.log")).map_err(file("write", dir))?;
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -130,6 +131,7 @@ impl Lab {
             emulator,
             connection: None,
             clock: machine.clock,
+            cpus: machine.cpus,
             release_us: machine.release_us,
             silence: Duration::from_secs(machine.silence_seconds),
             next: 0,
@@ -296,11 +298,15 @@ impl Lab {
     /// the emulator ([`Lab::stamp_arrivals`]).
     ///
     /// # Errors
-    /// The clock is the real one, on which it would show a host that is thousands of times too slow; the emulator refuses.
+    /// The clock is the real one, on which it would show a host that is thousands of times too slow; the host has several CPUs, whose lines
+    /// nothing tells apart yet; the emulator refuses.
     pub fn instruction_log(&self, pipe: &Path) -> Result<InstructionLog, LabError> {
         if self.clock == Clock::Real {
             let said = "instructions are traced on the virtual clock, which such a trace does not slow down; use --clock virtual";
             return Err(LabError::Machine(said.into()));
+        }
+        if self.cpus > 1 {
+            return Err(LabError::Machine("instructions are traced on one CPU; leave out --cpus".into()));
         }
         InstructionLog::open(&self.dir, pipe)
     }

@@ -92,9 +92,9 @@ struct Emulated {
     /// What time is in the host: virtual or real
     #[arg(long, default_value = "virtual")]
     clock: Clock,
-    /// CPUs of the host on the real clock
-    #[arg(long, default_value_t = 2)]
-    cpus: u8,
+    /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=8))]
+    cpus: Option<u8>,
     /// The host's kernel: 7.2-rt, 7.2 or 6.12-rt
     #[arg(long, default_value = "7.2-rt")]
     kernel: Kernel,
@@ -133,9 +133,7 @@ impl Emulated {
     ) -> anyhow::Result<T> {
         let scratch = isolate::enter()?;
         let mut machine = host::machine(self.clock, self.kernel);
-        if self.clock == Clock::Real {
-            machine.cpus = self.cpus;
-        }
+        machine.cpus = self.cpus.unwrap_or(machine.cpus);
         machine.silence_seconds = self.silence;
         let dir = self.out.clone().unwrap_or(scratch);
         fs::create_dir_all(&dir).with_context(|| format!("directory {}", dir.display()))?;

@@ -27,7 +27,7 @@ pub enum Command {
     Run(Run),
     /// A console on an emulated host (end it with Ctrl-A X, or by leaving the shell)
     Shell(Host),
-    /// Build the lab's images if they are missing
+    /// Build the lab's images and emulator if they are missing, and test the emulator
     Images,
     /// Run the lab's commands (started by the emulated host)
     #[command(hide = true)]
@@ -36,10 +36,10 @@ pub enum Command {
 
 #[derive(Debug, clap::Args)]
 pub struct Host {
-    /// What time is inside: virtual (instructions executed, one CPU) or real (this machine's, several CPUs)
+    /// What time is inside: virtual (instructions executed; CPUs take turns) or real (this machine's)
     #[arg(long, default_value = "virtual")]
     clock: Clock,
-    /// CPUs: 1 on the virtual clock, 1 to 8 on the real one (default 2 there)
+    /// CPUs, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
     #[arg(long)]
     cpus: Option<u8>,
     /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime-lab bench` measures on)

@@ -64,6 +64,9 @@ fn methods(args: &Path) -> anyhow::Result<Vec<String>> {
     if args.emulated.clock == Clock::Real {
         usage!("path is for the virtual clock, on which tracing takes no time; leave out --clock real");
     }
+    if args.emulated.cpus.is_some_and(|cpus| cpus > 1) {
+        usage!("path follows a request's instructions on one CPU; leave out --cpus");
+    }
     let asked = chosen("method", &args.methods, &path::METHODS)?;
     let methods = if args.methods.is_empty() { DEFAULTS.map(str::to_owned).to_vec() } else { asked };
     let is_plain = args.emulated.kernel == Kernel::Plain72;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{Emulated, Hardware, Measured, Output, noted, say};
 use crate::command::lab;
 use crate::command::product::Product;
-use crate::host::Ground;
+use crate::host::{self, Ground};
 use crate::memcached::ACCESS;
 use crate::rt_server::{self, Case, Plan};
 use crate::schema::{Load, MethodResult};
@@ -116,12 +116,12 @@ pub struct Args {
     /// outsourcing-interrupt, outsourcing-only (on threaded's path), host-process (the limit); default: those of the experiment
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
-    /// What time is in the host: virtual or real; `exclusive` needs real, and brings what it is compared with
+    /// What time is in the host: virtual or real
     #[arg(long, default_value = "virtual")]
     clock: Clock,
-    /// CPUs of the host on the real clock
-    #[arg(long, default_value_t = 2)]
-    cpus: u8,
+    /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one); `exclusive` needs 2
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=8))]
+    cpus: Option<u8>,
     /// The host's RT kernel: 7.2-rt or 6.12-rt (may be given twice)
     #[arg(id = "kernel", long = "kernel", default_value = "7.2-rt", value_delimiter = ',')]
     kernels: Vec<Kernel>,
@@ -183,8 +183,9 @@ fn plan(args: &Args, kind: &Kind, methods: &[String]) -> Plan {
 /// Which hosts the wanted methods need: `vanilla` a kernel without PREEMPT_RT, `exclusive` two CPUs.
 fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Host>> {
     let wanted = args.hardware.methods(&args.methods, kind.methods, &rt_server::CASES)?;
-    if wanted.iter().any(|method| method == "exclusive") && (args.clock == Clock::Virtual || args.cpus < 2) {
-        usage!("exclusive keeps a CPU for the RT group, and the virtual clock has one: add --clock real --cpus 2");
+    let cpus = args.cpus.unwrap_or(host::machine(args.clock, Kernel::Rt72).cpus);
+    if cpus < 2 && wanted.iter().any(|method| method == "exclusive") {
+        usage!("exclusive keeps a CPU for the RT group, and this host has one: add --cpus 2");
     }
     let mut hosts = Vec::new();
     if wanted.iter().any(|method| method == "vanilla") {
@@ -295,7 +296,6 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Host) -> anyhow::R
     let mut line: Vec<String> = vec!["bench".into(), kind.name.into(), "--part".into()];
     for (option, value) in [
         ("--clock", clock.to_owned()),
-        ("--cpus", args.cpus.to_string()),
         ("--kernel", host.kernel.to_string()),
         ("--method", host.methods.join(",")),
         ("--requests", args.requests.to_string()),
@@ -304,6 +304,7 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Host) -> anyhow::R
     ] {
         line.extend([option.to_owned(), value]);
     }
+    line.extend(args.cpus.map(|cpus| format!("--cpus={cpus}")));
     if let Some(out) = &args.out {
         let out = out.join(format!("{}-{number}", host.kernel));
         line.extend(["--out".to_owned(), out.to_string_lossy().into_owned()]);
@@ -368,7 +369,7 @@ mod tests {
         let args = |methods: &[&str]| Args {
             methods: methods.iter().map(|&name| name.to_owned()).collect(),
             clock: Clock::Virtual,
-            cpus: 2,
+            cpus: None,
             kernels: vec![Kernel::Rt72],
             requests: 1,
             seed: 1,
@@ -394,6 +395,10 @@ mod tests {
         );
         let error = hosts(&args(&["outsourced"]), &RT_SERVER).unwrap_err().to_string();
         assert!(error.contains("host-process"), "{error}");
-        assert!(hosts(&args(&["exclusive"]), &RT_SERVER).unwrap_err().to_string().contains("--clock real"));
+        assert!(hosts(&args(&["exclusive"]), &RT_SERVER).unwrap_err().to_string().contains("--cpus 2"));
+        for cpus in [2, 8] {
+            let several = Args { cpus: Some(cpus), ..args(&["exclusive"]) };
+            assert_eq!(hosts(&several, &RT_SERVER).unwrap()[0].methods, ["exclusive"]);
+        }
     }
 }
