@@ -64,7 +64,12 @@ struct sched_entity {
 struct task_struct {
 	s32 pid;
 	u64 start_boottime;
-	const struct cpumask *cpus_ptr;
+	/*
+	 * Not const, as the kernel has it: clang 14 and later describe what only a member points to as a forward
+	 * declaration, and would then do so in scx_bpf_select_cpu_and() too, which libbpf refuses (func_proto
+	 * incompatible with vmlinux).
+	 */
+	struct cpumask *cpus_ptr;
 	struct sched_entity se;
 	struct sched_ext_entity scx;
 };
