@@ -71,6 +71,8 @@ pub struct TenantNic {
 pub struct Nic {
     /// Its name.
     pub name: String,
+    /// Its alternative names (`ip link property add dev NIC altname NAME`).
+    pub altnames: Vec<String>,
     /// Its index.
     pub ifindex: u32,
     /// Its kind (`veth`, `tun`) or driver.

@@ -31,7 +31,7 @@ enum What {
 
 #[derive(Debug, clap::Args)]
 struct Status {
-    /// Only these NICs.
+    /// Only these NICs, by any of their names.
     nics: Vec<String>,
     /// As JSON (as GET /v1/nics answers).
     #[arg(long)]
@@ -52,11 +52,12 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Err(error @ ClientError::Denied { .. }) => own("the daemon could not be asked", Missed::rights().also(error))?,
         Err(error) => return Err(error.into()),
     };
-    if let Some(unknown) = args.nics.iter().find(|name| !nics.iter().any(|nic| nic.name == **name)) {
+    let is_called = |nic: &api::Nic, name: &String| nic.name == *name || nic.altnames.contains(name);
+    if let Some(unknown) = args.nics.iter().find(|name| !nics.iter().any(|nic| is_called(nic, name))) {
         let known = nics.iter().map(|nic| visible(&nic.name)).collect::<Vec<_>>().join(", ");
         exit::usage!("there is no interface {unknown} in this network namespace; there are: {known}");
     }
-    nics.retain(|nic| args.nics.is_empty() || args.nics.contains(&nic.name));
+    nics.retain(|nic| args.nics.is_empty() || args.nics.iter().any(|name| is_called(nic, name)));
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &nics)?;

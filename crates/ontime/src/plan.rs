@@ -140,12 +140,14 @@ fn simulate(args: &Args, placed: &[Placed], report: &mut Report, names: Vec<&str
 
 fn print(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
     let hosts = report.hosts.len();
-    let of = if hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
+    let cpus = report.cpus_per_host;
+    let plural = |is_one: bool| if is_one { "" } else { "s" };
+    let of = format!("{hosts} host{} of {cpus} CPU{}", plural(hosts == 1), plural(cpus == 1));
     let verdict = if report.fits { "Fits" } else { "Does not fit" };
     writeln!(
         out,
-        "{verdict}: {:.3} CPUs needed, {:.3} reserved; {of} of {} CPUs, {:.3} kept for bulk on each.",
-        report.needed_cpus, report.reserved_cpus, report.cpus_per_host, report.bulk_reserve_cpus
+        "{verdict}: {:.3} CPUs needed, {:.3} reserved; {of}, {:.3} kept for bulk on each.",
+        report.needed_cpus, report.reserved_cpus, report.bulk_reserve_cpus
     )?;
     for refused in &report.refused {
         writeln!(out, "  no place for {}: {}", table::visible(&refused.tenant), table::visible(&refused.why))?;

@@ -38,7 +38,7 @@ static OTHERS: [OtherVmm; 7] = [
     // Programs that are linked to libkrun; of crun, the container is the tenant.
     OtherVmm { programs: &["krunvm", "muvm", "krun", "msb", "msbrun", "msbserver"], vcpu: "fc_vcpu N" },
     OtherVmm { programs: &["lkvm", "kvmtool"], vcpu: "kvm-vcpu-N" },
-    OtherVmm { programs: &["VBoxHeadless", "VirtualBoxVM"], vcpu: "EMT-N" },
+    OtherVmm { programs: &["VBoxHeadless", "VirtualBoxVM", "VBoxSDL"], vcpu: "EMT-N" },
 ];
 
 /// A program of any name that has KVM's descriptors and has run a guest.
@@ -140,11 +140,17 @@ pub fn served(arguments: &[String]) -> Option<&str> {
     None
 }
 
-/// Of the target of `/proc/PID/exe`: after an upgrade of the package the running program has no name any more. A
-/// program that NixOS wraps is a hidden file beside its wrapper.
+/// Of the target of `/proc/PID/exe`: after an upgrade of the package the running program has no name any more.
 pub(crate) fn file_name(target: &str) -> Option<&str> {
-    let name = target.strip_suffix(" (deleted)").unwrap_or(target).rsplit('/').next()?;
-    Some(name.strip_prefix('.').and_then(|hidden| hidden.strip_suffix("-wrapped")).unwrap_or(name))
+    Some(unwrapped(target.strip_suffix(" (deleted)").unwrap_or(target).rsplit('/').next()?))
+}
+
+/// The name of a program that has wrappers: it is a hidden file beside them, `.NAME-wrapped` on NixOS (with a `_` for
+/// each further wrapper; nixpkgs `make-wrapper.sh`), `.NAME-real` on Guix (`guix/build/utils.scm`, `wrap-program`).
+fn unwrapped(name: &str) -> &str {
+    let hidden = name.strip_prefix('.').map(|hidden| hidden.trim_end_matches('_'));
+    let own = hidden.and_then(|hidden| ["-wrapped", "-real"].iter().find_map(|word| hidden.strip_suffix(word)));
+    own.map_or(name, unwrapped)
 }
 
 /// Whether a file is called like a program, possibly with more behind.
@@ -497,6 +503,9 @@ mod tests {
     fn monitors_are_known_by_the_stem_of_their_names() {
         for path in [
             "/nix/store/x/bin/.qemu-kvm-wrapped",
+            "/nix/store/x/bin/.qemu-system-ppc64-wrapped__",
+            "/nix/store/x/bin/..qemu-kvm-wrapped-wrapped",
+            "/gnu/store/x/bin/.qemu-system-riscv64-real (deleted)",
             "/usr/bin/qemu-lite-system-x86_64",
             "/opt/kata/bin/qemu-virtiofs-system-aarch64",
             "/usr/libexec/qemu-kvm.distrib",
@@ -513,6 +522,7 @@ mod tests {
             "/usr/bin/stratovirt",
             "/usr/bin/lkvm-static",
             "/usr/lib/virtualbox/VBoxHeadless",
+            "/usr/lib/virtualbox/VBoxSDL",
             "/usr/bin/muvm",
         ] {
             let found = Vmm::of_executable(path);

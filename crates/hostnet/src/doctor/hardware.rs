@@ -73,7 +73,7 @@ pub(super) fn kvm(inventory: &Inventory, probe: &KvmProbe) -> Check {
     match probe {
         KvmProbe::Works => Check::new("kvm", title, State::Ok, format!("a probe guest ran to its end{nested}")),
         KvmProbe::Absent(why) => Check::new("kvm", title, State::Critical, format!("{why}{nested}"))
-            .remedy("load kvm_intel or kvm_amd, with virtualization on in the firmware; run as root or in group kvm"),
+            .remedy("load kvm_intel or kvm_amd, with virtualization on in the firmware"),
         KvmProbe::Broken(why) | KvmProbe::Hangs(why) => {
             Check::new("kvm", title, State::Critical, format!("{why}{nested}; ordinary guests fail or hang"))
                 .costs("VMs do not start, or run without KVM, some tens of times slower", "")

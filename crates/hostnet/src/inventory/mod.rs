@@ -326,7 +326,7 @@ pub struct Udev {
     pub rules: Vec<String>,
 }
 
-/// What an interface's `.link` file says of its interrupts' CPUs (systemd 260).
+/// What an interface's `.link` file says of its interrupts' CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LinkPolicy {
     /// The file, or drop-in, that says so.

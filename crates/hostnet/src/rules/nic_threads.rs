@@ -97,6 +97,15 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
         outcome.settings.extend(most_urgent(RuleId::IrqThread, thread, classes, policy, &mut shared));
     }
     outcome.findings.extend(told(RuleId::IrqThread, shared));
+    outcome.findings.extend(without_interrupts(inventory, intent).map(|nic| Finding {
+        rule: RuleId::IrqThread,
+        severity: Severity::Warning,
+        object: nic.id.name.clone(),
+        found:
+            "no interrupt is known to be its own, by its device or by a handler's name: none has its place".to_owned(),
+        remedy: "look for it in /proc/interrupts, and place its thread by hand (chrt -f -p 50 THREAD)".to_owned(),
+        refusal: None,
+    }));
     if !inventory.kernel.threaded_irqs {
         outcome.findings.push(Finding {
             rule: RuleId::IrqThread,
@@ -108,6 +117,15 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
         });
     }
     outcome
+}
+
+/// RT NICs of whose interrupts nothing is known. Those that stand on others have none, nor have Hyper-V's, whose
+/// interrupts are no device's.
+pub fn without_interrupts<'a>(inventory: &'a Inventory, intent: &'a Intent) -> impl Iterator<Item = &'a Nic> {
+    let may_have =
+        |nic: &&Nic| nic.physical && nic.up && nic.lower.is_empty() && nic.driver.as_deref() != Some("hv_netvsc");
+    let nics = inventory.nics.iter().filter(|_| !inventory.irqs.is_empty()).filter(may_have);
+    nics.filter(|nic| nic.irqs.is_empty() && intent.nic_class(inventory, nic) != Class::Bulk)
 }
 
 /// Whether an interrupt is for nothing but packets that were sent, by the names that drivers give it (`eth0-tx-0`: e1000e, igb, igc, ixgbe, vmxnet3, tg3;

@@ -134,6 +134,7 @@ fn nic(inventory: &Inventory, intent: &Intent, nic: &inventory::Nic) -> api::Nic
     numbers.dedup();
     api::Nic {
         name: nic.id.name.clone(),
+        altnames: nic.altnames.clone(),
         ifindex: nic.id.ifindex,
         kind: nic.kind.clone().or_else(|| nic.driver.clone()).unwrap_or_default(),
         up: nic.up,

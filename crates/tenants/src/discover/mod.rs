@@ -129,6 +129,7 @@ impl Finder<'_> {
         if let Some(first) = v1.clone().next() {
             self.problem(first, ProblemKind::CgroupV1(v1.count()));
         }
+        self.runtimes(&processes.user);
         let domains = self.domains();
         let mut shared: HashMap<&str, usize> = HashMap::new();
         for cgroup in processes.user.iter().filter_map(|process| process.cgroup.as_deref()) {
@@ -149,7 +150,10 @@ impl Finder<'_> {
             }
         }
         self.stale(&domains);
-        self.containers(&rest);
+        // What is in a unit beside a monitor (swtpm, virtiofsd, passt) is a helper of the VM's.
+        let of_vm = |vm: &VmProcess<'_>| vm.process.cgroup.clone().filter(|_| vm.container.is_none());
+        let units = vms.iter().filter_map(of_vm).filter(|path| container::is_unit(path)).collect();
+        self.containers(&rest, units);
         self.keep_names_of_roots_tenants();
         self.devices(&rest);
         self.kernel_threads(processes.kernel);
@@ -336,9 +340,25 @@ impl Finder<'_> {
         started.find(|(started, _)| started == id).map(|(_, name)| name.clone())
     }
 
-    fn containers(&mut self, processes: &[&Process]) {
+    /// Learns where the host's own container daemons keep their state.
+    fn runtimes(&mut self, processes: &[Process]) {
+        for process in processes {
+            let program = vmm::file_name(&process.executable);
+            let Some(program) = program.filter(|name| matches!(*name, "dockerd" | "containerd")) else { continue };
+            let cgroup = process.cgroup.as_deref().unwrap_or("/");
+            let contained = container::of_path(cgroup).is_some();
+            if !contained && self.sources.owner(process.pid) == Some(0) && self.sources.cgroup_owner(cgroup, true) == 0
+            {
+                let arguments = self.arguments(process.pid, &Account::System);
+                self.names.started(program, &arguments);
+            }
+        }
+    }
+
+    /// `vms` are the units that monitors are in.
+    fn containers(&mut self, processes: &[&Process], mut vms: BTreeSet<String>) {
         self.conmons(processes);
-        let vms: BTreeSet<String> = self.tenants.iter().filter_map(|vm| vm.cgroup.clone()).collect();
+        vms.extend(self.tenants.iter().filter_map(|vm| vm.cgroup.clone()));
         let mut members: BTreeMap<String, (Option<Identity>, Vec<&Process>)> = BTreeMap::new();
         let mut known: HashMap<&str, Option<(String, Option<Identity>)>> = HashMap::new();
         for process in processes {
@@ -364,14 +384,17 @@ impl Finder<'_> {
         }
     }
 
-    /// A container by its cgroup's form, or the topmost cgroup that a rule names. What is in a VM's own cgroup beside
-    /// its monitor (swtpm, virtiofsd, passt) is a helper of the VM's.
+    /// A container by its cgroup's form, or the topmost cgroup that a rule names. What is in a VM's cgroup beside its
+    /// monitor is none, and neither is the monitor of a container.
     fn container_of(&mut self, path: &str, vms: &BTreeSet<String>) -> Option<(String, Option<Identity>)> {
         if container::libvirt_scope(path).is_some() || ancestors(path).any(|part| vms.contains(part)) {
             return None;
         }
         if let Some(container) = self.container_at(path) {
             return Some((container.cgroup, Some(container.id)));
+        }
+        if container::is_monitors(path) {
+            return None;
         }
         ancestors(path).find(|part| self.rules.names_cgroup(part)).map(|part| (part.to_owned(), None))
     }

@@ -23,7 +23,7 @@ pub(super) struct VmProcess<'a> {
     pub(super) vmm: Vmm,
     domain: Option<&'a Domain>,
     /// The cgroup of the container that it is in.
-    container: Option<String>,
+    pub(super) container: Option<String>,
     account: Account,
     line: Vec<String>,
     arguments: QemuArguments,
@@ -60,7 +60,9 @@ impl<'a> VmProcess<'a> {
             Some(domain) => domain.name.clone(),
             None => given()
                 .filter(|name| !name.is_empty())
-                .map_or_else(|| format!("vm-{}", self.process.pid), |name| printable(name.as_bytes())),
+                .map(|name| printable(name.as_bytes()))
+                .or_else(|| container::name_of_scope(container::vm_scope(self.process.cgroup.as_deref()?)?))
+                .unwrap_or_else(|| format!("vm-{}", self.process.pid)),
         }
     }
 

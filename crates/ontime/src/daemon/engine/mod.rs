@@ -416,7 +416,9 @@ impl Engine {
                     self.metrics.knob(rule, true);
                 }
                 Done::Failed(why) => {
-                    self.repeats.warn(&format!("{}: {why}", item.knob));
+                    // The reason names the knob, where the knob gave it.
+                    let knob = item.knob.to_string();
+                    self.repeats.warn(&if why.starts_with(&knob) { why.clone() } else { format!("{knob}: {why}") });
                     self.metrics.knob(rule, false);
                 }
                 _ => {}
