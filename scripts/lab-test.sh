@@ -104,7 +104,7 @@ lockdown_is_said() { inside lockdown --append lockdown=integrity; }
 
 cpus_take_turns_on_the_virtual_clock() {
     for cpus in 0 9; do
-        "$ontime" lab run --cpus $cpus -- true 2> "$work/said"
+        "$ontime-lab" run --cpus $cpus -- true 2> "$work/said"
         [ $? -eq 3 ] && grep -q "cpus $cpus: 1 to 8 CPUs" "$work/said" || return 1
     done
     inside cpus --cpus 2
@@ -223,6 +223,7 @@ path_holds_under_traffic_and_faults() {
 # is forced since, which has
 #                               not run yet
 # trace_follows_a_vm            passed once since the fault that it found was mended
+# cpus_take_turns_on_the_virtual_clock  builds the emulator of several CPUs
 # busypoll_takes_no_interrupts  on the real clock: where the machine is so busy that the emulated CPUs stand for
 # seconds, the RCU
 #                               readers of the polled one do, and the host with them
@@ -230,7 +231,7 @@ if [ "$wanted" = by-name ]; then
     wanted="reserved_cpu_time_is_kept reserved_cpu_time_is_kept_by_sched_ext deadlines_of_a_guest_are_kept deadline_tasks_have_their_vcpus
         trace_names_the_inversions trace_follows_a_vm who_has_something_pending_goes_first
         polls_are_short_on_an_old_kernel a_send_waits_for_short_polls_only guest_sockets_are_the_hosts
-        a_cpu_may_go_and_come busypoll_takes_no_interrupts rt_queues_are_polled_on_an_old_kernel"
+        cpus_take_turns_on_the_virtual_clock a_cpu_may_go_and_come busypoll_takes_no_interrupts rt_queues_are_polled_on_an_old_kernel"
 fi
 # Two at a time, on two cores, the longest first; the first one alone, for it counts the machine's network namespaces.
 if [ -z "$wanted" ]; then
@@ -240,7 +241,7 @@ if [ -z "$wanted" ]; then
     first=$?
     printf '%s\n' tenants_are_found_placed_and_followed path_holds_under_traffic_and_faults a_vcpu_does_not_wait_for_its_vmm \
         a_device_process_is_capped what_a_device_process_makes_pending_goes_first a_spinning_vm_leaves_the_rest kernels_boot_and_an_old_one_is_said a_podman_container_has_its_place \
-        a_hang_is_told cpus_take_turns_on_the_virtual_clock levels_have_their_places a_reused_thread_number_is_not_left_changed lockdown_is_said qdiscs_are_set_and_given_back \
+        a_hang_is_told levels_have_their_places a_reused_thread_number_is_not_left_changed lockdown_is_said qdiscs_are_set_and_given_back \
         status_and_files_come_back too_long_is_told a_panic_is_told real_clock_has_two_cpus an_interrupted_lab_leaves_nothing |
         xargs -P 2 -n 1 sh "$0" "$ontime"
     others=$?

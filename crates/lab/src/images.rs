@@ -2,8 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::thread;
 
 use crate::cache;
 use crate::emulator::Emulator;
@@ -13,15 +11,14 @@ use crate::qemu::Kernel;
 /// The recipe: what it holds decides the images' key.
 const RECIPE: &[(&str, &str)] = &[
     ("backports.pref", include_str!("recipe/backports.pref")),
-    ("bootstrap.sh", include_str!("recipe/bootstrap.sh")),
     ("build.sh", include_str!("recipe/build.sh")),
-    ("debian.sh", include_str!("../../../scripts/debian.sh")),
     ("guest-init.sh", include_str!("recipe/guest-init.sh")),
     ("guest.packages", include_str!("recipe/guest.packages")),
     ("host.packages", include_str!("recipe/host.packages")),
     ("initrd-init.sh", include_str!("recipe/initrd-init.sh")),
     ("kamailio.cfg", include_str!("recipe/kamailio.cfg")),
     ("spin.c", include_str!("recipe/spin.c")),
+    ("emulator-fix.c", include_str!("recipe/emulator-fix.c")),
     ("unpack-kernel.py", include_str!("recipe/unpack-kernel.py")),
 ];
 
@@ -37,38 +34,64 @@ pub(crate) const OVERLAY: &[(&str, &str)] = &[
 #[derive(Debug, Clone)]
 pub struct Images {
     dir: PathBuf,
-    emulator: Emulator,
+    turns: Option<Emulator>,
 }
 
 impl Images {
-    /// The images of this version of the recipe and the emulator, built first where they are missing. They are built
-    /// side by side: the images wait for the network and the disk, the emulator for the processor. `progress` gets a
-    /// line a step. A second caller waits for the first.
+    /// The images of this version of the recipe, built first where they are missing; `progress` gets a line a step.
+    /// A second caller waits for the first.
     ///
     /// # Errors
     /// [`LabError::Images`] with the log's end where a step fails; the half-built directory is not used later.
-    /// [`LabError::Emulator`] where the emulator cannot be built, or fails its self-test.
     pub fn ready(progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
         let dir = cache::entry(&cache::root(), RECIPE);
-        let (lines, said) = mpsc::channel::<String>();
-        let (images, emulator) = thread::scope(|scope| {
-            let (of_images, of_emulator, dir) = (lines.clone(), lines, &dir);
-            // A line cannot be sent only where this thread is gone, and then nobody waits for it.
-            let images =
-                scope.spawn(move || cache::once(dir, &mut |line| drop(of_images.send(line.to_owned())), build));
-            let emulator = scope.spawn(move || Emulator::ready(&mut |line| drop(of_emulator.send(line.to_owned()))));
-            said.iter().for_each(|line| progress(&line));
-            (joined(images), joined(emulator))
-        });
-        images?;
-        let emulator = emulator?;
-        emulator.tested(&dir, progress)?;
-        Ok(Self { dir, emulator })
+        cache::once(&dir, progress, build)?;
+        Ok(Self { dir, turns: None })
     }
 
-    /// The emulator's program and first arguments.
-    pub fn emulator(&self) -> Vec<String> {
-        self.emulator.command()
+    /// Also the emulator whose CPUs take turns ([`Machine::takes_turns`]), built and tested first where it is missing.
+    ///
+    /// # Errors
+    /// [`LabError::Emulator`] where the emulator cannot be built, or fails its self-test.
+    ///
+    /// [`Machine::takes_turns`]: crate::Machine::takes_turns
+    pub fn with_turns(self, progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
+        let emulator = Emulator::ready(progress)?;
+        emulator.tested(&self.dir, progress)?;
+        Ok(Self { turns: Some(emulator), ..self })
+    }
+
+    /// The emulator's program and first arguments: the one whose CPUs take turns, or Debian's.
+    pub fn emulator(&self, turns: bool) -> Vec<String> {
+        match &self.turns {
+            Some(emulator) if turns => emulator.command(),
+            _ => self.debians(),
+        }
+    }
+
+    /// Debian's emulator, its loader first: it runs on any distribution, with the libraries it came with.
+    fn debians(&self) -> Vec<String> {
+        let tools = self.dir.join("tools");
+        let at = |path: &str| tools.join(path).to_string_lossy().into_owned();
+        let libraries = at("usr/lib/x86_64-linux-gnu");
+        vec![
+            // Not the one in lib64: that is a link to the system's, which may be of another release.
+            format!("{libraries}/ld-linux-x86-64.so.2"),
+            "--library-path".into(),
+            format!("{libraries}:{libraries}/pulseaudio"),
+            "--preload".into(),
+            self.path("emulator-fix.so"),
+            at("usr/bin/qemu-system-x86_64"),
+            "-L".into(),
+            at("usr/share/qemu"),
+            "-L".into(),
+            at("usr/share/seabios"),
+        ]
+    }
+
+    /// Where Debian's emulator finds its modules (`QEMU_MODULE_DIR`).
+    pub fn emulator_modules(&self) -> String {
+        self.path("tools/usr/lib/x86_64-linux-gnu/qemu")
     }
 
     /// A host kernel's image.
@@ -115,10 +138,6 @@ impl Images {
     fn path(&self, name: &str) -> String {
         self.dir.join(name).to_string_lossy().into_owned()
     }
-}
-
-fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn build(dir: &Path, progress: &mut dyn FnMut(&str)) -> Result<(), LabError> {

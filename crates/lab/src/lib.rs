@@ -5,7 +5,7 @@
 //! they leave in `/lab`, a capture of each NIC made outside the emulated host (the papers' hardware monitor), a console
 //! log.
 //!
-//! - [`images`] builds the disks and kernels once, from Debian's packages, `emulator` the emulator from Debian's source; [`cache`] keeps
+//! - [`images`] builds the disks and kernels once, from Debian's packages, `emulator` the emulator of several CPUs from Debian's source; [`cache`] keeps
 //!   them by content.
 //! - [`module`] builds the guest's kernel module for the lab's guests, once for each state of its sources.
 //! - [`isolate`] puts the whole lab into namespaces of its own, so that nothing can stay behind.

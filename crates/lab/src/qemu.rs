@@ -171,6 +171,11 @@ impl Machine {
         Ok(())
     }
 
+    /// Whether several CPUs take turns, which Debian's emulator cannot ([`Images::with_turns`]).
+    pub fn takes_turns(&self) -> bool {
+        self.clock == Clock::Virtual && self.cpus > 1
+    }
+
     fn command_line(&self) -> String {
         let mut words = vec![
             "console=ttyS0".to_owned(),
@@ -199,7 +204,7 @@ impl Machine {
 
     /// The emulator's command line for this machine, with its sockets, logs and captures in `dir`.
     pub fn arguments(&self, images: &Images, dir: &Path, initrd: &Path) -> Vec<String> {
-        let mut line = Line(images.emulator());
+        let mut line = Line(images.emulator(self.takes_turns()));
         let at = |name: &str| dir.join(name).to_string_lossy().into_owned();
         line.flag("-nodefaults").flag("-no-user-config").flag("-no-reboot");
         let old = self.kernel == Kernel::Rt612;
@@ -209,8 +214,7 @@ impl Machine {
         match self.clock {
             Clock::Virtual => {
                 line.option("-accel", "tcg,thread=single");
-                // With one CPU there is nothing to take turns for.
-                let turn = if self.cpus > 1 { format!(",turn={TURN}") } else { String::new() };
+                let turn = if self.takes_turns() { format!(",turn={TURN}") } else { String::new() };
                 line.option("-icount", &format!("shift={},sleep=off{turn}", self.icount_shift))
             }
             Clock::Real => line.option("-accel", "tcg,thread=multi"),

@@ -21,7 +21,7 @@ use anyhow::{Context, bail};
 use clap::Subcommand;
 use ontime_cli::{OK, WARNING, usage};
 use ontime_lab::images::Images;
-use ontime_lab::{Clock, Kernel, isolate};
+use ontime_lab::{Clock, Kernel, Machine, isolate};
 
 use crate::command::lab;
 use crate::command::product::Product;
@@ -117,12 +117,19 @@ impl Emulated {
     ) -> anyhow::Result<T> {
         self.product.find()?;
         // What is missing is built where there is a network: the namespaces have none.
-        let images = lab::images()?;
+        let images = lab::images(self.machine().takes_turns())?;
         if with_module {
             lab::guest_module(&images)?;
         }
         lab::host_module(&images, self.kernel)?;
         self.measure_inside(&images, measure)
+    }
+
+    fn machine(&self) -> Machine {
+        let mut machine = host::machine(self.clock, self.kernel);
+        machine.cpus = self.cpus.unwrap_or(machine.cpus);
+        machine.silence_seconds = self.silence;
+        machine
     }
 
     /// Measures on it, in namespaces of its own, where all that it takes has been built.
@@ -132,9 +139,7 @@ impl Emulated {
         measure: impl FnOnce(Site, &Images) -> Result<T, MeasureError>,
     ) -> anyhow::Result<T> {
         let scratch = isolate::enter()?;
-        let mut machine = host::machine(self.clock, self.kernel);
-        machine.cpus = self.cpus.unwrap_or(machine.cpus);
-        machine.silence_seconds = self.silence;
+        let machine = self.machine();
         let dir = self.out.clone().unwrap_or(scratch);
         fs::create_dir_all(&dir).with_context(|| format!("directory {}", dir.display()))?;
         let programs = self.product.find()?;

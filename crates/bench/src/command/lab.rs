@@ -27,8 +27,12 @@ pub enum Command {
     Run(Run),
     /// A console on an emulated host (end it with Ctrl-A X, or by leaving the shell)
     Shell(Host),
-    /// Build the lab's images and emulator if they are missing, and test the emulator
-    Images,
+    /// Build the lab's images if they are missing
+    Images {
+        /// Also build and test the emulator of several CPUs on the virtual clock, which `--cpus` does otherwise
+        #[arg(long)]
+        several_cpus: bool,
+    },
     /// Run the lab's commands (started by the emulated host)
     #[command(hide = true)]
     Agent,
@@ -100,11 +104,11 @@ fn icount_shift(nanoseconds: &str) -> Result<u8, String> {
 pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Agent => agent::inside::serve().map(|()| ExitCode::SUCCESS).map_err(unsupported),
-        Command::Images => images().map(|_| ExitCode::SUCCESS),
+        Command::Images { several_cpus } => images(*several_cpus).map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
             run.machine().check()?;
             // Here, where there is a network: the namespaces have none.
-            let images = images()?;
+            let images = images(run.machine().takes_turns())?;
             if run.host_module {
                 host_module(&images, run.host.kernel)?;
             }
@@ -114,17 +118,21 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
             run_command(run, &images, &isolate::enter().map_err(unsupported)?)
         }
         Command::Shell(host) => {
-            machine(host, Console::Terminal).check()?;
-            let images = images()?;
+            let machine = machine(host, Console::Terminal);
+            machine.check()?;
+            let images = images(machine.takes_turns())?;
             shell(host, &images, &isolate::enter().map_err(unsupported)?)
         }
     }
 }
 
-/// The lab's images, built first where they are missing, with progress on standard error.
-pub fn images() -> anyhow::Result<Images> {
+/// The lab's images, built first where they are missing, with progress on standard error; `turns`: with the emulator
+/// of several CPUs on the virtual clock.
+pub fn images(turns: bool) -> anyhow::Result<Images> {
     isolate::possible().map_err(unsupported)?;
-    Ok(Images::ready(&mut |line| eprintln!("{line}"))?)
+    let mut progress = |line: &str| eprintln!("{line}");
+    let images = Images::ready(&mut progress)?;
+    Ok(if turns { images.with_turns(&mut progress)? } else { images })
 }
 
 /// The guest's module for the lab's guests, built first where it is missing, with progress on standard error.

@@ -6,17 +6,53 @@ out=$1
 recipe=$(cd "$(dirname "$0")" && pwd)
 work=$out/work
 log=$out/build.log
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 mkdir -p "$work"
 : > "$log"
 
 step() { echo "lab images: $*"; echo "== $*" >> "$log"; }
 
-fail() { echo "lab images: $*" >&2; exit 3; }
-. "$recipe/debian.sh"
-. "$recipe/bootstrap.sh"
+# The first Debian mirror of the system's apt configuration, deb822 or one-line.
+mirror=$(apt-get indextargets --format '$(REPO_URI) $(LABEL) $(ORIGIN) $(CODENAME)' 2>/dev/null |
+    awk '/ Debian / && $1 !~ /security/ {print $1; exit}')
+[ -n "$mirror" ] || {
+    echo "lab images: no Debian mirror in the system's apt configuration; run 'apt-get update' first" >&2
+    exit 3
+}
+# A proxy of the system's apt: mmdebstrap reads the environment alone.
+eval "$(apt-config shell http_proxy Acquire::http::Proxy https_proxy Acquire::https::Proxy)"
+export http_proxy https_proxy
+src() { echo "deb [signed-by=$keyring] $mirror $1 main"; }
+
+bootstrap() { # SUITE TARGET PACKAGES SOURCE...
+    suite=$1 target=$2 packages=$3
+    shift 3
+    # In namespaces that end with their first process, and its files below $work: nothing is left of one that is killed.
+    TMPDIR=$work unshare --pid --mount --mount-proc --fork --kill-child mmdebstrap --mode=root --variant=minbase --include="$packages" \
+        --setup-hook='mkdir -p "$1/etc/apt/preferences.d"; cp '"$recipe"'/backports.pref "$1/etc/apt/preferences.d/ontime-lab"' \
+        --aptopt='APT::Install-Recommends "0"' --dpkgopt='path-exclude=/usr/share/doc/*' \
+        --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+        "$suite" "$target.tar" "$@" >> "$log" 2>&1
+    mkdir -p "$target"
+    tar -C "$target" -xf "$target.tar"
+    rm "$target.tar"
+}
+
+# An apt of its own for kernels, so that the system's is left alone.
+apt_dir=$work/apt
+mkdir -p "$apt_dir/lists/partial" "$apt_dir/cache/archives/partial"
+{ src trixie; src trixie-backports; } > "$apt_dir/sources.list"
+own_apt() {
+    tool=$1
+    shift
+    "$tool" -o Dir::State::lists="$apt_dir/lists" -o Dir::State::status=/dev/null -o Dir::Cache="$apt_dir/cache" \
+        -o Dir::Etc::SourceList="$apt_dir/sources.list" -o Dir::Etc::SourceParts=- -o APT::Sandbox::User=root "$@"
+}
 
 kernel() { # LABEL FLAVOUR SERIES ROOT: unpacks the newest kernel of the series, its modules into ROOT
-    image=$(newest image "$3" "$2")
+    # By name, not by metapackage: backports' metapackage leaves a series while its kernels stay.
+    image=$(own_apt apt-cache pkgnames "linux-image-$3." | grep -E "^linux-image-$3\.[^-]*-$2\$" | sort -V | tail -n 1)
+    [ -n "$image" ] || { echo "lab images: the mirror has no linux-image-$3.*-$2 in trixie or trixie-backports" >&2; exit 3; }
     version=${image#linux-image-}
     packages=$image
     for part in binary modules base; do
@@ -58,25 +94,27 @@ disk() { # ROOT IMAGE SIZE
     mke2fs -q -t ext4 -O ^has_journal -E lazy_itable_init=1 -d "$1" "$2" >> "$log" 2>&1
 }
 
-step "1/4 user lands: the host's (Debian 13 with QEMU from backports and libvirt), the guests'"
+packages_of() { sed -e 's/#.*//' "$recipe/$1.packages" | xargs | tr ' ' ,; }
+
+step "1/4 user lands: the emulator's (Debian 12's QEMU, the one the lab's clock was checked on), the host's (Debian 13 with QEMU from backports and libvirt), the guests'"
 # At once: each waits for the network and the disk half of its time.
 jobs=
 # Jobs of a script ignore the terminal's interrupt: what they run is ended from here.
 stop() { for job in $jobs; do pkill -KILL -P "$job" || true; done; }
 trap stop EXIT
 trap 'exit 130' INT TERM
-at='"$1/etc/apt/preferences.d"'
-hook="--setup-hook=mkdir -p $at; cp $recipe/backports.pref $at/ontime-lab"
-bootstrap trixie "$work/host" "$(packages_of "$recipe/host.packages")" "$(src trixie)" "$(src trixie-backports)" &
+bootstrap bookworm "$out/tools" qemu-system-x86,qemu-utils "$(src bookworm)" &
 jobs=$!
-bootstrap trixie "$work/guest" "$(packages_of "$recipe/guest.packages")" "$(src trixie)" &
+bootstrap trixie "$work/host" "$(packages_of host)" "$(src trixie)" "$(src trixie-backports)" &
+jobs="$jobs $!"
+bootstrap trixie "$work/guest" "$(packages_of guest)" "$(src trixie)" &
 jobs="$jobs $!"
 for job in $jobs; do wait "$job"; done
 jobs=
 mkdir -p "$work/host/usr/lib/modules" "$work/guest/usr/lib/modules"
 
 step "2/4 kernels (7.2-rt, 7.2, 6.12-rt; the guests' 6.12)"
-ask_mirror
+own_apt apt-get update >> "$log" 2>&1
 kernel 7.2-rt rt-amd64 7.2 "$work/host"
 kernel 7.2 amd64 7.2 "$work/host"
 kernel 6.12-rt rt-amd64 6.12 "$work/host"
@@ -88,6 +126,7 @@ initrd guest "$work/guest" virtio_pci virtio_blk ext4
 
 step "4/4 disks"
 cc -O2 -static -nostdlib -Wl,-e,_start -o "$work/host/usr/local/sbin/lab-spin" "$recipe/spin.c"
+cc -O2 -Wall -Wextra -shared -fPIC -o "$out/emulator-fix.so" "$recipe/emulator-fix.c"
 install -m 755 "$recipe/guest-init.sh" "$work/guest/sbin/lab-guest-init"
 install -m 644 "$recipe/kamailio.cfg" "$work/guest/etc/kamailio/lab.cfg"
 mkdir -p "$work/host/lab" "$work/host/boot"

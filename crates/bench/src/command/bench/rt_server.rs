@@ -218,7 +218,7 @@ pub fn run(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let hosts = hosts(args, kind)?;
     args.product.find()?;
     // Here, where there is a network: a part is in a namespace without one.
-    let images = lab::images()?;
+    let images = lab::images(args.clock == Clock::Virtual && args.cpus.is_some_and(|cpus| cpus > 1))?;
     let cases = |host: &Host| plan(args, kind, &host.methods).cases;
     if hosts.iter().flat_map(cases).any(|case| case.is_outsourced()) {
         lab::guest_module(&images)?;
@@ -332,7 +332,7 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let emulated = Emulated { clock, cpus, kernel, silence, out: args.out.clone(), product: args.product.clone() };
     let plan = plan(args, kind, &args.methods);
     let mut missing = Vec::new();
-    let results = emulated.measure_inside(&lab::images()?, |mut site, images| {
+    let results = emulated.measure_inside(&lab::images(emulated.machine().takes_turns())?, |mut site, images| {
         site.machine.captured_bytes = kind.workload.captured();
         let ground = Ground::Emulated(&site, images);
         rt_server::measure(&plan, ground, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
