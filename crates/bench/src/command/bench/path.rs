@@ -87,7 +87,7 @@ fn report(args: &Path, measured: Vec<Measured>, missing: Vec<String>) -> anyhow:
     let document = Document {
         path_version: PATH_VERSION,
         kernel,
-        command: format!("ontime {}", words.join(" ")),
+        command: format!("ontime-lab {}", words.join(" ")),
         created: created()?,
         methods: measured.into_iter().map(|of| of.method).collect(),
         notes: missing.clone(),
