@@ -73,10 +73,11 @@ fuzz:
 model-check: setup
 	LOOM_MAX_PREEMPTIONS=$(PREEMPTIONS) cargo test --release -p ontime-model
 
-## miri: pure parts under Miri, which finds undefined behaviour; needs rustup's nightly with the components miri and rust-src
+## miri: the ledger and a parser under Miri, which finds undefined behaviour; needs rustup's nightly with the components miri and rust-src
 miri:
 	@cargo +nightly miri --version || { echo "miri: run rustup toolchain install nightly --component miri,rust-src" >&2; exit 3; }
-	scripts/miri.sh
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 cargo +nightly miri test -p ontime-sched -p ontime-tenants --lib \
+		-- ledger::page connector::
 
 lint: setup
 	@cargo fmt --version && cargo clippy --version || { echo "lint: rustfmt or clippy is missing; Debian: apt-get install rustfmt" \
