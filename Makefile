@@ -4,6 +4,7 @@
 REPORT ?= target/report
 REQUESTS ?= 150
 MINUTES ?= 2
+PREEMPTIONS ?= 4
 ONTIME = target/release/ontime
 
 # Where `make install` installs.
@@ -13,8 +14,8 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
-.PHONY: demo test tests conformance thorough endurance hundred figures exclusive sched-ext fuzz docs lint setup \
-	release images clean dist install deb deb-test
+.PHONY: demo test tests conformance thorough endurance hundred figures exclusive sched-ext fuzz model-check miri docs \
+	lint setup release images clean dist install deb deb-test
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -64,12 +65,24 @@ sched-ext:
 	cargo build --release --features ontime/sched-ext
 
 ## fuzz: every parser of bytes that guests, containers and users choose, for MINUTES in all (docs/fuzzing.md)
-fuzz: setup
+fuzz:
+	@scripts/setup.sh g++
 	scripts/fuzz.sh $(MINUTES)
 
 ## docs: the documentation as a site in target/docs, by mdBook
 docs:
 	@scripts/docs.sh
+
+## model-check: the lock-free parts in every order of their steps, up to PREEMPTIONS preemptions (docs/fuzzing.md)
+model-check: setup
+	LOOM_MAX_PREEMPTIONS=$(PREEMPTIONS) cargo test --release -p ontime-model
+
+## miri: the ledger and a parser under Miri, which finds undefined behaviour; needs rustup's nightly
+miri:
+	@cargo +nightly miri --version || { \
+		echo "miri: run rustup toolchain install nightly --component miri,rust-src" >&2; exit 3; }
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 cargo +nightly miri test -p ontime-sched -p ontime-tenants --lib \
+		-- ledger::page connector::
 
 lint: setup
 	@cargo fmt --version && cargo clippy --version || { \

@@ -5,9 +5,9 @@
 //! closes a connection that it has accepted and holds. So no thread ever uses a number that was closed and given to another file.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 
 use crate::abi::{Errno, ONTIME_SOCK_INDEX_BITS, ONTIME_SOCK_NONE};
+use crate::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 use crate::host;
 use crate::request::{Family, Protocol};
 

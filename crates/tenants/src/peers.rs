@@ -213,7 +213,10 @@ fn read_datagram(datagram: &[u8], replies: &mut Vec<RouteNetlinkMessage>) -> io:
             match message.payload {
                 NetlinkPayload::InnerMessage(reply) => replies.push(reply),
                 NetlinkPayload::Done(_) => return Ok(true),
-                NetlinkPayload::Error(error) => return Err(error.to_io()),
+                // Not `to_io()`, which overflows for the smallest number.
+                NetlinkPayload::Error(error) => {
+                    return Err(io::Error::from_raw_os_error(error.raw_code().saturating_neg()));
+                }
                 _ => {}
             }
         }

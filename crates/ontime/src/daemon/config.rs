@@ -26,6 +26,13 @@ pub struct Config {
     pub sched: SchedConfig,
 }
 
+/// Descriptors that a capped thread takes (two in `cap::reading`, one in `cap::place`).
+const DESCRIPTORS_EACH: usize = 3;
+/// Descriptors for everything else: sockets of clients and device processes, trace rings, files read in a pass.
+const DESCRIPTORS: usize = 4096;
+/// Numbers of threads that can be capped. The unit's LimitNOFILE is enough for the most.
+const CAP_THREADS: RangeInclusive<u64> = 16..=16_384;
+
 /// Whether the daemon sets what it plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -117,10 +124,10 @@ impl DaemonConfig {
         if let Some(ms) = within(text, "cap.period-ms", file.cap.period_ms, 1..=100)? {
             self.cap_period = Duration::from_millis(ms);
         }
-        if let Some(threads) = within(text, "cap.threads", file.cap.threads, 16..=65536)? {
+        if let Some(threads) = within(text, "cap.threads", file.cap.threads, CAP_THREADS)? {
             self.cap_threads = usize::try_from(threads).unwrap_or(usize::MAX);
         }
-        if let Some(threads) = within(text, "cap.threads-per-tenant", file.cap.threads_per_tenant, 16..=65536)? {
+        if let Some(threads) = within(text, "cap.threads-per-tenant", file.cap.threads_per_tenant, CAP_THREADS)? {
             self.cap_threads_per_tenant = usize::try_from(threads).unwrap_or(usize::MAX);
         }
         for cgroup in file.cap.uncapped {
@@ -144,6 +151,16 @@ impl DaemonConfig {
         Ok(())
     }
 
+    /// How many descriptors the daemon must be allowed to have open.
+    pub fn descriptors(&self) -> usize {
+        DESCRIPTORS + DESCRIPTORS_EACH * self.cap_threads
+    }
+
+    /// How many real-time threads of the host a census reads: twice as many as can be capped.
+    pub fn census(&self) -> usize {
+        2 * self.cap_threads
+    }
+
     /// How many threads of tenants may be capped. The rest is for interrupt and NAPI threads.
     pub fn pool(&self) -> usize {
         self.cap_threads - self.cap_threads / 4
@@ -156,6 +173,7 @@ impl DaemonConfig {
             cpu_share: self.cap_cpu_share,
             watcher: table.watcher(),
             capacity: self.cap_threads,
+            descriptors: self.descriptors(),
         }
     }
 }
@@ -235,6 +253,18 @@ mod tests {
         assert_eq!(DaemonConfig::load(dir.path()).unwrap().mode, Mode::Enforce);
     }
 
+    /// The unit may have as many files open as the most threads take.
+    #[test]
+    fn the_unit_may_open_what_the_most_threads_need() {
+        let most = DaemonConfig { cap_threads: 16_384, ..DaemonConfig::default() };
+        assert!(CAP_THREADS.contains(&16_384) && !CAP_THREADS.contains(&16_385));
+        let unit = include_str!("../../../../packaging/systemd/ontimed.service");
+        let limit = unit.lines().find_map(|line| line.strip_prefix("LimitNOFILE=")).unwrap();
+        assert!(most.descriptors() <= limit.parse().unwrap(), "{} of {limit}", most.descriptors());
+        // And a census reads all of them beside as many that are not capped.
+        assert!(most.census() >= 2 * most.cap_threads);
+    }
+
     #[test]
     fn what_is_not_allowed_is_refused_with_its_line() {
         for (text, line, word) in [
@@ -246,7 +276,8 @@ mod tests {
             ("[cap]\ncpu-share = nan\n", 2, "below 1"),
             ("[cap]\nperiod-ms = 1000\n", 2, "1 to 100"),
             ("[cap]\nthreads = -1\n", 2, ""),
-            ("[cap]\nthreads-per-tenant = 1\n", 2, "16 to 65536"),
+            ("[cap]\nthreads = 20000\n", 2, "16 to 16384"),
+            ("[cap]\nthreads-per-tenant = 1\n", 2, "16 to 16384"),
             ("[cap]\nuncapped = [\"system.slice\"]\n", 2, "not the path of a cgroup"),
             ("[cap]\nuncapped = [\"/a/\"]\n", 2, "not the path of a cgroup"),
             ("[cap]\nuncapped = [\"/a/../b\"]\n", 2, "not the path of a cgroup"),

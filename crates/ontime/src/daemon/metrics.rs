@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ontime_hostnet::Finding;
 use ontime_sched::{Reserved, Settled, Use};
 use ontime_tenants::ThreadId;
+use ontime_tenants::budget::{Account, Costs};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -54,6 +55,14 @@ struct OfNic {
     nic: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByAccount {
+    account: String,
+}
+
+/// The most users with a label of their own; what the others cost is under one label.
+const USERS: usize = 64;
+
 type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
 
 /// What one thread had done when it was read last.
@@ -72,6 +81,8 @@ pub struct Metrics {
     passes: Family<ByReason, Counter>,
     pass_seconds: Histogram,
     discover_seconds: Histogram,
+    discovered: Family<ByAccount, Seconds>,
+    users: BTreeSet<u32>,
     changes: Family<ByRule, Counter>,
     failures: Family<ByRule, Counter>,
     drift: Family<ByRule, Counter>,
@@ -119,6 +130,8 @@ impl Default for Metrics {
             passes: Family::default(),
             pass_seconds: buckets(),
             discover_seconds: buckets(),
+            discovered: Family::default(),
+            users: BTreeSet::new(),
             changes: Family::default(),
             failures: Family::default(),
             drift: Family::default(),
@@ -164,6 +177,8 @@ impl Metrics {
         r.register("passes", "Passes over the host, by what caused them", self.passes.clone());
         r.register_with_unit("pass", "Length of a pass", Unit::Seconds, self.pass_seconds.clone());
         r.register_with_unit("discover", "Length of finding tenants", Unit::Seconds, self.discover_seconds.clone());
+        let read = "Time that reading processes took, by the user whose they are";
+        r.register_with_unit("discover_account", read, Unit::Seconds, self.discovered.clone());
         r.register("knob_changes", "Knobs changed", self.changes.clone());
         r.register("knob_failures", "Knobs that could not be set", self.failures.clone());
         r.register("drift", "Knobs found changed by another program, and set again", self.drift.clone());
@@ -203,6 +218,25 @@ impl Metrics {
         self.passes.get_or_create(&ByReason { reason: reason.to_owned() }).inc();
         self.pass_seconds.observe(length);
         self.discover_seconds.observe(discovering);
+    }
+
+    /// What finding tenants cost, by whose processes were read.
+    pub fn discovered(&mut self, costs: &Costs) {
+        for (account, cost) in &costs.0 {
+            let account = match account {
+                // Their cgroups come and go: too many names for metrics.
+                Account::Container(_) => "containers".to_owned(),
+                Account::User(user) if self.users.len() >= USERS && !self.users.contains(user) => {
+                    "other users".to_owned()
+                }
+                Account::User(user) => {
+                    self.users.insert(*user);
+                    account.to_string()
+                }
+                Account::System => account.to_string(),
+            };
+            self.discovered.get_or_create(&ByAccount { account }).inc_by(cost.as_secs_f64());
+        }
     }
 
     /// What adaptive polling took and saved. A NIC that polls anew after a pause begins at zero, as a counter may.
@@ -393,5 +427,23 @@ mod tests {
         assert!(!text.contains("4712"), "{text}");
         metrics.forget(&owned);
         assert!(!metrics.text().contains("rt0"));
+    }
+
+    #[test]
+    fn what_reading_costs_is_told_by_user_with_a_bounded_number_of_labels() {
+        use std::time::Duration;
+        let mut metrics = Metrics::default();
+        let second = Duration::from_secs(1);
+        let pods = ["/a.scope", "/b.scope"].map(|cgroup| (Account::Container(cgroup.to_owned()), second));
+        let users = (0..1000).map(|user| (Account::User(user), second));
+        metrics.discovered(&Costs(pods.into_iter().chain(users).collect()));
+        let text = metrics.text();
+        let of = |account: &str| {
+            let start = format!("ontime_discover_account_seconds_total{{account=\"{account}\"}} ");
+            text.lines().find_map(|line| line.strip_prefix(start.as_str())).map(|value| value.parse::<f64>().unwrap())
+        };
+        assert_eq!((of("containers"), of("user 5")), (Some(2.0), Some(1.0)));
+        let labels = text.lines().filter(|line| line.starts_with("ontime_discover_account_seconds_total")).count();
+        assert_eq!((labels, of("other users")), (USERS + 2, Some((1000 - USERS) as f64)));
     }
 }

@@ -20,6 +20,7 @@
 pub mod cap;
 mod census;
 pub mod config;
+pub mod demoted;
 mod due;
 pub mod engine;
 mod ethtool;

@@ -141,8 +141,6 @@ fn share(tenant: &Tenant, thread: &TenantThread) -> Share {
 pub struct Excess {
     /// The tenant's name.
     pub tenant: String,
-    /// The most of its threads that are capped.
-    pub quota: usize,
     /// The others, which are not to be at real-time priority.
     pub threads: Vec<ThreadId>,
 }
@@ -172,7 +170,7 @@ pub fn limit(tenants: &mut [Tenant], table: PriorityTable, capacity: usize, most
         let threads: Vec<ThreadId> = all.iter().skip(quota).map(|thread| thread.id).collect();
         let beyond: BTreeSet<ThreadId> = threads.iter().copied().collect();
         tenant.threads.retain(|thread| !beyond.contains(&thread.id));
-        (!threads.is_empty()).then(|| Excess { tenant: tenant.name.clone(), quota, threads })
+        (!threads.is_empty()).then(|| Excess { tenant: tenant.name.clone(), threads })
     };
     tenants.iter_mut().filter_map(over).collect()
 }
@@ -357,7 +355,7 @@ mod tests {
         let mut limited = tenants();
         let excess = limit(&mut limited, table, 4096, 1024);
         assert_eq!(left(&limited), [1024, 20, 300, 9000], "threads without real-time priority take no place");
-        assert_eq!(excess.iter().map(|of| (of.quota, of.threads.len())).collect::<Vec<_>>(), [(1024, 3976)]);
+        assert_eq!(excess.iter().map(|of| of.threads.len()).collect::<Vec<_>>(), [3976]);
         // A pool that is too small for all is divided.
         let mut limited = tenants();
         let excess = limit(&mut limited, table, 300, 1024);

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use self::vm::VmProcess;
-use crate::budget::{Account, Budget, Item, limits};
+use crate::budget::{Account, Budget, Costs, Item, limits};
 use crate::class::Class;
 use crate::conflict;
 use crate::container::{self, Container, Identity, Names};
@@ -37,6 +37,9 @@ pub struct Discovery {
     pub problems: Vec<Problem>,
     /// Why tenants or threads that are there may be missing: the look failed, not they.
     pub incomplete: Option<String>,
+    /// How long reading took, by whom it is charged to.
+    #[serde(skip)]
+    pub costs: Costs,
 }
 
 /// Finds all tenants of a host. Never fails as a whole.
@@ -59,6 +62,7 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
         unlisted: None,
     };
     found.run();
+    let costs = found.budget.costs();
     let Finder { mut tenants, mut problems, unlisted, .. } = found;
     tenants.sort_by(|a, b| {
         (a.kind == Kind::Container, &a.name, a.process).cmp(&(b.kind == Kind::Container, &b.name, b.process))
@@ -70,7 +74,7 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
     problems
         .extend(conflicts.into_iter().map(|(tenant, conflict)| Problem::new(tenant, ProblemKind::Conflict(conflict))));
     let incomplete = unlisted.or_else(|| files::exhausted().map(|error| format!("/proc: {error}")));
-    Discovery { tenants, problems, incomplete }
+    Discovery { tenants, problems, incomplete, costs }
 }
 
 struct Finder<'a> {

@@ -64,6 +64,8 @@ pub struct Settings {
     pub watcher: Policy,
     /// The most threads watched; memory for them is taken at the start.
     pub capacity: usize,
+    /// Descriptors that the daemon needs for so many threads, and for all else.
+    pub descriptors: usize,
 }
 
 /// Why caps cannot be kept.
@@ -76,6 +78,20 @@ pub enum CapError {
         what: &'static str,
         /// The kernel's word.
         source: io::Error,
+    },
+    /// The process may not have enough files open.
+    #[error(
+        "runtime caps: cap.threads = {threads} needs {needed} descriptors, and this process may have {allowed}: lower \
+         cap.threads in /etc/ontime/daemon.toml, or raise LimitNOFILE= of the unit (ulimit -n); kernel protections \
+         stay on"
+    )]
+    Descriptors {
+        /// The most threads watched.
+        threads: usize,
+        /// Descriptors for them and all else.
+        needed: usize,
+        /// The limit.
+        allowed: u64,
     },
     /// The watcher does not answer.
     #[error("runtime caps: the watcher thread has ended or does not answer; kernel protections are restored")]
@@ -256,9 +272,14 @@ impl Caps {
     /// Starts the watcher.
     ///
     /// # Errors
-    /// [`CapError::Setup`] where memory cannot be locked, the thread cannot be started or not placed at its priority.
+    /// [`CapError::Descriptors`]. [`CapError::Setup`] where memory cannot be locked, the thread cannot be started or not placed at its priority.
     pub fn start(settings: Settings) -> Result<Self, CapError> {
         let setup = |what| move |source: io::Error| CapError::Setup { what, source };
+        let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        if let Some(allowed) = allowed.filter(|allowed| *allowed < settings.descriptors as u64) {
+            let (threads, needed) = (settings.capacity, settings.descriptors);
+            return Err(CapError::Descriptors { threads, needed, allowed });
+        }
         rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
             .map_err(|error| setup("locking memory (LimitMEMLOCK=infinity)")(error.into()))?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)

@@ -77,6 +77,7 @@ fn settings(cpu_share: f64) -> Settings {
         cpu_share: Share::new(cpu_share).unwrap(),
         watcher: Policy::Fifo(20),
         capacity: 16,
+        descriptors: 64,
     }
 }
 
@@ -299,4 +300,18 @@ mod real_speed {
         rt.id().set_policy(Policy::Idle).unwrap();
         assert_eq!(caps.pauses().past(rt.id(), rt.id().policy().unwrap()), Policy::Idle);
     }
+}
+
+/// A daemon that runs out of descriptors could not even read the host.
+#[test]
+fn caps_that_would_take_more_descriptors_than_there_are_are_refused() {
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let Some(most) = most.and_then(|most| usize::try_from(most).ok()).and_then(|most| most.checked_add(1)) else {
+        println!("SKIPPED: open files have no limit here");
+        return;
+    };
+    let error = Caps::start(Settings { descriptors: most, ..settings(0.95) }).unwrap_err();
+    assert!(matches!(error, CapError::Descriptors { needed, .. } if needed == most), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("cap.threads") && said.contains("LimitNOFILE") && said.contains("stay on"), "{said}");
 }

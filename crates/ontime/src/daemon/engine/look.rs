@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ontime_hostnet::rules::polling_nics;
 use ontime_hostnet::{
-    self as hostnet, Inherited, Intent, Inventory, Knob, Method, NicId, Originals, Paused, Plan, Value,
+    self as hostnet, Inherited, Intent, Inventory, Knob, Method, NicId, Originals, Paused, Plan, Refusal, Value,
 };
 use ontime_sched::Settled;
 use ontime_tenants::conflict::conflicts;
@@ -89,6 +89,15 @@ impl Look {
         if self.intent.caps_in_force != caps {
             self.intent.caps_in_force = caps;
             self.plan_again(Some(journal));
+        }
+    }
+
+    /// Has the finding about protections say why they stay on.
+    pub(super) fn name_uncapped(&mut self, why: Option<(String, &str)>) {
+        let Some((found, remedy)) = why else { return };
+        for finding in self.plan.findings.iter_mut().filter(|of| of.refusal == Some(Refusal::NoCaps)) {
+            finding.found.clone_from(&found);
+            remedy.clone_into(&mut finding.remedy);
         }
     }
 

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use ontime_hostnet::{self as hostnet, ConvergeError, Done, Item, Journal, LiveHost, Method, Paused, Plan, Value};
 use ontime_sched::{Refused, Settled};
-use ontime_tenants::{Discovery, Policy, PriorityTable, ProblemKind, Rules, Sources, ThreadId};
+use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Rules, Sources};
 
 use self::caps::{Capping, CappingState, PastPauses, charge_for, charge_guardian};
 pub use self::look::{Known, Look};
@@ -33,6 +33,7 @@ use crate::api;
 use crate::daemon::cap::Caps;
 use crate::daemon::census::Census;
 use crate::daemon::config::{Config, Mode};
+use crate::daemon::demoted::Demoted;
 use crate::daemon::guardian::{Charge, Guardian};
 use crate::daemon::held::Memory;
 use crate::daemon::keeper::Keeper;
@@ -79,8 +80,8 @@ pub struct Engine {
     census: Census,
     /// Those of them that nothing holds: why protections stay on.
     uncapped: Vec<String>,
-    /// Threads beyond a tenant's quota, and the policies that they had.
-    demoted: BTreeMap<ThreadId, Policy>,
+    /// Threads beyond a tenant's quota.
+    demoted: Demoted,
     keeper: Keeper,
     held: Memory,
     /// Those that have metrics.
@@ -125,6 +126,7 @@ impl Engine {
         keeper.remember(held.held(), held.asks());
         let mut engine = Self {
             host: LiveHost::with_roots(paths.roots()),
+            demoted: Demoted::open(paths.demoted()),
             paths,
             sources: Sources::host(),
             caps: Err("not started".to_owned()),
@@ -137,7 +139,6 @@ impl Engine {
             watches: Watches::default(),
             census: Census::default(),
             uncapped: Vec::new(),
-            demoted: BTreeMap::new(),
             domains: BTreeSet::new(),
             look: Look::default(),
             traffic: Traffic::default(),
@@ -451,6 +452,7 @@ impl Engine {
 
     fn account(&mut self, reason: &str) {
         self.metrics.passed(reason, self.last_pass.as_secs_f64(), self.look.discovering.as_secs_f64());
+        self.metrics.discovered(&self.look.found.costs);
         let classes = view::nic_classes(&self.look.inventory, &self.look.intent);
         let is_fault = |problem: &&ontime_tenants::Problem| !matches!(problem.kind, ProblemKind::RuleUnused { .. });
         let problems = self.look.found.problems.iter().filter(is_fault);
@@ -583,7 +585,7 @@ impl Engine {
         }
         self.in_force = false;
         self.uncapped.clear();
-        self.give_back_demoted();
+        self.demoted.give_back();
         self.watches = Watches::default();
         self.follow_interrupts();
         self.keeper.set(&Settled::default());
