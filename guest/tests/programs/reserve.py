@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""reserve.py SOCKETS: as an ordinary user, makes that many sockets, then says "made" and waits for a line; accepts a
-connection, which fails while the sockets that are left are root's, and again after it has closed one; waits for a line."""
+"""reserve.py SOCKETS: as an ordinary user, makes a listener, a connection to it and that many other sockets, then says
+"made" and waits for a line. It accepts the connection, which fails while the sockets that are left are root's, and again
+after it has closed one; then it waits for another line."""
 import errno
 import resource
 import socket
@@ -8,8 +9,8 @@ import sys
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
 listener = socket.create_server(("127.0.0.1", 5201))
+client = socket.create_connection(("127.0.0.1", 5201))
 sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(int(sys.argv[1]))]
-client = socket.create_connection(("127.0.0.1", 5201)) if len(sys.argv) > 2 else None
 print("made", flush=True)
 sys.stdin.readline()
 try:

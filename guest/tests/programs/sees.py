@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """sees.py COMMAND...: makes sockets in several states and prints what the command shows of them: `ss` of the guest's own
-sockets, `ontime-ss` of outsourced ones. Both have to show the same."""
+sockets, `ontime-ss` of outsourced ones. Both have to show the same. Without the module inet_diag, ss does not know the
+backlog of listeners and IPV6_V6ONLY: these are printed with RAW=1 in the environment only."""
 import os
 import re
 import socket
@@ -57,11 +58,16 @@ time.sleep(0.2)
 for words in ("-Htuanp", "-Htan4", "-Htn", "-Htln", "-Huap", "-tunlp"):
     shown = subprocess.run([*sys.argv[1:], words], stdout=subprocess.PIPE, check=True, text=True).stdout
     print(words)
-    for line in sorted(shown.splitlines()):
+    lines = []
+    for line in shown.splitlines():
         # Other programs' sockets, connections that nobody has accepted; and what differs from run to run.
         if not re.search(r":51\d\d\b|^Netid", line) or re.search(r":5101 +127.0.0.1:510[45]\b", line):
             continue
         # ss leaves no space in its header where the column is as wide.
         line = line.replace("PortProcess", "Port Process").replace(f"pid={os.getpid()},", "pid=N,")
-        print(" ".join(line.split()))
+        line = " ".join(line.split())
+        if "RAW" not in os.environ:
+            line = re.sub(r"(LISTEN \d+) \d+", r"\1 N", line).replace("[::]:", "*:")
+        lines.append(line)
+    print("\n".join(sorted(lines)))
 print("end")
