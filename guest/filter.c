@@ -123,7 +123,7 @@ static struct sk_buff *filter_packet(struct sock *sk, struct ontime_rpc *rpc, si
 	return skb;
 }
 
-/* As sk_filter_trim_cap() for UDP: how many bytes of @length the program leaves, or -EPERM where it drops the datagram. */
+/* As sk_filter_trim_cap() for UDP: how many bytes of @length the program leaves, or -EPERM: it drops the datagram. */
 static int filter_run(struct sock *sk, struct ontime_rpc *rpc, size_t length)
 {
 	struct sk_buff *skb = filter_packet(sk, rpc, length);
