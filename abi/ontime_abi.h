@@ -32,6 +32,7 @@
 #define ONTIME_F_CHANNELS 1 /* ontime_vcpu is honoured; ontime_config.channels: how many there are */
 #define ONTIME_F_DEADLINE 2 /* MAIN: ONTIME_CTL_*_BW are served */
 #define ONTIME_F_HINTS 3    /* ONTIME_CALL_BLIND, ONTIME_CALL_AHEAD are honoured */
+#define ONTIME_F_LOCAL 4    /* MAIN: ONTIME_CTL_PING takes its argument */
 
 /* Virtqueues. Every device has the first two; role MAIN the third as well. */
 #define ONTIME_VQ_CALL 0
@@ -192,7 +193,11 @@ struct ontime_vcpu {
 
 /* ---- Control queue: ontime_call and ontime_done with these ops ---- */
 #define ONTIME_CTL_VCPU 0x100 /* arg: channel, vCPU number; readable data: le64 guest-physical address of ontime_vcpu, 0 takes it back */
-#define ONTIME_CTL_PING 0x101 /* nothing: an answer is a sign of life */
+/*
+ * An answer is a sign of life. arg (ONTIME_F_LOCAL): how many sockets, in all, stayed with the guest's own stack because
+ * the last of sockets_max are kept for root; modulo 2^32.
+ */
+#define ONTIME_CTL_PING 0x101
 /*
  * ONTIME_F_DEADLINE (RTVirt's hypercall). Readable data: one ontime_bw, for INC_DEC_BW up to ONTIME_BW_ENTRIES_MAX; each states a
  * vCPU's whole need from now on. 0, or -EBUSY where the host cannot guarantee it: then nothing has changed.

@@ -213,6 +213,19 @@ out:
 		ahead_call_off(os);
 }
 
+/* Whether there is none, not even an empty one that came back. */
+bool ontime_ahead_vacant(struct ontime_sock *os)
+{
+	bool vacant;
+
+	mutex_lock(&os->ahead_lock);
+	if (ahead_state(os) == AHEAD_VOID)
+		ahead_drop(os);
+	vacant = !os->ahead;
+	mutex_unlock(&os->ahead_lock);
+	return vacant;
+}
+
 /* Never again on this socket: for options that a receive ahead would not honour. What has come ahead stays. */
 void ontime_ahead_never(struct sock *sk)
 {
@@ -223,8 +236,9 @@ void ontime_ahead_never(struct sock *sk)
 }
 
 /*
- * A receive of a stream whose bytes could not be copied to the application: as if they had come ahead, so that the next
- * receive finds them. Where another thread's receive ahead has the place they are lost.
+ * Bytes that were received and not taken: as if they had come ahead, so that the next receive finds them. A filter looks
+ * at them first; or they are a stream's and could not be written to the application's memory, which could be read
+ * (recv_room() in io.c). Then, where another thread's receive ahead has the place, they are lost.
  */
 void ontime_ahead_keep(struct sock *sk, struct ontime_rpc *rpc, u32 length)
 {
@@ -254,6 +268,9 @@ static int ahead_take_datagram(struct ontime_sock *os, struct msghdr *msg, int f
 		result = -EFAULT;
 	else if (msg->msg_name)
 		msg->msg_namelen = ontime_addr_out(&rpc->in->done, msg->msg_name);
+	/* Of a socket with a filter. */
+	if (result >= 0)
+		ontime_recv_control(rpc, msg);
 	if (whole > ONTIME_SMALL)
 		WRITE_ONCE(os->streak, 0);
 	if (!(flags & MSG_PEEK))

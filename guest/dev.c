@@ -502,7 +502,9 @@ static const struct virtio_device_id ontime_ids[] = {
 };
 MODULE_DEVICE_TABLE(virtio, ontime_ids);
 
-static const unsigned int ontime_features[] = { ONTIME_F_SOCKETS, ONTIME_F_CHANNELS, ONTIME_F_DEADLINE, ONTIME_F_HINTS };
+static const unsigned int ontime_features[] = {
+	ONTIME_F_SOCKETS, ONTIME_F_CHANNELS, ONTIME_F_DEADLINE, ONTIME_F_HINTS, ONTIME_F_LOCAL,
+};
 
 static struct virtio_driver ontime_driver = {
 	.driver.name = KBUILD_MODNAME,

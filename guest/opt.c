@@ -161,16 +161,20 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	case SO_DOMAIN:
 	case SO_ERROR:
 		return -ENOPROTOOPT;
-	case SO_DETACH_FILTER:
-		/* There is none. */
-		return -ENOENT;
-	case SO_DETACH_REUSEPORT_BPF:
-		return sk->sk_reuseport ? -ENOENT : -EINVAL;
 	case SO_ATTACH_FILTER:
 	case SO_ATTACH_BPF:
+		/* Of a stream a filter sees segments, which only the host has. */
+		if (sk->sk_type != SOCK_DGRAM)
+			return -EOPNOTSUPP;
+		ontime_ahead_never(sk);
+		fallthrough;
+	case SO_DETACH_FILTER:
+		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
+	case SO_DETACH_REUSEPORT_BPF:
+		return sk->sk_reuseport ? -ENOENT : -EINVAL;
 	case SO_ATTACH_REUSEPORT_CBPF:
 	case SO_ATTACH_REUSEPORT_EBPF:
-		/* Their values point into the guest, or need what the host's socket cannot have. */
+		/* Which socket of a port receives is the host's choice. */
 		return -EOPNOTSUPP;
 	}
 	err = opt_permitted(name, number);
@@ -381,9 +385,15 @@ int ontime_getsockopt(struct socket *sock, int level, int name, char __user *val
 /* What was received ahead is unread as well, and before the mark; of datagrams the first counts alone. */
 static int opt_query(struct sock *sk, u32 which)
 {
-	bool next = sk->sk_type == SOCK_DGRAM && which == ONTIME_QUERY_INQ && ontime_ahead_holds(ontime_sk(sk));
-	int unread = ontime_ahead_unread(ontime_sk(sk));
-	int result = next ? 0 : ontime_simple(sk, ONTIME_OP_QUERY, which, 0);
+	bool filtered = which == ONTIME_QUERY_INQ && ontime_filtered(sk);
+	int unread, result;
+	bool next;
+
+	if (filtered)
+		ontime_filter_pull(sk);
+	next = sk->sk_type == SOCK_DGRAM && which == ONTIME_QUERY_INQ && ontime_ahead_holds(ontime_sk(sk));
+	unread = ontime_ahead_unread(ontime_sk(sk));
+	result = next || filtered ? 0 : ontime_simple(sk, ONTIME_OP_QUERY, which, 0);
 
 	if (result >= 0 && which == ONTIME_QUERY_INQ)
 		result += unread;

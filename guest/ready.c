@@ -161,6 +161,8 @@ __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_s
 	if (sock_must_ask(os) && !READ_ONCE(os->dead))
 		ontime_simple(sk, ONTIME_OP_POLL, 0, 0);
 	ready = ontime_sock_ready(os);
+	if (unlikely(ontime_filtered(sk)) && !READ_ONCE(os->dead))
+		ready = ontime_filter_ready(sk, ready);
 	if (ontime_ahead_holds(os))
 		ready |= ONTIME_READY_IN;
 	else if (!(ready & ONTIME_READY_IN))

@@ -13,6 +13,7 @@
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uio.h>
+#include <linux/virtio_config.h>
 #include <linux/workqueue.h>
 
 #include "ontime.h"
@@ -175,7 +176,7 @@ static void rpc_end_abandoned(struct ontime_rpc *rpc)
 	if (rpc->answered && !rpc->result)
 		ontime_rpc_close(rpc->dev, 0, rpc->abandoned, index, ONTIME_CLOSE_GRACEFUL);
 	else
-		ida_free(&rpc->dev->indices, index);
+		ontime_index_free(rpc->dev, index);
 }
 
 static void rpc_free(struct ontime_rpc *rpc)
@@ -240,7 +241,7 @@ void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result)
 	}
 	/* What a channel does not close, MAIN does. */
 	if (rpc->closes >= 0 && !(rpc->chan->number && result == -EOPNOTSUPP))
-		ida_free(&rpc->dev->indices, rpc->closes);
+		ontime_index_free(rpc->dev, rpc->closes);
 	if (!rpc->lost)
 		ontime_rpc_finish(rpc, result);
 	ontime_rpc_put_later(rpc);
@@ -575,13 +576,13 @@ void ontime_rpc_close(struct ontime_dev *dev, u32 number, u32 id, u32 index, u32
 
 	if (IS_ERR(rpc)) {
 		/* The device has gone, and its sockets with it. */
-		ida_free(&dev->indices, index);
+		ontime_index_free(dev, index);
 		return;
 	}
 	rpc->out.call.arg[0] = cpu_to_le32(how);
 	rpc->closes = index;
 	if (rpc_submit(rpc, false) < 0) {
-		ida_free(&dev->indices, index);
+		ontime_index_free(dev, index);
 	} else {
 		rpc_sleep(rpc, number ? TASK_UNINTERRUPTIBLE : TASK_KILLABLE, MAX_SCHEDULE_TIMEOUT);
 		refused = number && rpc->result == -EOPNOTSUPP;
@@ -653,6 +654,8 @@ struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main)
 
 	if (IS_ERR(rpc))
 		return NULL;
+	if (virtio_has_feature(main->vdev, ONTIME_F_LOCAL))
+		rpc->out.call.arg[0] = cpu_to_le32(ontime_steer_reserved());
 	if (rpc_try_submit(rpc)) {
 		ontime_rpc_put(rpc);
 		return NULL;

@@ -99,11 +99,16 @@ first_run() {
 
 start_device
 boot ''
-replaced= network=up paused= stopped=
+replaced= network=up paused= stopped= reserved= lost=
 while kill -0 $vm 2> /dev/null; do
     tick
     device_has before
     device_has after
+    # What the guest's other users were left of the sockets.
+    if [ -z "$reserved" ] && said RESERVED; then
+        reserved=$(ontime sockets guest | sed -n 's/.*stayed_local \([0-9]*\).*/\1/p')
+        [ "${reserved:-0}" -ge 91 ] || { echo "FAILED: the host was not told of local sockets: $reserved"; lost=1; }
+    fi
     # For less than the module's patience; then until the guest has given it up.
     if said "PAUSED$paused-NOW"; then
         paused=-RT$paused
@@ -140,6 +145,7 @@ while kill -0 $vm 2> /dev/null; do
 done
 tar -C /lab/out -xf /run/outsourced/results || { tail -n 30 /lab/out/console; cat /lab/out/qemu.log; exit 1; }
 status=$(cat /lab/out/status)
+[ -z "$lost" ] || status=1
 has_no_more || { echo "FAILED: the device process has kept something"; status=1; }
 # The device process ends with QEMU.
 for _ in $(seq 50); do kill -0 $device 2> /dev/null || break; sleep 0.2; done

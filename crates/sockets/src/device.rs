@@ -182,7 +182,7 @@ impl VhostUserBackend for Device {
     }
 
     fn features(&self) -> u64 {
-        let own = 1 << ONTIME_F_SOCKETS | 1 << ONTIME_F_CHANNELS | 1 << ONTIME_F_HINTS;
+        let own = 1 << ONTIME_F_SOCKETS | 1 << ONTIME_F_CHANNELS | 1 << ONTIME_F_HINTS | 1 << ONTIME_F_LOCAL;
         let main = u64::from(self.channel == 0 && self.shared.vm.deadlines) << ONTIME_F_DEADLINE;
         own | main | INDIRECT_DESC | EVENT_IDX | VERSION_1 | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
     }

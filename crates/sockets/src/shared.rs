@@ -53,6 +53,8 @@ pub struct Counters {
     pub refused_limit: AtomicU64,
     /// Connections that were reset at their close: too many that were closed are not gone.
     pub reset_limit: AtomicU64,
+    /// Sockets of the guest that stayed with its own stack because the last ones are kept for its root, as it says.
+    pub stayed_local: AtomicU64,
     /// Wake-ups sent to halted vCPUs.
     pub wakes: AtomicU64,
     /// Wake-ups sent again by the guard.
