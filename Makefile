@@ -15,7 +15,7 @@ TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
 .PHONY: demo test tests conformance thorough endurance hundred figures exclusive sched-ext fuzz model-check miri docs \
-	lint setup release images clean dist install deb deb-test
+	lint setup release images clean dist install deb deb-test monitoring-test
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -26,8 +26,14 @@ demo: release images
 
 ## test: every test, those that need a host of their own in the emulated one
 test: release
+	@scripts/prometheus.sh
 	@$(MAKE) --no-print-directory -j 2 images tests
 	scripts/test.sh $(ONTIME)
+
+## monitoring-test: promtool and a real Prometheus look at a real daemon's metrics, the alert rules and the dashboard
+monitoring-test: setup
+	@scripts/prometheus.sh
+	cargo test -p ontime --test monitoring
 
 ## thorough: what `make test` leaves out: tests of this machine's real speed, and long ones of the emulated host (hours)
 thorough: sched-ext
@@ -125,6 +131,8 @@ install:
 	install -D -m 755 target/dist/ontime $(DESTDIR)$(PREFIX)/bin/ontime
 	$(call INSTALL_UNIT,packaging/systemd/ontimed.service)
 	$(call INSTALL_UNIT,packaging/systemd/ontime-device@.service)
+	$(call INSTALL_UNIT,packaging/systemd/ontime-metrics.service)
+	$(call INSTALL_UNIT,packaging/systemd/ontime-metrics.timer)
 	install -D -m 644 packaging/tmpfiles.d/ontime.conf $(DESTDIR)$(TMPFILESDIR)/ontime.conf
 	$(call INSTALL_CONFIG,644,packaging/ontime/daemon.toml,ontime/daemon.toml)
 	$(call INSTALL_CONFIG,755,packaging/libvirt/hooks/qemu.d/ontime,libvirt/hooks/qemu.d/ontime)
@@ -137,6 +145,8 @@ install:
 	install -D -m 644 target/dist/completions/ontime.fish \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ontime.fish
 	cd docs && find . -type f ! -name SUMMARY.md ! -name README.md -exec install -D -m 644 {} $(DOC)/{} \;
+	cd packaging && find prometheus grafana ansible tuned cloud-init sos libvirt/examples -type f \
+		-exec install -D -m 644 {} $(DOC)/examples/{} \;
 	install -m 644 ARCHITECTURE.md CHANGELOG.md target/dist/crates.txt $(DOC)
 	sed 's,(docs/,(,g; s,(LICENSE),(copyright),' README.md > $(DOC)/overview.md
 	sed 's,(../README.md),(overview.md),; s,(../ARCHITECTURE.md),(ARCHITECTURE.md),' docs/README.md \

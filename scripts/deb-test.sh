@@ -1,6 +1,7 @@
 #!/bin/bash
 # deb-test.sh [SUITE...]: tries the packages of target/deb in fresh roots of Debian 12 (bookworm) and 13 (trixie):
-# install, the command, files and modes, upgrade, remove, purge, what is left; the DKMS packages; lintian. Needs root,
+# install, the command, files and modes, upgrade, remove, purge, what is left; the Ansible role, cloud-init's file and the
+# plugin for sos; the DKMS packages; lintian. Needs root,
 # mmdebstrap and the mirror of the system's apt. No systemd runs in the roots. Packages of Debian 13 do not suit Debian
 # 12, so there it leaves that suite out.
 set -euo pipefail
@@ -70,7 +71,9 @@ the_program() {
         /etc/ontime/daemon.toml /usr/share/man/man1/ontime.1.gz /usr/share/man/man1/ontime-status.1.gz /usr/share/man/man8/ontimed.8.gz \
         /usr/share/bash-completion/completions/ontime /usr/share/zsh/vendor-completions/_ontime \
         /usr/share/fish/vendor_completions.d/ontime.fish /usr/share/doc/ontime/daemon.md /usr/share/doc/ontime/sockets.md \
-        /usr/share/doc/ontime/examples/plan/motivation.toml /usr/share/doc/ontime/CHANGELOG.md; do
+        /usr/share/doc/ontime/examples/plan/motivation.toml /usr/share/doc/ontime/CHANGELOG.md /usr/share/doc/ontime/monitoring.md \
+        /usr/share/doc/ontime/examples/prometheus/ontime.rules.yml /usr/share/doc/ontime/examples/grafana/ontime.json \
+        /lib/systemd/system/ontime-metrics.timer /usr/share/doc/ontime/examples/ansible/roles/ontime/tasks/main.yml; do
         file 644 "$path"
     done
     file 755 /etc/libvirt/hooks/qemu.d/ontime
@@ -79,6 +82,7 @@ the_program() {
         "/etc/libvirt/hooks/qemu.d/ontime /etc/ontime/daemon.toml" ] ||
             fail "$suite: conffiles: $(inside dpkg-query -W -f '${Conffiles}' ontime)"
     [ -L "$root/etc/systemd/system/multi-user.target.wants/ontimed.service" ] || fail "$suite: ontimed is not enabled"
+    [ ! -e "$root/etc/systemd/system/timers.target.wants/ontime-metrics.timer" ] || fail "$suite: ontime-metrics.timer is enabled"
     [ -z "$(inside dpkg --verify ontime)" ] || fail "$suite: $(inside dpkg --verify ontime)"
 
     # An upgrade keeps what was changed and gives nothing back: the journal, here a damaged one, stays untouched.
@@ -108,6 +112,42 @@ the_program() {
     everything > "$work/after"
     diff "$work/before" "$work/after" > "$work/said" || { cat "$work/said" >&2; fail "$suite: purge leaves something"; }
     echo "$suite: installed, upgraded, removed, installed again, purged: nothing is left"
+}
+
+automation() { # the Ansible role, twice and undone; cloud-init's file; the plugin for sos
+    fresh "$suite" apt,ansible-core,python3-apt,cloud-init,sosreport
+    everything > "$work/before"
+    cp -r "$here/packaging/ansible" "$here/packaging/cloud-init" "$here/packaging/sos" "$root/debs"
+    cat > "$root/debs/ansible/test.yml" << END
+- hosts: localhost
+  connection: local
+  roles:
+    - role: ontime
+      ontime_deb: /debs/${main[0]##*/}
+      ontime_mode: enforce
+      ontime_method: vatc
+      ontime_tenants: [{name: 'a "quoted" name', class: rt, level: 1, runtime_cap: 0.8}, {name: web, class: bulk}]
+      ontime_reservations: [{name: 'a "quoted" name', budget: 2ms, period: 10ms}]
+      ontime_metrics_port: 9745
+END
+    play() { try "ansible-playbook $*" ansible-playbook -i localhost, "$@" /debs/ansible/test.yml; tail -n 1 "$work/said" | xargs; }
+    play
+    [ "$(inside ontime check | grep -c '^ok ')" = 5 ] || fail "$suite: the role's files: $(inside ontime check)"
+    play
+    grep -q 'changed=0 ' "$work/said" || { cat "$work/said" >&2; fail "$suite: the role, applied again, changes something"; }
+    try "sos report" sh -c 'cp /debs/sos/ontime.py /usr/lib/python3/dist-packages/sos/report/plugins/ &&
+        sos report --batch -q -o ontime --tmp-dir /tmp && tar -tf /tmp/sosreport-*.tar.xz'
+    grep -q '/etc/ontime/daemon.conf.d/50-ansible.toml$' "$work/said" && grep -q 'ontime_check$' "$work/said" ||
+        { cat "$work/said" >&2; fail "$suite: sos collects nothing of ontime"; }
+    try "cloud-init schema" cloud-init schema --config-file /debs/cloud-init/ontime.yaml
+    play -e ontime_state=absent
+    rm -rf "$root"/usr/lib/python3/dist-packages/sos/report/plugins/ontime.py "$root"/root/.ansible
+    play -e ontime_state=absent
+    grep -q 'changed=0 ' "$work/said" || fail "$suite: the role, undone again, changes something"
+    rm -rf "$root"/root/.ansible
+    everything > "$work/after"
+    diff "$work/before" "$work/after" | grep -v __pycache__ | grep '^[<>]' > "$work/said" && { cat "$work/said" >&2; fail "$suite: the undone role leaves something"; }
+    echo "$suite: the Ansible role applied, applied again without a change, undone; cloud-init and sos take their files"
 }
 
 newer() { # the package with a higher version, in /debs/newer.deb
@@ -146,6 +186,7 @@ the_modules_and_lintian() {
 
 for suite in $suites; do
     the_program
+    automation
     the_modules_and_lintian
     rm -rf "${root:?}"
 done

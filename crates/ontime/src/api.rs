@@ -13,6 +13,44 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 /// The same of a change: where RT work leaves the host's only CPU a twentieth, a pass takes as many times as long.
 pub const PATIENCE_CHANGE: Duration = Duration::from_secs(120);
 
+/// The version of the daemon's answers and of what `--json` prints.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// A document with its version: what `--json` prints where it is not an answer of the daemon.
+#[derive(Debug, Serialize)]
+pub struct Versioned<'a, T> {
+    schema_version: u32,
+    #[serde(flatten)]
+    document: &'a T,
+}
+
+impl<'a, T> Versioned<'a, T> {
+    /// This document, in today's version.
+    pub fn of(document: &'a T) -> Self {
+        Self { schema_version: SCHEMA_VERSION, document }
+    }
+}
+
+/// The tenants of this host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Tenants {
+    /// The version of this document: a field that goes or changes its meaning raises it.
+    #[serde(default)]
+    pub schema_version: u32,
+    /// The tenants.
+    pub tenants: Vec<Tenant>,
+}
+
+/// The network interfaces of this host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Nics {
+    /// The version of this document: a field that goes or changes its meaning raises it.
+    #[serde(default)]
+    pub schema_version: u32,
+    /// The interfaces.
+    pub nics: Vec<Nic>,
+}
+
 /// A virtual machine or container on this host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Tenant {
@@ -139,6 +177,9 @@ pub enum State {
 /// What is wanted of this host, what is, and why they differ.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
+    /// The version of this document: a field that goes or changes its meaning raises it.
+    #[serde(default)]
+    pub schema_version: u32,
     /// Ontime's version.
     pub version: String,
     /// The daemon's process.
@@ -247,6 +288,9 @@ pub struct CapThread {
 /// Reserved CPU time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Reservations {
+    /// The version of this document: a field that goes or changes its meaning raises it.
+    #[serde(default)]
+    pub schema_version: u32,
     /// What keeps it: `paced`, `dp-wrap`, `sched_ext` or `deadline`.
     pub backend: String,
     /// Why nothing is kept although it is configured.
@@ -426,6 +470,9 @@ pub struct ApplyRequest {
 /// What an apply or reset did.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Report {
+    /// The version of this document: a field that goes or changes its meaning raises it.
+    #[serde(default)]
+    pub schema_version: u32,
     /// The method.
     pub method: String,
     /// Whether nothing was changed because none was asked.

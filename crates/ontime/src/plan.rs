@@ -92,7 +92,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
     let drawn = simulate(args, &placed, &mut report, names)?;
     let mut out = std::io::stdout().lock();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
+        serde_json::to_writer_pretty(&mut out, &crate::api::Versioned::of(&report))?;
         writeln!(out)?;
     } else {
         print(&mut out, &report)?;
@@ -124,6 +124,7 @@ fn simulate(args: &Args, placed: &[Placed], report: &mut Report, names: Vec<&str
         }
         let picture = Picture {
             runs: &outcome.runs,
+            deadlines: &outcome.deadlines,
             places: picture::places(&on.vcpus),
             names: names.clone(),
             cpus: report.cpus_per_host,

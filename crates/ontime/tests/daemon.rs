@@ -675,7 +675,7 @@ fn queue_changes_are_noticed_and_passes_cause_no_passes() {
     };
     until("NAPI is threaded", || {
         let nics: serde_json::Value = serde_json::from_str(&site.curl(&["http://o/v1/nics"]).1).unwrap();
-        let va0 = nics.as_array()?.iter().find(|nic| nic["name"] == "va0")?.clone();
+        let va0 = nics["nics"].as_array()?.iter().find(|nic| nic["name"] == "va0")?.clone();
         va0["napis"].as_array()?.iter().any(|napi| napi["thread"].is_object()).then_some(())
     });
     until("passes that cause no passes", || {

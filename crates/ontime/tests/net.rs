@@ -14,7 +14,12 @@ use serde_json::Value;
 use support::{Daemon, Site, possible, until};
 
 fn nic<'a>(all: &'a Value, name: &str) -> &'a Value {
-    all.as_array().unwrap().iter().find(|nic| nic["name"] == name).unwrap_or_else(|| panic!("no {name} in {all}"))
+    all["nics"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|nic| nic["name"] == name)
+        .unwrap_or_else(|| panic!("no {name} in {all}"))
 }
 
 fn states(nic: &Value) -> Vec<&str> {

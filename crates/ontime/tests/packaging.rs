@@ -18,7 +18,7 @@ const PACKAGING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging");
 
 #[test]
 fn systemd_takes_the_units() {
-    for unit in ["ontimed.service", "ontime-device@.service"] {
+    for unit in ["ontimed.service", "ontime-device@.service", "ontime-metrics.service"] {
         takes(unit);
     }
 }

@@ -82,6 +82,8 @@ pub struct Outcome {
     pub used: Nanos,
     /// The schedule's beginning.
     pub runs: Vec<Run>,
+    /// The deadlines within it: of which RTA, and when.
+    pub deadlines: Vec<(usize, Nanos)>,
 }
 
 impl Outcome {
@@ -237,6 +239,9 @@ impl<'a> Simulation<'a> {
             source.pending += 1;
             source.next = at + period;
             let job = Job { deadline: at + period, rta: index, arrival: at, left: source.rta.slice() };
+            if job.deadline <= self.options.record {
+                self.outcome.deadlines.push((index, job.deadline));
+            }
             let sporadic = source.rta.arrivals() == Arrivals::Sporadic;
             let delay = if sporadic { self.draw(self.options.sporadic_delay) } else { Nanos::ZERO };
             self.arrivals.push(Reverse((at + period + delay, index)));

@@ -212,6 +212,18 @@ impl ThreadId {
     /// # Errors
     /// [`ThreadError::Gone`] where the thread ended; [`ThreadError::Os`] where the kernel keeps no such statistics.
     pub fn cpu_time(self) -> Result<u64, ThreadError> {
+        self.times().map(|(ran, _)| ran)
+    }
+
+    /// Time in which it was runnable and did not run, ns: of a vCPU, the guest's stolen time.
+    ///
+    /// # Errors
+    /// As [`Self::cpu_time`].
+    pub fn wait_time(self) -> Result<u64, ThreadError> {
+        self.times().map(|(_, waited)| waited)
+    }
+
+    fn times(self) -> Result<(u64, u64), ThreadError> {
         let text = self.read("schedstat", "reading its CPU time")?;
         proc::parse_schedstat(&text).ok_or(ThreadError::Os {
             tid: self.tid,

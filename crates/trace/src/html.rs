@@ -34,9 +34,9 @@ pub fn html(analyser: &Analyser, document: &Document) -> String {
             p.soft { "Ontime trace of " (tenants.join(", ")) ", kernel " (document.kernel) ", "
                 (number::significant(document.duration_s)) " s" }
             (news(document))
-            (segments(document))
-            (inversions(document))
             (worst(analyser, document))
+            (inversions(document))
+            (segments(document))
             (tracing(document))
         },
     )
@@ -103,15 +103,22 @@ fn inversions(document: &Document) -> Markup {
             div.scroll tabindex="0" role="region" aria-label="Priority inversions" { table.wrap {
                 caption { "By the time they took in all, µs. The cure is the rule of " code { "ontime doctor" } " and docs/hostnet.md." }
                 thead { tr {
-                    th.left scope="col" { "the longest" } th scope="col" { "requests" } th scope="col" { "in all" }
-                    th scope="col" { "max" } th.left scope="col" { "rule" } th.left scope="col" { "cure" }
+                    th.left scope="col" { "cure, and below the longest of each inversion" } th scope="col" { "requests" }
+                    th scope="col" { "in all" } th scope="col" { "max" }
                 } }
-                tbody { @for inversion in &document.inversions { tr {
-                    th scope="row" { (inversion.example) small { (inversion.tenant) } }
-                    td { (number::count(inversion.requests)) } td { (number::us(inversion.total_us)) } td { (number::us(inversion.max_us)) }
-                    td.left { @match inversion.rule { Some(rule) => { code { (rule) } } None => { "–" } } }
-                    td.left { (inversion.cure) }
-                } } }
+                @for of in document.by_cure() { tbody {
+                    tr {
+                        th.left scope="rowgroup" {
+                            @match of.rule { Some(rule) => { code { (rule) } ": " } None => {} } (of.cure)
+                        }
+                        td { (number::count(of.times())) } td { (number::us(of.total_us())) } td { (number::us(of.max_us())) }
+                    }
+                    @for inversion in &of.inversions { tr {
+                        td.left { (inversion.example) small { (inversion.tenant) } }
+                        td { (number::count(inversion.requests)) } td { (number::us(inversion.total_us)) }
+                        td { (number::us(inversion.max_us)) }
+                    } }
+                } }
             } }
         }
         @if document.inversions_unnamed > 0 { p { (document.inversions_unnamed) " more, by too many names to tell apart." } }

@@ -1,5 +1,6 @@
 //! The daemon's configuration: its own file, the tenants' rules and the host's, read together or not at all.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
@@ -62,6 +63,10 @@ pub struct DaemonConfig {
     pub cap_threads_per_tenant: usize,
     /// Cgroups whose real-time threads need no cap.
     pub cap_uncapped: Vec<String>,
+    /// Where metrics are served over TCP; none: nowhere.
+    pub metrics_port: Option<u16>,
+    /// The address of that port.
+    pub metrics_address: IpAddr,
 }
 
 impl Default for DaemonConfig {
@@ -74,6 +79,8 @@ impl Default for DaemonConfig {
             cap_threads: 4096,
             cap_threads_per_tenant: 1024,
             cap_uncapped: Vec::new(),
+            metrics_port: None,
+            metrics_address: IpAddr::V4(Ipv4Addr::LOCALHOST),
         }
     }
 }
@@ -85,6 +92,15 @@ struct File {
     rescan_seconds: Option<Spanned<u64>>,
     #[serde(default)]
     cap: CapFile,
+    #[serde(default)]
+    metrics: MetricsFile,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct MetricsFile {
+    port: Option<Spanned<u64>>,
+    address: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -130,6 +146,16 @@ impl DaemonConfig {
         if let Some(threads) = within(text, "cap.threads-per-tenant", file.cap.threads_per_tenant, CAP_THREADS)? {
             self.cap_threads_per_tenant = usize::try_from(threads).unwrap_or(usize::MAX);
         }
+        if let Some(port) = within(text, "metrics.port", file.metrics.port, 1..=65535)? {
+            self.metrics_port = u16::try_from(port).ok();
+        }
+        if let Some(address) = file.metrics.address {
+            self.metrics_address = address.get_ref().parse().map_err(|_| {
+                let what =
+                    format!("metrics.address `{}` is no IP address, such as 127.0.0.1 or ::1", address.get_ref());
+                text.error(&address.span(), what)
+            })?;
+        }
         for cgroup in file.cap.uncapped {
             let path = cgroup.get_ref();
             let mut parts = path.split('/');
@@ -159,6 +185,11 @@ impl DaemonConfig {
     /// How many real-time threads of the host a census reads: twice as many as can be capped.
     pub fn census(&self) -> usize {
         2 * self.cap_threads
+    }
+
+    /// Where metrics are served over TCP.
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics_port.map(|port| SocketAddr::new(self.metrics_address, port))
     }
 
     /// How many threads of tenants may be capped. The rest is for interrupt and NAPI threads.
@@ -230,6 +261,15 @@ mod tests {
     }
 
     #[test]
+    fn metrics_are_served_over_tcp_only_where_a_port_is_named_and_then_locally() {
+        let at = |text: &str| read(text).unwrap().metrics().map(|address| address.to_string());
+        assert_eq!(at(""), None);
+        assert_eq!(at("[metrics]\naddress = \"0.0.0.0\"\n"), None);
+        assert_eq!(at("[metrics]\nport = 9745\n"), Some("127.0.0.1:9745".to_owned()));
+        assert_eq!(at("[metrics]\nport = 9745\naddress = \"::1\"\n"), Some("[::1]:9745".to_owned()));
+    }
+
+    #[test]
     fn lists_of_uncapped_cgroups_add_up_over_files() {
         let mut config = DaemonConfig::default();
         for text in [
@@ -279,6 +319,9 @@ mod tests {
             ("[cap]\nthreads = 20000\n", 2, "16 to 16384"),
             ("[cap]\nthreads-per-tenant = 1\n", 2, "16 to 16384"),
             ("[cap]\nuncapped = [\"system.slice\"]\n", 2, "not the path of a cgroup"),
+            ("[metrics]\nport = 0\n", 2, "1 to 65535"),
+            ("[metrics]\nport = 70000\n", 2, "1 to 65535"),
+            ("[metrics]\naddress = \"localhost\"\n", 2, "no IP address"),
             ("[cap]\nuncapped = [\"/a/\"]\n", 2, "not the path of a cgroup"),
             ("[cap]\nuncapped = [\"/a/../b\"]\n", 2, "not the path of a cgroup"),
         ] {

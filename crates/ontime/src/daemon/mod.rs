@@ -9,6 +9,7 @@
 //! | `ontime-cap` | FIFO base + 5 (55) | caps: takes spinning threads off their place and back | epoll: orders; its time-out: looks, pauses' ends |
 //! | `ontime-pace/CPU` | FIFO base + 4 (54) | shares of CPU time: changes vCPUs' places by the plan; there from the first reservation on | futex with time-out |
 //! | `ontime-http` | SCHED_OTHER | HTTP on the Unix socket | epoll (tokio) |
+//! | `ontime-metrics` | SCHED_OTHER, nice 0 | metrics over TCP, where daemon.toml has a port (`metrics::listener`) | epoll (tokio) |
 //! | `ontime-guest` | SCHED_OTHER | receives from a device process, in a table of descriptors of its own (`guests::receiver`) | poll |
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; its end tells the guardian of the daemon's (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | puts protections back when the daemon dies | poll of two pipes |
@@ -32,7 +33,7 @@ mod http;
 pub mod keeper;
 mod life;
 mod lock;
-mod metrics;
+pub mod metrics;
 pub mod protections;
 pub mod view;
 mod watches;
@@ -54,6 +55,7 @@ use self::engine::Engine;
 use self::events::{Event, Events};
 use self::guests::Guests;
 use self::http::{Ask, Loop};
+use self::metrics::Server;
 use crate::api;
 use crate::exit::Exit;
 use crate::paths::Paths;
@@ -90,12 +92,15 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let listener = http::bind(&socket).with_context(|| format!("{}: listening", socket.display()))?;
     let watcher = Watcher::new(engine.sources()).context("watching tenants")?;
     events.add(&watcher, Event::Tenants)?;
-    http::serve(listener, Loop { asks, bell }).context("starting the HTTP server")?;
+    let to = Loop::new(asks, bell);
+    http::serve(listener, to.clone()).context("starting the HTTP server")?;
     if let Some(why) = watcher.blind() {
         tracing::warn!("tenants: {why}");
     }
     let due = Due::new(Instant::now());
-    let mut daemon = Daemon { engine, events, watcher, asked, guests: Guests::default(), due, followed: 0 };
+    let scrapes = (Server::default(), to);
+    let mut daemon = Daemon { engine, events, watcher, asked, scrapes, guests: Guests::default(), due, followed: 0 };
+    daemon.serve_metrics();
     daemon.pass("start");
     notify(&[NotifyState::Ready, NotifyState::Status(daemon.engine.word())]);
     let result = daemon.run();
@@ -153,6 +158,8 @@ struct Daemon {
     events: Events,
     watcher: Watcher,
     asked: Receiver<Ask>,
+    /// Metrics over TCP, and whom they come from.
+    scrapes: (Server, Loop),
     guests: Guests,
     due: Due,
     /// The passes that were followed up.
@@ -266,6 +273,7 @@ impl Daemon {
         let reloading = NotifyState::monotonic_usec_now().map(|now| notify(&[NotifyState::Reloading, now]));
         let done = match self.engine.reload() {
             Ok(()) => {
+                self.serve_metrics();
                 let report = self.pass(Event::Reload.word());
                 tracing::info!("configuration reloaded");
                 notify(&[NotifyState::Status(self.engine.word())]);
@@ -282,6 +290,17 @@ impl Daemon {
             notify(&[NotifyState::Ready]);
         }
         done
+    }
+
+    /// Metrics over TCP, as the configuration says.
+    fn serve_metrics(&mut self) {
+        let (server, to) = &mut self.scrapes;
+        let address = self.engine.metrics_address();
+        let done = server.follow(address, to).map_err(|error| match address {
+            Some(address) => format!("not served at {address}: {error}"),
+            None => error.to_string(),
+        });
+        self.engine.metrics_served(done.err());
     }
 
     /// Answers what waits, the rest in the next round. An asker that went away meanwhile is nobody's loss.

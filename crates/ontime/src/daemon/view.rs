@@ -229,6 +229,7 @@ pub fn report(report: &hostnet::Report, method: &str, dry_run: bool) -> api::Rep
     let (unchanged, changes): (Vec<&Item>, Vec<&Item>) =
         report.items.iter().partition(|item| item.done == Done::Already);
     api::Report {
+        schema_version: api::SCHEMA_VERSION,
         method: method.to_owned(),
         dry_run,
         changes: changes.into_iter().map(change).collect(),

@@ -21,7 +21,9 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use ontime_hostnet::{self as hostnet, ConvergeError, Done, Item, Journal, LiveHost, Method, Paused, Plan, Value};
+use ontime_hostnet::{
+    self as hostnet, ConvergeError, Done, Item, Journal, Knob, LiveHost, Method, Paused, Plan, Value,
+};
 use ontime_sched::{Refused, Settled};
 use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Rules, Sources};
 
@@ -41,7 +43,7 @@ use crate::daemon::metrics::Metrics;
 use crate::daemon::protections;
 use crate::daemon::view::{self, Owned};
 use crate::daemon::watches::{Excess, Watches};
-use crate::log::Repeats;
+use crate::log::{LineQuota, Repeats};
 use crate::paths::Paths;
 
 /// A look in which something that is there may be missing.
@@ -94,6 +96,8 @@ pub struct Engine {
     applied: BTreeMap<String, Value>,
     state: api::State,
     errors: Vec<api::Problem>,
+    /// Why metrics are not served over TCP although they are to be.
+    unserved: Option<String>,
     /// What was wrong with the configuration at the last reload.
     refused: Option<api::RefusedConfiguration>,
     /// The last pass could not look at the whole host.
@@ -105,6 +109,8 @@ pub struct Engine {
     /// For Prometheus.
     pub metrics: Metrics,
     repeats: Repeats,
+    /// Of lines about changes.
+    lines: LineQuota,
     /// Of lines with names that tenants and users choose: as many as they like, which keep none of the others unsaid.
     named: Repeats,
     passes: u64,
@@ -117,6 +123,7 @@ impl Engine {
     /// # Errors
     /// Where the journal cannot be opened.
     pub fn new(paths: Paths, config: Config) -> anyhow::Result<Self> {
+        say_start(&paths, &config);
         let journal = paths.journal()?;
         if journal.stale() > 0 {
             tracing::info!("{} original values of an earlier boot dropped", journal.stale());
@@ -149,12 +156,14 @@ impl Engine {
                 Mode::Observe => api::State::Observing,
             },
             errors: Vec::new(),
+            unserved: None,
             refused: None,
             looks_again: false,
             insists: false,
             failures: BTreeMap::new(),
             metrics: Metrics::default(),
             repeats: Repeats::default(),
+            lines: LineQuota::new(Instant::now()),
             named: Repeats::default(),
             passes: 0,
             last_pass: Duration::ZERO,
@@ -212,6 +221,19 @@ impl Engine {
     /// How long the last pass took.
     pub fn last_pass(&self) -> Duration {
         self.last_pass
+    }
+
+    /// Where metrics are served over TCP.
+    pub fn metrics_address(&self) -> Option<std::net::SocketAddr> {
+        self.config.daemon.metrics()
+    }
+
+    /// Keeps why they are not, for `ontime status`; none: they are, or are not to be.
+    pub fn metrics_served(&mut self, why: Option<String>) {
+        if let Some(why) = &why {
+            tracing::warn!("metrics: {why}");
+        }
+        self.unserved = why;
     }
 
     fn table(&self) -> PriorityTable {
@@ -412,10 +434,7 @@ impl Engine {
                     self.metrics.drifted(rule);
                     self.metrics.knob(rule, true);
                 }
-                Done::Changed => {
-                    tracing::debug!("{}: {} ({rule})", item.knob, item.to);
-                    self.metrics.knob(rule, true);
-                }
+                Done::Changed => self.metrics.knob(rule, true),
                 Done::Failed(why) => {
                     // The reason names the knob, where the knob gave it.
                     let knob = item.knob.to_string();
@@ -425,6 +444,7 @@ impl Engine {
                 _ => {}
             }
         }
+        self.log_changes(report);
         let counts = report.counts();
         if counts.changed + counts.restored > 0 {
             tracing::info!(
@@ -436,6 +456,26 @@ impl Engine {
         self.say_problems();
         for Refused { tenant, why } in self.look.settled.refused.clone() {
             self.error(&tenant, &format!("its reservation does not hold: {why}"));
+        }
+    }
+
+    /// One line for each knob that was changed or given back, as far as the quota of lines goes.
+    fn log_changes(&mut self, report: &hostnet::Report) {
+        let mut unsaid = 0;
+        for item in &report.items {
+            let rule = match &item.done {
+                Done::Changed => item.rule.map_or("none", hostnet::RuleId::name),
+                Done::Restored => "given back",
+                _ => continue,
+            };
+            if self.lines.take(Instant::now()) {
+                tracing::info!("{}", change_line(&item.knob, item.from.as_ref(), &item.to, rule));
+            } else {
+                unsaid += 1;
+            }
+        }
+        if unsaid > 0 {
+            self.repeats.warn_of("changes without a line", &format!("{unsaid} more changes, too many for a line each"));
         }
     }
 
@@ -465,7 +505,7 @@ impl Engine {
             problems.count() + self.errors.len(),
         );
         self.metrics.found(&self.look.plan.findings);
-        self.metrics.mode(self.state == api::State::Observing);
+        self.metrics.doing(self.state, self.look.intent.method.name(), self.method_by());
         self.account_caps();
         self.account_reservations();
         self.account_traffic();
@@ -552,6 +592,7 @@ impl Engine {
         }
         self.errors.clear();
         let report = self.give_back();
+        self.log_changes(&report);
         if self.state == api::State::Reset {
             self.look.plan = Plan::default();
         }
@@ -649,6 +690,26 @@ impl Engine {
             None => {}
         }
     }
+}
+
+/// The first line: what starts, and from which files.
+fn say_start(paths: &Paths, config: &Config) {
+    let method = config.host.method.unwrap_or_default();
+    let by = if config.host.method.is_some() { "configuration" } else { "default" };
+    let files = crate::check::files(&paths.config_dir);
+    let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+    let files = if files.is_empty() { "none".to_owned() } else { files.join(", ") };
+    let mode = match config.daemon.mode {
+        Mode::Enforce => "enforce",
+        Mode::Observe => "observe",
+    };
+    tracing::info!("ontime {}: mode {mode}, method {method} ({by}), configuration files: {files}", crate::version());
+}
+
+/// A knob's change as a line of the log: old, new, and the rule.
+pub fn change_line(knob: &Knob, from: Option<&Value>, to: &Value, rule: &str) -> String {
+    let from = from.map_or_else(|| "unknown".to_owned(), ToString::to_string);
+    format!("knob {knob}: {from} -> {to} ({rule})")
 }
 
 /// The first report says what changed; of the second, what it adds to that.

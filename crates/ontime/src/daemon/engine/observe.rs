@@ -105,6 +105,7 @@ pub fn would(look: &Look, host: &dyn Host, originals: &Originals) -> api::Report
         why: None,
     }));
     api::Report {
+        schema_version: api::SCHEMA_VERSION,
         method: look.intent.method.name().to_owned(),
         dry_run: true,
         changes,

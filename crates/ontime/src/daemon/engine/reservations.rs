@@ -323,6 +323,7 @@ impl Engine {
         let absent = self.config.sched.reservations.iter().map(|declared| declared.name.as_str());
         let absent: BTreeSet<&str> = absent.filter(|name| !running.contains(name)).collect();
         api::Reservations {
+            schema_version: api::SCHEMA_VERSION,
             backend: self.keeper.kind().name().to_owned(),
             off: match self.state {
                 api::State::Observing => Some(UNRESERVED.to_owned()),

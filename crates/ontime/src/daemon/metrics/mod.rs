@@ -1,8 +1,12 @@
 //! What Prometheus reads. Names `ontime_*_seconds` and `_total`; labels domain, class, nic; never a thread's number.
+//! `format` has the two text formats, `listener` serves them over TCP.
+
+mod format;
+mod listener;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ontime_hostnet::Finding;
+use ontime_hostnet::{Finding, RULES};
 use ontime_sched::{Reserved, Settled, Use};
 use ontime_tenants::ThreadId;
 use ontime_tenants::budget::{Account, Costs};
@@ -16,6 +20,9 @@ use prometheus_client::registry::{Registry, Unit};
 use super::cap;
 use super::view::{self, Owned};
 use crate::api;
+
+pub use self::format::Format;
+pub use self::listener::Server;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Domain {
@@ -48,6 +55,22 @@ struct OfSeverity {
 struct NicClass {
     nic: String,
     class: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfState {
+    state: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Build {
+    version: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct InForce {
+    method: String,
+    by: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -87,6 +110,12 @@ pub struct Metrics {
     failures: Family<ByRule, Counter>,
     drift: Family<ByRule, Counter>,
     reloads: Family<ByReason, Counter>,
+    /// When the configuration was last read without a mistake.
+    reloaded_at: Gauge<f64, std::sync::atomic::AtomicU64>,
+    knobs: Family<OfState, Gauge>,
+    method: Family<InForce, Gauge>,
+    state: Family<OfState, Gauge>,
+    stolen: Family<Domain, Seconds>,
     config_refused: Gauge,
     observing: Gauge,
     findings: Family<OfSeverity, Gauge>,
@@ -119,6 +148,15 @@ pub struct Metrics {
     /// Domains with reservations, as name and class.
     reserving: BTreeSet<(String, String)>,
     seen: BTreeMap<ThreadId, Seen>,
+    /// How long vCPUs had waited when they were read last, ns.
+    waited: BTreeMap<ThreadId, u64>,
+    /// Domains with stolen time.
+    stealing: BTreeSet<Owned>,
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 impl Default for Metrics {
@@ -136,6 +174,11 @@ impl Default for Metrics {
             failures: Family::default(),
             drift: Family::default(),
             reloads: Family::default(),
+            reloaded_at: Gauge::default(),
+            knobs: Family::default(),
+            method: Family::default(),
+            state: Family::default(),
+            stolen: Family::default(),
             config_refused: Gauge::default(),
             observing: Gauge::default(),
             findings: Family::default(),
@@ -165,8 +208,17 @@ impl Default for Metrics {
             used: BTreeMap::new(),
             reserving: BTreeSet::new(),
             seen: BTreeMap::new(),
+            waited: BTreeMap::new(),
+            stealing: BTreeSet::new(),
         };
+        // From zero, so that a query sees the first increase too.
+        for rule in RULES {
+            for family in [&metrics.changes, &metrics.failures, &metrics.drift] {
+                drop(family.get_or_create(&ByRule { rule: rule.id.name().to_owned() }));
+            }
+        }
         metrics.register();
+        metrics.reloaded_at.set(now());
         metrics
     }
 }
@@ -174,6 +226,9 @@ impl Default for Metrics {
 impl Metrics {
     fn register(&mut self) {
         let r = &mut self.registry;
+        let build = Family::<Build, Gauge>::default();
+        build.get_or_create(&Build { version: crate::version().to_owned() }).set(1);
+        r.register("build_info", "1, with the daemon's version", build);
         r.register("passes", "Passes over the host, by what caused them", self.passes.clone());
         r.register_with_unit("pass", "Length of a pass", Unit::Seconds, self.pass_seconds.clone());
         r.register_with_unit("discover", "Length of finding tenants", Unit::Seconds, self.discover_seconds.clone());
@@ -183,6 +238,13 @@ impl Metrics {
         r.register("knob_failures", "Knobs that could not be set", self.failures.clone());
         r.register("drift", "Knobs found changed by another program, and set again", self.drift.clone());
         r.register("config_reloads", "Reloads of the configuration, by result", self.reloads.clone());
+        let reloaded = "When the configuration was last read without a mistake, seconds since 1970";
+        r.register("config_last_reload_success_timestamp_seconds", reloaded, self.reloaded_at.clone());
+        r.register("knobs", "Knobs by state: ok, or why the wanted value is not in force", self.knobs.clone());
+        r.register("method_info", "1 for the method in force and what said so", self.method.clone());
+        r.register("state", "1 for what the daemon does, 0 for the other states", self.state.clone());
+        let stolen = "Time that vCPUs were ready to run and did not: stolen time, in the guest's words";
+        r.register_with_unit("vcpu_steal", stolen, Unit::Seconds, self.stolen.clone());
         let refused = "Whether the configuration was refused at the last reload, and the former one is in force";
         r.register("config_refused", refused, self.config_refused.clone());
         r.register("observing", "Whether mode observe keeps the daemon from setting anything", self.observing.clone());
@@ -267,6 +329,9 @@ impl Metrics {
         let reason = if taken { "taken" } else { "refused" };
         self.reloads.get_or_create(&ByReason { reason: reason.to_owned() }).inc();
         self.config_refused.set((!taken).into());
+        if taken {
+            self.reloaded_at.set(now());
+        }
     }
 
     /// What the last plan found. Findings that are gone leave the metrics.
@@ -278,9 +343,43 @@ impl Metrics {
         }
     }
 
-    /// Whether anything is set.
-    pub fn mode(&self, observing: bool) {
-        self.observing.set(observing.into());
+    /// What the daemon does, and by which method.
+    pub fn doing(&self, state: api::State, method: &str, by: &str) {
+        self.observing.set((state == api::State::Observing).into());
+        for (name, of) in
+            [("applied", api::State::Applied), ("reset", api::State::Reset), ("observing", api::State::Observing)]
+        {
+            self.state.get_or_create(&OfState { state: name.to_owned() }).set((state == of).into());
+        }
+        self.method.clear();
+        self.method.get_or_create(&InForce { method: method.to_owned(), by: by.to_owned() }).set(1);
+    }
+
+    /// The state of every knob, now.
+    pub fn knobs<'a>(&self, states: impl Iterator<Item = &'a str>) {
+        self.knobs.clear();
+        // Those that an alert looks for are there also while they are none.
+        for state in ["ok", "drifted", "failed", "unsupported"] {
+            drop(self.knobs.get_or_create(&OfState { state: state.to_owned() }));
+        }
+        for state in states {
+            self.knobs.get_or_create(&OfState { state: state.to_owned() }).inc();
+        }
+    }
+
+    /// How long vCPUs have waited so far, ns; counted from the first reading on. Domains without a vCPU leave the metrics.
+    pub fn stolen(&mut self, waited: &BTreeMap<ThreadId, (Owned, u64)>) {
+        for (id, (owned, now)) in waited {
+            let last = self.waited.insert(*id, *now).unwrap_or(*now);
+            let domain = Domain { domain: owned.name.clone(), class: owned.class.clone() };
+            self.stolen.get_or_create(&domain).inc_by(now.saturating_sub(last) as f64 / 1e9);
+        }
+        self.waited.retain(|id, _| waited.contains_key(id));
+        let stealing: BTreeSet<Owned> = waited.values().map(|(owned, _)| owned.clone()).collect();
+        for gone in self.stealing.difference(&stealing) {
+            self.stolen.remove(&Domain { domain: gone.name.clone(), class: gone.class.clone() });
+        }
+        self.stealing = stealing;
     }
 
     /// What there is now: tenants by class, NICs with class, states.
