@@ -543,6 +543,11 @@ fn mode_observe_shows_what_would_be_set_and_sets_nothing_until_it_is_told_to_enf
     assert_eq!(status()["state"], "observing");
     assert!(site.curl(&["http://o/metrics"]).1.contains("ontime_observing 1"));
     unset();
+    let reload = site.json(&["reload", "--json"]);
+    let is_vcpus = |change: &serde_json::Value| change["knob"].as_str().unwrap().contains(&vcpu.to_string());
+    let told = reload["changes"].as_array().unwrap().iter().find(|change| is_vcpus(change));
+    assert_eq!(told.unwrap()["outcome"], "would-change", "{reload}");
+    unset();
 
     // The answer to a reload comes when it is in force.
     site.configure("daemon.toml", "mode = \"enforce\"\n");

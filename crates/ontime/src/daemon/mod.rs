@@ -45,6 +45,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use ontime_hostnet::Report;
 use ontime_tenants::watch::Watcher;
 use rustix::event::EventfdFlags;
 use sd_notify::NotifyState;
@@ -222,11 +223,11 @@ impl Daemon {
         self.events.wake_in(soonest);
     }
 
-    fn pass(&mut self, reason: &str) -> api::Report {
+    fn pass(&mut self, reason: &str) -> Report {
         self.due.begins(Instant::now());
         let report = self.engine.pass(reason);
         self.passed();
-        self.engine.told(&report)
+        report
     }
 
     /// Follows up what passes have found, if there was one: also one that an answer took.
@@ -277,7 +278,7 @@ impl Daemon {
                 let report = self.pass(Event::Reload.word());
                 tracing::info!("configuration reloaded");
                 notify(&[NotifyState::Status(self.engine.word())]);
-                Ok(report)
+                Ok(self.engine.reloaded(&report))
             }
             Err(refused) => {
                 tracing::error!("configuration not reloaded, the former one stays in force: {refused}");

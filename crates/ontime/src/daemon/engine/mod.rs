@@ -575,6 +575,14 @@ impl Engine {
         view::report(report, self.look.intent.method.name(), false)
     }
 
+    /// What came of a reload: in mode `observe`, where nothing had to be given back, what would be set.
+    pub fn reloaded(&self, report: &hostnet::Report) -> api::Report {
+        if self.state == api::State::Observing && report.items.is_empty() {
+            return would(&self.look, &self.host, &self.journal);
+        }
+        self.told(report)
+    }
+
     /// What the daemon is doing, for systemd.
     pub fn word(&self) -> &'static str {
         match self.state {
