@@ -3,12 +3,13 @@
  * Sending and receiving. Small messages travel in the call; larger ones go straight between the host's socket and the
  * application's pages, a chunk a call (one copy). A blocking call waits in the device: its completion is the result.
  *
- * Before a message has come only the room for it is known, and that is often large where messages are small. To pin so many pages is
- * most of such a call's work. So a datagram socket on a channel whose messages are small has them all come in the call, which has
- * room for the largest; one that is large after all is copied once more, and those after it go to the application's pages again.
+ * Before a message has come only the room for it is known, and that is often large where messages are small. To pin so
+ * many pages is most of such a call's work. So a datagram socket on a channel whose messages are small has them all
+ * come in the call, which has room for the largest; one that is large after all is copied once more, and those after it
+ * go to the application's pages again.
  *
- * A device that has gone silent may still use the pages it was given: so these are pinned. What cannot be (a splice, buffers
- * registered with io_uring) goes through memory of the call's own.
+ * A device that has gone silent may still use the pages it was given: so these are pinned. What cannot be (a splice,
+ * buffers registered with io_uring) goes through memory of the call's own.
  */
 #include <linux/errqueue.h>
 #include <linux/sched/signal.h>
@@ -57,7 +58,10 @@ static int io_gather(struct ontime_rpc *rpc, size_t length)
 	return 0;
 }
 
-/* An error behind bytes that were moved: they are this call's result, it is the next one's. The host has forgotten it. */
+/*
+ * An error behind bytes that were moved: they are this call's result, it is the next one's. The host
+ * has forgotten it.
+ */
 static void io_keep_error(struct sock *sk, int err)
 {
 	if (err == -ECONNRESET || err == -ETIMEDOUT || err == -EHOSTUNREACH || err == -ENETUNREACH)
@@ -255,8 +259,8 @@ static bool recv_keeps(const struct sock *sk, int flags)
 }
 
 /*
- * Bad addresses are found out when there is something to copy to them, as in Linux: it comes in the call, of a stream by
- * a peek.
+ * Bad addresses are found out when there is something to copy to them, as in Linux: it comes in the call, of a stream
+ * by a peek.
  */
 static int recv_bad_room(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk, int *flags)
 {
@@ -338,8 +342,8 @@ void ontime_recv_control(struct ontime_rpc *rpc, struct msghdr *msg)
 }
 
 /*
- * A receive that waits needs no look at what is left behind it, as long as nobody polls the socket: that is a system call on the
- * host before the answer. Who begins to poll sees @blind (ready.c), or is seen here.
+ * A receive that waits needs no look at what is left behind it, as long as nobody polls the socket: that is a system
+ * call on the host before the answer. Who begins to poll sees @blind (ready.c), or is seen here.
  */
 static void recv_blind(struct sock *sk, struct ontime_rpc *rpc)
 {
@@ -487,7 +491,10 @@ static int recv_datagram(struct sock *sk, struct msghdr *msg, int flags, long *t
 	return result == -ERESTARTSYS ? sock_intr_errno(*timeout) : result;
 }
 
-/* MSG_ERRQUEUE: what send_notice() brought there, in the form of ip_recv_error(). The rest of the queue is the host's. */
+/*
+ * MSG_ERRQUEUE: what send_notice() brought there, in the form of ip_recv_error(). The rest of the
+ * queue is the host's.
+ */
 static bool recv_notice(struct sock *sk, struct msghdr *msg)
 {
 	struct {

@@ -15,7 +15,8 @@
  *   idle.c   the idle loop that looks at the queues, and what the host is told of the vCPU
  *   wake.c   the interrupt that only ends a halt
  *   queue.c  what the device has used: completed calls, events
- *   dl.c     deadline tasks: registered and placed (place.h: where they go); dl_host.c: their bandwidth asked of the host; dl_next.c: their
+ *   dl.c     deadline tasks: registered and placed (place.h: where they go); dl_host.c: their bandwidth asked of the
+ *   host; dl_next.c: their
  *            next deadlines published; dl_stray.c: those that are moved
  *   steal.c  stolen time is not charged to them
  *   watch.c  a device that does not answer any more
@@ -76,8 +77,8 @@
 /* ---- dev.c ---- */
 
 /*
- * One virtio device: a channel. Channel 0 is MAIN's and takes every call; the others each belong to a vCPU and take those
- * of the sockets that were moved there. It lives until the last call on it has gone.
+ * One virtio device: a channel. Channel 0 is MAIN's and takes every call; the others each belong to a vCPU and take
+ * those of the sockets that were moved there. It lives until the last call on it has gone.
  */
 struct ontime_chan {
 	struct kref ref;
@@ -251,7 +252,10 @@ void ontime_rpc_finish(struct ontime_rpc *rpc, s32 result);
 void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result);
 bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id);
 
-/* How urgent a thread is, as the host counts: 0 a normal one, 1 to 99 a real-time one, a deadline one as the highest of these. */
+/*
+ * How urgent a thread is, as the host counts: 0 a normal one, 1 to 99 a real-time one, a deadline one
+ * as the highest of these.
+ */
 static inline u32 ontime_prio(const struct task_struct *task)
 {
 	return task->prio < MAX_RT_PRIO ? min(MAX_RT_PRIO - 1 - task->prio, MAX_RT_PRIO - 1) : 0;

@@ -86,8 +86,8 @@ void ontime_opt_defaults(struct sock *sk)
 }
 
 /*
- * What the guest's kernel demands of a caller; the host's knows only the device process. The network is the VM's, so the
- * rights count that the caller has in the initial user namespace.
+ * What the guest's kernel demands of a caller; the host's knows only the device process. The network is the VM's, so
+ * the rights count that the caller has in the initial user namespace.
  */
 static int opt_permitted(int name, int value)
 {
@@ -281,7 +281,10 @@ static int opt_refused(struct sock *sk, int level, int name)
 	return -ENOPROTOOPT;
 }
 
-/* A connect() that waits for data needs a cookie of the peer; without one Linux connects at once, as the host's socket does. */
+/*
+ * A connect() that waits for data needs a cookie of the peer; without one Linux connects at once, as
+ * the host's socket does.
+ */
 static bool opt_fastopen_connect(const struct sock *sk, int level, int name)
 {
 	return level == SOL_TCP && name == TCP_FASTOPEN_CONNECT && sk->sk_type == SOCK_STREAM;

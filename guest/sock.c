@@ -69,7 +69,10 @@ void ontime_sock_rpc_put(struct sock *sk, struct ontime_rpc *rpc)
 	ontime_rpc_put(rpc);
 }
 
-/* Has the host move the socket to the channel that was chosen for it; where it is there already, that changes nothing. */
+/*
+ * Has the host move the socket to the channel that was chosen for it; where it is there already, that
+ * changes nothing.
+ */
 static int sock_move(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -82,8 +85,8 @@ static int sock_move(struct sock *sk)
 }
 
 /*
- * After a call: MAIN refuses it from when the host has moved the socket, and who asked for that may not know yet, or was
- * killed. Then the call is to be made again, on the other channel.
+ * After a call: MAIN refuses it from when the host has moved the socket, and who asked for that may not know yet, or
+ * was killed. Then the call is to be made again, on the other channel.
  */
 static int sock_follow(struct sock *sk, struct ontime_rpc *rpc, int result)
 {
@@ -97,8 +100,8 @@ static int sock_follow(struct sock *sk, struct ontime_rpc *rpc, int result)
 }
 
 /*
- * A call that waits for as long as *timeout (jiffies) where that is not 0: in the device, or, where too many do already,
- * for readiness; then it is to be made again, which -ONTIME_AGAIN says.
+ * A call that waits for as long as *timeout (jiffies) where that is not 0: in the device, or, where too many do
+ * already, for readiness; then it is to be made again, which -ONTIME_AGAIN says.
  */
 int ontime_sock_run(struct sock *sk, struct ontime_rpc *rpc, long *timeout, u32 ready)
 {
@@ -208,8 +211,8 @@ static void sock_give_id(struct ontime_sock *os, enum sock_rest rest)
 }
 
 /*
- * A socket that a real-time thread receives from goes to its vCPU's channel, once; the host moves it unless calls wait on
- * it.
+ * A socket that a real-time thread receives from goes to its vCPU's channel, once; the host moves it unless calls wait
+ * on it.
  */
 void ontime_sock_place(struct sock *sk)
 {
@@ -416,8 +419,8 @@ int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 }
 
 /*
- * Whether the peer's name is known: that of an accepted socket, which is the same for as long as the connection is there. accept4() asks for it
- * in any case.
+ * Whether the peer's name is known: that of an accepted socket, which is the same for as long as the connection is
+ * there. accept4() asks for it in any case.
  */
 static bool sock_peer_known(struct sock *sk, int peer)
 {
@@ -471,8 +474,8 @@ static int sock_connect_call(struct sock *sk, struct sockaddr_unsized *addr, int
 }
 
 /*
- * The host says that this attempt was aborted: its device has taken the reason off the socket, and the event that tells it
- * may still be on its way. Then the application has not seen it.
+ * The host says that this attempt was aborted: its device has taken the reason off the socket, and the event that tells
+ * it may still be on its way. Then the application has not seen it.
  */
 static int sock_connect_reason(struct sock *sk)
 {
@@ -483,7 +486,10 @@ static int sock_connect_reason(struct sock *sk)
 	return sock_error(sk) ?: -ECONNABORTED;
 }
 
-/* MAIN's calls say nothing about the readiness of a channel's socket, and not every change of it is an event on the host. */
+/*
+ * MAIN's calls say nothing about the readiness of a channel's socket, and not every change of it is an
+ * event on the host.
+ */
 static void sock_refresh(struct sock *sk)
 {
 	if (READ_ONCE(ontime_sk(sk)->chan))
@@ -518,8 +524,9 @@ static int sock_dissolve_call(struct sock *sk, struct sockaddr_unsized *addr, in
 }
 
 /*
- * A connection was dissolved. The kernel leaves ECONNRESET where it was cut short, which the device takes off the host's socket and tells by an
- * event: that has to be here before a new attempt forgets it, else it would be taken for the new connection's. Without an error what is left hangs up.
+ * A connection was dissolved. The kernel leaves ECONNRESET where it was cut short, which the device takes off the
+ * host's socket and tells by an event: that has to be here before a new attempt forgets it, else it would be taken for
+ * the new connection's. Without an error what is left hangs up.
  */
 static void sock_dissolved(struct sock *sk)
 {

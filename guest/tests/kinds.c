@@ -541,7 +541,10 @@ static void without_rights(int family)
 	_exit(0);
 }
 
-/* What the error queue says of sends with MSG_ZEROCOPY: on the loopback all are copies, of which one notification tells. */
+/*
+ * What the error queue says of sends with MSG_ZEROCOPY: on the loopback all are copies, of which one
+ * notification tells.
+ */
 static void zero_copy(int family)
 {
 	char control[512], in[4000], out[3000] = "";

@@ -1,8 +1,10 @@
-//! `connections`: how many TCP connections a second a VM can take, each of one request, its reply and its end, through vhost-net and by
-//! outsourced sockets. No paper has it: it is where others who outsource sockets collapsed (docs/bench/outsourcing.md).
+//! `connections`: how many TCP connections a second a VM can take, each of one request, its reply and its end, through
+//! vhost-net and by outsourced sockets. No paper has it: it is where others who outsource sockets collapsed
+//! (docs/bench/outsourcing.md).
 //!
-//! In: methods on one emulated host, nobody beside. Out: a [`MethodResult`] for each, with the rate at the NIC. The RT VM runs a stock
-//! `memcached`; clients outside connect, ask for a key that it does not have, read the answer and close, each as fast as it can.
+//! In: methods on one emulated host, nobody beside. Out: a [`MethodResult`] for each, with the rate at the NIC. The RT
+//! VM runs a stock `memcached`; clients outside connect, ask for a key that it does not have, read the answer and
+//! close, each as fast as it can.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};

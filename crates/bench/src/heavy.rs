@@ -1,9 +1,10 @@
-//! `bulk`: Access'18, IV-F (Figure 13). What a byte of bulk TCP costs the host and the guest, received and sent, through
-//! vhost-net and by outsourced sockets.
+//! `bulk`: Access'18, IV-F (Figure 13). What a byte of bulk TCP costs the host and the guest, received and sent,
+//! through vhost-net and by outsourced sockets.
 //!
-//! In: cases on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-receive` and `METHOD-send`: throughput at the
-//! NIC, and CPU time a byte. One bulk VM runs a stock `iperf3` server; the client is outside. On the virtual clock CPU time is
-//! instructions (1 ns each). The guest's part is what the host's tick accounts to guests (`/proc/stat`), the host's is all the rest.
+//! In: cases on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-receive` and `METHOD-send`:
+//! throughput at the NIC, and CPU time a byte. One bulk VM runs a stock `iperf3` server; the client is outside. On the
+//! virtual clock CPU time is instructions (1 ns each). The guest's part is what the host's tick accounts to guests
+//! (`/proc/stat`), the host's is all the rest.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -43,8 +44,8 @@ pub fn name(method: &str, send: bool) -> String {
     format!("{method}-{}", if send { "send" } else { "receive" })
 }
 
-/// Boots the host and measures every method both ways. A case that fails is passed to `missing` with its name, and the rest is
-/// measured, as long as the host lives.
+/// Boots the host and measures every method both ways. A case that fails is passed to `missing` with its name, and the
+/// rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host does not come up, the guest module cannot be built.

@@ -1,11 +1,12 @@
-//! `kbp`: KBP (IEICE'22), sections 5 and 6. Round trips and zero-loss throughput of a UDP echo in a VM and in containers, by polling and by
-//! interrupts.
+//! `kbp`: KBP (IEICE'22), sections 5 and 6. Round trips and zero-loss throughput of a UDP echo in a VM and in
+//! containers, by polling and by interrupts.
 //!
-//! In: methods, places and frame sizes, on one emulated host. Out: for each a [`MethodResult`] named `METHOD-PLACE-FRAME`: round trips of a
-//! closed loop while two bulk VMs are flooded with small packets on the other NIC, and the highest rate without loss (RFC 2544, 26.1: a binary
-//! search) without that flood; and one named `METHOD-PLACE-FRAME-fast`: round trips of an open loop at a steady rate, under the flood. Where hours are asked for,
-//! one named `METHOD-PLACE-FRAME-hours` in place of them: the same open loop for as long.
-//! On the virtual clock a rate is a count of instructions, not of a machine's time.
+//! In: methods, places and frame sizes, on one emulated host. Out: for each a [`MethodResult`] named
+//! `METHOD-PLACE-FRAME`: round trips of a closed loop while two bulk VMs are flooded with small packets on the other
+//! NIC, and the highest rate without loss (RFC 2544, 26.1: a binary search) without that flood; and one named
+//! `METHOD-PLACE-FRAME-fast`: round trips of an open loop at a steady rate, under the flood. Where hours are asked for,
+//! one named `METHOD-PLACE-FRAME-hours` in place of them: the same open loop for as long. On the virtual clock a rate
+//! is a count of instructions, not of a machine's time.
 
 use ontime_figures::number;
 use serde::Deserialize;
@@ -21,7 +22,8 @@ use crate::trial::{self, Requests, SETTLED, Trial};
 use crate::wire::{self, RtFlow};
 use crate::workload::Workload;
 
-/// Nothing applied; the paper's tuned baseline; KBP by the kernel's own means; the same, polling only while packets come.
+/// Nothing applied; the paper's tuned baseline; KBP by the kernel's own means; the same, polling only while packets
+/// come.
 pub const METHODS: [&str; 5] = ["napi", "napi-tuned", "partitioned", "busypoll", "busypoll-adaptive"];
 /// A VM (virtio-net, vhost-net, bridge), a container behind a bridge with NAT as Docker's, a container with a macvlan.
 pub const PLACES: [&str; 3] = ["vm", "nat", "macvlan"];
@@ -37,7 +39,8 @@ const FIRST_RATE: f64 = 1_000.0;
 const CLOSE: f64 = 1.1;
 /// Or after so many trials, where nothing else is said.
 pub const TRIALS: u32 = 12;
-/// A trial is so long at least, s of the host's clock (RFC 2544: 60): what rings and buffers on the way hold, some hundred frames, takes no rate to get through.
+/// A trial is so long at least, s of the host's clock (RFC 2544: 60): what rings and buffers on the way hold, some
+/// hundred frames, takes no rate to get through.
 const TRIAL_S: f64 = 0.25;
 
 /// What to measure on one host.
@@ -76,8 +79,8 @@ pub fn long(case: &str) -> String {
     format!("{case}-hours")
 }
 
-/// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is measured, as long as
-/// the host lives.
+/// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is
+/// measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a bulk VM does not come up.
@@ -205,7 +208,8 @@ struct NicPolling {
     saved_seconds: f64,
 }
 
-/// How long the RT NIC has polled and rested under this method, after a rest as long as the linger time twice; of adaptive polling only.
+/// How long the RT NIC has polled and rested under this method, after a rest as long as the linger time twice; of
+/// adaptive polling only.
 fn polling(host: &mut Host, method: &str) -> Result<Option<Polling>, MeasureError> {
     if method != "busypoll-adaptive" {
         return Ok(None);

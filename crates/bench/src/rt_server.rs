@@ -2,9 +2,9 @@
 //!
 //! In: which [`Case`]s on which emulated host. Out: a [`MethodResult`] for each. One [`measure`] is one boot of the
 //! host: three VMs are started as a user would (QEMU, vhost-net, bridges), `ontime daemon` runs, and each case is a
-//! method that `ontime apply` switches to, and a place of the server ([`crate::server`]). Requests come from outside; so does
-//! the flood ([`crate::flood`]); so do all times. `ablation` and `segments` are the same with other cases, `memcached` and `voip` with
-//! another [`Workload`].
+//! method that `ontime apply` switches to, and a place of the server ([`crate::server`]). Requests come from outside;
+//! so does the flood ([`crate::flood`]); so do all times. `ablation` and `segments` are the same with other cases,
+//! `memcached` and `voip` with another [`Workload`].
 
 use std::fs;
 
@@ -19,8 +19,8 @@ use crate::workload::Workload;
 /// Requests at the start of each case that do not count: caches, ARP, the client learning the clock.
 const WARM_UP: u64 = 20;
 
-/// What can be measured: methods of `ontime apply`; `rt-default`, which is `vanilla` on an RT kernel; outsourced sockets; the
-/// limit; and whatever is in force on a real host.
+/// What can be measured: methods of `ontime apply`; `rt-default`, which is `vanilla` on an RT kernel; outsourced
+/// sockets; the limit; and whatever is in force on a real host.
 pub const CASES: [&str; 10] = [
     "vanilla",
     "rt-default",
@@ -109,8 +109,8 @@ pub struct Plan {
     pub seed: u64,
 }
 
-/// Boots the host, starts the VMs (a real one has both) and measures every case. A case that fails is passed to `missing` with its name, and the
-/// rest is measured, as long as the host lives.
+/// Boots the host, starts the VMs (a real one has both) and measures every case. A case that fails is passed to
+/// `missing` with its name, and the rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a bulk VM does not come up.

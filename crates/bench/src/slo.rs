@@ -1,9 +1,10 @@
-//! `memcached-slo`: a memcached in an RT VM with a small reservation, by itself, beside VMs that never idle and beside VMs with deadlines of their
-//! own (RTVirt, section 4.4, Table 4, Figures 5a and 5b), on one CPU.
+//! `memcached-slo`: a memcached in an RT VM with a small reservation, by itself, beside VMs that never idle and beside
+//! VMs with deadlines of their own (RTVirt, section 4.4, Table 4, Figures 5a and 5b), on one CPU.
 //!
-//! In: methods and neighbours on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-NEIGHBOURS`: response times of GETs at the
-//! wire, against an objective of 500 us ([`memcached::RTVIRT`]); beside video VMs, their deadlines too. The reservation is declared for the VM
-//! (`sched.toml`), as the paper's is: the paper's time and period, no slack.
+//! In: methods and neighbours on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-NEIGHBOURS`:
+//! response times of GETs at the wire, against an objective of 500 us ([`memcached::RTVIRT`]); beside video VMs, their
+//! deadlines too. The reservation is declared for the VM (`sched.toml`), as the paper's is: the paper's time and
+//! period, no slack.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -22,9 +23,11 @@ use crate::server;
 use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
 
-/// The methods, in the order in which they are measured: the guests' module cannot be there for the first, which is Linux as it is.
+/// The methods, in the order in which they are measured: the guests' module cannot be there for the first, which is
+/// Linux as it is.
 pub const METHODS: [&str; 3] = ["credit", "deadline", "paced"];
-/// What the paper's video slices are divided by: ten VMs and five memcached had 7.44 CPUs of 15 there, four and one have half a CPU here.
+/// What the paper's video slices are divided by: ten VMs and five memcached had 7.44 CPUs of 15 there, four and one
+/// have half a CPU here.
 pub const VIDEO_SCALE: u64 = 7;
 /// VMs that never idle, as many a CPU as the paper's 19 on two.
 pub const NEIGHBOURS: u8 = 9;
@@ -121,8 +124,8 @@ pub fn name(method: &str, beside: Beside) -> String {
     format!("{method}-{}", beside.name())
 }
 
-/// Boots the host and its VMs and measures every method beside everybody. A case that fails is passed to `missing`, and the rest is measured, as
-/// long as the host lives.
+/// Boots the host and its VMs and measures every method beside everybody. A case that fails is passed to `missing`, and
+/// the rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a VM does not come up; the papers' figures cannot be read.
@@ -281,7 +284,8 @@ fn words(method: &str) -> &str {
 /// Table 4 and Figures 5a and 5b.
 pub fn table(results: &[MethodResult]) -> String {
     let mut text = String::from(
-        "case             requests  lost       p50       p90       p99     p99.9       max  us   over 500 us   paper p99.9   video: jobs  missed\n",
+        "case             requests  lost       p50       p90       p99     p99.9       max  us   over 500 us   paper \
+         p99.9   video: jobs  missed\n",
     );
     let figures = Figures::load().ok();
     for result in results {

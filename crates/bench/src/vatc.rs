@@ -1,9 +1,9 @@
-//! `vatc` and `vatc-network`: VATC, sections IV-B and IV-C. A periodic RT request through a NIC by which up to four bulk VMs send
-//! small packets, or one sends large ones.
+//! `vatc` and `vatc-network`: VATC, sections IV-B and IV-C. A periodic RT request through a NIC by which up to four
+//! bulk VMs send small packets, or one sends large ones.
 //!
-//! In: methods and what the bulk VMs do, on one emulated host. Out: a [`MethodResult`] for each pair, named by [`name`].
-//! One [`measure`] is one boot: the RT VM and the bulk VMs share one NIC and bridge, as the paper's domains share one NIC.
-//! Bulk VMs are stock `iperf3` servers (`-R`).
+//! In: methods and what the bulk VMs do, on one emulated host. Out: a [`MethodResult`] for each pair, named by
+//! [`name`]. One [`measure`] is one boot: the RT VM and the bulk VMs share one NIC and bridge, as the paper's domains
+//! share one NIC. Bulk VMs are stock `iperf3` servers (`-R`).
 
 use std::fmt;
 use std::path::Path;
@@ -22,8 +22,8 @@ use crate::trial;
 use crate::wire::{self, RtFlow};
 use crate::workload::SOCKPERF;
 
-/// The methods, in the order of the report: the paper's two comparisons, the kernel's defaults, VATC where packets go through the NIC's qdisc and where they
-/// bypass it.
+/// The methods, in the order of the report: the paper's two comparisons, the kernel's defaults, VATC where packets go
+/// through the NIC's qdisc and where they bypass it.
 pub const METHODS: [&str; 6] = ["prio", "fq_codel", "vanilla", "partitioned", "vatc-qdisc", "vatc"];
 /// The most bulk VMs, as in the paper.
 pub const STREAMS_MAX: u8 = 4;
@@ -84,8 +84,8 @@ impl Beside {
     }
 }
 
-/// Time between two interrupts of the NIC (Figures 6 and 7), as the driver of an emulated host's takes it: `ethtool -C rx-usecs`, where
-/// e1000e has numbers for its adaptive modes.
+/// Time between two interrupts of the NIC (Figures 6 and 7), as the driver of an emulated host's takes it: `ethtool -C
+/// rx-usecs`, where e1000e has numbers for its adaptive modes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interval {
     /// So many us, 0 (none) or 10 to 10,000.
@@ -308,7 +308,8 @@ fn moderate(host: &mut Host, interval: Interval) -> Result<(), MeasureError> {
     let wanted = interval.rx_usecs();
     // ethtool fails where nothing is to be changed.
     if rx_usecs(host)? != wanted.to_string() {
-        // Ends the adaptive mode, whose last word e1000e may still write: at the next interrupt, of which there is one in 2 s at least.
+        // Ends the adaptive mode, whose last word e1000e may still write: at the next interrupt, of which there is one
+        // in 2 s at least.
         let other = if wanted == 20 { 30 } else { 20 };
         host.shell(&format!(
             "{{ ethtool -C {NIC} rx-usecs {other} && sleep 3 && ethtool -C {NIC} rx-usecs {wanted}; }} 2>&1"

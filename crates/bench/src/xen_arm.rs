@@ -1,10 +1,11 @@
-//! `xen-arm`: Yoo, Kwak, Jo, Yoo, "Toward Under-Millisecond I/O Latency in Xen-ARM" (APSys'11), Figures 1, 3 and 6. Requests at random to a
-//! guest that has a CPU load of its own, beside a VM that never idles.
+//! `xen-arm`: Yoo, Kwak, Jo, Yoo, "Toward Under-Millisecond I/O Latency in Xen-ARM" (APSys'11), Figures 1, 3 and 6.
+//! Requests at random to a guest that has a CPU load of its own, beside a VM that never idles.
 //!
-//! In: methods, loads and neighbours on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-LOAD` beside a bulk VM and
-//! `METHOD-LOAD-rt` beside one of the same class and level. A request is an answered datagram (`sockperf server` at FIFO 50 in the guest), as the
-//! paper's is an answered ping; what is measured is its whole way, from its passage of the NIC to that of the answer. The load is a process of
-//! normal priority in the guest that works its share of each 10 ms (`ontime_lab::role::LOADED`).
+//! In: methods, loads and neighbours on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-LOAD` beside
+//! a bulk VM and `METHOD-LOAD-rt` beside one of the same class and level. A request is an answered datagram (`sockperf
+//! server` at FIFO 50 in the guest), as the paper's is an answered ping; what is measured is its whole way, from its
+//! passage of the NIC to that of the answer. The load is a process of normal priority in the guest that works its share
+//! of each 10 ms (`ontime_lab::role::LOADED`).
 //!
 //! An instruction takes 1 ns here: at 4 the VM's own path alone is longer than what is to be shown
 //! (docs/bench/xen-arm.md).
@@ -24,7 +25,8 @@ use crate::server;
 use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
 
-/// The methods, in the order of the report. `credit` is what Linux does where nothing is applied: every vCPU and vhost thread has its fair share.
+/// The methods, in the order of the report. `credit` is what Linux does where nothing is applied: every vCPU and vhost
+/// thread has its fair share.
 pub const METHODS: [&str; 3] = ["credit", "partitioned", "interrupt-context"];
 /// The paper's CPU loads of the RT guest, percent.
 pub const LOADS: [u8; 4] = [20, 40, 60, 80];
@@ -103,8 +105,8 @@ pub fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
     }
 }
 
-/// Boots the host and its VMs and measures every method with every load beside every neighbour. A case that fails is passed to `missing`, and
-/// the rest is measured, as long as the host lives.
+/// Boots the host and its VMs and measures every method with every load beside every neighbour. A case that fails is
+/// passed to `missing`, and the rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a VM does not come up.

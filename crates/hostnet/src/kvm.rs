@@ -1,9 +1,9 @@
 //! Whether `/dev/kvm` can run guests: a guest of some fifty bytes shows it.
 //!
-//! In: `/dev/kvm`. Out: a [`KvmProbe`]. A real-mode guest is no proof: on a host with paravirtual nested KVM it runs to its
-//! end while every ordinary kernel hangs or fails at its first exception. So the guest here is in long mode with paging, takes
-//! an exception through its own IDT, returns, writes a control register and an MSR, and counts; at each step it writes to
-//! a port. One VM with one vCPU and 64 KiB is made and thrown away; nothing of the host is changed.
+//! In: `/dev/kvm`. Out: a [`KvmProbe`]. A real-mode guest is no proof: on a host with paravirtual nested KVM it runs to
+//! its end while every ordinary kernel hangs or fails at its first exception. So the guest here is in long mode with
+//! paging, takes an exception through its own IDT, returns, writes a control register and an MSR, and counts; at each
+//! step it writes to a port. One VM with one vCPU and 64 KiB is made and thrown away; nothing of the host is changed.
 
 use std::path::Path;
 use std::sync::mpsc;

@@ -1,12 +1,15 @@
-//! The send buffer of a VM's tap: bytes of its packets that may be on their way before whoever sends for it (vhost, QEMU) waits.
+//! The send buffer of a VM's tap: bytes of its packets that may be on their way before whoever sends for it (vhost,
+//! QEMU) waits.
 //!
-//! A packet counts from when it is taken from the VM until the NIC has sent and freed it. The size belongs to the device, but neither netlink nor sysfs tells or sets it: only
-//! who has it open can. So its monitor's descriptor is taken (`pidfd_getfd`, 5.6) for the length of a call, once the kernel says that it is of the driver, and the driver that it is
-//! the interface that was meant. What a process has open by such a name may be anything, a file of its own file system too, which answers when it likes: nothing is asked of it
-//! before (`AT_STATX_DONT_SYNC`).
+//! A packet counts from when it is taken from the VM until the NIC has sent and freed it. The size belongs to the
+//! device, but neither netlink nor sysfs tells or sets it: only who has it open can. So its monitor's descriptor is
+//! taken (`pidfd_getfd`, 5.6) for the length of a call, once the kernel says that it is of the driver, and the driver
+//! that it is the interface that was meant. What a process has open by such a name may be anything, a file of its own
+//! file system too, which answers when it likes: nothing is asked of it before (`AT_STATX_DONT_SYNC`).
 //!
-//! Source: `drivers/net/tun.c` (`TUNSETSNDBUF`, `tun_sock_writeable`), `net/core/sock.c` (`sock_alloc_send_pskb`, `sock_wfree`), `drivers/vhost/net.c`
-//! (`handle_tx`: what the device does not take stays in the VM's ring until it can).
+//! Source: `drivers/net/tun.c` (`TUNSETSNDBUF`, `tun_sock_writeable`), `net/core/sock.c` (`sock_alloc_send_pskb`,
+//! `sock_wfree`), `drivers/vhost/net.c` (`handle_tx`: what the device does not take stays in the VM's ring until it
+//! can).
 
 use std::ffi::{CStr, OsStr};
 use std::fs;
@@ -73,7 +76,8 @@ pub(crate) fn set_batches(process: ThreadId, tap: &Tap<'_>, on: bool) -> io::Res
 /// Bytes.
 ///
 /// # Errors
-/// `ENODEV` where the process has no such device open, `ESRCH` where it has ended, `EPERM` without CAP_SYS_PTRACE, `ENOSYS` before 5.6.
+/// `ENODEV` where the process has no such device open, `ESRCH` where it has ended, `EPERM` without CAP_SYS_PTRACE,
+/// `ENOSYS` before 5.6.
 pub(crate) fn send_buffer(process: ThreadId, tap: &Tap<'_>) -> io::Result<i32> {
     let device = open(process, tap)?;
     let mut size = 0_i32;

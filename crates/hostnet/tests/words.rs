@@ -374,7 +374,8 @@ fn what_udev_does_with_interrupts_cpus_is_told_where_it_meets_an_rt_tenant() {
     inventory.udev.links = [(bulk_nic.clone(), policy("IRQAffinity=0-3"))].into();
     place(&mut inventory, "3");
     let (state, found) = told(&inventory, &intent);
-    let words = "10-x.link has IRQAffinityPolicy=spread IRQAffinity=0-3: its interrupts are on CPUs 3, of which RT tenants have 3";
+    let words = "10-x.link has IRQAffinityPolicy=spread IRQAffinity=0-3: its interrupts are on CPUs 3, of which RT \
+        tenants have 3";
     assert!(state == State::Warning && found.contains(words), "{found}");
     assert_eq!(told(&inventory, &Intent::default()).0, State::Ok, "no RT tenant");
     place(&mut inventory, "0-1");

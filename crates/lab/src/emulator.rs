@@ -1,8 +1,8 @@
 //! The emulator whose CPUs take turns: Debian 12's QEMU with the lab's patches, built once from Debian's source and
 //! tested before its first use.
 //!
-//! Each patch in `emulator/patches` says what it changes and why. `emulator/version` is the source that the patches were
-//! checked with. The build refuses any other source, since another emulator may give other figures.
+//! Each patch in `emulator/patches` says what it changes and why. `emulator/version` is the source that the patches
+//! were checked with. The build refuses any other source, since another emulator may give other figures.
 
 use std::fs;
 use std::path::{Path, PathBuf};

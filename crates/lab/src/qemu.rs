@@ -12,21 +12,23 @@ use crate::network::{BULK_TAP, RT_TAP};
 
 /// Nanoseconds of virtual time an instruction takes, as a power of two, where nothing else is said: 4 ns.
 const ICOUNT_SHIFT: u8 = 2;
-/// The emulated CPU. `erms` and `fsrm` off: the kernel would copy by `rep movsb`, a byte an instruction, and instructions
-/// are time. `cx16` off: TCG's CMPXCHG16B takes the flags from a stale condition code (translate.c, case 0x1c7, does not
-/// store the current one before its helper), and where the instruction budget ends just behind it, garbage in RFLAGS
-/// stays: a guest's next VM exit saves it, and the guest dies of it. Kernels have another way without the feature.
+/// The emulated CPU. `erms` and `fsrm` off: the kernel would copy by `rep movsb`, a byte an instruction, and
+/// instructions are time. `cx16` off: TCG's CMPXCHG16B takes the flags from a stale condition code (translate.c, case
+/// 0x1c7, does not store the current one before its helper), and where the instruction budget ends just behind it,
+/// garbage in RFLAGS stays: a guest's next VM exit saves it, and the guest dies of it. Kernels have another way without
+/// the feature.
 pub(crate) const CPU: &str = "max,-erms,-fsrm,-cx16";
-/// Beside it, that the TSC is invariant, which TCG does not offer by itself though its TSC is: KVM of an RT kernel refuses to load
-/// without. From 6.15 on the kernel is told so by `setcpuid`.
+/// Beside it, that the TSC is invariant, which TCG does not offer by itself though its TSC is: KVM of an RT kernel
+/// refuses to load without. From 6.15 on the kernel is told so by `setcpuid`.
 const INVARIANT_TSC: &str = ",+invtsc,x-force-features=on";
-/// Instructions of a turn, on average, where several CPUs take turns on the virtual clock. An event of one CPU is seen by another within a
-/// round, which takes the time of one turn: 1 us where an instruction takes 1 ns. A wake-up of a thread on another CPU costs 5 us of
-/// instructions; shorter turns cost more emulation.
+/// Instructions of a turn, on average, where several CPUs take turns on the virtual clock. An event of one CPU is seen
+/// by another within a round, which takes the time of one turn: 1 us where an instruction takes 1 ns. A wake-up of a
+/// thread on another CPU costs 5 us of instructions; shorter turns cost more emulation.
 pub(crate) const TURN: u32 = 1000;
 /// The object that releases arriving packets of the RT NIC.
 pub const RELEASE: &str = "release";
-/// Virtual microseconds between releases of arriving packets, where nothing else is said: an arrival is stamped when it is released.
+/// Virtual microseconds between releases of arriving packets, where nothing else is said: an arrival is stamped when it
+/// is released.
 const RELEASE_US: u32 = 100;
 /// Bounds of [`Machine::cpus`]: the emulator's self-test covers them.
 const CPUS: std::ops::RangeInclusive<u8> = 1..=8;
@@ -128,8 +130,8 @@ pub struct Machine {
     pub silence_seconds: u64,
     /// Bytes of a frame that the RT NIC's capture holds, at most; the bulk NIC's holds headers.
     pub captured_bytes: u32,
-    /// Nanoseconds of virtual time an instruction takes, as a power of two. 2 (4 ns) is quickest to run, and enough where
-    /// time is not what is asked for; experiments take 0 (1 ns).
+    /// Nanoseconds of virtual time an instruction takes, as a power of two. 2 (4 ns) is quickest to run, and enough
+    /// where time is not what is asked for; experiments take 0 (1 ns).
     pub icount_shift: u8,
     /// Virtual microseconds between releases of packets that arrive at the RT NIC (100).
     pub release_us: u32,
@@ -186,7 +188,8 @@ impl Machine {
             // KVM marks the TSC unstable without it, and guests then lose their clock.
             "setcpuid=constant_tsc".into(),
             "tsc=reliable".into(),
-            // On the real clock of a loaded machine ten ticks may not come while the kernel waits for four, and it panics.
+            // On the real clock of a loaded machine ten ticks may not come while the kernel waits for four, and it
+            // panics.
             "no_timer_check".into(),
             "mitigations=off".into(),
             // Guests' memory: few nested page faults, as on any host set up for RT VMs.

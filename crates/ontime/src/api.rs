@@ -1,7 +1,7 @@
 //! The daemon's HTTP/JSON words: what goes over `/run/ontime/ontime.sock`, and the source of `docs/openapi.json`.
 //!
-//! These are the contract with users. They are apart from the crates' own types, so that those can change without it; the
-//! conversions are in `view.rs`.
+//! These are the contract with users. They are apart from the crates' own types, so that those can change without it;
+//! the conversions are in `view.rs`.
 
 use std::time::Duration;
 
@@ -98,7 +98,8 @@ pub struct Thread {
 /// A tenant's virtual NIC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TenantNic {
-    /// The host's interface; of a container's macvlan, ipvlan or VLAN, which is none of the host's, its name in the container: `eth0 (inside)`.
+    /// The host's interface; of a container's macvlan, ipvlan or VLAN, which is none of the host's, its name in the
+    /// container: `eth0 (inside)`.
     pub name: String,
     /// The physical NICs it reaches.
     pub lower: Vec<String>,
@@ -418,9 +419,9 @@ pub struct KnobState {
     pub wanted: String,
     /// The value it has; none where it cannot be read.
     pub actual: Option<String>,
-    /// `ok`, `drifted`, `paused` (its thread is over its runtime cap this moment), `ahead` (a vCPU, because of an interrupt: method
-    /// `interrupt-context`), `gone`, `unsupported` or `failed`; `not-applied` where no daemon runs, or after `ontime
-    /// reset`; and `would-change` in mode `observe`.
+    /// `ok`, `drifted`, `paused` (its thread is over its runtime cap this moment), `ahead` (a vCPU, because of an
+    /// interrupt: method `interrupt-context`), `gone`, `unsupported` or `failed`; `not-applied` where no daemon runs,
+    /// or after `ontime reset`; and `would-change` in mode `observe`.
     pub state: String,
     /// Why, where it is not `ok`.
     pub why: Option<String>,

@@ -24,7 +24,8 @@ pub fn start() {
     let _ = result;
 }
 
-/// What is logged. Never what virtio-queue says: a guest makes it speak as often as it likes, on real-time threads of its device process.
+/// What is logged. Never what virtio-queue says: a guest makes it speak as often as it likes, on real-time threads of
+/// its device process.
 fn filter(said: Option<String>) -> EnvFilter {
     let filter = said.and_then(|said| EnvFilter::try_new(said).ok()).unwrap_or_else(|| EnvFilter::new("info"));
     let quiet: Option<Directive> = "virtio_queue=off".parse().ok();
@@ -87,8 +88,8 @@ impl Repeats {
     }
 }
 
-/// How many lines about changes may be logged: tenants' threads come and go as often as tenants like, and journald leaves
-/// out everything of a service that logs too much.
+/// How many lines about changes may be logged: tenants' threads come and go as often as tenants like, and journald
+/// leaves out everything of a service that logs too much.
 #[derive(Debug)]
 pub struct LineQuota {
     left: f64,

@@ -1,4 +1,5 @@
-//! `ontime net status`: the packet path NIC by NIC: class and why, tenants, and every knob: wanted, actual, why they differ.
+//! `ontime net status`: the packet path NIC by NIC: class and why, tenants, and every knob: wanted, actual, why they
+//! differ.
 
 use std::io::Write;
 use std::process::ExitCode;

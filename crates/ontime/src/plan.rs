@@ -1,5 +1,5 @@
-//! `ontime plan`: will these tenants fit, what would other analyses reserve, and what does the schedule look like? It reads
-//! one file, asks no daemon and changes nothing.
+//! `ontime plan`: will these tenants fit, what would other analyses reserve, and what does the schedule look like? It
+//! reads one file, asks no daemon and changes nothing.
 
 mod file;
 mod picture;
@@ -168,8 +168,8 @@ fn print(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
         let Some(s) = &host.simulation else { continue };
         writeln!(
             out,
-            "Simulation, host {number}: {} s, {} jobs, {} missed (worst by {} us), {:.3} CPUs used; per second {:.0} slices, {:.0} replans, \
-             {:.0} switches, {:.0} migrations.",
+            "Simulation, host {number}: {} s, {} jobs, {} missed (worst by {} us), {:.3} CPUs used; per second {:.0} \
+             slices, {:.0} replans, {:.0} switches, {:.0} migrations.",
             s.seconds,
             s.jobs,
             s.missed,
@@ -190,7 +190,8 @@ fn print_compositional(out: &mut impl Write, report: &Report) -> std::io::Result
     let claimed = found.claimed_cpus.map_or_else(|| "-".to_owned(), |cpus| cpus.to_string());
     writeln!(
         out,
-        "CPUs: Ontime {:.3}; compositional analysis (in {}): PRM {} allocated, {claimed} claimed (gEDF), DMPR {}, MPR {}.",
+        "CPUs: Ontime {:.3}; compositional analysis (in {}): PRM {} allocated, {claimed} claimed (gEDF), DMPR {}, MPR \
+         {}.",
         report.reserved_cpus,
         Nanos(found.unit_ns),
         cpus(found.prm_cpus),

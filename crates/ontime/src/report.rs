@@ -1,8 +1,8 @@
 //! `ontime report`: what a support request needs, in one tar file.
 //!
-//! In: this program's own commands, a few of the system's, files of Ontime and of `/proc`. Out: a tar file that only its
-//! owner may read. Every part is bounded in size and time; a part that cannot be had is named in `manifest.json`, and the
-//! rest is collected. Configuration files are opened without following a symbolic link.
+//! In: this program's own commands, a few of the system's, files of Ontime and of `/proc`. Out: a tar file that only
+//! its owner may read. Every part is bounded in size and time; a part that cannot be had is named in `manifest.json`,
+//! and the rest is collected. Configuration files are opened without following a symbolic link.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -283,8 +283,10 @@ mod tests {
 
     #[test]
     fn secrets_are_left_out_and_the_rest_stays() {
-        let text = b"class = \"rt\"\nvnc-password = \"x\"\nroot=/dev/sda Token=abc quiet\nno value of a secret here\n\xff\xfe\n";
-        let kept = b"class = \"rt\"\nvnc-password = left out\nroot=/dev/sda Token= left out\nno value of a secret here\n\xff\xfe\n";
+        let text = b"class = \"rt\"\nvnc-password = \"x\"\nroot=/dev/sda Token=abc quiet\nno value of a secret \
+            here\n\xff\xfe\n";
+        let kept = b"class = \"rt\"\nvnc-password = left out\nroot=/dev/sda Token= left out\nno value of a secret \
+            here\n\xff\xfe\n";
         assert_eq!(without_secrets(text), kept, "{}", String::from_utf8_lossy(&without_secrets(text)));
     }
 

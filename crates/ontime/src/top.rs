@@ -1,4 +1,5 @@
-//! `ontime top`: reserved CPU time, live: what each vCPU has reserved, what it used, what it missed, and the plan of the present slice.
+//! `ontime top`: reserved CPU time, live: what each vCPU has reserved, what it used, what it missed, and the plan of
+//! the present slice.
 
 mod screen;
 mod terminal;
@@ -224,8 +225,8 @@ fn foot(text: &mut String, now: &api::Reservations, width: usize) -> std::fmt::R
     Ok(())
 }
 
-/// A row for each deadline task that the guest tells of. What one of several asks for, uses and misses is the guest's own affair: the host has the
-/// sum of a vCPU's.
+/// A row for each deadline task that the guest tells of. What one of several asks for, uses and misses is the guest's
+/// own affair: the host has the sum of a vCPU's.
 fn tasks(vcpu: &api::ReservedVcpu) -> impl Iterator<Item = [String; COLUMNS]> + use<'_> {
     let budget = match (&vcpu.guest, vcpu.tasks.len()) {
         (Some(guest), 1) => format!("{} ms", guest.budget_us / 1e3),

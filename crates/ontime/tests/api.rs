@@ -1,4 +1,5 @@
-//! The API keeps to its description: every answer fits the schema that the daemon serves and `docs/openapi.json` repeats.
+//! The API keeps to its description: every answer fits the schema that the daemon serves and `docs/openapi.json`
+//! repeats.
 
 #![allow(
     clippy::unwrap_used,

@@ -688,8 +688,8 @@ fn queue_changes_are_noticed_and_passes_cause_no_passes() {
         std::thread::sleep(Duration::from_millis(1000));
         (passes("links") + passes("queues") == settled).then_some(())
     });
-    // Of an interface that is up this may come with a change of carrier, which is a link event; of one that is down, only
-    // ethtool tells.
+    // Of an interface that is up this may come with a change of carrier, which is a link event; of one that is down,
+    // only ethtool tells.
     site.ip(&["link", "set", "va0", "down"]);
     std::thread::sleep(Duration::from_millis(500));
     let before = passes("queues");

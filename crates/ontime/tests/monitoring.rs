@@ -1,5 +1,5 @@
-//! What an operator's monitoring meets: a real daemon's metrics over TCP and in a file, promtool, a real Prometheus, the
-//! alert rules and the dashboard, and the log of changes.
+//! What an operator's monitoring meets: a real daemon's metrics over TCP and in a file, promtool, a real Prometheus,
+//! the alert rules and the dashboard, and the log of changes.
 //!
 //! promtool and Prometheus are Debian's, unpacked by `scripts/prometheus.sh` (`make test` runs it), or those in PATH.
 

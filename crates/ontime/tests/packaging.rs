@@ -1,4 +1,5 @@
-//! What is installed beside the program: the unit is one that systemd takes, the hook tells the daemon and blocks nobody.
+//! What is installed beside the program: the unit is one that systemd takes, the hook tells the daemon and blocks
+//! nobody.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,9 +1,9 @@
 //! Whether vCPUs fit a host, exactly, and where pinned ones go.
 //!
-//! Unpinned vCPUs need two things: none above one CPU, and together, with the reserve for bulk, at most all CPUs; DP-WRAP then meets
-//! every deadline (Levin et al., theorem 6). A vCPU with an affinity is given one CPU in it and stays there, as RTVirt excludes such VMs from
-//! migration (section 6). Unpinned vCPUs wrap over the CPUs whose remaining room holds the largest of them, so that each crosses at
-//! most one border.
+//! Unpinned vCPUs need two things: none above one CPU, and together, with the reserve for bulk, at most all CPUs;
+//! DP-WRAP then meets every deadline (Levin et al., theorem 6). A vCPU with an affinity is given one CPU in it and
+//! stays there, as RTVirt excludes such VMs from migration (section 6). Unpinned vCPUs wrap over the CPUs whose
+//! remaining room holds the largest of them, so that each crosses at most one border.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -64,7 +64,8 @@ pub struct Admitted {
 pub enum Refusal {
     /// More than all CPUs.
     #[error(
-        "{total} CPUs asked, {reserve} kept for bulk: more than the {cpus} there are; add a CPU, ask for less, or keep less for bulk"
+        "{total} CPUs asked, {reserve} kept for bulk: more than the {cpus} there are; add a CPU, ask for less, or keep \
+         less for bulk"
     )]
     Full {
         /// What all ask.
@@ -92,8 +93,8 @@ pub enum Refusal {
     },
     /// Pinned vCPUs leave too little in one piece.
     #[error(
-        "unpinned vCPUs ask for {total} CPUs; pinned ones leave them {shared} CPUs with room for the largest of them and {pinned} CPUs are taken \
-         there; widen the affinity of pinned vCPUs"
+        "unpinned vCPUs ask for {total} CPUs; pinned ones leave them {shared} CPUs with room for the largest of them \
+         and {pinned} CPUs are taken there; widen the affinity of pinned vCPUs"
     )]
     Scattered {
         /// What unpinned vCPUs ask.
@@ -188,8 +189,8 @@ fn charged(bandwidth: Bandwidth) -> Bandwidth {
     if bandwidth == Bandwidth::ONE { bandwidth } else { bandwidth + Bandwidth::ppm(PINNED_PPM) }
 }
 
-/// A placement that best fit misses, if one is found in so many steps: again and again the vCPU that has the fewest CPUs left, of these the
-/// largest, on the fullest CPU that holds it, and on the next one where that leads nowhere.
+/// A placement that best fit misses, if one is found in so many steps: again and again the vCPU that has the fewest
+/// CPUs left, of these the largest, on the fullest CPU that holds it, and on the next one where that leads nowhere.
 fn search(asked: &[Reservation], cpus: usize) -> Option<Vec<Option<u32>>> {
     let part = |ask: &Reservation| {
         let charged = charged(ask.bandwidth);

@@ -1,12 +1,13 @@
 //! The planner at work: RTAs in guests under EDF, their vCPUs under DP-WRAP, event by event, without overheads.
 //!
-//! In: tenants, CPUs, how long. Out: jobs and misses of each RTA, what the planner did, and the schedule's beginning. Every vCPU gets
-//! its planned time and nothing more: what is left over, which a host gives to backlogs and to bulk, is not used here, so
-//! a miss counts that a lucky host might have avoided.
+//! In: tenants, CPUs, how long. Out: jobs and misses of each RTA, what the planner did, and the schedule's beginning.
+//! Every vCPU gets its planned time and nothing more: what is left over, which a host gives to backlogs and to bulk, is
+//! not used here, so a miss counts that a lucky host might have avoided.
 //!
-//! What a guest publishes here is what the guest module does: a pending job's deadline; for a vCPU with one RTA that waits, the earliest
-//! next arrival plus its period; beside other RTAs, a waiting periodic one's next arrival, and a waiting sporadic one bounds the slices
-//! to the vCPU's slack, as its arrival then finds time that other jobs may have used already.
+//! What a guest publishes here is what the guest module does: a pending job's deadline; for a vCPU with one RTA that
+//! waits, the earliest next arrival plus its period; beside other RTAs, a waiting periodic one's next arrival, and a
+//! waiting sporadic one bounds the slices to the vCPU's slack, as its arrival then finds time that other jobs may have
+//! used already.
 
 mod stays;
 
@@ -98,7 +99,8 @@ impl Outcome {
     }
 }
 
-/// Simulates vCPUs as admitted. vCPUs without RTAs stay idle. An overloaded set (an `admitted` made by hand) is planned as far as CPUs go.
+/// Simulates vCPUs as admitted. vCPUs without RTAs stay idle. An overloaded set (an `admitted` made by hand) is planned
+/// as far as CPUs go.
 pub fn simulate(vcpus: &[Vcpu], admitted: &Admitted, options: &Options) -> Outcome {
     let mut run = Simulation::new(vcpus, admitted, options);
     while run.now < options.duration {

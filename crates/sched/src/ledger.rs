@@ -90,7 +90,8 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made with this length and is used through `self` only. That it may fail is nobody's loss.
+        // SAFETY: the mapping was made with this length and is used through `self` only. That it may fail is nobody's
+        // loss.
         let _ = unsafe { rustix::mm::munmap(self.page.as_ptr().cast(), SIZE) };
     }
 }
@@ -119,7 +120,8 @@ impl Ledger {
     /// One that a device process made.
     ///
     /// # Errors
-    /// A reader could fault on it for good: it may shrink, is too short, or of huge pages, of which there may be none any more; or it cannot be mapped.
+    /// A reader could fault on it for good: it may shrink, is too short, or of huge pages, of which there may be none
+    /// any more; or it cannot be mapped.
     pub fn accept(file: OwnedFd) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         let size = rustix::fs::fstat(&file)?.st_size;

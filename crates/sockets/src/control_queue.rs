@@ -59,7 +59,8 @@ impl ControlQueue {
                 let _ = vring.add_used(head, self.answer(memory, vring));
                 used = true;
             }
-            // A ring whose index is nonsense always seems to hold more: where nothing came it is tried a second time, not for ever.
+            // A ring whose index is nonsense always seems to hold more: where nothing came it is tried a second time,
+            // not for ever.
             if !matches!(vring.enable_notification(), Ok(true)) || std::mem::replace(&mut again, true) {
                 break;
             }
@@ -69,7 +70,8 @@ impl ControlQueue {
         }
     }
 
-    /// What the driver before said by this queue counts no more. Before the first call of the new one, which comes by it too.
+    /// What the driver before said by this queue counts no more. Before the first call of the new one, which comes by
+    /// it too.
     fn forget(&self) {
         for channel in 1..self.shared.channels() {
             if self.shared.name_vcpu(channel, 0).is_err() {

@@ -1,8 +1,9 @@
-//! What the threads of one VM's device tell each other: between the worker and each channel a ring each way, of one producer and
-//! one consumer, and a bell for each thread.
+//! What the threads of one VM's device tell each other: between the worker and each channel a ring each way, of one
+//! producer and one consumer, and a bell for each thread.
 //!
-//! The rings are wait-free: a real-time thread takes what is there and goes on, also where the worker is preempted in the middle
-//! of an order. (The receiver of `std::sync::mpsc` spins until a sender that has taken a place has filled it.)
+//! The rings are wait-free: a real-time thread takes what is there and goes on, also where the worker is preempted in
+//! the middle of an order. (The receiver of `std::sync::mpsc` spins until a sender that has taken a place has filled
+//! it.)
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Mutex;

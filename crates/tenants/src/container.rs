@@ -170,8 +170,8 @@ fn is_helper(prefix: &str) -> bool {
     prefix.contains("conmon")
 }
 
-/// Whether a path leads to the monitor of a container, which stands beside it: conmon, LXC's, systemd-nspawn. (The last,
-/// and Podman in a service, take the name `supervisor`, below their unit.)
+/// Whether a path leads to the monitor of a container, which stands beside it: conmon, LXC's, systemd-nspawn. (The
+/// last, and Podman in a service, take the name `supervisor`, below their unit.)
 pub fn is_monitors(path: &str) -> bool {
     let parents = std::iter::once("").chain(path.split('/'));
     path.split('/').zip(parents).any(|(component, parent)| {

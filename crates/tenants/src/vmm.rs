@@ -1,7 +1,7 @@
 //! Virtual machine monitors: which executables they are, and what their threads do, by name.
 //!
-//! Pure. A name alone proves nothing: a process names its threads as it likes. What would give a thread a place above its
-//! vCPUs (vhost, kvm-pit) must also carry the kernel's own flag, which user space cannot set.
+//! Pure. A name alone proves nothing: a process names its threads as it likes. What would give a thread a place above
+//! its vCPUs (vhost, kvm-pit) must also carry the kernel's own flag, which user space cannot set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -96,8 +96,8 @@ impl Vmm {
             Vmm::Other(OtherVmm { programs, vcpu }) => {
                 let program = programs.first().copied().unwrap_or_default();
                 format!(
-                    "start its guest, if it has none yet: {program} itself names the vCPUs of one that runs `{vcpu}` and has no option \
-                     for it. If it has, take a version of {program} that does"
+                    "start its guest, if it has none yet: {program} itself names the vCPUs of one that runs `{vcpu}` \
+                     and has no option for it. If it has, take a version of {program} that does"
                 )
             }
         }
@@ -272,7 +272,8 @@ pub fn qemu_arguments(arguments: &[String]) -> QemuArguments {
 pub enum Delay {
     /// `kernel-irqchip=off`: there is no irqfd.
     NoIrqchip,
-    /// A device without MSI-X (`vectors=0`): irqfd is for MSI-X alone (`hw/virtio/virtio-pci.c`, `virtio_pci_set_guest_notifiers`).
+    /// A device without MSI-X (`vectors=0`): irqfd is for MSI-X alone (`hw/virtio/virtio-pci.c`,
+    /// `virtio_pci_set_guest_notifiers`).
     NoVectors(String),
     /// A device whose doorbell is answered by the vCPU's own thread (`ioeventfd=off`).
     NoDoorbell(String),
@@ -300,20 +301,23 @@ impl fmt::Display for Delay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Delay::NoIrqchip => f.write_str(
-                "KVM does not keep its interrupt controllers (kernel-irqchip=off): each interrupt goes through QEMU's main thread and lock",
+                "KVM does not keep its interrupt controllers (kernel-irqchip=off): each interrupt goes through QEMU's \
+                 main thread and lock",
             ),
             Delay::NoVectors(device) => write!(
                 f,
-                "device {device} has no MSI-X (vectors=0): KVM cannot be given its interrupts directly (irqfd), so each goes through QEMU's main \
-                 thread and lock"
+                "device {device} has no MSI-X (vectors=0): KVM cannot be given its interrupts directly (irqfd), so \
+                 each goes through QEMU's main thread and lock"
             ),
             Delay::NoDoorbell(device) => write!(
                 f,
-                "device {device} has no ioeventfd: its vCPU leaves the guest for QEMU with each packet, and vhost is not used"
+                "device {device} has no ioeventfd: its vCPU leaves the guest for QEMU with each packet, and vhost is \
+                 not used"
             ),
             Delay::HiddenIdle => f.write_str(
-                "its vCPUs halt without leaving the guest (-overcommit cpu-pm=on): to the host they compute all the time, so that an idle one \
-                 keeps others of its level waiting and is paused by its runtime cap, and a device process cannot wake it (wake = \"idle\")",
+                "its vCPUs halt without leaving the guest (-overcommit cpu-pm=on): to the host they compute all the \
+                 time, so that an idle one keeps others of its level waiting and is paused by its runtime cap, and a \
+                 device process cannot wake it (wake = \"idle\")",
             ),
         }
     }

@@ -120,7 +120,8 @@ pub struct PathReport {
     pub total: Option<Figures>,
     /// Each segment, by its name in Access'18.
     pub segments: InOrder<Figures>,
-    /// Time in which a vCPU (a container's thread) was runnable and did not run, a request: what the guest sees as stolen.
+    /// Time in which a vCPU (a container's thread) was runnable and did not run, a request: what the guest sees as
+    /// stolen.
     pub stolen: Option<Figures>,
     /// The slowest of all, also of those that are in no percentile any more.
     pub max_us: f64,

@@ -50,33 +50,41 @@ enum Experiment {
     Inversion(inversion::Inversion),
     /// Where the instructions of a request go: every instruction of host and guest, by stage and by function
     Path(path::Path),
-    /// KBP 5 and 6 (Figs. 8, 9, 11, 12): round trips and zero-loss throughput by polling and by interrupts, VM and containers
+    /// KBP 5 and 6 (Figs. 8, 9, 11, 12): round trips and zero-loss throughput by polling and by interrupts, VM and
+    /// containers
     Kbp(kbp::Kbp),
     /// Frames of Sampled Values (IEC 61850-9-2), one every 250 us, into a VM beside two bulk VMs: how many are late
     SampledValues(sampled::SampledValues),
-    /// RTVirt 4.2 (Tables 1, 2, Fig. 3): periodic real-time applications in four VMs: deadlines missed, bandwidth reserved for what need
+    /// RTVirt 4.2 (Tables 1, 2, Fig. 3): periodic real-time applications in four VMs: deadlines missed, bandwidth
+    /// reserved for what need
     RtaPeriodic(rta::Periodic),
     /// RTVirt 4.2: the same applications with jobs at random, 0.1 to 1 s apart
     RtaSporadic(rta::Sporadic),
-    /// RTVirt 4.3 (Table 3, Fig. 4): video applications that come and go at random: one CPU measured, the paper's size simulated
+    /// RTVirt 4.3 (Table 3, Fig. 4): video applications that come and go at random: one CPU measured, the paper's size
+    /// simulated
     Video(rtvirt::Video),
-    /// RTVirt 4.5 (Tables 5, 6): 100 applications: as 10 VMs on one CPU measured, the paper's size, as 10 and as 100 VMs, simulated
+    /// RTVirt 4.5 (Tables 5, 6): 100 applications: as 10 VMs on one CPU measured, the paper's size, as 10 and as 100
+    /// VMs, simulated
     RtaScale(rtvirt::Scale),
     /// RTVirt 4.5: what it costs host and guest that an application asks for its bandwidth
     Registration(rtvirt::Registration),
     /// RTVirt 2 (Fig. 1): two schedulers that do not know of each other, and the planner: a simulation
     Motivation,
-    /// RTVirt 4.4 (Table 4, Figs. 5a, 5b): p99.9 of memcached with 58 us in 500 us reserved, beside VMs that never idle, beside video VMs
+    /// RTVirt 4.4 (Table 4, Figs. 5a, 5b): p99.9 of memcached with 58 us in 500 us reserved, beside VMs that never
+    /// idle, beside video VMs
     MemcachedSlo(slo::Slo),
     /// VATC IV-B: a periodic RT request beside up to four VMs that send small packets by the same NIC
     Vatc(vatc::Vatc),
     /// VATC IV-C (Fig. 12): the same beside one VM that sends large packets, by UDP or TCP
     VatcNetwork(vatc::Network),
-    /// Xen-ARM 3 and 4 (Figs. 1, 3, 6): requests at random to a guest with a CPU load of its own beside a VM that never idles
+    /// Xen-ARM 3 and 4 (Figs. 1, 3, 6): requests at random to a guest with a CPU load of its own beside a VM that never
+    /// idles
     XenArm(xen_arm::XenArm),
-    /// Access'18 IV-F (Fig. 13): what a byte of bulk TCP costs host and guest, through vhost-net and by outsourced sockets
+    /// Access'18 IV-F (Fig. 13): what a byte of bulk TCP costs host and guest, through vhost-net and by outsourced
+    /// sockets
     Bulk(bulk::Bulk),
-    /// How many fresh TCP connections a second a VM takes, of one request each, through vhost-net and by outsourced sockets
+    /// How many fresh TCP connections a second a VM takes, of one request each, through vhost-net and by outsourced
+    /// sockets
     Connections(connections::Connections),
     /// Access'18 IV-G 1 (Fig. 14): forward delays of Kamailio between two SIPp, beside the same bulk VMs
     Voip(rt_server::Args),
@@ -154,13 +162,15 @@ impl Emulated {
 /// A real host, in place of an emulated one.
 #[derive(Debug, clap::Args)]
 struct Hardware {
-    /// Measure a real host with its owner's VMs, which this file describes (docs/hardware.md), in place of an emulated one
+    /// Measure a real host with its owner's VMs, which this file describes (docs/hardware.md), in place of an emulated
+    /// one
     #[arg(long, value_name = "SITE", conflicts_with_all = ["clock", "cpus", "kernel", "silence"])]
     hardware: Option<PathBuf>,
 }
 
 impl Hardware {
-    /// Measures on it, with what a reader must know of it; `captured` bytes of an RT frame are kept. `None` where the host is emulated.
+    /// Measures on it, with what a reader must know of it; `captured` bytes of an RT frame are kept. `None` where the
+    /// host is emulated.
     fn measure<T>(
         &self,
         out: Option<&Path>,
@@ -177,7 +187,8 @@ impl Hardware {
         Ok(Some((measure(Ground::Real(Box::new(target)))?, notes)))
     }
 
-    /// The methods asked for, or else `defaults`. Refuses what only the other kind of host has; `all` are the experiment's own.
+    /// The methods asked for, or else `defaults`. Refuses what only the other kind of host has; `all` are the
+    /// experiment's own.
     fn methods(&self, asked: &[String], defaults: &[&str], all: &[&str]) -> anyhow::Result<Vec<String>> {
         let (as_is, own): (Vec<_>, Vec<_>) = asked.iter().cloned().partition(|method| method == AS_IS);
         if !as_is.is_empty() && self.hardware.is_none() {
@@ -198,8 +209,8 @@ struct Whose {
 }
 
 impl Whose {
-    /// Measures on it, with what a reader must know of a real one; `captured` bytes of a real host's RT frame are kept, `prepare` sets the
-    /// emulated machine up.
+    /// Measures on it, with what a reader must know of a real one; `captured` bytes of a real host's RT frame are kept,
+    /// `prepare` sets the emulated machine up.
     fn measure<T>(
         &self,
         captured: u32,
@@ -247,7 +258,8 @@ struct Output {
     /// Write the response times' histogram in the layout of `rtla timerlat hist`
     #[arg(long)]
     rtla: Option<PathBuf>,
-    /// Write each result's percentile distribution as METHOD-LOAD-KERNEL.hgrm, HDR histogram's layout, into this directory; -2 and so on behind it where results of several runs have the same
+    /// Write each result's percentile distribution as METHOD-LOAD-KERNEL.hgrm, HDR histogram's layout, into this
+    /// directory; -2 and so on behind it where results of several runs have the same
     #[arg(long, value_name = "DIR")]
     hgrm: Option<PathBuf>,
 }

@@ -46,7 +46,8 @@ pub struct Host {
     /// CPUs, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
     #[arg(long)]
     cpus: Option<u8>,
-    /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime-lab bench` measures on)
+    /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime-lab
+    /// bench` measures on)
     #[arg(long, value_name = "NS", default_value = "4", value_parser = icount_shift)]
     instruction: u8,
     /// Kernel: 7.2-rt, 7.2 or 6.12-rt, all Debian's
@@ -81,8 +82,8 @@ pub struct Run {
     /// Bring the guest module, built if it is missing: `lab-vm start NAME ROLE sockets:rt ADDRESS` has it inside
     #[arg(long)]
     guest_module: bool,
-    /// A shell command for the clients' side, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its directory
-    /// is /lab; it ends with the command
+    /// A shell command for the clients' side, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its
+    /// directory is /lab; it ends with the command
     #[arg(long, value_name = "SHELL")]
     client: Option<String>,
     /// The command and its arguments

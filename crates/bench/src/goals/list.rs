@@ -39,7 +39,8 @@ const TABLE_1: [GoalSpec; 12] = [
     goal("excess-nh-inc", "NH-INC: paced reserves at most 1 % above need and slack").excess(idle("paced-nh-inc")),
 ];
 
-/// Every experiment's goals, by its name on the command line: on the virtual clock, for the series that the project promises.
+/// Every experiment's goals, by its name on the command line: on the virtual clock, for the series that the project
+/// promises.
 pub const GOALS: [(&str, &[GoalSpec]); 17] = [
     (
         "rt-server",

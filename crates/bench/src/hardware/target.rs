@@ -1,4 +1,5 @@
-//! A real host while it is measured: commands on it, captures of what passes the client, and its method, which it has back at the end.
+//! A real host while it is measured: commands on it, captures of what passes the client, and its method, which it has
+//! back at the end.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -53,8 +54,8 @@ struct Tenant {
 }
 
 impl Target {
-    /// Takes this thread into the client's namespace, begins to capture into `dir`, and looks whether the host answers; `captured` bytes of an RT frame
-    /// are kept.
+    /// Takes this thread into the client's namespace, begins to capture into `dir`, and looks whether the host answers;
+    /// `captured` bytes of an RT frame are kept.
     ///
     /// # Errors
     /// What the site names is not there, or not permitted.
@@ -99,8 +100,8 @@ impl Target {
             format!("its kernel's parameters: {}", next()),
         ];
         if !self.is_hardware() {
-            let lacks = "no hardware: what joins client and host here is virtual, so these figures show that the set-up works, and this machine's \
-                         scheduling; they are no measurement of a NIC";
+            let lacks = "no hardware: what joins client and host here is virtual, so these figures show that the \
+                         set-up works, and this machine's scheduling; they are no measurement of a NIC";
             notes.push(lacks.to_owned());
         }
         Ok(notes)
@@ -197,7 +198,8 @@ impl Target {
         command
     }
 
-    /// Switches the host to a method. Before the first switch its tenants must be what the site says; what was in force is kept.
+    /// Switches the host to a method. Before the first switch its tenants must be what the site says; what was in force
+    /// is kept.
     ///
     /// # Errors
     /// The host has no daemon, other tenants, or refuses the method.

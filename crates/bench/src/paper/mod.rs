@@ -21,7 +21,9 @@ pub enum PaperError {
     Figures(#[from] toml::de::Error),
     /// No paper has such an experiment.
     #[error(
-        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, connections, vatc, vatc-network, inversion, kbp, memcached, voip, sampled-values, rta-periodic, rta-sporadic, rta-scale, memcached-slo, video, registration, xen-arm"
+        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, \
+         connections, vatc, vatc-network, inversion, kbp, memcached, voip, sampled-values, rta-periodic, rta-sporadic, \
+         rta-scale, memcached-slo, video, registration, xen-arm"
     )]
     Experiment(String),
 }

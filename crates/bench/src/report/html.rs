@@ -80,8 +80,8 @@ fn steadiest(report: &Report, load: Load) -> Option<String> {
         ));
     }
     Some(format!(
-        "Under {}, {} answered 99 % of requests within {} µs and every one of the {} answered within {} µs; vanilla Linux needed \
-         {} µs and {} µs. That is a p99 {} times lower, on the {} clock.",
+        "Under {}, {} answered 99 % of requests within {} µs and every one of the {} answered within {} µs; vanilla \
+         Linux needed {} µs and {} µs. That is a p99 {} times lower, on the {} clock.",
         load.words(),
         best.label,
         number::us(own.p99),
@@ -213,7 +213,8 @@ fn inversions(report: &Report) -> Markup {
         @for (result, of) in report.results.iter().filter_map(|result| Some((result, result.inversions.as_ref()?))) {
             p {
                 (result.method) ", " (result.load.words()) ": " (number::count(of.hindered)) " of " (number::count(of.requests)) " requests in "
-                (number::significant(of.duration_s)) " s met one; " (number::count(of.unnamed)) " were too many to be named."
+                (number::significant(of.duration_s)) " s met \
+                    one; " (number::count(of.unnamed)) " were too many to be named."
             }
         }
         (table("Inversions", 1, &["method", "inversion", "requests", "longest, µs"], html! {
@@ -236,7 +237,8 @@ fn throughput(report: &Report) -> Markup {
     }
     html! {
         h2 { "Throughput without loss" }
-        p { "The highest rate at which every frame was answered, by a binary search (RFC 2544). On the virtual clock it is a count of instructions." }
+        p { "The highest rate at which every frame was answered, by a binary search (RFC 2544). On the virtual clock \
+            it is a count of instructions." }
         (table("Throughput", 1, &["method", "frame, bytes", "frames/s without loss", "frames/s with loss", "trials", "frames each", "polled, s", "rested, s"], html! {
             tbody { @for result in report.results.iter().filter(|of| of.zero_loss.is_some() || of.polling.is_some()) { tr {
                 (row_head(result))
@@ -259,7 +261,8 @@ fn connections(report: &Report) -> Markup {
     }
     html! {
         h2 { "Fresh connections" }
-        p { "TCP connections of one request each, answered and closed by both sides, at the NIC. On the virtual clock a second is a count of instructions." }
+        p { "TCP connections of one request each, answered and closed by both sides, at the NIC. On the virtual clock \
+            a second is a count of instructions." }
         (table("Connections", 1, &["method", "a second", "connections", "clients at once", "CPU"], html! {
             tbody { @for (result, of) in report.results.iter().filter_map(|of| Some((of, of.connections?))) { tr {
                 (row_head(result))
@@ -301,7 +304,8 @@ fn deadlines(report: &Report) -> Markup {
     }
     html! {
         h2 { "Deadlines" }
-        p { "By what the applications log on their guests' clock. Needed: slices over periods; reserved: what the host set aside for that. CPUs." }
+        p { "By what the applications log on their guests' clock. Needed: slices over periods; reserved: what the host \
+            set aside for that. CPUs." }
         (table("Deadlines", 1, &["method", "needed", "slack", "reserved", "jobs", "missed"], html! {
             tbody { @for (result, rtas) in report.results.iter().filter_map(|of| Some((of, of.rtas.as_ref()?))) { tr {
                 (row_head(result))
@@ -407,7 +411,8 @@ fn distributions(report: &Report) -> Markup {
     let time = TimeAxis::of(report.results.iter());
     html! {
         h2 { "Distributions" }
-        p { "All charts share one logarithmic time axis. Dashed lines are without flood, dotted ones under small packets. The dotted lines in a histogram are its p50, p99 and maximum." }
+        p { "All charts share one logarithmic time axis. Dashed lines are without flood, dotted ones under small \
+            packets. The dotted lines in a histogram are its p50, p99 and maximum." }
         @for (group, (clock, series, results)) in groups(report).into_iter().enumerate() {
             @let drawn: Vec<&MethodResult> = results.iter().copied().filter(|result| result.count > 0).collect();
             h3 { "Linux " (series) ", " (clock.name()) " clock" }
@@ -452,7 +457,8 @@ fn conditions(report: &Report) -> Markup {
     html! {
         h2 { "How the runs went" }
         div.scroll tabindex="0" role="region" aria-label="Conditions of the runs" { table {
-            caption { "Every request is counted in exactly one column from counted to warm-up. Gaps are from a reply to the next request, at the NIC, in ms." }
+            caption { "Every request is counted in exactly one column from counted to warm-up. Gaps are from a reply \
+                to the next request, at the NIC, in ms." }
             thead { tr {
                 th.left scope="col" { "method" }
                 @for name in ["length, s", "requests", "counted", "lost", "open at end", "batched", "duplicates", "warm-up", "gap min", "gap mean", "gap max", "arrival grid, µs", "p99, 95 % interval, µs", "beyond p99.9", "max at, s"] {

@@ -1,8 +1,9 @@
-//! `rta-scale`, what one CPU holds of it: ten VMs with ten applications each (RTVirt, section 4.5, Table 5), slices divided by [`SCALE`], on an emulated host.
-//! The paper's size is simulated by [`super::scale`]; the two are told apart wherever they are shown.
+//! `rta-scale`, what one CPU holds of it: ten VMs with ten applications each (RTVirt, section 4.5, Table 5), slices
+//! divided by [`SCALE`], on an emulated host. The paper's size is simulated by [`super::scale`]; the two are told apart
+//! wherever they are shown.
 //!
-//! In: methods and how long. Out: a [`MethodResult`] of each method: deadlines missed by the applications' own logs, what was reserved, and in the notes what
-//! the pacers took meanwhile.
+//! In: methods and how long. Out: a [`MethodResult`] of each method: deadlines missed by the applications' own logs,
+//! what was reserved, and in the notes what the pacers took meanwhile.
 
 use std::fmt::Write as _;
 
@@ -19,8 +20,9 @@ use crate::schema::MethodResult;
 pub const METHODS: [&str; 5] = super::METHODS;
 /// What the paper's slices are divided by: they need 14.2 CPUs.
 pub const SCALE: u64 = 30;
-/// Of an application's slice, how much a job computes, in percent: less than elsewhere, for rt-app's own calls and its log, which count as its run time too, are
-/// not divided by [`SCALE`]. With 80 % of 200 to 700 us some jobs in a hundred overran and were held until their next period by their own guest's kernel.
+/// Of an application's slice, how much a job computes, in percent: less than elsewhere, for rt-app's own calls and its
+/// log, which count as its run time too, are not divided by [`SCALE`]. With 80 % of 200 to 700 us some jobs in a
+/// hundred overran and were held until their next period by their own guest's kernel.
 pub const WORK_PERCENT: u64 = 50;
 /// Applications of a group, all in one VM.
 pub const COPIES: usize = 10;
@@ -49,8 +51,8 @@ impl Plan {
     }
 }
 
-/// Boots the host and a VM for each group, and measures every method. One that fails is passed to `missing`, and the rest is measured, as long as the
-/// host lives.
+/// Boots the host and a VM for each group, and measures every method. One that fails is passed to `missing`, and the
+/// rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a VM does not come up.
@@ -141,7 +143,8 @@ fn admitted(host: &mut Host, guests: &Guests, groups: &[Rta]) -> Result<f64, Mea
 /// Each method's applications.
 pub fn table(results: &[MethodResult]) -> String {
     let mut text = String::from(
-        "method       applications  refused   needed  reserved     jobs   missed  with misses   slowest, of its period\n",
+        "method       applications  refused   needed  reserved     jobs   missed  with misses   slowest, of its \
+         period\n",
     );
     for (result, rtas) in results.iter().filter_map(|result| Some((result, result.rtas.as_ref()?))) {
         let slowest = rtas.rows.iter().filter_map(|row| Some(row.worst_us? / row.period_us)).fold(0.0, f64::max);

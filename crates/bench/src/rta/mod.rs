@@ -1,11 +1,12 @@
-//! `rta-periodic` and `rta-sporadic`: real-time applications, one a VM, four VMs on one CPU beside bulk work (RTVirt, section 4.2, Tables 1 and 2,
-//! Figure 3). [`group`]: which. [`guests`]: the VMs that run them, also for [`video`], [`many`] and [`crate::slo`]; [`scale`] and
-//! [`motivation`] are computed.
+//! `rta-periodic` and `rta-sporadic`: real-time applications, one a VM, four VMs on one CPU beside bulk work (RTVirt,
+//! section 4.2, Tables 1 and 2, Figure 3). [`group`]: which. [`guests`]: the VMs that run them, also for [`video`],
+//! [`many`] and [`crate::slo`]; [`scale`] and [`motivation`] are computed.
 //!
-//! In: groups and methods, on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-GROUP`: deadlines missed, and what was
-//! reserved for how much need. The applications are stock rt-app at SCHED_DEADLINE in the guests; a miss is what its own log says, on its
-//! guest's clock. `vanilla` is the kernel's own scheduling, nothing applied and no module in the guests; with the others the guests' applications ask
-//! the daemon for their bandwidth, and that back end keeps it.
+//! In: groups and methods, on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-GROUP`: deadlines
+//! missed, and what was reserved for how much need. The applications are stock rt-app at SCHED_DEADLINE in the guests;
+//! a miss is what its own log says, on its guest's clock. `vanilla` is the kernel's own scheduling, nothing applied and
+//! no module in the guests; with the others the guests' applications ask the daemon for their bandwidth, and that back
+//! end keeps it.
 
 pub mod group;
 pub mod guests;
@@ -32,8 +33,8 @@ use crate::wire::WireAnalysis;
 
 /// The methods, in the order in which they are measured: the guests' module cannot be there for the first.
 pub const METHODS: [&str; 5] = ["vanilla", "deadline", "dp-wrap", "sched_ext", "paced"];
-/// From an application's start to its first release, us: meanwhile all are admitted, and the bulk threads start. With `deadline` a guest has its declared
-/// budget and no more to start it with.
+/// From an application's start to its first release, us: meanwhile all are admitted, and the bulk threads start. With
+/// `deadline` a guest has its declared budget and no more to start it with.
 const DELAY_US: u64 = 2_000_000;
 const DELAY_DEADLINE_US: u64 = 9_000_000;
 /// VMs, as the groups have applications.
@@ -87,8 +88,8 @@ pub fn name(method: &str, group: &str) -> String {
     format!("{method}-{group}")
 }
 
-/// Boots the host and four VMs and measures every group by every method. A case that fails is passed to `missing`, and the rest is measured, as
-/// long as the host lives.
+/// Boots the host and four VMs and measures every group by every method. A case that fails is passed to `missing`, and
+/// the rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a VM does not come up.
@@ -158,7 +159,8 @@ pub(crate) fn in_order(all: &[&'static str], wanted: &[String]) -> impl Iterator
     all.iter().copied().filter(|method| wanted.iter().any(|wanted| wanted == method))
 }
 
-/// Puts a method in force, with `more` in `sched.toml` besides what the guests' VMs have. `vanilla` is what is in force where nothing is done.
+/// Puts a method in force, with `more` in `sched.toml` besides what the guests' VMs have. `vanilla` is what is in force
+/// where nothing is done.
 ///
 /// # Errors
 /// The daemon does not take it, or the host is no more.
@@ -167,7 +169,8 @@ pub(crate) fn apply(host: &mut Host, guests: &mut Guests, method: &str, more: &s
         return Ok(());
     }
     host.shell(&format!(
-        "printf '%s' 'backend = \"{method}\"\n{}{more}' > /etc/ontime/sched.toml; kill -HUP $(pgrep -x -f 'ontime daemon')",
+        "printf '%s' 'backend = \"{method}\"\n{}{more}' > /etc/ontime/sched.toml; kill -HUP $(pgrep -x -f 'ontime \
+         daemon')",
         guests.reservations()
     ))?;
     host.apply("partitioned")?;
@@ -331,7 +334,8 @@ fn words(method: &str) -> &str {
 /// Table 1 and Figure 3 as a table.
 pub fn table(results: &[MethodResult]) -> String {
     let mut text = String::from(
-        "case                 needed  reserved  beyond need and slack    jobs  missed   worst of each application, of its period\n",
+        "case                 needed  reserved  beyond need and slack    jobs  missed   worst of each application, of \
+         its period\n",
     );
     for (result, rtas) in results.iter().filter_map(|result| Some((result, result.rtas.as_ref()?))) {
         let reserved = rtas.reserved_cpus.map_or_else(|| "-".to_owned(), |cpus| format!("{cpus:.3}"));

@@ -1,8 +1,8 @@
 //! `video`: VMs whose video applications come and go at random (RTVirt, section 4.3, Table 3, Figure 4).
 //!
-//! In: a seed, from which all is drawn as the paper does ([`draw`]). Out: for the paper's size, 4 VMs with 4 vCPUs on 15 CPUs for 10 minutes, a simulation on
-//! the planner ([`simulated`]); scaled to one CPU, 4 VMs with a vCPU each, a [`MethodResult`] of each method on an emulated host ([`measure`]). The two
-//! are told apart wherever they are shown.
+//! In: a seed, from which all is drawn as the paper does ([`draw`]). Out: for the paper's size, 4 VMs with 4 vCPUs on
+//! 15 CPUs for 10 minutes, a simulation on the planner ([`simulated`]); scaled to one CPU, 4 VMs with a vCPU each, a
+//! [`MethodResult`] of each method on an emulated host ([`measure`]). The two are told apart wherever they are shown.
 
 use std::fmt::Write as _;
 
@@ -53,7 +53,8 @@ pub struct Spell {
     pub until_ms: u64,
 }
 
-/// Each vCPU has one spell after the other until the end: one of Table 3's rates or idleness, each as likely, for a uniform time.
+/// Each vCPU has one spell after the other until the end: one of Table 3's rates or idleness, each as likely, for a
+/// uniform time.
 pub fn draw(vcpus: usize, length_ms: u64, seed: u64) -> Vec<Spell> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let lengths = length_ms / SHORTEST..=length_ms * LONGEST.0 / LONGEST.1;
@@ -184,8 +185,9 @@ impl Simulated {
     /// In a sentence.
     pub fn words(&self) -> String {
         format!(
-            "simulation (not measured; the paper's size: {VMS} VMs with {VCPUS} vCPUs on {CPUS} CPUs, {} s, seed {}): {} applications, {} refused, {} with misses, the worst \
-             {} of its deadlines; {} of {} jobs late; {} CPUs reserved on average, {} where each VM had its highest need all the time",
+            "simulation (not measured; the paper's size: {VMS} VMs with {VCPUS} vCPUs on {CPUS} CPUs, {} s, seed {}): \
+             {} applications, {} refused, {} with misses, the worst {} of its deadlines; {} of {} jobs late; {} CPUs \
+             reserved on average, {} where each VM had its highest need all the time",
             self.length_ms / 1_000,
             self.seed,
             self.applications,
@@ -227,7 +229,8 @@ pub struct Plan {
     pub seed: u64,
 }
 
-/// Boots the host and four VMs and measures every method. One that fails is passed to `missing`, and the rest is measured, as long as the host lives.
+/// Boots the host and four VMs and measures every method. One that fails is passed to `missing`, and the rest is
+/// measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a VM does not come up.
@@ -314,7 +317,8 @@ fn measure_method(
 /// Each method's applications.
 pub fn table(results: &[MethodResult]) -> String {
     let mut text = String::from(
-        "method       applications  refused  with misses     jobs   missed   worst share missed   slowest, of its period\n",
+        "method       applications  refused  with misses     jobs   missed   worst share missed   slowest, of its \
+         period\n",
     );
     for (result, rtas) in results.iter().filter_map(|result| Some((result, result.rtas.as_ref()?))) {
         let share = |missed: u64, jobs: u64| missed as f64 / jobs.max(1) as f64;

@@ -55,11 +55,14 @@ pub struct MethodResult {
     pub zero_loss: Option<ZeroLoss>,
     /// How long the RT NIC polled and rested, under adaptive polling in `kbp`; `null` elsewhere.
     pub polling: Option<Polling>,
-    /// Frames that came back later than their period, in `sampled-values`; answers later than 1 ms, in `xen-arm`, and than 500 us, in `memcached-slo`; `null` elsewhere.
+    /// Frames that came back later than their period, in `sampled-values`; answers later than 1 ms, in `xen-arm`, and
+    /// than 500 us, in `memcached-slo`; `null` elsewhere.
     pub late: Option<Late>,
-    /// Deadlines of real-time applications, in `rta-periodic`, `rta-sporadic`, `video` (`latency_us` is then from a job's release to its end) and `memcached-slo`; `null` elsewhere.
+    /// Deadlines of real-time applications, in `rta-periodic`, `rta-sporadic`, `video` (`latency_us` is then from a
+    /// job's release to its end) and `memcached-slo`; `null` elsewhere.
     pub rtas: Option<Rtas>,
-    /// CPU time of the host's processes a change of a guest's bandwidth, in `registration`, where the host is asked; `null` elsewhere.
+    /// CPU time of the host's processes a change of a guest's bandwidth, in `registration`, where the host is asked;
+    /// `null` elsewhere.
     pub host_time: Option<HostTime>,
     /// Where the requests' time went, by the trace in the host, in `segments`; empty elsewhere.
     pub segments: Vec<SegmentTime>,
@@ -148,8 +151,8 @@ pub struct DoctorRow {
     pub remedy: String,
 }
 
-/// The highest rate at which no frame was lost (RFC 2544, 26.1), by a binary search, frames a second on the result's clock: on the virtual
-/// one a count of instructions.
+/// The highest rate at which no frame was lost (RFC 2544, 26.1), by a binary search, frames a second on the result's
+/// clock: on the virtual one a count of instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ZeroLoss {
@@ -195,7 +198,8 @@ pub struct Late {
     pub frames: u64,
 }
 
-/// Real-time applications in guests (RTVirt, section 4.2), one a VM: what they need, what was reserved, what they missed.
+/// Real-time applications in guests (RTVirt, section 4.2), one a VM: what they need, what was reserved, what they
+/// missed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rtas {
@@ -254,7 +258,8 @@ impl HostTime {
     }
 }
 
-/// A part of the requests' way through the host (Access'18, Figure 10), us on the host's clock, the probes' own cost included.
+/// A part of the requests' way through the host (Access'18, Figure 10), us on the host's clock, the probes' own cost
+/// included.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SegmentTime {

@@ -134,8 +134,8 @@ impl From<KvmProbe> for Probes {
 
 /// Examines the host. Changes nothing; with the probes made before, it takes some milliseconds.
 ///
-/// Every rule of the table is checked, whatever the intent's method, as method `partitioned` would have it; under `busypoll`, which is that and
-/// polling, as it does: what polls by it is no fault.
+/// Every rule of the table is checked, whatever the intent's method, as method `partitioned` would have it; under
+/// `busypoll`, which is that and polling, as it does: what polls by it is no fault.
 pub fn examine(
     host: &dyn Host,
     inventory: &Inventory,

@@ -222,9 +222,9 @@ fn with<T>(ethtool: &mut io::Result<Ethtool>, ask: impl FnOnce(&mut Ethtool) -> 
     }
 }
 
-/// What drivers say, by interface index; of kernels and drivers that do not say, no rule wants it. One device that is being reset ends the answer about
-/// all (`net/ethtool/netlink.c`, `ethnl_default_dumpit`): then each is asked alone. What nobody could ask is a look that failed: else what was set would be
-/// given back, to be set again at the next.
+/// What drivers say, by interface index; of kernels and drivers that do not say, no rule wants it. One device that is
+/// being reset ends the answer about all (`net/ethtool/netlink.c`, `ethnl_default_dumpit`): then each is asked alone.
+/// What nobody could ask is a look that failed: else what was set would be given back, to be set again at the next.
 fn said<T>(
     inventory: &mut Inventory,
     about: &str,

@@ -1,9 +1,10 @@
 //! Interrupt threads of devices that are no NIC: disks, consoles, USB, GPUs.
 //!
-//! PREEMPT_RT and `threadirqs` start every interrupt thread at FIFO 50 (`kernel/irq/manage.c`, `setup_irq_thread`, `sched_set_fifo`): level
-//! with an RT NIC's, above its NAPI thread and every vCPU. Their place is a bulk NIC's: ahead of bulk tenants, so that disks and
-//! consoles go on, and never before an RT thread. At real-time priority, however low, an interrupt storm would keep housekeeping from the CPU
-//! for good once the kernel's protections are off, and no runtime cap covers it.
+//! PREEMPT_RT and `threadirqs` start every interrupt thread at FIFO 50 (`kernel/irq/manage.c`, `setup_irq_thread`,
+//! `sched_set_fifo`): level with an RT NIC's, above its NAPI thread and every vCPU. Their place is a bulk NIC's: ahead
+//! of bulk tenants, so that disks and consoles go on, and never before an RT thread. At real-time priority, however
+//! low, an interrupt storm would keep housekeeping from the CPU for good once the kernel's protections are off, and no
+//! runtime cap covers it.
 
 use std::collections::BTreeSet;
 
@@ -64,7 +65,8 @@ const UNKNOWN: &str = "if it is another device's: chrt --other --pid 0 THREAD";
 const CHOSEN: &str =
     "lower it below every RT vCPU (chrt), or keep its interrupt off RT CPUs (/proc/irq/N/smp_affinity_list)";
 
-/// The handler's name is `vfio-msix[0](0000:01:00.0)`, `vfio-msi[0](...)`, `vfio-intx(...)` (`drivers/vfio/pci/vfio_pci_intrs.c`).
+/// The handler's name is `vfio-msix[0](0000:01:00.0)`, `vfio-msi[0](...)`, `vfio-intx(...)`
+/// (`drivers/vfio/pci/vfio_pci_intrs.c`).
 fn passed_through(irq: &Irq) -> bool {
     irq.actions.iter().any(|action| action.starts_with("vfio-"))
 }
@@ -87,8 +89,9 @@ fn unclaimed(irq: &Irq, thread: &KernelThread, above: bool) -> Finding {
     let delays = if above { ", where RT threads wait for it" } else { "" };
     let found = format!("thread {} {why} and stays at {}{delays}", thread.id.tid, thread.policy);
     let remedy = format!(
-        "leave it where an RT container or VM has this interface; where a bulk one has: chrt --other --pid 0 {}, or keep \
-         it off RT tenants' CPUs (/proc/irq/{}/smp_affinity_list). `ip netns` and `lsns -t net` list the namespaces",
+        "leave it where an RT container or VM has this interface; where a bulk one has: chrt --other --pid 0 {}, or \
+         keep it off RT tenants' CPUs (/proc/irq/{}/smp_affinity_list). `ip netns` and `lsns -t net` list the \
+         namespaces",
         thread.id.tid, irq.id.irq
     );
     Finding { found, ..left(thread, severity, "", &remedy) }

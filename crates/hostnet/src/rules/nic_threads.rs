@@ -60,16 +60,16 @@ pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// A physical interface has NAPI, shown or not (down, it shows none). A virtual one has where the kernel shows an instance;
-/// before kernels show any, a veth may have, and refuses harmlessly where it has none. One that is threaded stays wanted while
-/// it is down, or every ifdown would undo it.
+/// A physical interface has NAPI, shown or not (down, it shows none). A virtual one has where the kernel shows an
+/// instance; before kernels show any, a veth may have, and refuses harmlessly where it has none. One that is threaded
+/// stays wanted while it is down, or every ifdown would undo it.
 pub fn has_napi(inventory: &Inventory, nic: &Nic) -> bool {
     let may_have = inventory.kernel.version < NAPI_LISTED && nic.kind.as_deref() == Some("veth") && nic.up;
     nic.physical || !nic.napis.is_empty() || nic.threaded.is_some_and(|mode| mode > 0) || may_have
 }
 
-/// All instances whose mode the kernel keeps apart from the interface's (6.17): which of them differ is for the journal to
-/// remember, since after the first apply none does.
+/// All instances whose mode the kernel keeps apart from the interface's (6.17): which of them differ is for the journal
+/// to remember, since after the first apply none does.
 fn separately_threaded(nic: &Nic) -> impl Iterator<Item = &Napi> {
     nic.napis.iter().filter(|napi| napi.threaded.is_some())
 }
@@ -128,8 +128,8 @@ pub fn without_interrupts<'a>(inventory: &'a Inventory, intent: &'a Intent) -> i
     nics.filter(|nic| nic.irqs.is_empty() && intent.nic_class(inventory, nic) != Class::Bulk)
 }
 
-/// Whether an interrupt is for nothing but packets that were sent, by the names that drivers give it (`eth0-tx-0`: e1000e, igb, igc, ixgbe, vmxnet3, tg3;
-/// `virtio0-output.0`).
+/// Whether an interrupt is for nothing but packets that were sent, by the names that drivers give it (`eth0-tx-0`:
+/// e1000e, igb, igc, ixgbe, vmxnet3, tg3; `virtio0-output.0`).
 fn only_completes(inventory: &Inventory, irq: u32) -> bool {
     let completes = |action: &String| {
         let name = action.trim_end_matches(|digit: char| digit.is_ascii_digit());

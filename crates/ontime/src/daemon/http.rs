@@ -1,8 +1,8 @@
 //! The daemon's HTTP/JSON interface on its Unix socket, and its description.
 //!
-//! In: requests. Out: answers of the main loop, asked through a channel, so that nothing here touches the host. Runs on a
-//! thread of its own at SCHED_OTHER; a slow or hostile client keeps nobody waiting but itself. Reading is for who may open the
-//! socket (mode 0660), changing for root only, as the kernel says who asks (SO_PEERCRED).
+//! In: requests. Out: answers of the main loop, asked through a channel, so that nothing here touches the host. Runs on
+//! a thread of its own at SCHED_OTHER; a slow or hostile client keeps nobody waiting but itself. Reading is for who may
+//! open the socket (mode 0660), changing for root only, as the kernel says who asks (SO_PEERCRED).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -58,8 +58,9 @@ const BODY_MAX: usize = 16 << 10;
 #[derive(OpenApi)]
 #[openapi(info(
     title = "Ontime daemon",
-    description = "Tenants, NICs and state of one host, over the Unix socket /run/ontime/ontime.sock. An unknown path is \
-                   answered with 404, and a verb that a path does not have with 405; both have an Error as application/json.",
+    description = "Tenants, NICs and state of one host, over the Unix socket /run/ontime/ontime.sock. An unknown path \
+                   is answered with 404, and a verb that a path does not have with 405; both have an Error as \
+                   application/json.",
     license(name = "GPL-2.0-or-later", identifier = "GPL-2.0-or-later")
 ))]
 struct Description;
@@ -109,8 +110,8 @@ impl Loop {
 
     /// Asks for a change, which is made also where nobody waits for its end any more.
     async fn order<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
-        let late = "RT threads leave this host little CPU time, or it hangs. What was asked for is still to be done: `ontime status` \
-                    shows how far it is, the log why";
+        let late = "RT threads leave this host little CPU time, or it hangs. What was asked for is still to be done: \
+                    `ontime status` shows how far it is, the log why";
         self.within(self.patience.1, late, question).await
     }
 
@@ -297,7 +298,8 @@ pub fn description() -> String {
     text
 }
 
-/// Makes the socket, in place of one that a dead daemon left. The caller holds the daemon's lock, so nobody listens there.
+/// Makes the socket, in place of one that a dead daemon left. The caller holds the daemon's lock, so nobody listens
+/// there.
 ///
 /// # Errors
 /// The kernel's.
@@ -358,7 +360,8 @@ mod tests {
         let committed = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             committed == now,
-            "docs/openapi.json is not what the code says; write it: ONTIME_WRITE_OPENAPI=1 cargo test -p ontime description"
+            "docs/openapi.json is not what the code says; write it: ONTIME_WRITE_OPENAPI=1 cargo test -p ontime \
+             description"
         );
     }
 

@@ -1,7 +1,7 @@
 //! `ontime daemon`: keeps every thread of the path at its place.
 //!
-//! In: events (`events`), configuration (`config`), requests (`http`). Out: the host as the plan wants it (`engine`), runtime
-//! caps (`cap`), protections put back should we die (`guardian`), metrics (`metrics`).
+//! In: events (`events`), configuration (`config`), requests (`http`). Out: the host as the plan wants it (`engine`),
+//! runtime caps (`cap`), protections put back should we die (`guardian`), metrics (`metrics`).
 //!
 //! | thread | priority | does | waits in |
 //! |---|---|---|---|
@@ -14,8 +14,8 @@
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; its end tells the guardian of the daemon's (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | puts protections back when the daemon dies | poll of two pipes |
 //!
-//! Nothing polls but the caps, the pacers, while a thread is at real-time priority, the census of real-time threads while the kernel's
-//! protections are off, once a second, and adaptive busy polling where it is configured, which
+//! Nothing polls but the caps, the pacers, while a thread is at real-time priority, the census of real-time threads
+//! while the kernel's protections are off, once a second, and adaptive busy polling where it is configured, which
 //! looks at its NICs ten times a second: a host without RT tenants costs a look every `rescan-seconds`.
 
 pub mod cap;
@@ -65,8 +65,8 @@ use crate::paths::Paths;
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-/// The most requests answered in one round of events: passes, signals and the watchdog have their turn beside those who ask
-/// again as soon as they are answered.
+/// The most requests answered in one round of events: passes, signals and the watchdog have their turn beside those who
+/// ask again as soon as they are answered.
 const ANSWERS: usize = 8;
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -143,8 +143,8 @@ fn raise_file_limit() {
     }
 }
 
-/// The main and the HTTP thread (this one makes both): who asks is answered also where a polling NAPI thread leaves all that is not real-time 5 %, and
-/// bulk NICs' threads at nice -20 take those. That bulk has its part is by [`Due`].
+/// The main and the HTTP thread (this one makes both): who asks is answered also where a polling NAPI thread leaves all
+/// that is not real-time 5 %, and bulk NICs' threads at nice -20 take those. That bulk has its part is by [`Due`].
 fn stand_before_bulk() {
     if let Err(error) = rustix::process::setpriority_process(None, -20) {
         tracing::warn!("taking nice -20: {error}; answers may take long beside bulk work");
@@ -255,7 +255,8 @@ impl Daemon {
         self.due.ended(self.engine.looks_again(), insists || self.engine.insists(), Instant::now());
     }
 
-    /// Admits what guests ask for, one after the other. Who asks often waits for the answer each time, and its device process has a limit.
+    /// Admits what guests ask for, one after the other. Who asks often waits for the answer each time, and its device
+    /// process has a limit.
     fn answer_guests(&mut self) {
         for question in self.guests.take() {
             let Some(seq) = question.seq else {

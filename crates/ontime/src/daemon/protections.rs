@@ -1,7 +1,7 @@
 //! The kernel's own protections against threads at real-time priority: whether they are on, and what they were.
 //!
-//! From Linux 6.12 these are the servers in debugfs (`sched/fair_server`); before, and where groups have real-time bandwidth
-//! of their own, `kernel.sched_rt_runtime_us`.
+//! From Linux 6.12 these are the servers in debugfs (`sched/fair_server`); before, and where groups have real-time
+//! bandwidth of their own, `kernel.sched_rt_runtime_us`.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,8 @@
-//! Which threads are to be held to a cap: every thread at real-time priority that belongs to a tenant, and every interrupt and
-//! NAPI thread that Ontime placed there. Nearly pure: a kernel thread's CPUs are asked of the kernel.
+//! Which threads are to be held to a cap: every thread at real-time priority that belongs to a tenant, and every
+//! interrupt and NAPI thread that Ontime placed there. Nearly pure: a kernel thread's CPUs are asked of the kernel.
 //!
-//! Also those that libvirt or the tenant itself placed: while the kernel's protections are off, nothing else stops them.
+//! Also those that libvirt or the tenant itself placed: while the kernel's protections are off, nothing else stops
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +27,8 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// Of tenants as they are but for pauses; `kernel` is the share of who has no cap of its own. Not of threads with reserved time: whoever keeps their share holds them to it.
+    /// Of tenants as they are but for pauses; `kernel` is the share of who has no cap of its own. Not of threads with
+    /// reserved time: whoever keeps their share holds them to it.
     pub fn of(plan: &Plan, tenants: &[Tenant], intent: &Intent, kernel: Share) -> Self {
         let mut watches = Self::default();
         let (places, table) = (planned(plan), intent.table);

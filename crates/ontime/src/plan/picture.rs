@@ -5,8 +5,8 @@ use std::fmt::Write;
 use ontime_plan::simulate::Run;
 use ontime_plan::{Nanos, Vcpu};
 
-/// Of the drawing, in pixels: its least and largest width without margins, what a millisecond asks for, a row's height, the
-/// room above, between the rows of CPUs and of tenants, and right of the drawing for half of the last time.
+/// Of the drawing, in pixels: its least and largest width without margins, what a millisecond asks for, a row's height,
+/// the room above, between the rows of CPUs and of tenants, and right of the drawing for half of the last time.
 const WIDTH: u64 = 1_000;
 const WIDTH_MAX: u64 = 20_000;
 const MILLISECOND: u64 = 12;
@@ -118,8 +118,8 @@ impl Picture<'_> {
         (ran * 2 >= to - from).then_some(tenant)
     }
 
-    /// As SVG: a row a CPU, and below a row a tenant, where each of its deadlines is a mark. Each run has its tenant, RTA and
-    /// times as a tooltip. The drawing is as wide as its span asks for, the left margin as its longest name.
+    /// As SVG: a row a CPU, and below a row a tenant, where each of its deadlines is a mark. Each run has its tenant,
+    /// RTA and times as a tooltip. The drawing is as wide as its span asks for, the left margin as its longest name.
     pub fn svg(&self) -> String {
         let used = self.used();
         let span = self.span.0.max(1);
@@ -133,8 +133,8 @@ impl Picture<'_> {
         let end = tenants_top + used.len() as u64 * ROW;
         let mut out = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" \
-             font-family=\"monospace\" font-size=\"12\">\n<title>Simulation: the first {2} of the schedule; a mark is a \
-             deadline</title>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
+             font-family=\"monospace\" font-size=\"12\">\n<title>Simulation: the first {2} of the schedule; a mark is \
+             a deadline</title>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
             left + width + RIGHT,
             end + 2 * GAP,
             self.span,

@@ -1,5 +1,5 @@
-//! What the live view of `ontime top` shows: the table in the order that was asked for, in as many columns and lines as the
-//! terminal has.
+//! What the live view of `ontime top` shows: the table in the order that was asked for, in as many columns and lines as
+//! the terminal has.
 //!
 //! In: the daemon's answer, keys, a size. Out: lines. No line is longer than the terminal is wide.
 

@@ -289,8 +289,8 @@ impl Finder<'_> {
                 }
             }
         }
-        // A VM whose status file is damaged or not written yet is still libvirt's. Helpers have such files too; they are told
-        // by their command line later.
+        // A VM whose status file is damaged or not written yet is still libvirt's. Helpers have such files too; they
+        // are told by their command line later.
         for domain in by_pid_file {
             domains.entry(domain.pid).or_insert(domain);
         }
@@ -479,7 +479,8 @@ impl Finder<'_> {
         names.iter().map(|name| self.network.vnic(name)).collect()
     }
 
-    /// The interfaces in a container's own network namespace that stand on the host's. Where they cannot be asked for, there are none.
+    /// The interfaces in a container's own network namespace that stand on the host's. Where they cannot be asked for,
+    /// there are none.
     fn attached(&mut self, process: ThreadId, account: &Account) -> Vec<Attached> {
         let Some(namespace) = self.sources.own_network(process.pid) else { return Vec::new() };
         let known = self.standing.entry(namespace).or_insert_with(|| {
@@ -520,8 +521,8 @@ impl Finder<'_> {
         (decision, withheld)
     }
 
-    /// Gives the threads of device processes to the one VM that they serve. Not those that another user's session, or a container, started: every
-    /// event of a tenant's process causes a look at the host.
+    /// Gives the threads of device processes to the one VM that they serve. Not those that another user's session, or a
+    /// container, started: every event of a tenant's process causes a look at the host.
     fn devices(&mut self, processes: &[&Process]) {
         let known = self.sources.devices.known();
         for (process, served) in &known {

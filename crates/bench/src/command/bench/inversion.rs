@@ -34,7 +34,9 @@ pub fn run(args: &Inversion) -> anyhow::Result<ExitCode> {
         .emulated
         .measure(false, |site, images| inversion::measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![
-        "a row's cost here is that of this set-up: two NICs, each of one class, one CPU; a note says which rows it cannot show".to_owned(),
+        "a row's cost here is that of this set-up: two NICs, each of one class, one CPU; a note says which rows it \
+         cannot show"
+            .to_owned(),
     ];
     let measured = Measured { experiment: "inversion", seed: args.seed, results, missing, notes };
     measured.report(&args.output)

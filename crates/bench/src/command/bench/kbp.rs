@@ -11,7 +11,8 @@ use crate::workload::HEADERS;
 
 #[derive(Debug, clap::Args)]
 pub struct Kbp {
-    /// Methods: napi (nothing applied), napi-tuned (the paper's baseline), partitioned (without polling), busypoll, busypoll-adaptive
+    /// Methods: napi (nothing applied), napi-tuned (the paper's baseline), partitioned (without polling), busypoll,
+    /// busypoll-adaptive
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// Places of the server: vm, nat (a container behind a bridge with NAT, as Docker's), macvlan (a container)
@@ -32,7 +33,8 @@ pub struct Kbp {
     /// Most trials of the search; 0: the open loop alone
     #[arg(long, default_value_t = kbp::TRIALS)]
     trials: u32,
-    /// In place of all that: the open loop alone, for so many hours of the host's clock (the paper: 12); 0.01 for a trial
+    /// In place of all that: the open loop alone, for so many hours of the host's clock (the paper: 12); 0.01 for a
+    /// trial
     #[arg(long, value_name = "HOURS", value_parser = hours, conflicts_with_all = ["requests", "frames_each", "trials"])]
     hours: Option<f64>,
     #[command(flatten)]
@@ -58,11 +60,13 @@ pub fn run(args: &Kbp) -> anyhow::Result<ExitCode> {
     let measure = |ground: Ground<'_>| kbp::measure(&plan, ground, &mut say, &mut noted(&mut missing));
     let (results, mut notes) = args.whose.measure(HEADERS, |site| site, measure)?;
     notes.extend([
-        "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and milliseconds for NAPI, 98.8 % less at \
-         1 Gb/s with 1518 bytes; containers 21.1 to 96.1 % less; without loss 1.36, 1.75 and 3.28 times NAPI's rate in a VM at 64, 512 and 1518 \
-         bytes, up to 1.28 times in a container; in 12 hours none over 250 us for KBP in a VM, but at 1 Gb/s with 64 bytes"
+        "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and \
+         milliseconds for NAPI, 98.8 % less at 1 Gb/s with 1518 bytes; containers 21.1 to 96.1 % less; without loss \
+         1.36, 1.75 and 3.28 times NAPI's rate in a VM at 64, 512 and 1518 bytes, up to 1.28 times in a container; in \
+         12 hours none over 250 us for KBP in a VM, but at 1 Gb/s with 64 bytes"
             .to_owned(),
-        "the paper has 60 s a trial and CPUs kept for polling; here a trial is a count of frames, and on the virtual clock one CPU does all"
+        "the paper has 60 s a trial and CPUs kept for polling; here a trial is a count of frames, and on the virtual \
+         clock one CPU does all"
             .to_owned(),
     ]);
     let measured = Measured { experiment: "kbp", seed: 1, results, missing, notes };

@@ -1,5 +1,5 @@
-//! `ontime-lab bench rt-server`, `ablation`, `segments`, `memcached` and `voip`: Access'18, IV-A to IV-D and IV-G. An RT server beside two bulk
-//! VMs: lists of cases, and what the server is.
+//! `ontime-lab bench rt-server`, `ablation`, `segments`, `memcached` and `voip`: Access'18, IV-A to IV-D and IV-G. An
+//! RT server beside two bulk VMs: lists of cases, and what the server is.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -54,9 +54,10 @@ const SEGMENTS: Kind = Kind {
     methods: &["vanilla", "rt-default", "threaded", "partitioned"],
     traced: Some(Depth::Segments),
 };
-const SEGMENTS_PAPER: &str = "paper (Access'18, IV-D): Figure 11 is a plot without numbers. Its findings: most of the variance is in host \
-    receive and in the guest; the inversions of host receive are gone with an exclusive CPU and with partitioned softirqs; four probes \
-    cost under 0.5 us. The paper's figures beside ours are the whole response's, Table 3";
+const SEGMENTS_PAPER: &str = "paper (Access'18, IV-D): Figure 11 is a plot without numbers. Its findings: most of the \
+    variance is in host receive and in the guest; the inversions of host receive are gone with an exclusive CPU and \
+    with partitioned softirqs; four probes cost under 0.5 us. The paper's figures beside ours are the whole \
+    response's, Table 3";
 
 /// What an application is measured with where nothing is said: as the RT server.
 const APPLICATION: &[&str] = &["vanilla", "threaded", "partitioned", "outsourcing", "host-process"];
@@ -113,7 +114,8 @@ pub fn segments(args: &Segments) -> anyhow::Result<ExitCode> {
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Methods: vanilla (a kernel without PREEMPT_RT), rt-default, threaded, exclusive, partitioned, outsourcing,
-    /// outsourcing-interrupt, outsourcing-only (on threaded's path), host-process (the limit); default: those of the experiment
+    /// outsourcing-interrupt, outsourcing-only (on threaded's path), host-process (the limit); default: those of the
+    /// experiment
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// What time is in the host: virtual or real
@@ -131,7 +133,8 @@ pub struct Args {
     /// Seed of the gaps between requests
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A line for the host's host.toml (docs/hostnet.md; may be repeated): 'without = ["napi-weight"]', 'bulk_napi_weight = 8'
+    /// A line for the host's host.toml (docs/hostnet.md; may be repeated): 'without = ["napi-weight"]',
+    /// 'bulk_napi_weight = 8'
     #[arg(long = "host-toml", value_name = "LINE")]
     settings: Vec<String>,
     /// A word for the command line of the RT guest's kernel (may be repeated): sysctl.net.core.busy_read=1

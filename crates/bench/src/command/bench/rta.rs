@@ -12,7 +12,8 @@ use crate::rta::{self, Arrivals, group};
 /// What both have.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built in), paced; default: all
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built
+    /// in), paced; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// Groups of Table 1: h-equiv, h-dec, h-inc, nh-equiv, nh-dec, nh-inc; default: all
@@ -77,15 +78,15 @@ fn run(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u64) -
         .emulated
         .measure(true, |site, images| rta::measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
     let mut notes = vec![format!(
-        "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job computes for {} % of its slice; four \
-         threads of the host want the CPU all the time",
+        "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job \
+         computes for {} % of its slice; four threads of the host want the CPU all the time",
         group::SCALE,
         rta::WORK_PERCENT
     )];
     if let Arrivals::Sporadic { .. } = arrivals {
         notes.push(
-            "jobs come by a timer in the guest at times drawn beforehand, not by a request over the network as in the paper, which leaves the network's \
-             delay out too"
+            "jobs come by a timer in the guest at times drawn beforehand, not by a request over the network as in the \
+             paper, which leaves the network's delay out too"
                 .to_owned(),
         );
     }

@@ -21,10 +21,12 @@ pub struct Video {
     /// What each VM has reserved over time in the simulation (Figure 4), as CSV
     #[arg(long, value_name = "FILE")]
     allocations: Option<PathBuf>,
-    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built in), paced; default: all
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built
+    /// in), paced; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
-    /// How long, seconds of the guests' time; applications last from a sixtieth to six tenths of it (the simulation has the paper's 600 s)
+    /// How long, seconds of the guests' time; applications last from a sixtieth to six tenths of it (the simulation has
+    /// the paper's 600 s)
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(5..=600))]
     seconds: u32,
     /// Seed of what comes when
@@ -56,8 +58,9 @@ pub fn run(args: &Video) -> anyhow::Result<ExitCode> {
     })?;
     let notes = vec![
         format!(
-            "the emulated host: four VMs with a vCPU each, {} s, slices the paper's divided by {}, as the virtual clock has one CPU; a job computes for {WORK_PERCENT} % of \
-             its slice; four threads of the host want the CPU all the time",
+            "the emulated host: four VMs with a vCPU each, {} s, slices the paper's divided by {}, as the virtual \
+             clock has one CPU; a job computes for {WORK_PERCENT} % of its slice; four threads of the host want the \
+             CPU all the time",
             args.seconds,
             video::SCALE
         ),
@@ -71,7 +74,8 @@ pub struct Scale {
     /// Only the simulation of the paper's size, no emulated host: as text
     #[arg(long, conflicts_with_all = ["json", "csv", "html"])]
     simulate: bool,
-    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built in), paced; default: all
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built
+    /// in), paced; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// How long applications have jobs, seconds of the guests' time (the simulation has the paper's 100 s)
@@ -101,8 +105,9 @@ pub fn scale(args: &Scale) -> anyhow::Result<ExitCode> {
     })?;
     println!("{simulated}");
     let notes = vec![format!(
-        "the emulated host: {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, as the virtual clock has one CPU; a job computes for {} % of \
-         its slice; four threads of the host want the CPU all the time",
+        "the emulated host: {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, as the \
+         virtual clock has one CPU; a job computes for {} % of its slice; four threads of the host want the CPU all \
+         the time",
         plan.groups.len(),
         many::COPIES,
         many::SCALE,

@@ -18,8 +18,8 @@ struct Common {
     methods: Vec<String>,
     #[command(flatten)]
     whose: Whose,
-    /// Times between two interrupts of the NIC, a case each: 0 (none), 10 to 10000 us, dynamic (14 to 250 us) or conservative (50 to 250);
-    /// default: as its driver has it
+    /// Times between two interrupts of the NIC, a case each: 0 (none), 10 to 10000 us, dynamic (14 to 250 us) or
+    /// conservative (50 to 250); default: as its driver has it
     #[arg(long = "interval", value_name = "US", value_delimiter = ',')]
     intervals: Vec<Interval>,
     /// Counted requests a case (1000 in the paper)
@@ -75,13 +75,14 @@ impl From<Stream> for Beside {
 pub fn run(args: &Vatc) -> anyhow::Result<ExitCode> {
     let beside = args.streams.iter().copied().map(Beside::Small).collect();
     let mut words = vec![
-        "paper (VATC, IV-B, its hardware): with two streams the 95th percentile of prio is 8 times VATC's on Linux 3.10 and 40 \
-         times on 3.18; VATC's does not depend on the number of streams"
+        "paper (VATC, IV-B, its hardware): with two streams the 95th percentile of prio is 8 times VATC's on Linux \
+         3.10 and 40 times on 3.18; VATC's does not depend on the number of streams"
             .to_owned(),
     ];
     if let Some(rate) = args.total_rate {
         words.push(format!(
-            "bulk VMs were told to send {rate} packets a second together; the paper's Figure 11, its hardware: worst 160 ms"
+            "bulk VMs were told to send {rate} packets a second together; the paper's Figure 11, its hardware: worst \
+             160 ms"
         ));
     }
     measure("vatc", beside, args.total_rate, &args.common, words)
@@ -91,7 +92,8 @@ pub fn run(args: &Vatc) -> anyhow::Result<ExitCode> {
 pub fn network(args: &Network) -> anyhow::Result<ExitCode> {
     let beside = args.stream.iter().copied().map(Beside::from).collect();
     let words = vec![
-        "paper (VATC, IV-C, its hardware): the link is saturated, what waits waits in the NIC, and VATC has little or no advantage"
+        "paper (VATC, IV-C, its hardware): the link is saturated, what waits waits in the NIC, and VATC has little or \
+         no advantage"
             .to_owned(),
         "an emulated NIC has no speed of its own: what is saturated there is the CPU".to_owned(),
     ];
@@ -114,8 +116,8 @@ fn measure(
     let (results, mut notes) = common.whose.measure(HEADERS, |site| site, measure)?;
     notes.extend(words);
     notes.push(
-        "a request comes from outside and is answered in the VM; the paper's comes from the VM and is answered outside: both ways \
-         pass the host in either"
+        "a request comes from outside and is answered in the VM; the paper's comes from the VM and is answered \
+         outside: both ways pass the host in either"
             .to_owned(),
     );
     let measured = Measured { experiment, seed: 1, results, missing, notes };

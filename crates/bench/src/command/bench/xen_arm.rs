@@ -51,8 +51,8 @@ pub fn run(args: &XenArm) -> anyhow::Result<ExitCode> {
         .emulated
         .measure(false, |site, images| xen_arm::measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![
-        "a delay is the request's whole way at the wire: from its passage of the NIC to that of the guest's answer; the paper's figures are of \
-         its parts"
+        "a delay is the request's whole way at the wire: from its passage of the NIC to that of the guest's answer; \
+         the paper's figures are of its parts"
             .to_owned(),
     ];
     let measured = Measured { experiment: "xen-arm", seed: args.seed, results, missing, notes };

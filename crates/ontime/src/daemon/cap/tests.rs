@@ -189,9 +189,9 @@ mod real_speed {
         caps.set(&wanted).unwrap();
         assert!(caps.complete());
         let taken = shares(&[&rt, &other]);
-        // Half for the capped one, and what nobody wants of the other half; of that, what the machine's further load leaves to the
-        // other one. Uncapped, the first takes 95 to 100 %. How near to half it comes is the machine's punctuality (a virtual CPU
-        // that its own host holds back wakes the watcher late), and no test's business.
+        // Half for the capped one, and what nobody wants of the other half; of that, what the machine's further load
+        // leaves to the other one. Uncapped, the first takes 95 to 100 %. How near to half it comes is the machine's
+        // punctuality (a virtual CPU that its own host holds back wakes the watcher late), and no test's business.
         assert!((0.1..0.85).contains(&taken[0]), "the capped thread took {taken:?}");
         assert!(taken[1] > 0.0, "the other took {taken:?}");
         let report = caps.report();
@@ -202,7 +202,8 @@ mod real_speed {
         assert_eq!(rt.policy(), libc::SCHED_FIFO);
     }
 
-    /// One that goes on running while it is paused, as nobody else wants its CPU, beside a thread for which the watcher looks meanwhile.
+    /// One that goes on running while it is paused, as nobody else wants its CPU, beside a thread for which the watcher
+    /// looks meanwhile.
     #[test]
     #[ignore = "the machine's real speed decides: make thorough"]
     fn what_was_run_in_a_pause_hides_nothing_afterwards() {

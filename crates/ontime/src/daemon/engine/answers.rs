@@ -1,5 +1,5 @@
-//! What the engine answers: wanted and actual, tenants, NICs, metrics, and what an apply would do. Nothing here changes the
-//! host.
+//! What the engine answers: wanted and actual, tenants, NICs, metrics, and what an apply would do. Nothing here changes
+//! the host.
 
 use ontime_hostnet::{self as hostnet, Knob, Method};
 use ontime_tenants::{ThreadRole, discover};

@@ -1,5 +1,5 @@
-//! What the engine does about runtime caps, besides their place in a pass: the watcher and its pauses, what the guardian must know, and
-//! what is to be done when caps cannot be kept.
+//! What the engine does about runtime caps, besides their place in a pass: the watcher and its pauses, what the
+//! guardian must know, and what is to be done when caps cannot be kept.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -94,8 +94,8 @@ impl Engine {
 
     /// Takes threads beyond their tenant's quota off real-time priority: nothing could cap them, and protections would
     /// stay on for all. Such are those that [`limit`](crate::daemon::watches::limit) took out of the tenant, those that
-    /// discovery did not read as the tenant has so many, and those that the same processes have made since. Threads that
-    /// the tenant was found with stay as they are, capped or not.
+    /// discovery did not read as the tenant has so many, and those that the same processes have made since. Threads
+    /// that the tenant was found with stay as they are, capped or not.
     fn hold_to_quotas(&mut self) {
         if self.caps.is_err() {
             return;
@@ -207,7 +207,8 @@ impl Engine {
         }
     }
 
-    /// What the guardian would have to do about the caps that are in force, if the daemon ended and the kernel protected itself.
+    /// What the guardian would have to do about the caps that are in force, if the daemon ended and the kernel
+    /// protected itself.
     pub(super) fn charge_for_caps(&self) -> Charge {
         charge_for(&self.watches.list, self.cap_period(), &self.look.inventory)
     }
@@ -339,9 +340,9 @@ impl Host for PastPauses<'_> {
     }
 }
 
-/// The host, where each thread is capped as soon as it is placed. Until all are, the kernel's protections are on, but these
-/// let in normal priority only: beside a vCPU that spins neither RCU nor timers go on (PREEMPT_RT has them at FIFO 1 and 2), and some of what a pass sets or
-/// reads waits for them.
+/// The host, where each thread is capped as soon as it is placed. Until all are, the kernel's protections are on, but
+/// these let in normal priority only: beside a vCPU that spins neither RCU nor timers go on (PREEMPT_RT has them at
+/// FIFO 1 and 2), and some of what a pass sets or reads waits for them.
 pub(super) struct Capping<'a> {
     pub(super) host: &'a LiveHost,
     pub(super) paced: Past,

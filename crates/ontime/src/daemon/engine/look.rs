@@ -101,7 +101,8 @@ impl Look {
         }
     }
 
-    /// Takes threads to have what this pass gives back to them: who watches them where they still are would put them there again.
+    /// Takes threads to have what this pass gives back to them: who watches them where they still are would put them
+    /// there again.
     pub(super) fn expect_given_back(&mut self, journal: &Originals) {
         let wanted: BTreeSet<String> = self.plan.settings.iter().map(|setting| setting.knob.key()).collect();
         for thread in self.found.tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {

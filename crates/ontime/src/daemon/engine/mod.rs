@@ -1,14 +1,17 @@
-//! One pass over the host: discover, take inventory, plan (`look`), apply; and what of it is kept for the next pass and for questions
-//! (`answers`). `caps`, `reservations` and `traffic` are the engine's parts in runtime caps, reserved CPU time and adaptive polling.
+//! One pass over the host: discover, take inventory, plan (`look`), apply; and what of it is kept for the next pass and
+//! for questions (`answers`). `caps`, `reservations` and `traffic` are the engine's parts in runtime caps, reserved CPU
+//! time and adaptive polling.
 //!
 //! The order within a pass is what makes it safe:
 //! 1. threads that are no longer to be capped are released, so that only the planner places them;
-//! 2. the plan is applied, with the kernel's protections on if a thread is to come to real-time priority that is not capped yet;
-//! 3. vCPUs with reserved CPU time are kept to it (`keeper`), if their originals are kept and the guardian has learned them; every
-//!    other thread at real-time priority is capped;
+//! 2. the plan is applied, with the kernel's protections on if a thread is to come to real-time priority that is not
+//!    capped yet;
+//! 3. vCPUs with reserved CPU time are kept to it (`keeper`), if their originals are kept and the guardian has learned
+//!    them; every other thread at real-time priority is capped;
 //! 4. the guardian learns what else to put back;
-//! 5. only then, and only if every real-time thread of the host is capped or named by the administrator (`census`), do protections
-//!    go off. They stay on where CPU time is reserved: the reserve is at least what they give to others, so that they never have to.
+//! 5. only then, and only if every real-time thread of the host is capped or named by the administrator (`census`), do
+//!    protections go off. They stay on where CPU time is reserved: the reserve is at least what they give to others, so
+//!    that they never have to.
 
 mod answers;
 mod caps;
@@ -59,8 +62,8 @@ pub enum NotApplied {
     NoMethod(String),
     /// The configuration says so.
     #[error(
-        "the daemon observes and sets nothing (`mode` in daemon.toml); `ontime apply --dry-run` shows what it would set; to \
-         have it set, write mode = \"enforce\" there and run `ontime reload`"
+        "the daemon observes and sets nothing (`mode` in daemon.toml); `ontime apply --dry-run` shows what it would \
+         set; to have it set, write mode = \"enforce\" there and run `ontime reload`"
     )]
     Observing,
 }
@@ -307,7 +310,8 @@ impl Engine {
         report
     }
 
-    /// Looks, plans and applies until nothing new comes up, with protections on until all are capped; each is as soon as it has its place.
+    /// Looks, plans and applies until nothing new comes up, with protections on until all are capped; each is as soon
+    /// as it has its place.
     fn converge(&mut self, paused: &[Paused]) -> hostnet::Report {
         let capped: BTreeSet<_> = self.watches.list.iter().map(|watch| watch.id).collect();
         let kernel = self.config.daemon.cap_cpu_share;
@@ -365,7 +369,8 @@ impl Engine {
             state.watches.add_devices(&census.threads, &before, kernel);
             let wanted = &state.watches.list;
             let all_capped = wanted.iter().all(|watch| capped.contains(&watch.id));
-            // One that spins would keep this thread, which is to place it, from ever running again once its cap has gone.
+            // One that spins would keep this thread, which is to place it, from ever running again once its cap has
+            // gone.
             if *in_force && state.caps.as_ref().is_ok_and(|caps| caps.leaving(wanted).any(|id| id.verify().is_ok())) {
                 *in_force = false;
                 let restored = protections::restore(host.host, journal);
@@ -409,8 +414,8 @@ impl Engine {
         self.errors.push(api::Problem { subject: subject.to_owned(), message: what.to_string() });
     }
 
-    /// Logs and counts what changed; what had been set before and was found otherwise has drifted. A protection that this pass
-    /// itself put back while a thread came that was not capped yet has not.
+    /// Logs and counts what changed; what had been set before and was found otherwise has drifted. A protection that
+    /// this pass itself put back while a thread came that was not capped yet has not.
     fn note_changes(&mut self, report: &mut hostnet::Report, before: &BTreeMap<String, Value>) {
         self.failures = report
             .items
@@ -654,9 +659,9 @@ impl Engine {
         report
     }
 
-    /// The daemon ends. Settings stay, for tenants are not to be disturbed; caps end with the daemon, so protections come
-    /// back, and the guardian looks for who spins. Where the host had none before Ontime either, nothing would hold a spinning guest:
-    /// everything is reset then.
+    /// The daemon ends. Settings stay, for tenants are not to be disturbed; caps end with the daemon, so protections
+    /// come back, and the guardian looks for who spins. Where the host had none before Ontime either, nothing would
+    /// hold a spinning guest: everything is reset then.
     pub fn stop(mut self) {
         self.withdraw();
         let charge = self.charge_for_caps();

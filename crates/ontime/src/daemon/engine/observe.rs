@@ -22,8 +22,8 @@ use crate::paths::Paths;
 pub(super) const NO_CAPS: &str = "mode observe: nothing is set, so no thread has a place that needs a cap";
 
 /// Looks at the host and plans what the daemon would set. Protections go off in this plan only if runtime caps would
-/// hold every real-time thread. Without the daemon `originals` are those that it left, and `keeper` has reserved nothing
-/// yet.
+/// hold every real-time thread. Without the daemon `originals` are those that it left, and `keeper` has reserved
+/// nothing yet.
 pub fn to_be(config: &Config, paths: &Paths, method: Option<Method>, originals: &Originals, keeper: &Keeper) -> Look {
     let known = Known { method, journal: Some(originals), keeper: Some(keeper), ..Known::default() };
     let sources = Sources::host();

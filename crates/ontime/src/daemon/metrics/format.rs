@@ -110,8 +110,8 @@ mod tests {
                     # UNIT ontime_cap_paused_seconds seconds\n\
                     ontime_cap_paused_seconds_total{domain=\"# TYPE ontime_x counter\"} 1.5\n\
                     # HELP ontime_tenants Tenants.\n# TYPE ontime_tenants gauge\nontime_tenants 2\n# EOF\n";
-        let classic = "# HELP ontime_cap_paused_seconds_total Time off.\n# TYPE ontime_cap_paused_seconds_total counter\n\
-                       ontime_cap_paused_seconds_total{domain=\"# TYPE ontime_x counter\"} 1.5\n\
+        let classic = "# HELP ontime_cap_paused_seconds_total Time off.\n# TYPE ontime_cap_paused_seconds_total \
+                       counter\nontime_cap_paused_seconds_total{domain=\"# TYPE ontime_x counter\"} 1.5\n\
                        # HELP ontime_tenants Tenants.\n# TYPE ontime_tenants gauge\nontime_tenants 2\n";
         assert_eq!(Format::Classic.render(open), classic);
         assert_eq!(Format::OpenMetrics.render(open), open);

@@ -367,7 +367,8 @@ impl Metrics {
         }
     }
 
-    /// How long vCPUs have waited so far, ns; counted from the first reading on. Domains without a vCPU leave the metrics.
+    /// How long vCPUs have waited so far, ns; counted from the first reading on. Domains without a vCPU leave the
+    /// metrics.
     pub fn stolen(&mut self, waited: &BTreeMap<ThreadId, (Owned, u64)>) {
         for (id, (owned, now)) in waited {
             let last = self.waited.insert(*id, *now).unwrap_or(*now);
