@@ -209,24 +209,10 @@ path_holds_under_traffic_and_faults() {
     inside path --instruction "${INSTRUCTION:-4}" --timeout $((1800 + 60 * ${CYCLES:-3})) --client 'sh client.sh'
 }
 
-# By name only (`by-name` is all of them, `make thorough`: hours):
-# polls_are_short_on_an_old_kernel, a_send_waits_for_short_polls_only  build the host module
-# rt_queues_are_polled_on_an_old_kernel  the same, on the real clock
-# guest_sockets_are_the_hosts   builds for six kernels
-# who_has_something_pending_goes_first  two hosts
-# reserved_cpu_time_is_kept     five minutes
-# reserved_cpu_time_is_kept_by_sched_ext  the same, and a binary of its own: `make sched-ext`
-# a_cpu_may_go_and_come         on the real clock; with one emulated CPU left, whatever runs at normal priority is slow
-# beside two VMs that spin deadlines_of_a_guest_are_kept five minutes, and a build of the module
-# deadline_tasks_have_their_vcpus  on the real clock, and a build of the module
-# trace_names_the_inversions    passed as a whole once; in one run of three its rings of 64 KiB lost nothing. The loss
-# is forced since, which has
-#                               not run yet
-# trace_follows_a_vm            passed once since the fault that it found was mended
-# cpus_take_turns_on_the_virtual_clock  builds the emulator of several CPUs
-# busypoll_takes_no_interrupts  on the real clock: where the machine is so busy that the emulated CPUs stand for
-# seconds, the RCU
-#                               readers of the polled one do, and the host with them
+# By name only (`by-name` is all of them, `make thorough`: hours), for they are long, need a build of their own, or run
+# on the real clock. reserved_cpu_time_is_kept_by_sched_ext needs the binary of `make sched-ext`.
+# busypoll_takes_no_interrupts: where the machine is so busy that the emulated CPUs stand for seconds, the RCU readers of
+# the polled one do, and the host with them.
 if [ "$wanted" = by-name ]; then
     wanted="reserved_cpu_time_is_kept reserved_cpu_time_is_kept_by_sched_ext deadlines_of_a_guest_are_kept deadline_tasks_have_their_vcpus
         trace_names_the_inversions trace_follows_a_vm who_has_something_pending_goes_first

@@ -68,13 +68,15 @@ within 40 sh -c '[ -z "$(ls /sys/kernel/tracing/instances)" ]'
 
 echo "== a flood of events and small rings: the loss is told"
 # Its reader stands until the kernel has counted lost records, so that there is a loss however fast the machine is.
-lost() { grep -qh '^overrun: [1-9]' /sys/kernel/tracing/instances/ontime-trace-*/per_cpu/cpu*/stats; }
+# It stands only when it reads requests: before that no event is on, and nothing would be lost.
+counted() { grep -qh "^$1: [1-9]" /sys/kernel/tracing/instances/ontime-trace-*/per_cpu/cpu*/stats; } # WHAT
 touch /lab/flood
 ontime trace $tenant --duration 600 --ring 64 > /lab/lossy.txt &
 trace=$!
-within 40 sh -c 'ls /sys/kernel/tracing/instances | grep -q ontime-trace'
+within 40 counted 'read events'
+sleep 3
 kill -STOP $trace
-within 120 lost
+within 120 counted overrun
 kill -CONT $trace
 sleep 1
 kill -INT $trace
