@@ -160,7 +160,8 @@ fn the_picture_is_of_the_fullest_host() {
     assert!(near(&said["hosts"][0]["reserved_cpus"], 0.95), "{said}");
     let svg = std::fs::read_to_string(picture).unwrap();
     // vCPUs and RTAs are numbered as in their tenant.
-    assert!(svg.contains(">b, vCPU 0, RTA 0:") && svg.contains(">c, vCPU 0, RTA 0:") && !svg.contains(">a, "), "{svg}");
+    let runs = |tenant: &str| svg.contains(&format!(">{tenant}, vCPU 0, RTA 0, CPU 0: "));
+    assert!(runs("b") && runs("c") && !svg.contains(">a, "), "{svg}");
 }
 
 #[test]
