@@ -20,8 +20,8 @@ ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
 	@mkdir -p $(REPORT)
-	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --requests $(REQUESTS) --json $(REPORT)/rt-server.json \
-		--csv $(REPORT)/rt-server.csv --html $(REPORT)/index.html
+	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --requests $(REQUESTS) \
+		--json $(REPORT)/rt-server.json --csv $(REPORT)/rt-server.csv --html $(REPORT)/index.html
 	@echo "The report page: $(abspath $(REPORT))/index.html"
 
 ## test: every test, those that need a host of their own in the emulated one
@@ -87,8 +87,8 @@ model-check: setup
 miri:
 	@cargo +nightly miri --version || { \
 		echo "miri: run rustup toolchain install nightly --component miri,rust-src" >&2; exit 3; }
-	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 cargo +nightly miri test -p ontime-sched -p ontime-tenants --lib \
-		-- ledger::page connector::
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 cargo +nightly miri test -p ontime-sched -p ontime-tenants \
+		--lib -- ledger::page connector::
 
 lint: setup
 	@cargo fmt --version && cargo clippy --version || { \
