@@ -1,7 +1,7 @@
 #!/bin/bash
 # deb-test.sh [SUITE...]: tries the packages of target/deb in fresh roots of Debian 12 (bookworm) and 13 (trixie):
-# install, the command, files and modes, upgrade, remove, purge, what is left; the Ansible role, cloud-init's file and the
-# plugin for sos; the DKMS packages; lintian. Needs root,
+# install, the command, files and modes, upgrade, remove, purge, what is left; the Ansible role, cloud-init's file and
+# the plugin for sos; the DKMS packages; lintian. Needs root,
 # mmdebstrap and the mirror of the system's apt. No systemd runs in the roots. Packages of Debian 13 do not suit Debian
 # 12, so there it leaves that suite out.
 set -euo pipefail
@@ -35,7 +35,8 @@ fresh() { # SUITE PACKAGES: a Debian in $root, with the packages to be tried in 
 
 inside() { # COMMAND...: in $root, with a /proc of its own
     unshare --mount --pid --fork --kill-child --mount-proc="$root/proc" chroot "$root" \
-        env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@" < /dev/null
+        env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
+            "$@" < /dev/null
 }
 
 try() { # TEXT COMMAND...: fails with the text and what the command printed
@@ -45,7 +46,8 @@ try() { # TEXT COMMAND...: fails with the text and what the command printed
 }
 
 everything() { # every file of $root that is not dpkg's own or a log
-    (cd "$root" && find . -xdev \( -path ./proc -o -path ./sys -o -path ./dev -o -path ./tmp -o -path ./debs -o -path ./var/lib/dpkg \
+    (cd "$root" && find . -xdev \( -path ./proc -o -path ./sys -o -path ./dev -o -path ./tmp -o -path ./debs \
+        -o -path ./var/lib/dpkg \
         -o -path ./var/lib/apt -o -path ./var/cache -o -path ./var/log \) -prune -o -print | sort)
 }
 
@@ -67,11 +69,15 @@ the_program() {
     grep -q '^ok  */etc/ontime/daemon.toml$' "$work/said" || fail "$suite: ontime check says $(cat "$work/said")"
     file 755 /usr/bin/ontime
     local path
-    for path in /lib/systemd/system/ontimed.service /lib/systemd/system/ontime-device@.service /usr/lib/tmpfiles.d/ontime.conf \
-        /etc/ontime/daemon.toml /usr/share/man/man1/ontime.1.gz /usr/share/man/man1/ontime-status.1.gz /usr/share/man/man8/ontimed.8.gz \
+    for path in /lib/systemd/system/ontimed.service /lib/systemd/system/ontime-device@.service \
+        /usr/lib/tmpfiles.d/ontime.conf \
+        /etc/ontime/daemon.toml /usr/share/man/man1/ontime.1.gz /usr/share/man/man1/ontime-status.1.gz \
+        /usr/share/man/man8/ontimed.8.gz \
         /usr/share/bash-completion/completions/ontime /usr/share/zsh/vendor-completions/_ontime \
-        /usr/share/fish/vendor_completions.d/ontime.fish /usr/share/doc/ontime/daemon.md /usr/share/doc/ontime/sockets.md \
-        /usr/share/doc/ontime/examples/plan/motivation.toml /usr/share/doc/ontime/CHANGELOG.md /usr/share/doc/ontime/monitoring.md \
+        /usr/share/fish/vendor_completions.d/ontime.fish /usr/share/doc/ontime/daemon.md \
+        /usr/share/doc/ontime/sockets.md \
+        /usr/share/doc/ontime/examples/plan/motivation.toml /usr/share/doc/ontime/CHANGELOG.md \
+        /usr/share/doc/ontime/monitoring.md \
         /usr/share/doc/ontime/examples/prometheus/ontime.rules.yml /usr/share/doc/ontime/examples/grafana/ontime.json \
         /lib/systemd/system/ontime-metrics.timer /usr/share/doc/ontime/examples/ansible/roles/ontime/tasks/main.yml; do
         file 644 "$path"
@@ -82,7 +88,8 @@ the_program() {
         "/etc/libvirt/hooks/qemu.d/ontime /etc/ontime/daemon.toml" ] ||
             fail "$suite: conffiles: $(inside dpkg-query -W -f '${Conffiles}' ontime)"
     [ -L "$root/etc/systemd/system/multi-user.target.wants/ontimed.service" ] || fail "$suite: ontimed is not enabled"
-    [ ! -e "$root/etc/systemd/system/timers.target.wants/ontime-metrics.timer" ] || fail "$suite: ontime-metrics.timer is enabled"
+    [ ! -e "$root/etc/systemd/system/timers.target.wants/ontime-metrics.timer" ] ||
+        fail "$suite: ontime-metrics.timer is enabled"
     [ -z "$(inside dpkg --verify ontime)" ] || fail "$suite: $(inside dpkg --verify ontime)"
 
     # An upgrade keeps what was changed and gives nothing back: the journal, here a damaged one, stays untouched.
@@ -91,7 +98,8 @@ the_program() {
     mkdir -p "$root/var/lib/ontime" "$root/run/ontime" "$root/etc/systemd/system/multi-user.target.wants"
     echo damaged > "$root/var/lib/ontime/originals"
     : > "$root/run/ontime/poke"
-    ln -s /lib/systemd/system/ontime-device@.service "$root/etc/systemd/system/multi-user.target.wants/ontime-device@web.service"
+    ln -s /lib/systemd/system/ontime-device@.service \
+        "$root/etc/systemd/system/multi-user.target.wants/ontime-device@web.service"
     newer
     try "upgrade" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/newer.deb"
     ! grep -q 'original value' "$work/said" || fail "$suite: the upgrade gave settings back: $(cat "$work/said")"
@@ -104,7 +112,8 @@ the_program() {
         fail "$suite: removal did not say what failed: $(cat "$work/said")"
     grep -q "/var/lib/ontime/originals until the package is purged" "$work/said" ||
         fail "$suite: removal: $(cat "$work/said")"
-    [ ! -e "$root/usr/bin/ontime" ] && [ -e "$root/etc/ontime/daemon.toml" ] && [ -e "$root/var/lib/ontime/originals" ] ||
+    [ ! -e "$root/usr/bin/ontime" ] && [ -e "$root/etc/ontime/daemon.toml" ] &&
+        [ -e "$root/var/lib/ontime/originals" ] ||
         fail "$suite: what removal leaves is not as it should be"
     try "install again" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/${main[0]##*/}"
     rm "$root/var/lib/ontime/originals"
@@ -130,7 +139,10 @@ automation() { # the Ansible role, twice and undone; cloud-init's file; the plug
       ontime_reservations: [{name: 'a "quoted" name', budget: 2ms, period: 10ms}]
       ontime_metrics_port: 9745
 END
-    play() { try "ansible-playbook $*" ansible-playbook -i localhost, "$@" /debs/ansible/test.yml; grep "^localhost" "$work/said" | xargs; }
+    play() {
+        try "ansible-playbook $*" ansible-playbook -i localhost, "$@" /debs/ansible/test.yml
+        grep "^localhost" "$work/said" | xargs
+    }
     play
     [ "$(inside ontime check | grep -c '^ok ')" = 5 ] || fail "$suite: the role's files: $(inside ontime check)"
     play

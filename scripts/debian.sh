@@ -29,7 +29,8 @@ ask_mirror() { # once: own_apt knows trixie and trixie-backports from then on
     touch "$work/asked"
 }
 
-# KIND SERIES FLAVOUR: the newest package of a kernel. By name, not by metapackage: backports' leaves a series while its kernels stay
+# KIND SERIES FLAVOUR: the newest package of a kernel. By name, not by metapackage: backports' leaves a series while its
+# kernels stay
 newest() {
     package=$(own_apt apt-cache pkgnames "linux-$1-$2." | grep -E "^linux-$1-$2\.[^-]*-$3\$" | sort -V | tail -n 1)
     [ -n "$package" ] || fail "the mirror has no linux-$1-$2.*-$3 in trixie or trixie-backports"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The documentation as a site in target/docs, by mdBook, which is built into target/tools: docs.sh
-# Ends with 3 where mdBook cannot be built. That every link leads somewhere is a test (crates/ontime/tests/documents.rs).
+# Ends with 3 where mdBook cannot be built. That every link leads somewhere is a test
+# (crates/ontime/tests/documents.rs).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=0.5.4

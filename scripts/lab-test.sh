@@ -211,8 +211,8 @@ path_holds_under_traffic_and_faults() {
 
 # By name only (`by-name` is all of them, `make thorough`: hours), for they are long, need a build of their own, or run
 # on the real clock. reserved_cpu_time_is_kept_by_sched_ext needs the binary of `make sched-ext`.
-# busypoll_takes_no_interrupts: where the machine is so busy that the emulated CPUs stand for seconds, the RCU readers of
-# the polled one do, and the host with them.
+# busypoll_takes_no_interrupts: where the machine is so busy that the emulated CPUs stand for seconds, the RCU readers
+# of the polled one do, and the host with them.
 if [ "$wanted" = by-name ]; then
     wanted="reserved_cpu_time_is_kept reserved_cpu_time_is_kept_by_sched_ext deadlines_of_a_guest_are_kept deadline_tasks_have_their_vcpus
         trace_names_the_inversions trace_follows_a_vm who_has_something_pending_goes_first

@@ -1,6 +1,6 @@
 #!/bin/sh
-# prometheus.sh: Debian's Prometheus and promtool, unpacked into target/prometheus for the tests of monitoring, where they
-# are not installed. Installing the package would start a server; nothing is installed here.
+# prometheus.sh: Debian's Prometheus and promtool, unpacked into target/prometheus for the tests of monitoring, where
+# they are not installed. Installing the package would start a server; nothing is installed here.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 out=$here/target/prometheus
@@ -13,7 +13,8 @@ work=$(mktemp -d -p "$here/target")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 echo "prometheus: fetching Debian's package (20 MB)"
-(cd "$work" && { apt-get download prometheus || { apt-get update && apt-get download prometheus; }; }) > "$work/log" 2>&1 || {
+(cd "$work" && { apt-get download prometheus || { apt-get update && apt-get download prometheus; }; }) \
+    > "$work/log" 2>&1 || {
     tail -n 5 "$work/log" >&2
     fail "apt-get could not fetch package prometheus"
 }

@@ -1,7 +1,7 @@
 # In the emulated host, method interrupt-context: two RT VMs of one level, one that spins and one that is asked. The one
 # with a pending interrupt is put ahead, the other stays where it is and leaves the rest its share; kill -9, restart and
-# reset leave nobody ahead, no trace instance, and every place as found. How long a request takes then is `ontime-lab bench
-# xen-arm --beside rt`.
+# reset leave nobody ahead, no trace instance, and every place as found. How long a request takes then is `ontime-lab
+# bench xen-arm --beside rt`.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
