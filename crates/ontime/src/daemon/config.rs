@@ -34,6 +34,9 @@ const DESCRIPTORS: usize = 4096;
 /// Numbers of threads that can be capped. The unit's LimitNOFILE is enough for the most.
 const CAP_THREADS: RangeInclusive<u64> = 16..=16_384;
 
+/// Descriptors that the most threads need.
+pub const DESCRIPTORS_MOST: usize = DESCRIPTORS + DESCRIPTORS_EACH * 16_384;
+
 /// Whether the daemon sets what it plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -297,6 +300,7 @@ mod tests {
     #[test]
     fn the_unit_may_open_what_the_most_threads_need() {
         let most = DaemonConfig { cap_threads: 16_384, ..DaemonConfig::default() };
+        assert_eq!(most.descriptors(), DESCRIPTORS_MOST);
         assert!(CAP_THREADS.contains(&16_384) && !CAP_THREADS.contains(&16_385));
         let unit = include_str!("../../../../packaging/systemd/ontimed.service");
         let limit = unit.lines().find_map(|line| line.strip_prefix("LimitNOFILE=")).unwrap();

@@ -134,11 +134,15 @@ fn preflight() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every capped thread takes three descriptors; a shell's soft limit is 1024.
+/// Every capped thread takes three descriptors. A shell's soft limit is 1024, and its hard one may be the kernel's
+/// default, 4096; beyond that it takes CAP_SYS_RESOURCE, which root has outside the unit (whose limit is enough).
 fn raise_file_limit() {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
-    if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.map(|hard| hard.max(config::DESCRIPTORS_MOST as u64));
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most })
+        .or_else(|_| setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }));
+    if let Err(error) = raised {
         tracing::debug!("raising the limit of open files: {error}");
     }
 }
