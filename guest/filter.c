@@ -21,6 +21,9 @@
 
 #define FILTER_HEADERS (ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(struct udphdr))
 
+/* So many dropped datagrams end a look: more than a receive queue holds, so that only a flood is cut short. */
+#define FILTER_DROPS_MAX 1024
+
 bool ontime_filtered(const struct sock *sk)
 {
 	return sk->sk_type == SOCK_DGRAM && rcu_access_pointer(sk->sk_filter);
@@ -176,10 +179,14 @@ static int filter_fetch(struct sock *sk)
 	return result;
 }
 
-/* Has a datagram that the program takes ready: 1, or -EAGAIN where there is none, or another error. */
+/*
+ * Has a datagram that the program takes ready: 1; -EAGAIN where there is none, or another error; 0 where the program
+ * dropped FILTER_DROPS_MAX, and there may be more.
+ */
 int ontime_filter_pull(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
+	unsigned int dropped = 0;
 	int result;
 
 	if (mutex_lock_interruptible(&os->call_lock))
@@ -192,9 +199,9 @@ int ontime_filter_pull(struct sock *sk)
 		else
 			result = filter_fetch(sk);
 		cond_resched();
-	} while (!result && !signal_pending(current));
+	} while (!result && ++dropped < FILTER_DROPS_MAX && !signal_pending(current));
 	mutex_unlock(&os->call_lock);
-	return result ? result : -ERESTARTSYS;
+	return !result && signal_pending(current) ? -ERESTARTSYS : result;
 }
 
 /* A receive: -ONTIME_AGAIN where a datagram may be kept now, for at most *timeout (jiffies). */
@@ -202,9 +209,9 @@ int ontime_filter_wait(struct sock *sk, long *timeout)
 {
 	int result = ontime_filter_pull(sk);
 
-	if (result > 0)
+	if (result > 0 || (!result && *timeout))
 		return -ONTIME_AGAIN;
-	if (result == -EAGAIN)
+	if (!result || result == -EAGAIN)
 		result = sock_error(sk) ?: -EAGAIN;
 	if (result != -EAGAIN || !*timeout)
 		return result;
@@ -221,6 +228,8 @@ u32 ontime_filter_ready(struct sock *sk, u32 ready)
 
 	if (ready & ONTIME_READY_IN && !ontime_ahead_holds(ontime_sk(sk))) {
 		result = ontime_filter_pull(sk);
+		if (!result)
+			return ready;
 		if (result < 0 && result != -EAGAIN && result != -ERESTARTSYS)
 			ontime_sock_keep_error(sk, -result);
 		ready = ontime_sock_ready(ontime_sk(sk));
