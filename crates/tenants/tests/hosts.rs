@@ -523,7 +523,12 @@ fn a_rule_for_cgroups_gives_helpers_of_vms_and_containers_nothing() {
 #[test]
 fn the_hosts_container_daemons_tell_where_they_keep_their_state() {
     let host = Host::new();
-    for (place, digit, name) in [("srv/fast", 'a', "press"), ("home/u/docker", 'b', "users"), ("inner", 'c', "inner")] {
+    for (place, digit, name) in [
+        ("srv/fast", 'a', "press"),
+        ("home/u/docker", 'b', "users"),
+        ("inner", 'c', "inner"),
+        ("of-a-task", 'e', "of-a-task"),
+    ] {
         let directory = host.path(place).join("containers").join(id(digit));
         fs::create_dir_all(&directory).unwrap();
         fs::write(directory.join("config.v2.json"), format!(r#"{{"Name":"/{name}"}}"#)).unwrap();
@@ -535,10 +540,12 @@ fn the_hosts_container_daemons_tell_where_they_keep_their_state() {
     // A user's and a container's are not heard.
     dockerd(11, "/user.slice/user-1000.slice/user@1000.service/docker.service", 1000, "/home/u/docker");
     dockerd(12, &format!("/system.slice/docker-{}.scope", id('d')), 0, "/inner");
-    for (pid, digit) in [(20, 'a'), (30, 'b'), (40, 'c')] {
+    fs::create_dir_all(host.path("run").join("containerd/io.containerd.runtime.v2.task/default/mill")).unwrap();
+    dockerd(13, "/default/mill", 0, "/of-a-task");
+    for (pid, digit) in [(20, 'a'), (30, 'b'), (40, 'c'), (50, 'e')] {
         host.process(pid, "/usr/bin/app", &format!("/system.slice/docker-{}.scope", id(digit)), 0, &["app"]);
     }
     let found = discover(&host.sources(), &Rules::default());
     let seen: Vec<&str> = found.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
-    assert_eq!(seen, ["bbbbbbbbbbbb", "cccccccccccc", "dddddddddddd", "press"]);
+    assert_eq!(seen, ["bbbbbbbbbbbb", "cccccccccccc", "dddddddddddd", "eeeeeeeeeeee", "mill", "press"]);
 }

@@ -350,7 +350,7 @@ impl Finder<'_> {
             let program = vmm::file_name(&process.executable);
             let Some(program) = program.filter(|name| matches!(*name, "dockerd" | "containerd")) else { continue };
             let cgroup = process.cgroup.as_deref().unwrap_or("/");
-            let contained = container::of_path(cgroup).is_some();
+            let contained = self.container_at(cgroup).is_some();
             if !contained && self.sources.owner(process.pid) == Some(0) && self.sources.cgroup_owner(cgroup, true) == 0
             {
                 let arguments = self.arguments(process.pid, &Account::System);
