@@ -25,5 +25,5 @@ for cpu in $(seq 0 $((cpus - 1))); do
     lab-vm wait "vm$cpu"
     lab-vm stop "vm$cpu"
 done
-dmesg | grep -iE 'stall|lockup|clocksource:.*unstable|hung task' && fail "the kernel complains"
+dmesg | grep -iE '\<stall|lockup|clocksource:.*unstable|hung task' && fail "the kernel complains"
 true
