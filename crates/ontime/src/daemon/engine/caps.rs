@@ -131,7 +131,8 @@ impl Engine {
     fn find_uncapped(&self) -> Vec<String> {
         let capped = self.caps.as_ref().map(Caps::watched).unwrap_or_default();
         let watcher = self.table().watcher();
-        let held = Held { capped: &capped, watcher, uncapped: &self.config.daemon.cap_uncapped };
+        let reserved = &self.look.intent.reserved;
+        let held = Held { capped: &capped, reserved, watcher, uncapped: &self.config.daemon.cap_uncapped };
         self.census.uncapped(&held).map(ToString::to_string).chain(self.census.incomplete.clone()).collect()
     }
 
