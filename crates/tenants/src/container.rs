@@ -133,6 +133,10 @@ fn identity(parent: &str, component: &str, child: Option<&str>) -> Option<Identi
         // Without systemd: /machine/lxc-PID-NAME.libvirt-lxc, before libvirt 1.2 NAME.libvirt-lxc.
         return Some(Identity::Name(libvirt_lxc(machine).unwrap_or_else(|| printable(machine.as_bytes()))));
     }
+    // Below a directory of any name (`lxc.cgroup.dir`).
+    if component.starts_with("lxc.monitor") || component == "lxc.pivot" {
+        return None;
+    }
     if let Some(name) = component.strip_prefix("lxc.payload.") {
         return Some(Identity::Lxc(printable(name.as_bytes())));
     }
@@ -761,6 +765,8 @@ mod tests {
             &format!("/machine.slice/libpod-conmon-{a}.scope"),
             &format!("/kubepods.slice/crio-conmon-{a}.scope"),
             "/lxc.monitor.web",
+            "/lxc/lxc.monitor.web",
+            "/lxc.payload/lxc.pivot",
             "/system.slice/docker-zz.scope",
         ] {
             assert_eq!(of_path(path), None, "{path}");

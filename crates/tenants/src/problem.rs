@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use crate::conflict::Conflict;
 use crate::rules::Namer;
+use crate::text::counted;
 use crate::vmm::{Delay, Vmm};
 
 /// Something an administrator should know. Discovery goes on without it.
@@ -222,8 +223,10 @@ impl Problem {
                 "a container, by the identifier in its cgroup's path, whose runtime is unknown".to_owned()
             }
             ProblemKind::CgroupV1(count) => {
-                let these = if *count == 1 { "1 process is".to_owned() } else { format!("{count} processes are") };
-                format!("{these} in containers by cgroup v1 alone, which is not read: these containers are not found")
+                let (these, are) = (counted(*count, "process"), if *count == 1 { "is" } else { "are" });
+                format!(
+                    "{these} {are} in containers by cgroup v1 alone, which is not read: these containers are not found"
+                )
             }
             ProblemKind::NotRead(what) => {
                 format!("not read whole: {what}; virtual NICs and threads of these may be missing")

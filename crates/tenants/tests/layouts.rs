@@ -122,6 +122,7 @@ fn containers_of_every_manager_have_their_own_names() {
         (26, "/lxc.payload.plant_db/system.slice/db.service".to_owned(), "plant_db"),
         (27, "/lxc/101/ns/init.scope".to_owned(), "101"),
         (28, r"/machine.slice/machine-lxc\x2d4242\x2dscada\x2d2.scope/libvirt".to_owned(), "scada-2"),
+        (29, "/lxc/lxc.payload.shop/init.scope".to_owned(), "shop"),
     ];
     docker(&host, "var/lib/docker", &id(1), "kind-control-plane");
     cri(&host, "run/k3s/containerd", &id(2), "cell-0", Some("loop"));
@@ -162,8 +163,12 @@ fn containers_of_every_manager_have_their_own_names() {
         let uid = if path.starts_with("/user.slice/user-1000.slice") { 100_000 } else { 0 };
         host.process(1000 + number, "/usr/bin/app", path, uid, &["app"]);
     }
+    host.process(930, "/usr/bin/lxc-start", "/lxc/lxc.monitor.shop", 0, &["lxc-start"]);
     // libvirt's monitor of its container is in the same cgroup.
-    host.process(928, "/usr/libexec/libvirt_lxc", &all[27].1, 0, &["libvirt_lxc", "--name", "scada-2"]);
+    for (pid, numbers) in [(928, "928"), (1128, "1128\t7")] {
+        host.process(pid, "/usr/libexec/libvirt_lxc", &all[27].1, 0, &["libvirt_lxc", "--name", "scada-2"]);
+        fs::write(host.path(&format!("proc/{pid}/status")), format!("Uid:\t0\t0\t0\t0\nNSpid:\t{numbers}\n")).unwrap();
+    }
     let found = discover(&host.sources(), &Rules::default());
     let mut seen: Vec<(i32, &str)> =
         found.tenants.iter().map(|tenant| (tenant.process.pid - 1000, tenant.name.as_str())).collect();
@@ -171,7 +176,7 @@ fn containers_of_every_manager_have_their_own_names() {
     let wanted: Vec<(i32, &str)> = all.iter().map(|(number, _, name)| (*number, *name)).collect();
     assert_eq!(seen, wanted);
     assert!(found.problems.is_empty(), "{:?}", found.problems);
-    assert_eq!(pids(named(&found, "scada-2")), [1028]);
+    assert_eq!(pids(named(&found, "scada-2")), [1028, 1128], "one inside only calls itself so");
 }
 
 #[test]

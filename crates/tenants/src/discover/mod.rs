@@ -24,6 +24,7 @@ use crate::peers::{self, Peers};
 use crate::problem::{Problem, ProblemKind, Unnamed};
 use crate::proc::{Stat, printable};
 use crate::rules::{Decision, Namer, Rules, Subject, Verdict};
+use crate::text::counted;
 use crate::thread::ThreadId;
 use crate::vmm::{self, Vmm};
 use crate::vnic::Network;
@@ -130,7 +131,7 @@ impl Finder<'_> {
             }
         };
         if processes.denied > 0 {
-            let these = if processes.denied == 1 { "1 process" } else { &format!("{} processes", processes.denied) };
+            let these = counted(processes.denied, "process");
             let what = format!("{these} may not be looked into; tenants may be missing");
             self.problem("/proc", ProblemKind::Unreadable(what));
         }
@@ -376,8 +377,9 @@ impl Finder<'_> {
         let mut known: HashMap<&str, Option<(String, Option<Identity>)>> = HashMap::new();
         for process in processes {
             let Some(path) = process.cgroup.as_deref() else { continue };
-            // libvirt's monitor of a container is in the container's cgroup.
-            if vmm::file_name(&process.executable) == Some("libvirt_lxc") {
+            // libvirt's monitor of a container is in the container's cgroup, and outside its PID namespace.
+            let is_libvirts = vmm::file_name(&process.executable) == Some("libvirt_lxc");
+            if is_libvirts && self.sources.has_one_number(process.pid) {
                 continue;
             }
             let place = known.entry(path).or_insert_with(|| self.container_of(path, &vms));

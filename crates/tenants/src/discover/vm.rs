@@ -13,6 +13,7 @@ use crate::problem::ProblemKind;
 use crate::proc::{Stat, printable};
 use crate::qmp::VcpuThreads;
 use crate::rules::{Namer, Verdict};
+use crate::text::counted;
 use crate::thread::ThreadId;
 use crate::vmm::{self, QemuArguments, Sureness, Vmm};
 use crate::vnic;
@@ -276,7 +277,8 @@ impl Finder<'_> {
         // QEMU makes them in the order of their numbers.
         ran_guest.sort_unstable();
         if let Some(why) = why {
-            let told = format!("{why}; taken by guest time: {} threads, idle ones may be missing", ran_guest.len());
+            let taken = counted(ran_guest.len(), "thread");
+            let told = format!("{why}; taken by guest time: {taken}, idle ones may be missing");
             self.problem(name, ProblemKind::VcpusUnnamed { vmm: vm.vmm, why: told });
         }
         ran_guest.into_iter().zip(0..).collect()
