@@ -150,8 +150,8 @@ pub fn open_files(process: &Path, limit: usize) -> std::io::Result<OpenFiles> {
 }
 
 impl OpenFiles {
-    /// The host's interfaces behind the tap and macvtap files. A process may have any file at `/dev/tap2`, and interface
-    /// 2 may be a NIC: the kernel must say that this device is the interface's.
+    /// The host's interfaces behind the tap and macvtap files. A process may have any file at `/dev/tap2`, and
+    /// interface 2 may be a NIC: the kernel must say that this device is the interface's.
     pub fn interfaces(&self, network: &Network) -> Vec<String> {
         let mut found = BTreeSet::new();
         for (fd, target) in &self.targets {

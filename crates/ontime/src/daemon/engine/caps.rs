@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ontime_hostnet::{Host, Intent, Inventory, Knob, KnobError, LiveHost, Paused, Plan, Value};
+use ontime_tenants::text::counted;
 use ontime_tenants::{Policy, Tenant, ThreadId};
 use ontime_trace::tracefs::TRACEFS;
 
@@ -63,8 +64,9 @@ impl Engine {
         self.hold_to_quotas();
         for (tenant, threads) in self.count_demoted() {
             let message = format!(
-                "{threads} of its threads are at SCHED_OTHER instead of real-time priority: so many of a tenant are \
-                 not capped (cap.threads, cap.threads-per-tenant in /etc/ontime/daemon.toml)"
+                "it has {} at SCHED_OTHER instead of real-time priority: so many of a tenant are not capped \
+                 (cap.threads, cap.threads-per-tenant in /etc/ontime/daemon.toml)",
+                counted(threads, "thread")
             );
             self.error(&tenant, &message);
         }
