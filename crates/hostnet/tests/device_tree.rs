@@ -363,6 +363,93 @@ fn handlers_that_are_called_after_a_driver_or_a_portal_are_the_nics_of_that_driv
     });
 }
 
+/// Handlers as drivers call them, on the buses where their NICs are: clouds' NICs, ports of one function, SoCs, USB,
+/// SDIO, Thunderbolt, Xen's front end; some after the interface was renamed.
+#[test]
+fn interrupts_of_many_drivers_are_their_nics() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        let (pci, soc) = ("pci0000:00", "platform/soc@0");
+        let hub = format!("{pci}/0000:00:14.0/usb2/2-1/2-1.3/2-1.3:1.0");
+        let tunnel = format!("{pci}/0000:00:0d.2/domain0/0-0/0-1/0-1.0");
+        let sdio = format!("{soc}/fe300000.mmcnr/mmc_host/mmc1/mmc1:0001/mmc1:0001:1");
+        for (name, device) in [
+            ("ens5", format!("{pci}/0000:00:05.0")),
+            ("ens4", format!("{pci}/0000:00:04.0")),
+            ("pf0", format!("{pci}/0000:00:01.0/0000:18:00.0")),
+            ("bcm1", format!("{pci}/0000:00:01.0/0000:19:00.1")),
+            ("ib0", format!("{pci}/0000:00:01.0/0000:1a:00.0")),
+            ("ib1", format!("{pci}/0000:00:01.0/0000:1a:00.0")),
+            ("eth0", "vif-0".to_owned()),
+            ("eth1", "vif-1".to_owned()),
+            ("end0", format!("{soc}/fd580000.ethernet")),
+            ("end1", format!("{soc}/bus@100000/8000000.ethernet")),
+            ("enu1", hub),
+            ("enu2", format!("{pci}/0000:00:14.0/usb3/3-4/3-4:1.0")),
+            ("wlan0", sdio),
+            ("tb0", tunnel),
+            ("lan", format!("{soc}/f1070000.ethernet")),
+        ] {
+            tree.nic(name, &device);
+        }
+        tree.driver("platform/soc@0/f1070000.ethernet", "mvneta");
+        for (device, irqs) in [
+            ("0000:00:05.0", &[30, 31][..]),
+            ("0000:00:04.0", &[32, 33]),
+            ("0000:00:01.0/0000:18:00.0", &[34, 35]),
+            ("0000:00:01.0/0000:19:00.1", &[36]),
+            ("0000:00:01.0/0000:1a:00.0", &[37, 38]),
+            ("0000:00:14.0", &[39]),
+            ("0000:00:0d.2", &[40, 41]),
+        ] {
+            tree.msi(&format!("{pci}/{device}"), irqs);
+        }
+        for (irq, handler) in [
+            (30, "ena-mgmnt@pci:0000:00:05.0"),
+            (31, "eth0-Tx-Rx-0"),
+            (32, "gve-mgmnt@pci:0000:00:04.0"),
+            (33, "gve-ntfy-blk0@pci:0000:00:04.0"),
+            (34, "ice-eth1-TxRx-0"),
+            (35, "ice-0000:18:00.0:misc"),
+            (36, "end0-TxRx-0"),
+            (37, "mlx4-async@pci:0000:1a:00.0"),
+            (38, "mlx4-ib-1-0@PCI Bus 0000:1a"),
+            (39, "xhci_hcd"),
+            (40, "thunderbolt"),
+            (41, "thunderbolt"),
+            (50, "eth0-q0-tx"),
+            (51, "eth0-q0-rx"),
+            (52, "eth1-q0-rx"),
+            (53, "fd580000.ethernet"),
+            (54, "8000000.ethernet-rx0"),
+            (55, "8000000.ethernet-tx0"),
+            (56, "mmc1"),
+            (57, "mvneta"),
+            (58, "mmc0"),
+        ] {
+            tree.irq(irq, handler);
+        }
+        let wanted = owned([
+            ("ens5", &[30, 31]),
+            ("ens4", &[32, 33]),
+            ("pf0", &[34, 35]),
+            ("bcm1", &[36]),
+            ("ib0", &[37, 38]),
+            ("ib1", &[37, 38]),
+            ("eth0", &[50, 51]),
+            ("eth1", &[52]),
+            ("end0", &[53]),
+            ("end1", &[54, 55]),
+            ("enu1", &[39]),
+            ("enu2", &[39]),
+            ("wlan0", &[56]),
+            ("tb0", &[40, 41]),
+            ("lan", &[57]),
+        ]);
+        assert_eq!(tree.irqs(), wanted);
+    });
+}
+
 #[test]
 fn while_an_rt_nics_interrupt_is_not_known_it_is_said_and_no_thread_is_taken_for_another_devices() {
     support::in_namespace(|_| {

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use ontime_hostnet::{LiveHost, Method, Originals};
+use ontime_tenants::text::counted;
 
 use crate::client::ClientError;
 use crate::daemon::config::Config;
@@ -95,15 +96,8 @@ pub fn show(report: &api::Report, json: bool, wrong: &[&str]) -> anyhow::Result<
             )?;
         }
         let would = if report.dry_run { "would be " } else { "" };
-        let plural = |count| if count == 1 { "" } else { "s" };
-        let (changes, unchanged) = (report.changes.len(), report.unchanged);
-        writeln!(
-            out,
-            "method {}: {changes} change{} {would}made, {unchanged} knob{} as wanted",
-            report.method,
-            plural(changes),
-            plural(unchanged)
-        )?;
+        let (changes, unchanged) = (counted(report.changes.len(), "change"), counted(report.unchanged, "knob"));
+        writeln!(out, "method {}: {changes} {would}made, {unchanged} as wanted", report.method)?;
     }
     let is_wrong = report.changes.iter().any(|change| wrong.contains(&change.outcome.as_str()));
     let status = if is_wrong { exit::WARNING } else { exit::OK };

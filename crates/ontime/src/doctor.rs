@@ -13,6 +13,7 @@ use ontime_hostnet::inventory::Note;
 use ontime_hostnet::smi::Counting;
 use ontime_hostnet::{Intent, Inventory, LiveHost, Originals, Probes, as_found, kvm, placement};
 use ontime_sched::BackendKind;
+use ontime_tenants::text::counted;
 use ontime_tenants::{Class, Kind, Policy, ProblemKind, Sources, Tenant, ThreadId, discover};
 use textwrap::{Options, WordSplitter, fill};
 
@@ -130,12 +131,9 @@ impl Stake {
 
 impl std::fmt::Display for Stake {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let plural = |count| if count == 1 { "" } else { "s" };
         match (self.vms, self.containers) {
             (0, 0) => f.write_str("no RT tenant runs"),
-            (vms, containers) => {
-                write!(f, "{vms} RT VM{}, {containers} RT container{}", plural(vms), plural(containers))
-            }
+            (vms, containers) => write!(f, "{}, {}", counted(vms, "RT VM"), counted(containers, "RT container")),
         }
     }
 }
@@ -192,8 +190,8 @@ impl<W: Write> Page<'_, W> {
         self.text("", "", &format!("kernel {}; {stake}", diagnosis.kernel))?;
         let (ok, unknown) = (count(State::Ok), count(State::Unknown));
         let (critical, warnings) = (count(State::Critical), count(State::Warning));
-        let plural = if warnings == 1 { "" } else { "s" };
-        writeln!(self.out, "{critical} critical, {warnings} warning{plural}, {unknown} unknown, {ok} ok\n")?;
+        let warnings = counted(warnings, "warning");
+        writeln!(self.out, "{critical} critical, {warnings}, {unknown} unknown, {ok} ok\n")?;
         if all {
             for check in &diagnosis.checks {
                 self.check(check, "")?;
@@ -215,8 +213,7 @@ impl<W: Write> Page<'_, W> {
             folded.push(format!("{} more: {}.", rest.len(), names.join(", ")));
         }
         if !diagnosis.notes.is_empty() {
-            let notes = diagnosis.notes.len();
-            folded.push(format!("{notes} fact{} could not be read.", if notes == 1 { "" } else { "s" }));
+            folded.push(format!("{} could not be read.", counted(diagnosis.notes.len(), "fact")));
         }
         folded.push("All checks: ontime doctor --all".to_owned());
         self.text("", "", &folded.join(" "))

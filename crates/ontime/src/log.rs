@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use ontime_tenants::text::counted;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::Directive;
 use tracing_subscriber::layer::SubscriberExt;
@@ -75,7 +76,7 @@ impl Repeats {
     pub fn warn_of(&mut self, kind: &str, line: &str) {
         match self.say(kind, Instant::now()) {
             Some(0) => tracing::warn!("{line}"),
-            Some(more) => tracing::warn!("{line} ({more} times more since)"),
+            Some(more) => tracing::warn!("{line} (and {} since)", counted(more, "time")),
             None => {}
         }
     }

@@ -13,6 +13,7 @@ use anyhow::Context;
 use ontime_plan::simulate::Options;
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::ConfigError;
+use ontime_tenants::text::counted;
 
 use self::picture::Picture;
 use self::report::{Placed, Report};
@@ -142,8 +143,7 @@ fn simulate(args: &Args, placed: &[Placed], report: &mut Report, names: Vec<&str
 fn print(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
     let hosts = report.hosts.len();
     let cpus = report.cpus_per_host;
-    let plural = |is_one: bool| if is_one { "" } else { "s" };
-    let of = format!("{hosts} host{} of {cpus} CPU{}", plural(hosts == 1), plural(cpus == 1));
+    let of = format!("{} of {}", counted(hosts, "host"), counted(cpus, "CPU"));
     let verdict = if report.fits { "Fits" } else { "Does not fit" };
     writeln!(
         out,
@@ -162,8 +162,8 @@ fn print(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
     print_compositional(out, report)?;
     for (number, host) in (1..).zip(&report.hosts) {
         if hosts > 1 {
-            let (count, reserved) = (host.tenants.len(), host.reserved_cpus);
-            writeln!(out, "Host {number}: {count} tenants, {reserved:.3} CPUs reserved, {:.3} free.", host.free_cpus)?;
+            let (tenants, reserved) = (counted(host.tenants.len(), "tenant"), host.reserved_cpus);
+            writeln!(out, "Host {number}: {tenants}, {reserved:.3} CPUs reserved, {:.3} free.", host.free_cpus)?;
         }
         let Some(s) = &host.simulation else { continue };
         writeln!(

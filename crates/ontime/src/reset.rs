@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use ontime_hostnet::LiveHost;
+use ontime_tenants::text::counted;
 
 use crate::client::{self, ClientError};
 use crate::daemon::demoted::Demoted;
@@ -63,9 +64,10 @@ fn nothing_to_give_back(report: &api::Report) -> Option<String> {
         return Some("Nothing to give back: no original value is kept, so Ontime has changed nothing.".to_owned());
     }
     let gone = report.changes.iter().filter(|change| change.outcome == "gone").count();
-    let knobs = if gone == 1 { "1 knob belongs" } else { &format!("{gone} knobs belong") };
-    (gone > 0)
-        .then(|| format!("{knobs} to a thread, VM or interface that no longer exists: nothing to give back there."))
+    let (knobs, belong) = (counted(gone, "knob"), if gone == 1 { "belongs" } else { "belong" });
+    (gone > 0).then(|| {
+        format!("{knobs} {belong} to a thread, VM or interface that no longer exists: nothing to give back there.")
+    })
 }
 
 /// The journal keeps them with all the rest, so a later reset finds them restored.

@@ -1,6 +1,6 @@
 //! `ontime sockets`: a VM's outsourced sockets, as `ss` would show them.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -40,9 +40,13 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         writeln!(out)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let head = ["PROTO", "STATE", "RECV-Q", "SEND-Q", "LOCAL", "GUEST", "PEER", "CHANNEL"];
-    let rows: Vec<[String; 8]> = status.sockets.iter().map(row).collect();
-    table::write(&mut out, head, &rows)?;
+    if status.sockets.is_empty() {
+        writeln!(out, "no socket: {} has none open", args.vm)?;
+    } else {
+        let head = ["PROTO", "STATE", "RECV-Q", "SEND-Q", "LOCAL", "GUEST", "PEER", "CHANNEL"];
+        let rows: Vec<[String; 8]> = status.sockets.iter().map(row).collect();
+        table::write(&mut out, head, &rows)?;
+    }
     let counted: Vec<String> = status.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();
     writeln!(out, "\n{}", counted.join(", "))?;
     Ok(ExitCode::SUCCESS)
@@ -50,13 +54,20 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 
 fn ask(paths: &ontime_sockets::Paths, vm: &str) -> anyhow::Result<Status> {
     let path = paths.status();
-    let hint =
-        || format!("{}: no device process serves {vm}; start it: systemctl start ontime-device@{vm}", path.display());
-    let stream = UnixStream::connect(&path).with_context(hint)?;
+    let said = |what: &str| format!("{}: {what}", path.display());
+    let stream = UnixStream::connect(&path).map_err(|error| {
+        let what = match error.kind() {
+            ErrorKind::PermissionDenied => format!("whether a device process serves {vm} cannot be seen; run as root"),
+            _ => format!("no device process serves {vm}; start it: systemctl start ontime-device@{vm}"),
+        };
+        anyhow::Error::from(error).context(said(&what))
+    })?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut answer = Vec::new();
-    stream.take(ANSWER_MAX).read_to_end(&mut answer).with_context(|| format!("{}: no answer", path.display()))?;
-    serde_json::from_slice(&answer).with_context(|| format!("{}: not an answer of this version", path.display()))
+    let log = format!("see its log: journalctl -u ontime-device@{vm}");
+    let late = || said(&format!("the device process does not answer; {log}"));
+    stream.take(ANSWER_MAX).read_to_end(&mut answer).with_context(late)?;
+    serde_json::from_slice(&answer).with_context(|| said(&format!("not an answer of this version; {log}")))
 }
 
 fn row(socket: &SocketStatus) -> [String; 8] {

@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use ontime_tenants::text::counted;
+
 use crate::paths::Paths;
 use crate::table::visible;
 use crate::{api, client, exit, table};
@@ -67,11 +69,11 @@ fn show(out: &mut impl Write, status: &api::Status, all: bool) -> std::io::Resul
         let saved = if total > 0.0 { 100.0 * nic.saved_seconds / total } else { 0.0 };
         writeln!(
             out,
-            "polling    {} {state}: polled {:.1} s, saved {:.1} s of CPU ({saved:.0} %), reached its bound {} times",
+            "polling    {} {state}: polled {:.1} s, saved {:.1} s of CPU ({saved:.0} %), reached its bound {}",
             visible(&nic.nic),
             nic.polled_seconds,
             nic.saved_seconds,
-            nic.bounded
+            counted(nic.bounded, "time")
         )?;
     }
     let ok = status.knobs.iter().filter(|knob| knob.state == "ok").count();
@@ -110,15 +112,17 @@ fn show(out: &mut impl Write, status: &api::Status, all: bool) -> std::io::Resul
 fn show_caps(out: &mut impl Write, caps: &api::Caps) -> std::io::Result<()> {
     let state = if caps.in_force { "in force" } else { "not in force" };
     let protections = if caps.protections_off { "off" } else { "on" };
-    let threads = caps.threads.len();
+    let threads = counted(caps.threads.len(), "thread");
     let why = caps.why.as_ref().map_or_else(String::new, |why| format!(": {}", visible(why)));
-    writeln!(out, "caps       {state}, {threads} threads, kernel protections {protections}{why}")?;
+    writeln!(out, "caps       {state}, {threads}, kernel protections {protections}{why}")?;
     for thread in caps.threads.iter().filter(|thread| thread.pauses > 0) {
         let of = visible(&thread.of);
         writeln!(
             out,
-            "           {of} thread {}: over its cap {} times, off its place {:.3} s",
-            thread.tid, thread.pauses, thread.paused_seconds
+            "           {of} thread {}: over its cap {}, off its place {:.3} s",
+            thread.tid,
+            counted(thread.pauses, "time"),
+            thread.paused_seconds
         )?;
     }
     Ok(())

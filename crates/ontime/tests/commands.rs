@@ -182,9 +182,29 @@ fn a_socket_that_may_not_be_opened_is_not_taken_for_no_daemon() {
         assert_eq!(out.status.code(), Some(3), "{args:?}: {said}");
         assert!(said.contains("ermission denied") && !said.contains("no daemon"), "{args:?}: {said}");
     }
+    let sockets = || text(&open.as_nobody(&["sockets", "web"]).stderr);
+    assert!(sockets().contains("no device process serves web; start it"), "{}", sockets());
+    std::fs::set_permissions(&run, std::fs::Permissions::from_mode(0o700)).unwrap();
+    assert!(sockets().contains("whether a device process serves web cannot be seen; run as root"), "{}", sockets());
+    std::fs::set_permissions(&run, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::remove_file(&socket).unwrap();
     let said = text(&open.as_nobody(&["status"]).stderr);
     assert!(said.contains("no daemon at") && said.contains("systemctl start ontimed"), "{said}");
+}
+
+#[test]
+fn a_vm_without_open_sockets_is_told_and_no_empty_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("run/device/web");
+    std::fs::create_dir_all(&place).unwrap();
+    let listener = UnixListener::bind(place.join("status.sock")).unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        write!(stream, r#"{{"vm": "web", "sockets": [], "deadlines": [], "counters": [["calls", 3]]}}"#).unwrap();
+    });
+    let out = ontime(dir.path(), &["sockets", "web"]);
+    assert_eq!(text(&out.stdout), "no socket: web has none open\n\ncalls 3\n");
+    assert_eq!(out.status.code(), Some(0));
 }
 
 #[test]
@@ -280,6 +300,38 @@ fn a_critical_finding_changes_the_exit_status() {
         assert_eq!(out.status.code(), Some(2), "{args:?}: {out:?}");
         assert!(text(&out.stdout).contains("shared"), "{args:?}: {out:?}");
     }
+}
+
+/// A NIC whose NAPI this kernel cannot thread, in namespaces of the test's own; the daemon observes and sets nothing.
+#[test]
+fn what_a_real_look_finds_critical_changes_the_exit_status() {
+    const HOST: &str = "set -e
+        ip link add crit0 type ifb; ip link set crit0 up
+        mount --bind $1/net /sys/class/net
+        set +e
+        ($2 apply --dry-run --run-dir $1/run --state-dir $1/state --config-dir $1/etc; echo apply $?) 2>&1
+        $2 daemon --run-dir $1/run --state-dir $1/state --config-dir $1/etc 2> $1/log & daemon=$!
+        for i in $(seq 600); do [ -S $1/run/ontime.sock ] && break; sleep 0.1; done
+        ($2 status --run-dir $1/run; echo status $?) 2>&1
+        kill $daemon; wait $daemon";
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let make = |name: &str| std::fs::create_dir_all(dir.path().join(name)).unwrap();
+    ["etc", "net/crit0/device", "net/crit0/queues/rx-0", "net/crit0/queues/tx-0"].iter().for_each(|name| make(name));
+    std::fs::write(dir.path().join("etc/daemon.toml"), "mode = \"observe\"\n").unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--net", "--propagation", "private", "sh", "-c", HOST, "sh"]);
+    let out = command.arg(dir.path()).arg(env!("CARGO_BIN_EXE_ontime")).output().unwrap();
+    let said = text(&out.stdout);
+    if said.is_empty() {
+        println!("SKIPPED: no namespaces, or no links of type ifb: {}", text(&out.stderr));
+        return;
+    }
+    assert!(said.contains("\napply 2\n") && said.contains("\nstatus 2\n"), "{out:?}");
+    assert_eq!(said.matches("cannot thread NAPI").count(), 2, "{said}");
+    assert!(said.contains("observing: nothing is set"), "{said}");
 }
 
 #[test]

@@ -100,11 +100,11 @@ struct File {
 struct Entry {
     name: String,
     budget: Spanned<Nanos>,
-    period: Nanos,
-    slack: Option<Nanos>,
-    vcpus: Option<BTreeSet<u32>>,
-    deadlines: Option<f64>,
-    deadline_period: Option<Nanos>,
+    period: Spanned<Nanos>,
+    slack: Option<Spanned<Nanos>>,
+    vcpus: Option<Spanned<BTreeSet<u32>>>,
+    deadlines: Option<Spanned<f64>>,
+    deadline_period: Option<Spanned<Nanos>>,
 }
 
 impl SchedConfig {
@@ -149,23 +149,28 @@ impl SchedConfig {
     fn declared(&self, text: &Text, entry: &Spanned<Entry>, slack: Nanos) -> Result<Declared, ConfigError> {
         let refuse = |what: String| text.error(&entry.span(), what);
         let Entry { name, budget, period, slack: own, vcpus, deadlines, deadline_period } = entry.get_ref();
-        if !PERIODS.contains(period) {
+        let (period, period_at) = (*period.get_ref(), period.span());
+        if !PERIODS.contains(&period) {
             let (least, most) = PERIODS.into_inner();
-            return Err(refuse(format!("`{name}`: a period of {period} is not between {least} and {most}")));
+            let what = format!("`{name}`: a period of {period} is not between {least} and {most}");
+            return Err(text.error(&period_at, what));
         }
         let (budget, budget_at) = (*budget.get_ref(), budget.span());
-        if budget == Nanos::ZERO || budget > *period {
+        if budget == Nanos::ZERO || budget > period {
             let what = format!("`{name}`: a budget of {budget} is not above 0 and at most the period, {period}");
             return Err(text.error(&budget_at, what));
         }
-        if vcpus.as_ref().is_some_and(BTreeSet::is_empty) {
-            return Err(refuse(format!("`{name}`: `vcpus` names none; leave it out for all")));
+        if let Some(none) = vcpus.as_ref().filter(|vcpus| vcpus.get_ref().is_empty()) {
+            return Err(text.error(&none.span(), format!("`{name}`: `vcpus` names none; leave it out for all")));
         }
-        let rta =
-            Rta::new(budget, *period, Arrivals::Periodic).map_err(|error| refuse(format!("`{name}`: {error}")))?;
-        let vcpu = Vcpu::new(vec![rta], own.unwrap_or(slack), None);
-        let bandwidth = vcpu.map_err(|error| refuse(format!("`{name}`: {error}")))?.bandwidth();
-        if let Some(first) = self.reservations.iter().find(|first| first.name == *name && overlap(&first.vcpus, vcpus))
+        let vcpus = vcpus.as_ref().map(Spanned::get_ref);
+        let rta = Rta::new(budget, period, Arrivals::Periodic).map_err(|error| refuse(format!("`{name}`: {error}")))?;
+        let vcpu = Vcpu::new(vec![rta], own.as_ref().map_or(slack, |own| *own.get_ref()), None);
+        let too_much_at = own.as_ref().map_or(budget_at, Spanned::span);
+        let too_much = |error| text.error(&too_much_at, format!("`{name}`: {error}"));
+        let bandwidth = vcpu.map_err(too_much)?.bandwidth();
+        if let Some(first) =
+            self.reservations.iter().find(|first| first.name == *name && overlap(first.vcpus.as_ref(), vcpus))
         {
             return Err(refuse(format!(
                 "`{name}` has a reservation for the same vCPUs at {}; give different `vcpus`, or one of the two",
@@ -173,25 +178,26 @@ impl SchedConfig {
             )));
         }
         let deadlines = match deadlines {
-            Some(most) if !(0.001..=1.0).contains(most) => {
-                return Err(refuse(format!("`{name}`: deadlines {most} is not one of 0.001 to 1 (of each vCPU)")));
+            Some(most) if !(0.001..=1.0).contains(most.get_ref()) => {
+                let what = format!("`{name}`: deadlines {} is not one of 0.001 to 1 (of each vCPU)", most.get_ref());
+                return Err(text.error(&most.span(), what));
             }
             // To the millionth of a CPU; the range was checked.
-            most => most.map(|most| Bandwidth::ppm((most * 1e6).round() as u64)),
+            most => most.as_ref().map(|most| Bandwidth::ppm((most.get_ref() * 1e6).round() as u64)),
         };
-        let deadline_period = deadline_period.unwrap_or(DEADLINE_PERIOD.min(*period));
-        if !PERIODS.contains(&deadline_period) {
-            let (least, most) = PERIODS.into_inner();
-            return Err(refuse(format!(
-                "`{name}`: deadline-period {deadline_period} is not between {least} and {most}"
-            )));
+        if let Some(wrong) = deadline_period.as_ref().filter(|period| !PERIODS.contains(period.get_ref())) {
+            let ((least, most), period) = (PERIODS.into_inner(), wrong.get_ref());
+            let what = format!("`{name}`: deadline-period {period} is not between {least} and {most}");
+            return Err(text.error(&wrong.span(), what));
         }
+        let usual = DEADLINE_PERIOD.min(period);
+        let deadline_period = deadline_period.as_ref().map_or(usual, |period| *period.get_ref());
         Ok(Declared {
             name: name.clone(),
-            budget: bandwidth.of(*period),
-            period: *period,
+            budget: bandwidth.of(period),
+            period,
             bandwidth,
-            vcpus: vcpus.clone(),
+            vcpus: vcpus.cloned(),
             deadlines,
             deadline_period,
             place: text.place(entry.span().start),
@@ -199,7 +205,7 @@ impl SchedConfig {
     }
 }
 
-fn overlap(one: &Option<BTreeSet<u32>>, other: &Option<BTreeSet<u32>>) -> bool {
+fn overlap(one: Option<&BTreeSet<u32>>, other: Option<&BTreeSet<u32>>) -> bool {
     match (one, other) {
         (Some(one), Some(other)) => !one.is_disjoint(other),
         _ => true,
@@ -277,11 +283,11 @@ mod tests {
                 "`a`: a budget of 30 ms is not above 0 and at most the period",
             ),
             (one("period = \"10ms\"\nbudget = \"0ms\""), 5, "a budget of 0 ms is not above 0"),
-            (one("budget = \"10ms\"\nperiod = \"10ms\"\nslack = \"1ms\""), 2, "more than 1"),
-            (one("budget = \"1us\"\nperiod = \"100us\""), 2, "not between 500 us and 1000 ms"),
-            (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpus = []"), 2, "names none"),
-            (one("budget = \"1ms\"\nperiod = \"10ms\"\ndeadlines = 1.5"), 2, "0.001 to 1"),
-            (one("budget = \"1ms\"\nperiod = \"10ms\"\ndeadline-period = \"2us\""), 2, "deadline-period 2 us is not"),
+            (one("budget = \"10ms\"\nperiod = \"10ms\"\nslack = \"1ms\""), 6, "more than 1"),
+            (one("budget = \"1us\"\nperiod = \"100us\""), 5, "not between 500 us and 1000 ms"),
+            (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpus = []"), 6, "names none"),
+            (one("budget = \"1ms\"\nperiod = \"10ms\"\ndeadlines = 1.5"), 6, "0.001 to 1"),
+            (one("budget = \"1ms\"\nperiod = \"10ms\"\ndeadline-period = \"2us\""), 6, "deadline-period 2 us is not"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpu = [0]"), 6, "did you mean `vcpus`?"),
             (twice, 7, "sched.toml:2:1"),
         ] {

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use crate::text::counted;
+
 /// What is read of a process in numbers that it decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Item {
@@ -135,8 +137,8 @@ impl Budget {
     /// What was not read whole: a sentence for each account.
     pub(crate) fn unread(&self) -> impl Iterator<Item = (&Account, String)> {
         self.cut.iter().map(|(account, items)| {
-            let items: Vec<String> =
-                items.iter().map(|(item, processes)| format!("{item} of {processes} processes")).collect();
+            let told = |(item, processes): (&Item, &usize)| format!("{item} of {}", counted(*processes, "process"));
+            let items: Vec<String> = items.iter().map(told).collect();
             (account, items.join(", "))
         })
     }

@@ -63,6 +63,18 @@ fn plain(message: &str) -> String {
         "u64" | "usize" => "a whole number from 0 up",
         "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
         "f32" | "f64" => "a number",
+        "a sequence" if what.ends_with("map") => {
+            return "invalid type: one table, expected a list of tables: write its header in two brackets, [[...]]"
+                .to_owned();
+        }
+        "a map" if what.ends_with("sequence") => {
+            return "invalid type: a list of tables, expected one table for each name: write its header in single \
+                    brackets, with the name, [....NAME]"
+                .to_owned();
+        }
+        "a sequence" => "a list in brackets",
+        "a map" => "a table",
+        name if name.starts_with("struct ") => "a table",
         _ => return message.to_owned(),
     };
     format!("{what}, expected {range}")
@@ -227,6 +239,30 @@ mod tests {
 
     fn message(text: &str) -> String {
         Text::new("/etc/ontime/x.toml", text).parse::<Sample>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn no_message_has_a_word_of_rusts() {
+        #[derive(Debug, Deserialize)]
+        struct File {
+            #[allow(dead_code)]
+            tenant: Option<Vec<Sample>>,
+            #[allow(dead_code)]
+            vm: Option<std::collections::BTreeMap<String, Sample>>,
+            #[allow(dead_code)]
+            defaults: Option<Sample>,
+        }
+        for (text, wanted) in [
+            ("[tenant]\n", "1:1: invalid type: one table, expected a list of tables: write its header in two brackets"),
+            ("\n[[vm]]\n", "2:1: invalid type: a list of tables, expected one table for each name"),
+            ("tenant = 3\n", "1:10: invalid type: integer `3`, expected a list in brackets"),
+            ("vm = 3\n", "1:6: invalid type: integer `3`, expected a table"),
+            ("defaults = 3\n", "1:12: invalid type: integer `3`, expected a table"),
+        ] {
+            let said = Text::new("x.toml", text).parse::<File>().unwrap_err().to_string();
+            assert!(said.starts_with(&format!("x.toml:{wanted}")), "{said}");
+            assert!(!["struct", "map", "sequence"].iter().any(|word| said.contains(word)), "{said}");
+        }
     }
 
     #[test]

@@ -107,16 +107,35 @@ pub fn of_path(path: &str) -> Option<Container> {
     None
 }
 
+/// The innermost container that a path leads into.
+pub fn innermost(path: &str) -> Option<Container> {
+    let mut found = of_path(path)?;
+    while let Some(inner) = path.get(found.cgroup.len()..).and_then(of_path) {
+        found = Container { cgroup: found.cgroup + &inner.cgroup, id: inner.id };
+    }
+    Some(found)
+}
+
 fn identity(parent: &str, component: &str, child: Option<&str>) -> Option<Identity> {
     if let Some(unit) = component.strip_suffix(".service") {
         return service(component, unit, child);
     }
-    if let Some(machine) = component.strip_suffix(".scope").and_then(|unit| unit.strip_prefix("machine-")) {
-        return machine_scope(component, &unescape(machine), child);
+    if let Some(unit) = component.strip_suffix(".scope") {
+        if let Some(machine) = unit.strip_prefix("machine-") {
+            return machine_scope(component, &unescape(machine), child);
+        }
+        // systemd-nspawn --keep-unit, in a scope of systemd-run's.
+        if child == Some("payload") {
+            return Some(Identity::Machine { unit: component.to_owned(), name: unescape(unit) });
+        }
     }
     if let Some(machine) = component.strip_suffix(".libvirt-lxc") {
         // Without systemd: /machine/lxc-PID-NAME.libvirt-lxc, before libvirt 1.2 NAME.libvirt-lxc.
         return Some(Identity::Name(libvirt_lxc(machine).unwrap_or_else(|| printable(machine.as_bytes()))));
+    }
+    // Below a directory of any name (`lxc.cgroup.dir`).
+    if component.starts_with("lxc.monitor") || component == "lxc.pivot" {
+        return None;
     }
     if let Some(name) = component.strip_prefix("lxc.payload.") {
         return Some(Identity::Lxc(printable(name.as_bytes())));
@@ -136,20 +155,22 @@ fn identity(parent: &str, component: &str, child: Option<&str>) -> Option<Identi
         return None;
     }
     if RUNTIMES.contains(&prefix) {
-        return hex_id(id).map(Identity::Id);
+        return hex_id(id).or_else(|| build_step(id).filter(|_| prefix == "docker")).map(Identity::Id);
     }
     let by_user = LOW_LEVEL.iter().find_map(|runtime| unit.strip_prefix(runtime)?.strip_prefix('-'));
     if let Some(name) = by_user.filter(|_| is_scope).or(colons.map(|(_, name)| name)) {
         return Some(hex_id(name).map_or_else(|| Identity::Name(unescape(name)), Identity::Id));
     }
-    if parent == "buildkit" && id.len() == 25 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-        return Some(Identity::Id(id.to_owned()));
+    if let Some(id) = build_step(id).filter(|_| parent == "buildkit") {
+        return Some(Identity::Id(id));
     }
     // The cgroupfs driver: /docker/ID, /kubepods/.../podUID/ID. A pod of Podman's is none, but holds some.
     let whole = prefix.is_empty();
     let known = whole && (PARENTS.contains(&parent) || parent.starts_with("pod"));
     match hex_id(unit.get(unit.len().saturating_sub(ID_LENGTH)..).unwrap_or(unit)) {
         _ if whole && parent == "libpod_parent" => None,
+        // The jailer's: /PROGRAM/ID, for the VM alone.
+        _ if parent.starts_with("firecracker") => None,
         Some(id) if known && (id.len() == ID_LENGTH || parent == "docker") && id.len() == unit.len() => {
             Some(Identity::Id(id))
         }
@@ -221,8 +242,8 @@ fn is_libvirt_vm(machine: &str) -> bool {
     rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()) || rest.starts_with("embed-"))
 }
 
-/// The cgroup that was made for the VM whose monitor is at this path: libvirt's, or a scope of machined's in which the
-/// monitor is itself, and not in the `payload` of a container.
+/// The cgroup that was made for the VM whose monitor is at this path: libvirt's, systemd-vmspawn's unit, or a scope of
+/// machined's in which the monitor is itself, and not in the `payload` of a container.
 pub fn vm_scope(path: &str) -> Option<&str> {
     let mut end = 0;
     let mut components = path.split('/').skip(1).peekable();
@@ -234,7 +255,7 @@ pub fn vm_scope(path: &str) -> Option<&str> {
             Some(machine) => {
                 libvirt_lxc(&machine).is_none() && components.peek().is_none_or(|child| *child == "libvirt")
             }
-            None => component.ends_with(".libvirt-qemu"),
+            None => component.ends_with(".libvirt-qemu") || vmspawns(component).is_some(),
         };
         if is_vms {
             return path.get(..end);
@@ -251,6 +272,9 @@ pub fn vm_scope(path: &str) -> Option<&str> {
 /// shortened it (`virDomainGenerateMachineName`).
 pub fn name_of_scope(scope: &str) -> Option<String> {
     let name = scope.rsplit('/').next()?;
+    if let Some(instance) = vmspawns(name) {
+        return Some(unescape(instance)).filter(|name| !name.is_empty());
+    }
     let machine = match name.strip_suffix(".libvirt-qemu") {
         Some(machine) => machine.to_owned(),
         None => unescape(name.strip_prefix("machine-")?.strip_suffix(".scope")?),
@@ -259,18 +283,30 @@ pub fn name_of_scope(scope: &str) -> Option<String> {
     (!own.is_empty()).then(|| own.to_owned())
 }
 
+/// The instance of systemd's template unit for a VM.
+fn vmspawns(component: &str) -> Option<&str> {
+    component.strip_prefix("systemd-vmspawn@")?.strip_suffix(".service")
+}
+
 /// Whether a path is in a cgroup that libvirt made for a VM.
 pub fn libvirt_scope(path: &str) -> Option<&str> {
     let scope = vm_scope(path)?;
     let name = scope.rsplit('/').next()?;
     let machine = name.strip_suffix(".scope").and_then(|unit| unit.strip_prefix("machine-")).map(unescape);
-    machine.is_none_or(|machine| is_libvirt_vm(&machine)).then_some(scope)
+    let is_libvirts = machine.map_or_else(|| name.ends_with(".libvirt-qemu"), |machine| is_libvirt_vm(&machine));
+    is_libvirts.then_some(scope)
 }
 
 /// The user below whose slice a path is; what is there was made, and named, by that user.
 pub fn owner_of_path(path: &str) -> u32 {
     let user = path.strip_prefix("/user.slice/user-").and_then(|rest| rest.split_once(".slice"));
     user.and_then(|(number, _)| number.parse().ok()).unwrap_or(0)
+}
+
+/// The identifier of a step of an image's build, by BuildKit (`identity.NewID`).
+fn build_step(text: &str) -> Option<String> {
+    let is_one = text.len() == 25 && text.bytes().all(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase());
+    is_one.then(|| text.to_owned())
 }
 
 fn hex_id(text: &str) -> Option<String> {
@@ -362,6 +398,18 @@ struct StorageRoots {
 }
 
 #[derive(Deserialize)]
+struct CrioConfig {
+    crio: CrioRoots,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct CrioRoots {
+    root: Option<String>,
+    runroot: Option<String>,
+}
+
+#[derive(Deserialize)]
 struct DockerState {
     #[serde(rename = "Name")]
     name: String,
@@ -394,6 +442,10 @@ impl Names {
             .filter_map(|file| toml::from_str::<StorageConfig>(&text(file)?).ok())
             .flat_map(|config| [config.storage.graphroot, config.storage.runroot])
             .flatten();
+        let crio = std::iter::once(at("etc/crio/crio.conf")).chain(subdirectories(&at("etc/crio/crio.conf.d")));
+        let crio =
+            crio.filter_map(|file| toml::from_str::<CrioConfig>(std::str::from_utf8(&read_state(&file)?).ok()?).ok());
+        let storage = storage.chain(crio.flat_map(|config| [config.crio.root, config.crio.runroot]).flatten());
         let lxc = text("etc/lxc/lxc.conf").unwrap_or_default();
         let lxc = lxc.lines().filter_map(|line| line.split_once('='));
         let lxc = lxc.filter(|(key, _)| key.trim() == "lxc.lxcpath").map(|(_, path)| path.trim().to_owned());
@@ -713,6 +765,8 @@ mod tests {
             &format!("/machine.slice/libpod-conmon-{a}.scope"),
             &format!("/kubepods.slice/crio-conmon-{a}.scope"),
             "/lxc.monitor.web",
+            "/lxc/lxc.monitor.web",
+            "/lxc.payload/lxc.pivot",
             "/system.slice/docker-zz.scope",
         ] {
             assert_eq!(of_path(path), None, "{path}");

@@ -155,6 +155,12 @@ impl Sources {
         self.read(pid, "status").and_then(|status| proc::parse_inner_pid(&status)).unwrap_or(pid)
     }
 
+    /// Whether a process is in the host's PID namespace: it has one number only.
+    pub(crate) fn has_one_number(&self, pid: i32) -> bool {
+        let status = self.read(pid, "status").unwrap_or_default();
+        proc::status_value(&status, "NSpid").is_some_and(|numbers| numbers.split_ascii_whitespace().count() == 1)
+    }
+
     /// A thread's number in the innermost PID namespace that it is in.
     pub(crate) fn inner_thread(&self, pid: i32, tid: i32) -> i32 {
         let status = self.read(pid, &format!("task/{tid}/status"));

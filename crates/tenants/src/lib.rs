@@ -15,6 +15,7 @@
 //! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source each |
 //! | `namespace` | asking the kernel from within a tenant's network namespace |
 //! | `ownership`, `conflict`, `problem` | who decides about a thread; what works against the table; what went wrong |
+//! | `text` | words of messages |
 
 // The built host of `tests/common` names the crate.
 #[cfg(test)]
@@ -45,6 +46,7 @@ pub mod rules;
 mod sched;
 #[cfg(test)]
 mod testing;
+pub mod text;
 pub mod thread;
 pub mod users;
 pub mod vmm;

@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use crate::conflict::Conflict;
 use crate::rules::Namer;
+use crate::text::counted;
 use crate::vmm::{Delay, Vmm};
 
 /// Something an administrator should know. Discovery goes on without it.
@@ -57,7 +58,7 @@ pub enum ProblemKind {
         /// The name.
         pattern: String,
         /// Containers whose names no runtime has on record.
-        unnamed: Vec<String>,
+        unnamed: Vec<Unnamed>,
     },
     /// Containers in a layout of no known runtime, whose names no runtime has on record.
     RuntimeUnknown,
@@ -67,6 +68,24 @@ pub enum ProblemKind {
     NotRead(String),
     /// Settings that work against the priority table.
     Conflict(Conflict),
+}
+
+/// A container whose name is not known.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Unnamed {
+    /// The first digits of its identifier, by which it is called instead.
+    pub digits: String,
+    /// The user whom it belongs to; the records of other users than root are not read.
+    pub user: u32,
+}
+
+impl fmt::Display for Unnamed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.user {
+            0 => f.write_str(&self.digits),
+            user => write!(f, "{} of user {user}", self.digits),
+        }
+    }
 }
 
 impl Problem {
@@ -107,9 +126,16 @@ impl Problem {
             ProblemKind::RuleUnused { unnamed, .. } if unnamed.is_empty() => {
                 "start the tenant, or correct the name: `ontime ps` has the names".to_owned()
             }
-            ProblemKind::RuleUnused { .. } => {
-                "if it means one of these, give the rule its `cgroup` (`ontime ps --json`) or these digits for `name`"
-                    .to_owned()
+            ProblemKind::RuleUnused { unnamed, .. } => {
+                let own = "if it means one of these, give the rule its `cgroup` (`ontime ps --json`) or these digits \
+                           for `name`";
+                match unnamed.iter().find(|container| container.user != 0) {
+                    Some(Unnamed { user, .. }) => format!(
+                        "{own}; a user's container takes `user = {user}` as well, and can be started in a slice to be \
+                         named by (docker run --cgroup-parent=NAME.slice)"
+                    ),
+                    None => own.to_owned(),
+                }
             }
             ProblemKind::RuntimeUnknown => {
                 "give rules for it by `cgroup`, or by the first 12 digits of its identifier as `name`".to_owned()
@@ -180,17 +206,28 @@ impl Problem {
             ProblemKind::RuleUnused { pattern, unnamed } if unnamed.is_empty() => {
                 format!("no tenant that runs has a name like `{pattern}`")
             }
-            ProblemKind::RuleUnused { pattern, unnamed } => format!(
-                "no tenant that runs has a name like `{pattern}`; no runtime has a name on record for {}",
-                listed(unnamed)
-            ),
+            ProblemKind::RuleUnused { pattern, unnamed } => {
+                let (users, systems): (Vec<&Unnamed>, Vec<&Unnamed>) =
+                    unnamed.iter().partition(|container| container.user != 0);
+                let mut said = format!("no tenant that runs has a name like `{pattern}`");
+                if !systems.is_empty() {
+                    said += &format!("; no runtime has a name on record for {}", listed(&systems));
+                }
+                if !users.is_empty() {
+                    let whose = listed(&users);
+                    said += &format!("; names are not known of {whose}: what users' runtimes record is not read");
+                }
+                said
+            }
             ProblemKind::RuntimeUnknown => {
                 "a container, by the identifier in its cgroup's path, whose runtime is unknown".to_owned()
             }
-            ProblemKind::CgroupV1(count) => format!(
-                "{count} processes are in containers by cgroup v1 alone, which is not read: these containers are not \
-                 found"
-            ),
+            ProblemKind::CgroupV1(count) => {
+                let (these, are) = (counted(*count, "process"), if *count == 1 { "is" } else { "are" });
+                format!(
+                    "{these} {are} in containers by cgroup v1 alone, which is not read: these containers are not found"
+                )
+            }
             ProblemKind::NotRead(what) => {
                 format!("not read whole: {what}; virtual NICs and threads of these may be missing")
             }
@@ -200,9 +237,10 @@ impl Problem {
 }
 
 /// The first few, and how many more there are.
-fn listed(names: &[String]) -> String {
+fn listed(names: &[&Unnamed]) -> String {
     const SHOWN: usize = 5;
-    let shown = names.get(..SHOWN.min(names.len())).unwrap_or_default().join(", ");
+    let shown: Vec<String> = names.iter().take(SHOWN).map(ToString::to_string).collect();
+    let shown = shown.join(", ");
     match names.len().saturating_sub(SHOWN) {
         0 => shown,
         more => format!("{shown} and {more} more"),

@@ -74,6 +74,9 @@ pub struct Subject<'a> {
     pub owner: u32,
     /// Who chose its name, UUID and kind.
     pub namer: Namer,
+    /// It is what a container holds beside the monitor of a VM, such as KubeVirt's virt-launcher: the VM's helpers,
+    /// unless a rule names the container or its kind.
+    pub beside_vm: bool,
 }
 
 /// Who chose what a tenant calls itself. Real-time priority must not be had by choosing well.
@@ -143,7 +146,8 @@ impl Rule {
             && self.cgroup.as_ref().is_none_or(|glob| subject.cgroup.is_some_and(|own| covers(glob, own)))
             && self.kind.is_none_or(|kind| kind == subject.kind)
             && self.user.is_none_or(|user| user == subject.owner);
-        if !fits {
+        let for_helpers = subject.beside_vm && self.verdict.class != Class::Bulk;
+        if !fits || for_helpers && self.name.is_none() && self.kind.is_none() {
             return Match::No;
         }
         // A cgroup that the system made: a rule that names it means what is in there.

@@ -88,9 +88,9 @@ impl Network {
         (self.number(peer, "iflink") == Some(own)).then_some(peer)
     }
 
-    /// The character device of a macvtap interface, `MAJOR:MINOR`.
+    /// The character device of a macvtap or ipvtap interface, `MAJOR:MINOR`.
     fn tap_device(&self, ifname: &str, index: u32) -> Option<String> {
-        let mut files = ["macvtap/", ""].iter().map(|class| format!("{ifname}/{class}tap{index}/dev"));
+        let mut files = ["macvtap/", "ipvtap/", ""].iter().map(|class| format!("{ifname}/{class}tap{index}/dev"));
         let device = files.find_map(|file| std::fs::read_to_string(self.root.join(file)).ok())?;
         Some(device.trim().to_owned())
     }
@@ -150,7 +150,8 @@ pub fn open_files(process: &Path, limit: usize) -> std::io::Result<OpenFiles> {
 }
 
 impl OpenFiles {
-    /// The host's interfaces behind the tap and macvtap files.
+    /// The host's interfaces behind the tap and macvtap files. A process may have any file at `/dev/tap2`, and
+    /// interface 2 may be a NIC: the kernel must say that this device is the interface's.
     pub fn interfaces(&self, network: &Network) -> Vec<String> {
         let mut found = BTreeSet::new();
         for (fd, target) in &self.targets {
@@ -160,7 +161,7 @@ impl OpenFiles {
             } else if let Some(index) = target.strip_prefix("/dev/tap").and_then(|number| number.parse().ok()) {
                 let is_its = |ifname: &&str| {
                     let device = network.tap_device(ifname, index);
-                    device.is_none_or(|device| device_at(&self.process.join("fd").join(fd)) == Some(device))
+                    device.is_some() && device == device_at(&self.process.join("fd").join(fd))
                 };
                 found.extend(network.name_of(index).filter(is_its).map(str::to_owned));
             }
@@ -322,7 +323,7 @@ mod tests {
         }
         let network = Network::at(tree.0.path());
         let open = open_files(process.path(), 100).unwrap();
-        assert_eq!(open.interfaces(&network), ["macvtap9", "tap3"]);
+        assert_eq!(open.interfaces(&network), ["tap3"], "nothing says that /dev/tap9 is the interface's");
         assert_eq!((open.looked_at, open.whole), (6, true));
         let first = open_files(process.path(), 2).unwrap();
         assert_eq!((first.looked_at, first.whole), (2, false));

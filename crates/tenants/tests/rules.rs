@@ -29,6 +29,7 @@ fn vm(name: &str) -> Subject<'_> {
         kind: Kind::Qemu,
         owner: 0,
         namer: Namer::User(0),
+        beside_vm: false,
     }
 }
 

@@ -371,7 +371,15 @@ fn a_vm_inside_a_container_does_not_take_real_time_by_its_name() {
     assert!(found.tenants.len() == 2 && found.tenants.iter().all(|tenant| tenant.class == Class::Bulk));
     assert_eq!(words(&found), [("plc".into(), "rule-withheld")]);
     let place = rules(&format!("[[tenant]]\ncgroup = \"{scope}\"\nclass = \"rt\"\n"));
-    assert!(discover(&host.sources(), &place).tenants.iter().all(|tenant| tenant.class == RT));
+    // The VM by the place; the shell beside it, by a rule that says that it means the container.
+    let of_rt = |place: &Rules| {
+        let found = discover(&host.sources(), place);
+        let rt = found.tenants.into_iter().filter(|tenant| tenant.class == RT);
+        rt.map(|tenant| tenant.process.pid).collect::<Vec<_>>()
+    };
+    assert_eq!(of_rt(&place), [100]);
+    let container = format!("[[tenant]]\ncgroup = \"{scope}\"\nkind = \"container\"\nclass = \"rt\"\n");
+    assert_eq!(of_rt(&rules(&container)), [90]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Interrupts that no thread takes, and what other programs do with interrupts' CPUs.
 
 use ontime_tenants::Class;
+use ontime_tenants::text::counted;
 
 use super::upkeep::rt_cpus;
 use super::{Check, State};
@@ -26,8 +27,7 @@ pub(super) fn smi(count: &SmiCount) -> Check {
             format!("none came in {:.1} s; hwlatdetect (rt-tests) looks for rarer ones", during.as_secs_f64()),
         ),
         SmiCount::Counted { most, cpu, during } => {
-            let plural = if *most == 1 { "" } else { "s" };
-            let found = format!("{most} SMI{plural} on CPU {cpu} in {:.1} s", during.as_secs_f64());
+            let found = format!("{} on CPU {cpu} in {:.1} s", counted(*most, "SMI"), during.as_secs_f64());
             Check::new(id, title, State::Warning, found).costs(cost, "").remedy(
                 "in the firmware's set-up turn off legacy USB, power capping and memory patrol by the firmware, or \
                  take its low-latency profile",

@@ -1,5 +1,7 @@
 //! The state of one rule on this host: what its settings want against what the knobs have.
 
+use ontime_tenants::text::counted;
+
 use super::{Check, Refused, State};
 use crate::intent::Intent;
 use crate::inventory::Inventory;
@@ -55,7 +57,8 @@ pub(super) fn check(
     let unthreaded = if rule.id == RuleId::NapiThread { without_thread(inventory) } else { 0 };
     let mut found = describe(&comparison);
     if unthreaded > 0 {
-        found.push(format!("{unthreaded} NAPI instances have no thread to place: see napi-threaded"));
+        let (these, have) = (counted(unthreaded, "NAPI instance"), if unthreaded == 1 { "has" } else { "have" });
+        found.push(format!("{these} {have} no thread to place: see napi-threaded"));
     }
     found.extend(outcome.findings.iter().map(|finding| format!("{}: {}", finding.object, finding.found)));
     let mut state = worst(&comparison, &outcome.findings, differing_state(rule.id, intent));

@@ -73,10 +73,8 @@ impl Inventory {
         inventory.memory = memory(roots);
         inventory.protections = protections(roots, &inventory.sysctls);
         if !inventory.protections.readable {
-            inventory.notes.push(Note {
-                about: "fair server".to_owned(),
-                why: "debugfs is not mounted, denied by lockdown, or this process is not root".to_owned(),
-            });
+            let why = without_debugfs(&roots.debug, inventory.kernel.lockdown);
+            inventory.notes.push(Note { about: "fair server".to_owned(), why });
         }
         inventory
     }
@@ -177,6 +175,20 @@ fn lockdown(text: &str) -> Lockdown {
         Some("integrity") => Lockdown::Integrity,
         Some("confidentiality") => Lockdown::Confidentiality,
         _ => Lockdown::None,
+    }
+}
+
+/// Why the scheduler's part of debugfs cannot be read.
+fn without_debugfs(debug: &Path, lockdown: Lockdown) -> String {
+    let is_empty = || fs::read_dir(debug).map(|mut entries| entries.next().is_none());
+    match is_empty() {
+        _ if lockdown != Lockdown::None => "kernel lockdown denies debugfs".to_owned(),
+        Ok(true) => {
+            let place = debug.display();
+            format!("debugfs is not mounted at {place}: mount -t debugfs debugfs {place}")
+        }
+        Ok(false) => "this kernel has no directory sched in debugfs (CONFIG_DEBUG_FS, CONFIG_SCHED_DEBUG)".to_owned(),
+        Err(error) => format!("{}: {error}", debug.display()),
     }
 }
 
@@ -297,6 +309,18 @@ mod tests {
             let wanted = wanted.map(|(policy, shared, exclusive)| (policy, shared.to_owned(), exclusive.to_owned()));
             assert_eq!(found, wanted, "{text}");
         }
+    }
+
+    #[test]
+    fn what_keeps_debugfs_from_being_read_is_named() {
+        let tree = tempfile::tempdir().unwrap();
+        let why = |lockdown| without_debugfs(tree.path(), lockdown);
+        assert!(why(Lockdown::None).contains("mount -t debugfs debugfs /"), "{}", why(Lockdown::None));
+        assert_eq!(why(Lockdown::Integrity), "kernel lockdown denies debugfs");
+        fs::create_dir(tree.path().join("tracing")).unwrap();
+        assert!(why(Lockdown::None).contains("no directory sched"));
+        let missing = without_debugfs(&tree.path().join("none"), Lockdown::None);
+        assert!(missing.contains("none: No such file"), "{missing}");
     }
 
     #[test]

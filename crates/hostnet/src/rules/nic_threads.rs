@@ -103,7 +103,10 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
         object: nic.id.name.clone(),
         found:
             "no interrupt is known to be its own, by its device or by a handler's name: none has its place".to_owned(),
-        remedy: "look for it in /proc/interrupts, and place its thread by hand (chrt -f -p 50 THREAD)".to_owned(),
+        remedy: format!(
+            "look for it in /proc/interrupts, and place its thread by hand at {}",
+            intent.table.policy(intent.nic_class(inventory, nic), Role::Irq)
+        ),
         refusal: None,
     }));
     if !inventory.kernel.threaded_irqs {

@@ -98,6 +98,8 @@ pub struct Census {
 pub struct Held<'a> {
     /// Threads that are held to a runtime cap.
     pub capped: &'a BTreeSet<ThreadId>,
+    /// Threads with reserved CPU time, which a pacer or the kernel holds to their budgets.
+    pub reserved: &'a BTreeMap<ThreadId, Policy>,
     /// The place of the cap watcher.
     pub watcher: Policy,
     /// Cgroups whose threads need no cap, by the administrator's word.
@@ -208,12 +210,13 @@ impl Census {
         Some((format!("{first}{more}: no cap holds it, so kernel protections stay on"), remedy))
     }
 
-    /// The threads that could keep a CPU for themselves: neither capped by a watcher above them, nor in a listed
-    /// cgroup.
+    /// The threads that could keep a CPU for themselves: neither capped by a watcher above them, nor with reserved CPU
+    /// time, nor in a listed cgroup.
     pub fn uncapped<'a>(&'a self, held: &'a Held<'a>) -> impl Iterator<Item = &'a RealTime> {
         self.threads.iter().filter(|thread| {
             let capped = held.capped.contains(&thread.id) && thread.is_below(held.watcher);
-            !capped && !held.uncapped.iter().any(|named| is_in(thread.cgroup.as_deref(), named))
+            let is_held = capped || held.reserved.contains_key(&thread.id);
+            !is_held && !held.uncapped.iter().any(|named| is_in(thread.cgroup.as_deref(), named))
         })
     }
 }
@@ -284,8 +287,19 @@ mod tests {
         let capped = capped.iter().map(|tid| ThreadId { pid: 1, tid: *tid, start_time: 1 }).collect();
         let listed: Vec<String> = listed.iter().map(|path| (*path).to_owned()).collect();
         let census = Census::of(threads);
-        let held = Held { capped: &capped, watcher: WATCHER, uncapped: &listed };
+        let held = Held { capped: &capped, reserved: &BTreeMap::new(), watcher: WATCHER, uncapped: &listed };
         census.uncapped(&held).map(|thread| thread.id.tid).collect()
+    }
+
+    #[test]
+    fn a_thread_with_reserved_time_is_held_at_any_place() {
+        let deadline = Policy::Deadline { runtime: 1, deadline: 2, period: 2 };
+        let threads = [(1, Policy::Fifo(46)), (2, deadline), (3, Policy::Fifo(46))];
+        let census = Census::of(threads.map(|(tid, policy)| thread(tid, policy, Some("/a"))).to_vec());
+        let reserved = census.threads.iter().take(2).map(|thread| (thread.id, thread.policy)).collect();
+        let held = Held { capped: &BTreeSet::new(), reserved: &reserved, watcher: WATCHER, uncapped: &[] };
+        let uncapped: Vec<i32> = census.uncapped(&held).map(|thread| thread.id.tid).collect();
+        assert_eq!(uncapped, [3]);
     }
 
     #[test]

@@ -21,9 +21,10 @@ use crate::host::{KernelThread, Process, Processes, Sources};
 use crate::libvirt::{self, Domain};
 use crate::model::{Attached, ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
 use crate::peers::{self, Peers};
-use crate::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind, Unnamed};
 use crate::proc::{Stat, printable};
 use crate::rules::{Decision, Namer, Rules, Subject, Verdict};
+use crate::text::counted;
 use crate::thread::ThreadId;
 use crate::vmm::{self, Vmm};
 use crate::vnic::Network;
@@ -55,6 +56,7 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
         standing: HashMap::new(),
         budget: Budget::default(),
         conmons: HashMap::new(),
+        of_vms: BTreeSet::new(),
         named_by_root: BTreeSet::new(),
         unnamed: Vec::new(),
         tenants: Vec::new(),
@@ -89,10 +91,12 @@ struct Finder<'a> {
     budget: Budget,
     /// Processes of conmon outside containers, with the container that each has started and its name.
     conmons: HashMap<i32, (String, String)>,
+    /// Cgroups of containers, each for one program, that VMs' monitors are in.
+    of_vms: BTreeSet<String>,
     /// Tenants whose names root chose.
     named_by_root: BTreeSet<ThreadId>,
-    /// Containers for which no runtime has a name on record, by the digits they are called by here.
-    unnamed: Vec<String>,
+    /// Containers for which no runtime has a name on record.
+    unnamed: Vec<Unnamed>,
     tenants: Vec<Tenant>,
     problems: Vec<Problem>,
     /// Why processes could not be listed.
@@ -112,6 +116,8 @@ struct Found {
     cgroup_owner: u32,
     /// The part of that which is its alone.
     own_cgroup: Option<String>,
+    /// It is what a container holds beside a VM.
+    beside_vm: bool,
 }
 
 impl Finder<'_> {
@@ -125,7 +131,7 @@ impl Finder<'_> {
             }
         };
         if processes.denied > 0 {
-            let these = if processes.denied == 1 { "1 process" } else { &format!("{} processes", processes.denied) };
+            let these = counted(processes.denied, "process");
             let what = format!("{these} may not be looked into; tenants may be missing");
             self.problem("/proc", ProblemKind::Unreadable(what));
         }
@@ -155,6 +161,10 @@ impl Finder<'_> {
         }
         self.stale(&domains);
         // What is in a unit beside a monitor (swtpm, virtiofsd, passt) is a helper of the VM's.
+        // What is beside a monitor in a container for one program belongs to the VM. LXC, nspawn have whole systems.
+        let around = |vm: &VmProcess<'_>| container::innermost(vm.process.cgroup.as_deref()?);
+        let of_program = vms.iter().filter_map(around).filter(|container| container.id.id().is_some());
+        self.of_vms = of_program.map(|container| container.cgroup).collect();
         let of_vm = |vm: &VmProcess<'_>| vm.process.cgroup.clone().filter(|_| vm.container.is_none());
         let units = vms.iter().filter_map(of_vm).filter(|path| container::is_unit(path)).collect();
         self.containers(&rest, units);
@@ -367,6 +377,11 @@ impl Finder<'_> {
         let mut known: HashMap<&str, Option<(String, Option<Identity>)>> = HashMap::new();
         for process in processes {
             let Some(path) = process.cgroup.as_deref() else { continue };
+            // libvirt's monitor of a container is in the container's cgroup, and outside its PID namespace.
+            let is_libvirts = vmm::file_name(&process.executable) == Some("libvirt_lxc");
+            if is_libvirts && self.sources.has_one_number(process.pid) {
+                continue;
+            }
             let place = known.entry(path).or_insert_with(|| self.container_of(path, &vms));
             if let Some((cgroup, identity)) = place.clone() {
                 members.entry(cgroup).or_insert_with(|| (identity, Vec::new())).1.push(process);
@@ -416,6 +431,7 @@ impl Finder<'_> {
             cgroup_owner: owner,
             own_cgroup: Some(cgroup.clone()),
             cgroup: Some(cgroup.clone()),
+            beside_vm: processes.iter().all(|process| self.is_beside_vm(process)),
         };
         let (decision, withheld) = self.decision(&found, None);
         let account = match (decision.class, owner) {
@@ -436,7 +452,7 @@ impl Finder<'_> {
         self.problems.extend(withheld);
         let recorded = identity.as_ref().and_then(Identity::id).map(short);
         if recorded.as_ref() == Some(&found.name) {
-            self.unnamed.extend(recorded);
+            self.unnamed.extend(recorded.map(|digits| Unnamed { digits, user: owner }));
             if matches!(identity, Some(Identity::Unknown(_))) {
                 self.problem(&cgroup, ProblemKind::RuntimeUnknown);
             }
@@ -447,6 +463,12 @@ impl Finder<'_> {
         if let Some(tenant) = self.tenants.last_mut() {
             tenant.attached = attached;
         }
+    }
+
+    /// Whether a process is in the container of a VM's monitor.
+    fn is_beside_vm(&self, process: &Process) -> bool {
+        let path = process.cgroup.as_deref().unwrap_or("/");
+        !self.of_vms.is_empty() && ancestors(path).any(|part| self.of_vms.contains(part))
     }
 
     /// A container's name: the runtime's, where it has one on record or told it to conmon, else the first digits of its
@@ -513,6 +535,7 @@ impl Finder<'_> {
             kind: found.kind,
             owner: found.owner,
             namer: found.namer,
+            beside_vm: found.beside_vm,
         };
         let decision = self.rules.decide(&subject, metadata);
         let rule = decision.withheld.clone().filter(|_| decision.source == ClassSource::Default);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Finder, Found};
 use crate::budget::{Account, Item};
 use crate::class::Class;
-use crate::container;
+use crate::container::{self, Container};
 use crate::host::Process;
 use crate::libvirt::Domain;
 use crate::model::{Kind, ThreadRole, Vnic};
@@ -13,6 +13,7 @@ use crate::problem::ProblemKind;
 use crate::proc::{Stat, printable};
 use crate::qmp::VcpuThreads;
 use crate::rules::{Namer, Verdict};
+use crate::text::counted;
 use crate::thread::ThreadId;
 use crate::vmm::{self, QemuArguments, Sureness, Vmm};
 use crate::vnic;
@@ -54,11 +55,23 @@ impl<'a> VmProcess<'a> {
         Some(Self { process, vmm, domain, container, account, line, arguments })
     }
 
+    /// Whether it says itself that it is the VM of the pod's sandbox with this identifier: `-name sandbox-ID`, or a
+    /// file in a directory of that name (Kata Containers: `virtcontainers/qemu.go`; `/run/vc/vm/ID/clh-api.sock`).
+    fn is_of_sandbox(&self, id: &str) -> bool {
+        let named = |name: &String| name.strip_prefix("sandbox-") == Some(id);
+        self.given_name().as_ref().is_some_and(named) || self.line.iter().any(|word| word.split('/').any(|at| at == id))
+    }
+
+    /// The name that its monitor was told.
+    fn given_name(&self) -> Option<String> {
+        self.arguments.name.clone().or_else(|| vmm::other_name(&self.line))
+    }
+
     fn name(&self) -> String {
-        let given = || self.arguments.name.clone().or_else(|| vmm::other_name(&self.line));
         match self.domain {
             Some(domain) => domain.name.clone(),
-            None => given()
+            None => self
+                .given_name()
                 .filter(|name| !name.is_empty())
                 .map(|name| printable(name.as_bytes()))
                 .or_else(|| container::name_of_scope(container::vm_scope(self.process.cgroup.as_deref()?)?))
@@ -159,15 +172,17 @@ impl Finder<'_> {
             (_, Some(_)) => 0,
         };
         let contained = vm.domain.is_none() && vm.container.is_some();
+        let sandbox = self.sandbox_of(vm);
         let found = Found {
-            name: vm.name(),
+            name: sandbox.as_ref().map_or_else(|| vm.name(), |(name, _)| name.clone()),
             uuid: vm.uuid(),
             kind: vm.kind(),
             owner,
-            namer: if contained { Namer::Container } else { Namer::User(owner) },
+            namer: if contained && sandbox.is_none() { Namer::Container } else { Namer::User(owner) },
             cgroup_owner,
             cgroup,
-            own_cgroup: vm.own_cgroup(alone),
+            own_cgroup: sandbox.map(|(_, cgroup)| cgroup).or_else(|| vm.own_cgroup(alone)),
+            beside_vm: false,
         };
         let metadata = vm.domain.and_then(|domain| self.metadata(domain));
         let decision = self.decide(&found, metadata);
@@ -184,6 +199,16 @@ impl Finder<'_> {
         let vnics = self.vnics(&found.name, vm, &account);
         self.take_in(found, process, decision, threads, vnics);
         true
+    }
+
+    /// The name and cgroup of the sandbox whose VM this is, where a runtime of the system's has it on record. Kata
+    /// starts the monitor outside the pod's PID namespace, which nothing inside a pod can do.
+    fn sandbox_of(&mut self, vm: &VmProcess<'_>) -> Option<(String, String)> {
+        let path = vm.process.cgroup.as_deref().filter(|_| vm.domain.is_none() && vm.container.is_some())?;
+        let Container { cgroup, id } = container::of_path(path)?;
+        let is_its = vm.is_of_sandbox(id.id()?) && self.sources.has_one_number(vm.process.pid);
+        let is_systems = is_its && self.sources.cgroup_owner(&cgroup, false) == 0;
+        Some((self.names.recorded(&id).filter(|_| is_systems)?, cgroup))
     }
 
     fn metadata(&mut self, domain: &Domain) -> Option<Verdict> {
@@ -252,7 +277,8 @@ impl Finder<'_> {
         // QEMU makes them in the order of their numbers.
         ran_guest.sort_unstable();
         if let Some(why) = why {
-            let told = format!("{why}; taken by guest time: {} threads, idle ones may be missing", ran_guest.len());
+            let taken = counted(ran_guest.len(), "thread");
+            let told = format!("{why}; taken by guest time: {taken}, idle ones may be missing");
             self.problem(name, ProblemKind::VcpusUnnamed { vmm: vm.vmm, why: told });
         }
         ran_guest.into_iter().zip(0..).collect()

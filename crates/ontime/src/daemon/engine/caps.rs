@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ontime_hostnet::{Host, Intent, Inventory, Knob, KnobError, LiveHost, Paused, Plan, Value};
+use ontime_tenants::text::counted;
 use ontime_tenants::{Policy, Tenant, ThreadId};
 use ontime_trace::tracefs::TRACEFS;
 
@@ -63,8 +64,9 @@ impl Engine {
         self.hold_to_quotas();
         for (tenant, threads) in self.count_demoted() {
             let message = format!(
-                "{threads} of its threads are at SCHED_OTHER instead of real-time priority: so many of a tenant are \
-                 not capped (cap.threads, cap.threads-per-tenant in /etc/ontime/daemon.toml)"
+                "it has {} at SCHED_OTHER instead of real-time priority: so many of a tenant are not capped \
+                 (cap.threads, cap.threads-per-tenant in /etc/ontime/daemon.toml)",
+                counted(threads, "thread")
             );
             self.error(&tenant, &message);
         }
@@ -131,7 +133,8 @@ impl Engine {
     fn find_uncapped(&self) -> Vec<String> {
         let capped = self.caps.as_ref().map(Caps::watched).unwrap_or_default();
         let watcher = self.table().watcher();
-        let held = Held { capped: &capped, watcher, uncapped: &self.config.daemon.cap_uncapped };
+        let reserved = &self.look.intent.reserved;
+        let held = Held { capped: &capped, reserved, watcher, uncapped: &self.config.daemon.cap_uncapped };
         self.census.uncapped(&held).map(ToString::to_string).chain(self.census.incomplete.clone()).collect()
     }
 

@@ -28,6 +28,7 @@ use ontime_hostnet::{
     self as hostnet, ConvergeError, Done, Item, Journal, Knob, LiveHost, Method, Paused, Plan, Value,
 };
 use ontime_sched::{Refused, Settled};
+use ontime_tenants::text::counted;
 use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Rules, Sources};
 
 use self::caps::{Capping, CappingState, PastPauses, charge_for, charge_guardian};
@@ -689,8 +690,8 @@ impl Engine {
         } else {
             let report = self.undo();
             tracing::warn!(
-                "stopped; this host's kernel protections were off before Ontime, so {} settings were reset",
-                report.counts().restored
+                "stopped; this host's kernel protections were off before Ontime, so a reset gave back {}",
+                counted(report.counts().restored, "setting")
             );
         }
         let Self { caps, mut guardian, .. } = self;
