@@ -46,6 +46,10 @@ pub struct Host {
     /// CPUs, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
     #[arg(long)]
     cpus: Option<u8>,
+    /// One more CPU for the clients' side, which is then inside, too, and in the host's time: `lab-client COMMAND` runs
+    /// there (virtual clock)
+    #[arg(long)]
+    client_cpu: bool,
     /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime-lab
     /// bench` measures on)
     #[arg(long, value_name = "NS", default_value = "4", value_parser = icount_shift)]
@@ -82,9 +86,9 @@ pub struct Run {
     /// Bring the guest module, built if it is missing: `lab-vm start NAME ROLE sockets:rt ADDRESS` has it inside
     #[arg(long)]
     guest_module: bool,
-    /// A shell command for the clients' side, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its
+    /// A shell command for the clients' side outside, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its
     /// directory is /lab; it ends with the command
-    #[arg(long, value_name = "SHELL")]
+    #[arg(long, value_name = "SHELL", conflicts_with = "client_cpu")]
     client: Option<String>,
     /// The command and its arguments
     #[arg(last = true, required = true)]
@@ -161,6 +165,7 @@ impl Run {
 fn machine(host: &Host, console: Console) -> Machine {
     let mut machine = Machine::new(host.clock, host.kernel);
     machine.cpus = host.cpus.unwrap_or(machine.cpus);
+    machine.client_cpu = host.client_cpu;
     machine.icount_shift = host.instruction;
     machine.memory_mib = host.memory;
     machine.kernel_arguments.clone_from(&host.kernel_arguments);
