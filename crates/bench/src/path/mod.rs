@@ -33,9 +33,9 @@ use ontime_figures::stats::Summary;
 pub use report::{Document, FunctionRow, Method, PATH_VERSION, ReportError, StageRow, json_schema, sequence, table};
 
 use crate::client::{self, ClientConfig, Peer};
+use crate::experiments::rt_server::Case;
 use crate::host::{Ground, Host, MeasureError, Site, size};
 use crate::memcached;
-use crate::rt_server::Case;
 use crate::schema::Load;
 use crate::server::{self, Place, Seat};
 use crate::trial;

@@ -10,14 +10,18 @@
 //! (docs/bench/xen-arm.md).
 
 use std::net::SocketAddr;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use ontime_lab::images::Images;
 use ontime_lab::role::LOADED;
 
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
 use crate::client::{self, ClientError};
+use crate::goals::Figure::{self, Max};
+use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, MeasureError, RT_VM, Site, Vm, boot_vm};
-use crate::report;
+use crate::paper::Figures;
 use crate::schema::{Load, MethodResult};
 use crate::segments::{Depth, Trace};
 use crate::server;
@@ -226,19 +230,129 @@ fn words(method: &str) -> &str {
     }
 }
 
-/// Delays and spikes.
-pub fn table(results: &[MethodResult]) -> String {
-    let mut text = String::from(
-        "case                       requests  lost       p50       p99     p99.9       max  us   over 1 ms\n",
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Methods: credit (Linux as it is), partitioned, interrupt-context; default: all
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    /// CPU loads of the RT guest's own, percent
+    #[arg(long = "cpu-load", value_name = "PERCENT", value_delimiter = ',', default_value = "20,40,60,80",
+          value_parser = clap::value_parser!(u8).range(0..=100))]
+    loads: Vec<u8>,
+    /// Who never idles beside it: bulk (as in the paper), rt (an RT VM of the same level, runtime cap one half)
+    #[arg(long = "beside", value_name = "CLASS", value_delimiter = ',', default_value = "bulk")]
+    beside: Vec<Neighbour>,
+    /// Trace where requests spend their time, too: costs what the report's notes say
+    #[arg(long)]
+    segments: bool,
+    #[command(flatten)]
+    emulated: Emulated,
+    /// Counted requests a case
+    #[arg(long, default_value_t = 1000)]
+    requests: u64,
+    /// The paper's million of requests a case: 5.6 hours of the host's time each
+    #[arg(long, conflicts_with = "requests")]
+    long: bool,
+    /// Seed of the gaps between requests
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Measures every method with every load on one emulated host.
+fn execute(args: &Options) -> anyhow::Result<ExitCode> {
+    let methods = chosen("method", &args.methods, &METHODS)?;
+    let mut missing = Vec::new();
+    let plan = Plan {
+        methods,
+        loads: args.loads.clone(),
+        neighbours: args.beside.clone(),
+        traced: args.segments,
+        requests: if args.long { LONG } else { args.requests },
+        seed: args.seed,
+    };
+    let results = args
+        .emulated
+        .measure(false, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let notes = vec![
+        "a delay is the request's whole way at the wire: from its passage of the NIC to that of the guest's answer; the paper's figures are of \
+         its parts"
+            .to_owned(),
+    ];
+    let measured = Measured { experiment: "xen-arm", seed: args.seed, results, missing, notes };
+    measured.report(&args.output)
+}
+
+/// A guest that computes, beside another VM.
+#[derive(Debug)]
+pub struct XenArm;
+
+impl Experiment for XenArm {
+    command!(
+        "xen-arm",
+        "Xen-ARM 3 and 4 (Figs. 1, 3, 6): requests at random to a guest with a CPU load of its own beside a VM that never idles",
+        Options,
+        execute
     );
-    for result in results {
-        let figures = report::columns(result.latency_us, |of| [of.p50, of.p99, of.p99_9, of.max]);
-        let late = result.late.map_or(0, |late| late.frames);
-        let share = late as f64 * 100.0 / result.count.max(1) as f64;
-        text.push_str(&format!(
-            "{:<26} {:>8} {:>5}{figures} {share:>10.1} %\n",
-            result.method, result.count, result.lost
-        ));
+
+    fn cases(&self) -> Vec<(String, Load)> {
+        let both = |method, load| [Neighbour::Bulk, Neighbour::Rt].map(|neighbour| name(method, load, neighbour));
+        let of = METHODS.into_iter().flat_map(|method| LOADS.into_iter().flat_map(move |load| both(method, load)));
+        of.map(|case| (case, Load::None)).collect()
     }
-    text
+
+    fn columns(&self) -> &'static [Figure] {
+        &[Figure::Count, Figure::Lost, Figure::P50, Figure::P99, Figure::P99_9, Max]
+    }
+
+    fn remarks(&self, figures: &Figures) -> Vec<String> {
+        vec![figures.xen_arm.note()]
+    }
+
+    fn meaning(&self) -> &'static str {
+        "Late: a delay over 1 ms, the paper's spike."
+    }
+
+    fn goals(&self) -> &'static [GoalSpec] {
+        const GOALS: &[GoalSpec] = &[
+            goal("worst-20", "partitioned, 20 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)")
+                .only(Max, idle("partitioned-20"))
+                .at_most(200.0),
+            goal("worst-40", "partitioned, 40 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)")
+                .only(Max, idle("partitioned-40"))
+                .at_most(200.0),
+            goal("worst-60", "partitioned, 60 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)")
+                .only(Max, idle("partitioned-60"))
+                .at_most(200.0),
+            goal("worst-80", "partitioned, 80 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)")
+                .only(Max, idle("partitioned-80"))
+                .at_most(200.0),
+            goal(
+                "first-20",
+                "interrupt-context, 20 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)",
+            )
+            .only(Max, idle("interrupt-context-20"))
+            .at_most(200.0),
+            goal(
+                "first-40",
+                "interrupt-context, 40 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)",
+            )
+            .only(Max, idle("interrupt-context-40"))
+            .at_most(200.0),
+            goal(
+                "first-60",
+                "interrupt-context, 60 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)",
+            )
+            .only(Max, idle("interrupt-context-60"))
+            .at_most(200.0),
+            goal(
+                "first-80",
+                "interrupt-context, 80 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)",
+            )
+            .only(Max, idle("interrupt-context-80"))
+            .at_most(200.0),
+        ];
+        GOALS
+    }
 }

@@ -8,17 +8,19 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ontime_figures::number;
 use ontime_lab::images::Images;
 
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
 use crate::frame::{Frame, Segment, parse};
+use crate::goals::{Figure, GoalSpec, goal, idle};
 use crate::host::{Ground, Host, MeasureError, Site, size};
 use crate::pcap::{PcapError, Record, Tail};
-use crate::schema::{Connections, Load, MethodResult, Run};
+use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::server::{self, Place, Seat, Wake};
 use crate::trial;
 use crate::wire::WireAnalysis;
@@ -109,8 +111,13 @@ fn measure_case(
         cpu_share: after.share_since(&before, host.cpus),
         late_ns: None,
     });
-    result.connections =
-        seen.per_s().map(|per_s| Connections { per_s, completed: seen.completed, clients: plan.clients });
+    if let Some(per_s) = seen.per_s() {
+        result.metrics.extend([
+            Metric::number("rate", Unit::PerS, per_s),
+            Metric::count("connections", seen.completed),
+            Metric::count("clients", plan.clients.into()),
+        ]);
+    }
     Ok(result)
 }
 
@@ -244,19 +251,74 @@ fn analyse(path: &Path, port: u16) -> Result<Seen, PcapError> {
     }
 }
 
-/// The rates as a table: the general one has no column for them.
-pub fn table(results: &[MethodResult]) -> String {
-    let mut text = String::from("method          connections  clients  CPU busy  a second\n");
-    for result in results {
-        let busy = result.cpu_share.unwrap_or(0.0) * 100.0;
-        let of = result.connections.map_or_else(
-            || format!("{:>11} {:>8}", "none", ""),
-            |of| format!("{:>11} {:>8}", number::count(of.completed), of.clients),
-        );
-        let rate = result.connections.map_or_else(String::new, |of| number::significant(of.per_s));
-        text.push_str(&format!("{:<15} {of} {busy:>8.0}%  {rate:>8}\n", result.method));
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Methods: threaded and partitioned (vhost-net), outsourcing
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    /// Options a method
+    #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(2..=20_000))]
+    count: u64,
+    /// Clients at once
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=100))]
+    clients: u32,
+    #[command(flatten)]
+    emulated: Emulated,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Measures every method on one emulated host.
+fn execute(args: &Options) -> anyhow::Result<ExitCode> {
+    let methods = chosen("method", &args.methods, &METHODS)?;
+    let mut missing = Vec::new();
+    let with_module = methods.iter().any(|method| method == "outsourcing");
+    let plan = Plan { methods, count: args.count, clients: args.clients };
+    let results = args
+        .emulated
+        .measure(with_module, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let measured = Measured { experiment: "connections", seed: 1, results, missing, notes: Vec::new() };
+    measured.report(&args.output)
+}
+
+/// Fresh connections.
+#[derive(Debug)]
+pub struct Connections;
+
+impl Experiment for Connections {
+    command!(
+        "connections",
+        "How many fresh TCP connections a second a VM takes, of one request each, through vhost-net and by outsourced sockets",
+        Options,
+        execute
+    );
+
+    fn cases(&self) -> Vec<(String, Load)> {
+        METHODS.map(|method| (method.to_owned(), Load::None)).to_vec()
     }
-    text
+
+    fn columns(&self) -> &'static [Figure] {
+        &[Figure::Cpu]
+    }
+
+    fn meaning(&self) -> &'static str {
+        "TCP connections of one request each, answered and closed by both sides, at the NIC. On the virtual clock a second is a count of instructions."
+    }
+
+    fn goals(&self) -> &'static [GoalSpec] {
+        const GOALS: &[GoalSpec] = &[
+            goal(
+                "rate-threaded",
+                "outsourced sockets: at least as many fresh TCP connections a second as vhost-net, threaded",
+            )
+            .of(Figure::Own("rate"), idle("outsourcing"), idle("threaded"))
+            .at_least(1.0),
+            goal("rate-partitioned", "outsourced sockets: at least as many as vhost-net, partitioned")
+                .of(Figure::Own("rate"), idle("outsourcing"), idle("partitioned"))
+                .at_least(1.0),
+        ];
+        GOALS
+    }
 }
 
 #[cfg(test)]

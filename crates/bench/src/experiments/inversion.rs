@@ -6,14 +6,17 @@
 //! the rule of disks' interrupts. A rule is switched off by `without` of `host.toml`, as an administrator would.
 
 use std::fs;
+use std::process::ExitCode;
 
+use ontime_hostnet::{Method, RULES, RuleId};
 use ontime_lab::Kernel;
 use ontime_lab::images::Images;
 use serde::Deserialize;
 
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use crate::goals::Figure;
 use crate::host::{BULK_VMS, Host, MeasureError, RT_VM, Site, boot_vm};
-use crate::report;
-use crate::schema::{DoctorRow, Load, MethodResult};
+use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server;
 use crate::trial::{self, Requests, Trial};
 use crate::workload::SOCKPERF;
@@ -99,6 +102,7 @@ pub fn measure(
         missing,
         |host, (case, rule), results| {
             let mut result = measure_case(host, plan, case, *rule, progress)?;
+            result.metrics.extend(against(&result, results.first()));
             if let Some(lacks) = rule.and_then(|rule| lacks(rule, site.machine.kernel)) {
                 result.notes.push(format!("no difference is to be expected here; it takes {lacks}"));
             }
@@ -127,7 +131,7 @@ fn measure_case(
         warmup: WARM_UP,
     };
     let mut result = trial.run(host, progress)?;
-    result.doctor = finding;
+    result.metrics.extend(finding.unwrap_or_default());
     Ok(result)
 }
 
@@ -158,7 +162,7 @@ struct Check {
     remedy: String,
 }
 
-fn doctor(host: &mut Host, rule: &str) -> Result<DoctorRow, MeasureError> {
+fn doctor(host: &mut Host, rule: &str) -> Result<Vec<Metric>, MeasureError> {
     host.shell("ontime doctor --json > /lab/doctor.json 2> /lab/doctor.err; [ -s /lab/doctor.json ] || { cat /lab/doctor.err; exit 1; }")?;
     let path = host.dir.join("files/doctor.json");
     let text = fs::read_to_string(&path).map_err(|source| MeasureError::File { path: path.clone(), source })?;
@@ -166,21 +170,105 @@ fn doctor(host: &mut Host, rule: &str) -> Result<DoctorRow, MeasureError> {
         serde_json::from_str(&text).map_err(|error| MeasureError::Doctor(format!("no report: {error}")))?;
     let check = diagnosis.checks.into_iter().find(|check| check.id == rule);
     let check = check.ok_or_else(|| MeasureError::Doctor(format!("it has no row {rule}")))?;
-    Ok(DoctorRow { rule: check.id, state: check.state, found: check.found, remedy: check.remedy })
+    Ok(vec![
+        Metric::text("doctor", Unit::Word, check.state),
+        Metric::text("found", Unit::Sentence, check.found),
+        Metric::text("remedy", Unit::Sentence, check.remedy),
+    ])
 }
 
-/// Rows with what they cost, against every rule in force.
-pub fn table(results: &[MethodResult]) -> String {
-    let mut text =
-        String::from("rule off           requests  lost       p50       p99       max  us   p99 by all's  doctor\n");
-    let all = results.iter().find(|result| result.method == ALL).and_then(|result| result.latency_us);
-    for result in results {
-        let figures = report::columns(result.latency_us, |of| [of.p50, of.p99, of.max]);
-        let times = result.latency_us.zip(all.filter(|all| all.p99 > 0.0));
-        let times = times.map_or_else(String::new, |(of, all)| format!("{:.2}", of.p99 / all.p99));
-        let doctor = result.doctor.as_ref().map_or("", |row| row.state.as_str());
-        let name = result.method.strip_prefix("without-").unwrap_or(&result.method);
-        text.push_str(&format!("{name:<18} {:>8} {:>5}{figures}  {times:>15}  {doctor}\n", result.count, result.lost));
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Rules to switch off, one after the other; default: all of method partitioned
+    #[arg(long = "rule", value_name = "RULE", value_delimiter = ',')]
+    rules: Vec<String>,
+    #[command(flatten)]
+    emulated: Emulated,
+    /// Counted requests a case
+    #[arg(long, default_value_t = 300)]
+    requests: u64,
+    /// Seed of the gaps between requests
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Measures with every rule, and without each of them, on one emulated host.
+fn execute(args: &Options) -> anyhow::Result<ExitCode> {
+    let all = rules();
+    let rules = chosen("rule", &args.rules, &all.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let mut missing = Vec::new();
+    let plan = Plan { rules, requests: args.requests, seed: args.seed };
+    let results = args
+        .emulated
+        .measure(false, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let notes = vec![
+        "a row's cost here is that of this set-up: two NICs, each of one class, one CPU; a note says which rows it cannot show".to_owned(),
+    ];
+    let measured = Measured { experiment: "inversion", seed: args.seed, results, missing, notes };
+    measured.report(&args.output)
+}
+
+/// What can be switched off: the rules of `partitioned` that set something.
+fn rules() -> Vec<String> {
+    let rows = RULES.iter().map(|rule| rule.id);
+    rows.filter(|id| Method::Partitioned.has(*id) && *id != RuleId::HostConfig).map(|id| id.to_string()).collect()
+}
+
+/// The 99th percentile by that of every rule in force, where that was measured first.
+fn against(result: &MethodResult, all: Option<&MethodResult>) -> Option<Metric> {
+    let all = all.filter(|all| all.method == ALL)?.latency_us?.p99;
+    let own = result.latency_us?.p99;
+    (all > 0.0).then(|| Metric::number("p99-by-all", Unit::Times, own / all))
+}
+
+/// Each rule switched off alone.
+#[derive(Debug)]
+pub struct Inversion;
+
+impl Experiment for Inversion {
+    command!(
+        "inversion",
+        "Each rule of hostnet's table switched off alone under a flood: what it costs, and what `ontime doctor` says",
+        Options,
+        execute
+    );
+
+    fn cases(&self) -> Vec<(String, Load)> {
+        let rows = rules().into_iter().map(|rule| name(&rule));
+        rows.chain([ALL, AGAIN].map(str::to_owned)).map(|case| (case, Load::SmallPackets)).collect()
     }
-    text
+
+    fn columns(&self) -> &'static [Figure] {
+        &[Figure::Count, Figure::Lost, Figure::P50, Figure::P99, Figure::Max]
+    }
+
+    fn meaning(&self) -> &'static str {
+        "The 99th percentile by that of every rule in force, and what `ontime doctor` says of the rule that is switched off."
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_switched_off_as_host_toml_allows_it() {
+        let rules = rules();
+        assert!(rules.len() >= 12 && rules.iter().any(|rule| rule == "device-irq"), "{rules:?}");
+        let dir = tempfile::tempdir().unwrap();
+        for rule in &rules {
+            std::fs::write(dir.path().join("host.toml"), format!("without = [\"{rule}\"]\n")).unwrap();
+            let config = ontime_hostnet::HostConfig::load(dir.path()).unwrap();
+            assert_eq!(config.without.iter().map(ToString::to_string).collect::<Vec<_>>(), std::slice::from_ref(rule));
+        }
+    }
+
+    #[test]
+    fn what_the_set_up_cannot_show_are_rows_of_the_table() {
+        let rules = rules();
+        let shown = rules.iter().filter(|rule| lacks(rule, Kernel::Rt72).is_none()).count();
+        assert_eq!(rules.len() - shown, 11, "a rule was renamed, or a new one cannot be shown");
+    }
 }
