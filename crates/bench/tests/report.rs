@@ -17,7 +17,8 @@ use ontime_bench::goals;
 use ontime_bench::paper::Figures;
 use ontime_bench::report;
 use ontime_bench::schema::{
-    Clock, LATE, LATE_OVER, Load, MethodResult, Metric, Report, Run, SCHEMA_VERSION, SchemaError, Unit, json_schema,
+    Clock, JOBS, LATE, LATE_OVER, Load, MISSED, MethodResult, Metric, REFUSED, Report, Run, SCHEMA_VERSION,
+    SchemaError, Unit, json_schema,
 };
 use ontime_bench::wire::{self, RtFlow, WireAnalysis};
 use rand::{RngExt, SeedableRng};
@@ -329,6 +330,49 @@ fn what_asking_costs_is_in_every_form_and_judged_by_what_asks_nobody() {
     assert!(terminal.lines().any(|line| line.contains("│ change") && line.ends_with(" 189 │")), "{terminal}");
     let page = report::html(&report);
     assert!(page.contains("<h1>System call in the guest, method by method</h1>") && page.contains("<td>189</td>"));
+}
+
+#[test]
+fn deadlines_are_judged_where_every_application_did_a_job() {
+    let mut report = a_report(200);
+    report.experiment = "video".to_owned();
+    report.results.truncate(1);
+    report.results[0].method = "paced".to_owned();
+    (report.results[0].load, report.results[0].kernel) = (Load::None, "7.2.12-rt-amd64".to_owned());
+    let mut judged = |metrics: [(&str, u64); 3]| {
+        report.results[0].metrics = metrics.map(|(key, value)| Metric::count(key, value)).to_vec();
+        let goals = goals::evaluate(goals::of_experiment("video"), &report.results, Clock::Virtual, "7.2.12-rt-amd64");
+        let unfavourable = report::unfavourable(&report).join(" ");
+        (goals[0].met, goals[0].figures.clone(), unfavourable.contains("2 of 90 deadlines were missed"))
+    };
+    assert_eq!(judged([(JOBS, 90), (MISSED, 0), (REFUSED, 0)]), (Some(true), "0 of 90 jobs, paced".to_owned(), false));
+    assert_eq!(judged([(JOBS, 90), (MISSED, 2), (REFUSED, 0)]), (Some(false), "2 of 90 jobs, paced".to_owned(), true));
+    let (met, figures, is_told) = judged([(JOBS, 90), (MISSED, 2), (REFUSED, 1)]);
+    assert!(met.is_none() && figures.contains("did no job: 1") && is_told, "{figures}");
+}
+
+#[test]
+fn nothing_counted_is_unfavourable_where_there_should_be_response_times() {
+    let mut report = a_report(200);
+    report.results.truncate(1);
+    report.results[0].latency_us = None;
+    let mut is_told = |experiment: &str, metrics: &[Metric]| {
+        (report.experiment, report.results[0].metrics) = (experiment.to_owned(), metrics.to_vec());
+        report::unfavourable(&report).iter().any(|sentence| sentence.contains("no request could be counted"))
+    };
+    assert!(is_told("sampled-values", &[Metric::count(LATE, 0)]));
+    assert!(!is_told("bulk", &[Metric::number("cost", Unit::NsPerByte, 2.0)]) && is_told("bulk", &[]));
+}
+
+#[test]
+fn a_column_is_named_by_part_key_and_unit() {
+    let mut report = a_report(200);
+    report.results[0].metrics = vec![
+        Metric::number("late-share", Unit::Share, 0.5),
+        Metric::count("requests", 7).of("the packet waited behind vhost-7 (other), guest [vnic-place]"),
+    ];
+    assert_eq!(column(&report, "late_share")[0], "0.5");
+    assert_eq!(column(&report, "the_packet_waited_behind_vhost_7_other_guest_vnic_place_requests")[0], "7");
 }
 
 #[test]

@@ -175,7 +175,7 @@ fn label(method: &str, send: bool) -> String {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Options {
+struct Options {
     /// Methods: threaded and partitioned (vhost-net), outsourcing; default: threaded, outsourcing
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',', default_value = "threaded,outsourcing")]
     methods: Vec<String>,
@@ -225,6 +225,10 @@ impl Experiment for Bulk {
 
     fn columns(&self) -> &'static [Figure] {
         &[Figure::Bulk, Figure::Cpu]
+    }
+
+    fn has_response_times(&self) -> bool {
+        false
     }
 
     fn meaning(&self) -> &'static str {

@@ -252,11 +252,11 @@ fn analyse(path: &Path, port: u16) -> Result<Seen, PcapError> {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Options {
+struct Options {
     /// Methods: threaded and partitioned (vhost-net), outsourcing
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
-    /// Options a method
+    /// Connections a method
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(2..=20_000))]
     count: u64,
     /// Clients at once
@@ -299,6 +299,10 @@ impl Experiment for Connections {
 
     fn columns(&self) -> &'static [Figure] {
         &[Figure::Cpu]
+    }
+
+    fn has_response_times(&self) -> bool {
+        false
     }
 
     fn meaning(&self) -> &'static str {

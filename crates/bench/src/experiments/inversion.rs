@@ -178,7 +178,7 @@ fn doctor(host: &mut Host, rule: &str) -> Result<Vec<Metric>, MeasureError> {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Options {
+struct Options {
     /// Rules to switch off, one after the other; default: all of method partitioned
     #[arg(long = "rule", value_name = "RULE", value_delimiter = ',')]
     rules: Vec<String>,
@@ -259,7 +259,7 @@ mod tests {
         assert!(rules.len() >= 12 && rules.iter().any(|rule| rule == "device-irq"), "{rules:?}");
         let dir = tempfile::tempdir().unwrap();
         for rule in &rules {
-            std::fs::write(dir.path().join("host.toml"), format!("without = [\"{rule}\"]\n")).unwrap();
+            fs::write(dir.path().join("host.toml"), format!("without = [\"{rule}\"]\n")).unwrap();
             let config = ontime_hostnet::HostConfig::load(dir.path()).unwrap();
             assert_eq!(config.without.iter().map(ToString::to_string).collect::<Vec<_>>(), std::slice::from_ref(rule));
         }

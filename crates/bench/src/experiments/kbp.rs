@@ -320,7 +320,7 @@ fn trial(host: &mut Host, load: &Paced) -> Result<(f64, u64), MeasureError> {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Options {
+struct Options {
     /// Methods: napi (nothing applied), napi-tuned (the paper's baseline), partitioned (without polling), busypoll, busypoll-adaptive
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,

@@ -73,6 +73,11 @@ pub trait Experiment: Debug + Sync {
         "response time at the NIC"
     }
 
+    /// Whether its results have response times: a result without any then says that nothing could be counted.
+    fn has_response_times(&self) -> bool {
+        true
+    }
+
     /// What its metrics are, for the page.
     fn meaning(&self) -> &'static str {
         ""

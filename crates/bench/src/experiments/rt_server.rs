@@ -672,7 +672,9 @@ impl Experiment for Segments {
     }
 
     fn meaning(&self) -> &'static str {
-        "Segments of the way and priority inversions by the trace in the host, on its clock; the probes' own cost is in them. Hindered: requests that met an inversion; not named: inversions that were too many to be named."
+        "Segments of the way, and with --inversions priority inversions, by the trace in the host, on its clock; the \
+         probes' own cost is in them. Hindered: requests that met an inversion; not named: inversions that were too \
+         many to be named."
     }
 
     fn goals(&self) -> &'static [GoalSpec] {
@@ -768,6 +770,19 @@ impl Experiment for Memcached {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::goals;
+
+    #[test]
+    fn goals_are_of_methods_that_are_measured_where_nothing_is_said() {
+        for kind in [&RT_SERVER, &ABLATION, &SEGMENTS, &MEMCACHED, &VOIP] {
+            assert!(kind.methods.iter().all(|method| CASES.contains(method)), "{}", kind.name);
+            let goals = goals::of_experiment(kind.name);
+            assert!(!goals.is_empty(), "{}", kind.name);
+            for case in goals.iter().flat_map(|goal| goal.measure.cases()) {
+                assert!(kind.methods.contains(&case.method), "{}: {} is not measured", kind.name, case.method);
+            }
+        }
+    }
 
     #[test]
     fn vanilla_has_a_host_of_its_own() {

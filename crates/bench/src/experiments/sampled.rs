@@ -87,7 +87,7 @@ fn words(method: &str) -> &str {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Options {
+struct Options {
     /// Methods: rt-default (the RT kernel's defaults), threaded, partitioned
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,

@@ -386,7 +386,7 @@ struct Common {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct SmallOptions {
+struct SmallOptions {
     /// Numbers of bulk VMs that send
     #[arg(long, default_value = "0,1,2,3,4", value_delimiter = ',',
           value_parser = clap::value_parser!(u8).range(0..=i64::from(STREAMS_MAX)))]
@@ -399,7 +399,7 @@ pub struct SmallOptions {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct LargeOptions {
+struct LargeOptions {
     /// What the bulk VM sends
     #[arg(long, value_enum, default_value = "none,udp,tcp", value_delimiter = ',')]
     stream: Vec<Stream>,

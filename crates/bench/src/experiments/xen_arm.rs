@@ -231,7 +231,7 @@ fn words(method: &str) -> &str {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Options {
+struct Options {
     /// Methods: credit (Linux as it is), partitioned, interrupt-context; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,

@@ -6,7 +6,9 @@
 use ontime_figures::number;
 
 use crate::experiments;
-use crate::schema::{Bound, Clock, Distribution, Goal, LATE, Load, MethodResult, Unit, kernel_series};
+use crate::schema::{
+    Bound, Clock, Distribution, Goal, JOBS, LATE, Load, MISSED, MethodResult, REFUSED, Unit, kernel_series,
+};
 
 /// A method under a condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +88,8 @@ pub enum Measure {
     Only(Figure, Case),
     /// Frames that came late, or never.
     Late(Case),
+    /// Deadlines that applications missed; not judged where an application did no job.
+    Missed(Case),
     /// The smallest count of all results of the series.
     LeastCount,
 }
@@ -96,7 +100,7 @@ impl Measure {
         match self {
             Measure::Ratio(_, over, under) => vec![over, under],
             Measure::Beyond(_, above, bases) => [&[above], bases].concat(),
-            Measure::Only(_, case) | Measure::Late(case) => vec![case],
+            Measure::Only(_, case) | Measure::Late(case) | Measure::Missed(case) => vec![case],
             Measure::LeastCount => Vec::new(),
         }
     }
@@ -136,6 +140,11 @@ impl GoalSpec {
     /// The goal with another measure or target.
     pub const fn late(self, case: Case) -> Self {
         Self { measure: Measure::Late(case), ..self }
+    }
+
+    /// The goal that no deadline is missed.
+    pub const fn missed(self, case: Case) -> Self {
+        Self { measure: Measure::Missed(case), ..self }.at_most(0.0)
     }
 
     /// The goal with another measure or target.
@@ -213,6 +222,15 @@ impl Measure {
                 let late = result.number(LATE).ok_or_else(|| format!("{}: nothing is ever late", case.name()))?;
                 let lost = result.lost;
                 Ok((late + lost as f64, format!("{late} late, {lost} lost, {}", case.name())))
+            }
+            Measure::Missed(case) => {
+                let result = case.find(results)?;
+                let missed = result.number(MISSED).ok_or_else(|| format!("{}: there are no deadlines", case.name()))?;
+                if let Some(refused) = result.number(REFUSED).filter(|refused| *refused > 0.0) {
+                    return Err(format!("{}: applications that did no job: {refused}", case.name()));
+                }
+                let jobs = result.number(JOBS).unwrap_or_default();
+                Ok((missed, format!("{missed} of {jobs} jobs, {}", case.method)))
             }
             Measure::LeastCount => {
                 let least = results.iter().min_by_key(|result| result.count).ok_or("nothing was measured")?;

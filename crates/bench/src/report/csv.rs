@@ -82,8 +82,10 @@ pub fn csv(report: &Report) -> String {
 
 /// The column of a metric: part, key and unit.
 fn name(metric: &Metric) -> String {
-    let part = metric.part.as_deref().map_or_else(String::new, |part| format!("{part} "));
-    format!("{part}{}", metric.key).replace(['-', ' '], "_") + metric.unit.suffix()
+    let words = format!("{} {}", metric.part.as_deref().unwrap_or_default(), metric.key);
+    let words: Vec<&str> = words.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
+    let (name, suffix) = (words.join("_"), metric.unit.suffix());
+    if name.ends_with(suffix) { name } else { name + suffix }
 }
 
 fn ours(result: &MethodResult, seed: u64) -> Vec<String> {

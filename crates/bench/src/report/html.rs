@@ -171,7 +171,7 @@ fn figures(report: &Report) -> Markup {
             @if !meaning.is_empty() { p { (meaning) } }
         }
         @for own in &tables {
-            div.scroll tabindex="0" role="region" aria-label="Own figures" { table {
+            div.scroll tabindex="0" role="region" aria-label="Own figures" { table class=[own.has_sentences.then_some("wrap")] {
                 thead { tr {
                     th.left scope="col" { "method" }
                     @for (head, words) in own.heads.iter().zip(&own.words) {

@@ -19,7 +19,7 @@ pub use table::{goals, terminal};
 use ontime_figures::number;
 
 use crate::experiments::{self, Experiment};
-use crate::schema::{Clock, LATE, LATE_OVER, Load, MISSED, MethodResult, Metric, PaperRow, Report, Unit};
+use crate::schema::{Clock, JOBS, LATE, LATE_OVER, Load, MISSED, MethodResult, Metric, PaperRow, Report, Unit};
 
 /// A line of the comparison: ours, the paper's, or both.
 #[derive(Debug, Clone, Copy)]
@@ -107,6 +107,7 @@ pub fn unfavourable(report: &Report) -> Vec<String> {
             format!("Goal not met: {}; reached {actual} ({}).", goal.text, goal.figures)
         })
         .collect();
+    let has_response_times = experiment(report).is_none_or(|experiment| experiment.has_response_times());
     for result in &report.results {
         let name = format!("{} ({})", result.label, condition(result));
         if result.lost > 0 {
@@ -122,10 +123,10 @@ pub fn unfavourable(report: &Report) -> Vec<String> {
             ));
         }
         if let Some(missed) = result.number(MISSED).filter(|missed| *missed > 0.0) {
-            let jobs = result.metric("jobs").map(Metric::print).unwrap_or_default();
+            let jobs = result.metric(JOBS).map(Metric::print).unwrap_or_default();
             sentences.push(format!("{name}: {} of {jobs} deadlines were missed.", Unit::Count.print(missed)));
         }
-        if result.latency_us.is_none() && result.metrics.is_empty() {
+        if result.latency_us.is_none() && (has_response_times || result.metrics.is_empty()) {
             sentences.push(format!("{name}: no request could be counted."));
         }
         if let Some(vanilla) = vanilla(report, result).filter(|vanilla| vanilla.method != result.method) {

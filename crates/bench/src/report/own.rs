@@ -14,6 +14,8 @@ pub struct Own<'a> {
     pub heads: Vec<String>,
     /// Which columns are words.
     pub words: Vec<bool>,
+    /// Whether a cell is a sentence, which is broken into lines.
+    pub has_sentences: bool,
     /// A result and its cells; an empty cell was not measured.
     pub rows: Vec<(&'a MethodResult, Vec<String>)>,
 }
@@ -66,7 +68,7 @@ fn table<'a>(report: &'a Report, sentences: bool, columns: Option<&[Figure]>) ->
             rows.push((result, cells));
         }
     }
-    Some(Own { heads, words, rows })
+    Some(Own { heads, words, has_sentences: keys.iter().any(|key| key.unit == Unit::Sentence), rows })
 }
 
 fn head(metric: &Metric) -> String {

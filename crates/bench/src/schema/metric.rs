@@ -10,8 +10,12 @@ use super::MethodResult;
 pub const LATE_OVER: &str = "late-over";
 /// How many answers were late; those that never came are `lost`.
 pub const LATE: &str = "late";
-/// How many deadlines were missed.
+/// Jobs that applications did.
+pub const JOBS: &str = "jobs";
+/// How many of the jobs missed their deadlines.
 pub const MISSED: &str = "missed";
+/// Applications that did no job.
+pub const REFUSED: &str = "refused";
 
 /// What a figure is counted in. Times are on the result's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -14,7 +14,7 @@ use schemars::{JsonSchema, Schema, schema_for};
 use serde::{Deserialize, Serialize};
 
 pub use self::condition::{Clock, Load, kernel_series};
-pub use self::metric::{LATE, LATE_OVER, MISSED, Metric, Unit, Value};
+pub use self::metric::{JOBS, LATE, LATE_OVER, MISSED, Metric, REFUSED, Unit, Value};
 pub use self::result::{Distribution, HistogramBin, MethodResult};
 pub use self::run::Run;
 

@@ -32,39 +32,36 @@ use crate::goals::Figure::Own;
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{CpuTime, Host, MeasureError, Site};
 use crate::paper::Figures;
-use crate::schema::{Load, MISSED, MethodResult, Metric, Run, Unit};
+use crate::schema::{JOBS, Load, MISSED, MethodResult, Metric, REFUSED, Run, Unit};
 use crate::trial;
 use crate::wire::WireAnalysis;
 
 /// Those of RTVirt's Table 1, whenever its applications' jobs come.
 const TABLE_1: [GoalSpec; 12] = [
-    goal("misses-h-equiv", "H-EQUIV: paced misses no deadline").only(Own(MISSED), idle("paced-h-equiv")).at_most(0.0),
-    goal("misses-h-dec", "H-DEC: paced misses no deadline").only(Own(MISSED), idle("paced-h-dec")).at_most(0.0),
-    goal("misses-h-inc", "H-INC: paced misses no deadline").only(Own(MISSED), idle("paced-h-inc")).at_most(0.0),
-    goal("misses-nh-equiv", "NH-EQUIV: paced misses no deadline")
-        .only(Own(MISSED), idle("paced-nh-equiv"))
-        .at_most(0.0),
-    goal("misses-nh-dec", "NH-DEC: paced misses no deadline").only(Own(MISSED), idle("paced-nh-dec")).at_most(0.0),
-    goal("misses-nh-inc", "NH-INC: paced misses no deadline").only(Own(MISSED), idle("paced-nh-inc")).at_most(0.0),
-    goal("excess-h-equiv", "H-EQUIV: paced reserves at most 1 % above need and slack")
-        .only(Own("excess"), idle("paced-h-equiv"))
-        .at_most(0.01),
-    goal("excess-h-dec", "H-DEC: paced reserves at most 1 % above need and slack")
-        .only(Own("excess"), idle("paced-h-dec"))
-        .at_most(0.01),
-    goal("excess-h-inc", "H-INC: paced reserves at most 1 % above need and slack")
-        .only(Own("excess"), idle("paced-h-inc"))
-        .at_most(0.01),
-    goal("excess-nh-equiv", "NH-EQUIV: paced reserves at most 1 % above need and slack")
-        .only(Own("excess"), idle("paced-nh-equiv"))
-        .at_most(0.01),
-    goal("excess-nh-dec", "NH-DEC: paced reserves at most 1 % above need and slack")
-        .only(Own("excess"), idle("paced-nh-dec"))
-        .at_most(0.01),
-    goal("excess-nh-inc", "NH-INC: paced reserves at most 1 % above need and slack")
-        .only(Own("excess"), idle("paced-nh-inc"))
-        .at_most(0.01),
+    goal("misses-h-equiv", "H-EQUIV: paced misses no deadline").missed(idle("paced-h-equiv")),
+    goal("misses-h-dec", "H-DEC: paced misses no deadline").missed(idle("paced-h-dec")),
+    goal("misses-h-inc", "H-INC: paced misses no deadline").missed(idle("paced-h-inc")),
+    goal("misses-nh-equiv", "NH-EQUIV: paced misses no deadline").missed(idle("paced-nh-equiv")),
+    goal("misses-nh-dec", "NH-DEC: paced misses no deadline").missed(idle("paced-nh-dec")),
+    goal("misses-nh-inc", "NH-INC: paced misses no deadline").missed(idle("paced-nh-inc")),
+    excess("excess-h-equiv", "H-EQUIV: paced reserves at most 1 % above need and slack", "paced-h-equiv"),
+    excess("excess-h-dec", "H-DEC: paced reserves at most 1 % above need and slack", "paced-h-dec"),
+    excess("excess-h-inc", "H-INC: paced reserves at most 1 % above need and slack", "paced-h-inc"),
+    excess("excess-nh-equiv", "NH-EQUIV: paced reserves at most 1 % above need and slack", "paced-nh-equiv"),
+    excess("excess-nh-dec", "NH-DEC: paced reserves at most 1 % above need and slack", "paced-nh-dec"),
+    excess("excess-nh-inc", "NH-INC: paced reserves at most 1 % above need and slack", "paced-nh-inc"),
 ];
+
+/// A goal of what is reserved beyond need and slack.
+const fn excess(id: &'static str, text: &'static str, method: &'static str) -> GoalSpec {
+    goal(id, text).only(Own("excess"), idle(method)).at_most(0.01)
+}
+
+/// What the times of experiments with applications are, and what their metrics are.
+const JOB_TIME: &str = "from a job's release to its end, by the guest's clock";
+const DEADLINES: &str = "Deadlines by what the applications log on their guests' clock. Needed: slices over periods; \
+    reserved: what the host set aside for that; excess: reserved beyond need and slack. Refused: applications that did \
+    no job.";
 
 /// The methods, in the order in which they are measured: the guests' module cannot be there for the first.
 pub const METHODS: [&str; 5] = ["vanilla", "deadline", "dp-wrap", "sched_ext", "paced"];
@@ -317,9 +314,6 @@ pub(crate) fn deadlines(
                 log.status
             ));
         }
-        if row.jobs == 0 {
-            notes.push(format!("{slice_us} us in {period_us} us did no job, so that its deadlines are not judged"));
-        }
         if let Some((job, took)) = (1..).zip(&log.response_us).find(|(_, took)| is_late(&(rta, **took))) {
             notes.push(format!(
                 "{slice_us} us in {period_us} us: {} of {} jobs were late, first job {job}, by {} us",
@@ -344,39 +338,47 @@ struct Row {
     worst_us: Option<u64>,
 }
 
-/// Of all applications, then of each. Without a job of each, deadlines missed are no verdict, and are left out.
+impl Row {
+    /// The longest time from a release to the job's end, as a share of the period.
+    fn slowest(&self) -> f64 {
+        self.worst_us.unwrap_or(0) as f64 / self.rta.period_us as f64
+    }
+}
+
+/// Of all applications, then of each.
 fn metrics(rows: &[Row], reserved_cpus: Option<f64>, slack_cpus: f64) -> Vec<Metric> {
     let needed: f64 = rows.iter().map(|row| row.rta.bandwidth()).sum();
-    let (refused, jobs) = (rows.iter().filter(|row| row.jobs == 0).count(), rows.iter().map(|row| row.jobs).sum());
+    let number_of = |is: fn(&Row) -> bool| rows.iter().filter(|row| is(row)).count() as u64;
+    let sum = |of: fn(&Row) -> u64| rows.iter().map(of).sum();
     let most = |share: fn(&Row) -> f64| rows.iter().map(share).fold(0.0, f64::max);
-    let slowest = most(|row| row.worst_us.unwrap_or(0) as f64 / row.rta.period_us as f64);
     let mut all = vec![
         Metric::count("applications", rows.len() as u64),
-        Metric::count("refused", refused as u64),
+        Metric::count(REFUSED, number_of(|row| row.jobs == 0)),
         Metric::number("needed", Unit::Cpus, needed),
         Metric::number("slack", Unit::Cpus, slack_cpus),
     ];
     if let Some(cpus) = reserved_cpus {
         all.push(Metric::number("reserved", Unit::Cpus, cpus));
         let due = needed + slack_cpus;
-        if due > 0.0 {
-            all.push(Metric::number("excess", Unit::Share, (cpus + slack_cpus) / due - 1.0));
-        }
-    }
-    all.push(Metric::count("jobs", jobs));
-    if refused == 0 {
-        all.push(Metric::count(MISSED, rows.iter().map(|row| row.missed).sum()));
+        all.extend((due > 0.0).then(|| Metric::number("excess", Unit::Share, (cpus + slack_cpus) / due - 1.0)));
     }
     all.extend([
-        Metric::count("with-misses", rows.iter().filter(|row| row.missed > 0).count() as u64),
+        Metric::count(JOBS, sum(|row| row.jobs)),
+        Metric::count(MISSED, sum(|row| row.missed)),
+        Metric::count("with-misses", number_of(|row| row.missed > 0)),
         Metric::number("worst-missed", Unit::Share, most(|row| row.missed as f64 / row.jobs.max(1) as f64)),
-        Metric::number("slowest-of-period", Unit::Share, slowest),
+        Metric::number("slowest-of-period", Unit::Share, most(Row::slowest)),
     ]);
     for (number, row) in (1..).zip(rows) {
-        let part = format!("{number}: {} us in {} us", row.rta.slice_us, row.rta.period_us);
+        let part = format!("application {number}");
+        let of = [
+            Metric::number("slice", Unit::Us, row.rta.slice_us as f64),
+            Metric::number("period", Unit::Us, row.rta.period_us as f64),
+            Metric::count(JOBS, row.jobs),
+            Metric::count(MISSED, row.missed),
+        ];
         let worst = row.worst_us.map(|us| Metric::number("worst", Unit::Us, us as f64));
-        let of = [Metric::count("jobs", row.jobs), Metric::count(MISSED, row.missed)].into_iter().chain(worst);
-        all.extend(of.map(|metric| metric.of(&part)));
+        all.extend(of.into_iter().chain(worst).map(|metric| metric.of(&part)));
     }
     all
 }
@@ -511,11 +513,11 @@ impl Experiment for Periodic {
     }
 
     fn timed(&self) -> &'static str {
-        "from a job's release to its end, by the guest's clock"
+        JOB_TIME
     }
 
     fn meaning(&self) -> &'static str {
-        "Deadlines by what the applications log on their guests' clock. Needed: slices over periods; reserved: what the host set aside for that; excess: reserved beyond need and slack."
+        DEADLINES
     }
 
     fn goals(&self) -> &'static [GoalSpec] {
@@ -544,11 +546,11 @@ impl Experiment for Sporadic {
     }
 
     fn timed(&self) -> &'static str {
-        "from a job's release to its end, by the guest's clock"
+        JOB_TIME
     }
 
     fn meaning(&self) -> &'static str {
-        "Deadlines by what the applications log on their guests' clock. Needed: slices over periods; reserved: what the host set aside for that; excess: reserved beyond need and slack."
+        DEADLINES
     }
 
     fn goals(&self) -> &'static [GoalSpec] {
@@ -598,7 +600,7 @@ mod tests {
             (4, Some(2.0), Some(0.25 / (RTA.bandwidth() + 0.05) - 1.0))
         );
         let worst = result.metrics.iter().find(|metric| metric.key == "worst").unwrap();
-        assert_eq!((worst.part.as_deref(), worst.print()), (Some("1: 5750 us in 30000 us"), "31,000".to_owned()));
+        assert_eq!((worst.part.as_deref(), worst.print()), (Some("application 1"), "31,000".to_owned()));
         assert!(result.notes[0].contains("2 of 4 jobs were late, first job 2, by 1 us"), "{:?}", result.notes);
         assert!(result.notes[1].ends_with("2 x"));
     }
