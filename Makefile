@@ -4,6 +4,7 @@
 REPORT ?= target/report
 REQUESTS ?= 150
 MINUTES ?= 2
+PREEMPTIONS ?= 4
 ONTIME = target/release/ontime
 
 # Where `make install` installs.
@@ -13,22 +14,28 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
-.PHONY: demo test tests conformance thorough endurance hundred figures exclusive sched-ext fuzz lint setup release images clean \
-	dist install deb deb-test
+.PHONY: demo test tests conformance thorough endurance hundred figures exclusive sched-ext fuzz model-check miri docs \
+	lint setup release images clean dist install deb deb-test monitoring-test
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
 	@mkdir -p $(REPORT)
-	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --requests $(REQUESTS) --json $(REPORT)/rt-server.json \
-		--csv $(REPORT)/rt-server.csv --html $(REPORT)/index.html
+	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --requests $(REQUESTS) \
+		--json $(REPORT)/rt-server.json --csv $(REPORT)/rt-server.csv --html $(REPORT)/index.html
 	@echo "The report page: $(abspath $(REPORT))/index.html"
 
 ## test: every test, those that need a host of their own in the emulated one
 test: release
+	@scripts/prometheus.sh
 	@$(MAKE) --no-print-directory -j 2 images tests
 	scripts/test.sh $(ONTIME)
 
-## thorough: what `make test` leaves out: tests that depend on this machine's real speed, and those of the emulated host that are long (hours)
+## monitoring-test: promtool and a real Prometheus look at a real daemon's metrics, the alert rules and the dashboard
+monitoring-test: setup
+	@scripts/prometheus.sh
+	cargo test -p ontime --test monitoring
+
+## thorough: what `make test` leaves out: tests of this machine's real speed, and long ones of the emulated host (hours)
 thorough: sched-ext
 	cargo test --workspace -- --ignored real_speed
 	$(ONTIME)-lab images
@@ -52,24 +59,41 @@ figures: release images
 	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --kernel 7.2-rt,6.12-rt --requests 20000 \
 		--json $(REPORT)/figures.json --csv $(REPORT)/figures.csv --html $(REPORT)/figures.html
 
-## exclusive: the paper's exclusive CPU beside what it is compared with; two CPUs, so on the real clock (indicative)
+## exclusive: the paper's exclusive CPU beside what it is compared with, on two CPUs
 exclusive: release images
 	@mkdir -p $(REPORT)
-	$(ONTIME)-lab bench rt-server --clock real --cpus 2 --method vanilla,threaded,exclusive,partitioned \
+	$(ONTIME)-lab bench rt-server --cpus 2 --method vanilla,threaded,exclusive,partitioned \
 		--requests $(REQUESTS) --json $(REPORT)/exclusive.json --html $(REPORT)/exclusive.html
 
-## sched-ext: the binary with the back end sched_ext for reserved CPU time (clang, libelf, zlib); the next plain build is without it
+## sched-ext: the binary with back end sched_ext (clang, libelf, zlib); the next plain build is without it
 sched-ext:
 	@scripts/setup.sh clang libelf-dev zlib1g-dev
 	cargo build --release --features ontime/sched-ext
 
 ## fuzz: every parser of bytes that guests, containers and users choose, for MINUTES in all (docs/fuzzing.md)
-fuzz: setup
+fuzz:
+	@scripts/setup.sh g++
 	scripts/fuzz.sh $(MINUTES)
 
+## docs: the documentation as a site in target/docs, by mdBook
+docs:
+	@scripts/docs.sh
+
+## model-check: the lock-free parts in every order of their steps, up to PREEMPTIONS preemptions (docs/fuzzing.md)
+model-check: setup
+	LOOM_MAX_PREEMPTIONS=$(PREEMPTIONS) cargo test --release -p ontime-model
+
+## miri: the ledger and a parser under Miri, which finds undefined behaviour; needs rustup's nightly
+miri:
+	@cargo +nightly miri --version || { \
+		echo "miri: run rustup toolchain install nightly --component miri,rust-src" >&2; exit 3; }
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 cargo +nightly miri test -p ontime-sched -p ontime-tenants \
+		--lib -- ledger::page connector::
+
 lint: setup
-	@cargo fmt --version && cargo clippy --version || { echo "lint: rustfmt or clippy is missing; Debian: apt-get install rustfmt" \
-		"rust-clippy; rustup: rustup component add rustfmt clippy" >&2; exit 3; }
+	@cargo fmt --version && cargo clippy --version || { \
+		echo "lint: rustfmt or clippy is missing; Debian: apt-get install rustfmt rust-clippy;" \
+			"rustup: rustup component add rustfmt clippy" >&2; exit 3; }
 	cargo fmt --all -- --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
@@ -85,38 +109,48 @@ tests: setup
 images: release
 	$(ONTIME)-lab images
 
-## dist: what `make install` installs, in target/dist: the program with its commit, man pages, completions, the list of crates
+## dist: what `make install` installs, in target/dist: program with its commit, man pages, completions, list of crates
 dist:
 	ONTIME_VERSION="$$(scripts/version.sh)" cargo build --release --locked
 	rm -rf target/dist
 	target/release/ontime-manuals target/dist
 	install -m 755 target/release/ontime target/dist/ontime
-	cargo tree --locked -p ontime -e normal --prefix none --format '{p}: {l}' | grep -v ' (/' | sed 's/ (\*)$$//' | sort -u \
+	cargo tree --locked -p ontime -e normal --prefix none --format '{p}: {l}' | grep -v ' (/' | \
+		sed 's/ (\*)$$//' | sort -u \
 		> target/dist/crates.txt
 
-## install: from target/dist and this tree; DESTDIR, PREFIX, SYSCONFDIR. Configuration that is there stays. This is the list of files
-INSTALL_UNIT = sed 's,/usr/,$(PREFIX)/,' $(1) > target/dist/unit && install -D -m 644 target/dist/unit $(DESTDIR)$(UNITDIR)/$(notdir $(1))
+## install: from target/dist and this tree, the list of files; DESTDIR, PREFIX, SYSCONFDIR. Configuration stays.
+INSTALL_UNIT = sed 's,/usr/,$(PREFIX)/,' $(1) > target/dist/unit && \
+	install -D -m 644 target/dist/unit $(DESTDIR)$(UNITDIR)/$(notdir $(1))
 INSTALL_CONFIG = test -e $(DESTDIR)$(SYSCONFDIR)/$(3) || install -D -m $(1) $(2) $(DESTDIR)$(SYSCONFDIR)/$(3)
 DOC = $(abspath $(DESTDIR)$(PREFIX)/share/doc/ontime)
 
 install:
-	@test -e target/dist/crates.txt || { echo "install: nothing is built; run 'make dist' first, as the user who builds" >&2; exit 3; }
+	@test -e target/dist/crates.txt || { \
+		echo "install: nothing is built; run 'make dist' first, as the user who builds" >&2; exit 3; }
 	install -D -m 755 target/dist/ontime $(DESTDIR)$(PREFIX)/bin/ontime
 	$(call INSTALL_UNIT,packaging/systemd/ontimed.service)
 	$(call INSTALL_UNIT,packaging/systemd/ontime-device@.service)
+	$(call INSTALL_UNIT,packaging/systemd/ontime-metrics.service)
+	$(call INSTALL_UNIT,packaging/systemd/ontime-metrics.timer)
 	install -D -m 644 packaging/tmpfiles.d/ontime.conf $(DESTDIR)$(TMPFILESDIR)/ontime.conf
 	$(call INSTALL_CONFIG,644,packaging/ontime/daemon.toml,ontime/daemon.toml)
 	$(call INSTALL_CONFIG,755,packaging/libvirt/hooks/qemu.d/ontime,libvirt/hooks/qemu.d/ontime)
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 target/dist/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
 	install -D -m 644 packaging/man/ontimed.8 $(DESTDIR)$(PREFIX)/share/man/man8/ontimed.8
-	install -D -m 644 target/dist/completions/ontime.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ontime
+	install -D -m 644 target/dist/completions/ontime.bash \
+		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/ontime
 	install -D -m 644 target/dist/completions/_ontime $(DESTDIR)$(ZSHDIR)/_ontime
-	install -D -m 644 target/dist/completions/ontime.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ontime.fish
+	install -D -m 644 target/dist/completions/ontime.fish \
+		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ontime.fish
 	cd docs && find . -type f ! -name SUMMARY.md ! -name README.md -exec install -D -m 644 {} $(DOC)/{} \;
+	cd packaging && find prometheus grafana ansible tuned cloud-init sos libvirt/examples -type f \
+		-exec install -D -m 644 {} $(DOC)/examples/{} \;
 	install -m 644 ARCHITECTURE.md CHANGELOG.md target/dist/crates.txt $(DOC)
 	sed 's,(docs/,(,g; s,(LICENSE),(copyright),' README.md > $(DOC)/overview.md
-	sed 's,(../README.md),(overview.md),; s,(../ARCHITECTURE.md),(ARCHITECTURE.md),' docs/README.md > $(DOC)/README.md
+	sed 's,(../README.md),(overview.md),; s,(../ARCHITECTURE.md),(ARCHITECTURE.md),' docs/README.md \
+		> $(DOC)/README.md
 	chmod 644 $(DOC)/overview.md $(DOC)/README.md
 
 ## deb: Debian packages in target/deb; as root it installs what the build needs

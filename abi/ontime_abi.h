@@ -2,8 +2,8 @@
 /*
  * The contract between a guest and its `ontime device` process: outsourced sockets, deadlines.
  *
- * This is its one definition. The guest module includes it; the Rust side is generated from it (crates/sockets/build.rs).
- * What the words mean, who writes what and when: docs/device.md.
+ * This is its one definition. The guest module includes it; the Rust side is generated from it
+ * (crates/sockets/build.rs). What the words mean, who writes what and when: docs/device.md.
  *
  *   guest                                        device process (host)
  *   -----                                        ---------------------
@@ -32,6 +32,7 @@
 #define ONTIME_F_CHANNELS 1 /* ontime_vcpu is honoured; ontime_config.channels: how many there are */
 #define ONTIME_F_DEADLINE 2 /* MAIN: ONTIME_CTL_*_BW are served */
 #define ONTIME_F_HINTS 3    /* ONTIME_CALL_BLIND, ONTIME_CALL_AHEAD are honoured */
+#define ONTIME_F_LOCAL 4    /* MAIN: ONTIME_CTL_PING takes its argument */
 
 /* Virtqueues. Every device has the first two; role MAIN the third as well. */
 #define ONTIME_VQ_CALL 0
@@ -192,18 +193,23 @@ struct ontime_vcpu {
 
 /* ---- Control queue: ontime_call and ontime_done with these ops ---- */
 #define ONTIME_CTL_VCPU 0x100 /* arg: channel, vCPU number; readable data: le64 guest-physical address of ontime_vcpu, 0 takes it back */
-#define ONTIME_CTL_PING 0x101 /* nothing: an answer is a sign of life */
 /*
- * ONTIME_F_DEADLINE (RTVirt's hypercall). Readable data: one ontime_bw, for INC_DEC_BW up to ONTIME_BW_ENTRIES_MAX; each states a
- * vCPU's whole need from now on. 0, or -EBUSY where the host cannot guarantee it: then nothing has changed.
+ * An answer is a sign of life. arg (ONTIME_F_LOCAL): how many sockets, in all, stayed with the guest's own stack
+ * because the last of sockets_max are kept for root; modulo 2^32.
+ */
+#define ONTIME_CTL_PING 0x101
+/*
+ * ONTIME_F_DEADLINE (RTVirt's hypercall). Readable data: one ontime_bw, for INC_DEC_BW up to ONTIME_BW_ENTRIES_MAX;
+ * each states a vCPU's whole need from now on. 0, or -EBUSY where the host cannot guarantee it: then nothing has
+ * changed.
  */
 #define ONTIME_CTL_INC_BW 0x110
 #define ONTIME_CTL_DEC_BW 0x111     /* no more bandwidth than before, else -EINVAL; never refused where the period is no shorter */
 #define ONTIME_CTL_INC_DEC_BW 0x112 /* several vCPUs, each once: all or none */
 
 /*
- * Where the driver publishes next deadlines: readable data: le64 guest-physical address of ONTIME_VCPUS_MAX ontime_next_vcpu, a multiple of
- * ONTIME_NEXT_ALIGN; 0 takes it back. The driver goes on without where it is refused.
+ * Where the driver publishes next deadlines: readable data: le64 guest-physical address of ONTIME_VCPUS_MAX
+ * ontime_next_vcpu, a multiple of ONTIME_NEXT_ALIGN; 0 takes it back. The driver goes on without where it is refused.
  */
 #define ONTIME_CTL_NEXT 0x113
 
@@ -215,8 +221,8 @@ struct ontime_bw {
 };
 
 /*
- * A deadline task's next deadline. `deadline` is the host's CLOCK_REALTIME, ns, as KVM_HC_CLOCK_PAIRING tells it; 0: no task. Once it has passed the
- * next is one `period` (ns) later.
+ * A deadline task's next deadline. `deadline` is the host's CLOCK_REALTIME, ns, as KVM_HC_CLOCK_PAIRING tells it; 0: no
+ * task. Once it has passed the next is one `period` (ns) later.
  */
 struct ontime_next {
 	__le64 deadline;

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Receiving ahead: a receive for the next small message of a real-time socket waits in the device before the application asks for it. The
- * message comes with its data, so that neither readiness nor the receive costs a call: they are in the guest when the receiver runs.
+ * Receiving ahead: a receive for the next small message of a real-time socket waits in the device before the
+ * application asks for it. The message comes with its data, so that neither readiness nor the receive costs a call:
+ * they are in the guest when the receiver runs.
  *
- * The receive is posted after a few small ones, without a doorbell: the call that answers the message brings it along. One
- * a socket, taken out of the places for calls that wait; where none is left, the oldest is called off that nobody waits for, if its socket is
- * less busy. What it brought counts as unread: it is readable, peeked at,
+ * The receive is posted after a few small ones, without a doorbell: the call that answers the message brings it along.
+ * One a socket, taken out of the places for calls that wait; where none is left, the oldest is called off that nobody
+ * waits for, if its socket is less busy. What it brought counts as unread: it is readable, peeked at,
  * counted by FIONREAD; a stream that is closed with it is reset.
  *
- * For datagrams it has room for the largest. It is posted while receives mostly find something there: one that waits costs no call on the
- * way of its message. And only while nobody else receives: what it brought would lie there while who posted it is busy and another waits
- * behind it in the device.
+ * For datagrams it has room for the largest. It is posted while receives mostly find something there: one that waits
+ * costs no call on the way of its message. And only while nobody else receives: what it brought would lie there while
+ * who posted it is busy and another waits behind it in the device.
  */
 #include <linux/rcupdate.h>
 
@@ -213,6 +214,19 @@ out:
 		ahead_call_off(os);
 }
 
+/* Whether there is none, not even an empty one that came back. */
+bool ontime_ahead_vacant(struct ontime_sock *os)
+{
+	bool vacant;
+
+	mutex_lock(&os->ahead_lock);
+	if (ahead_state(os) == AHEAD_VOID)
+		ahead_drop(os);
+	vacant = !os->ahead;
+	mutex_unlock(&os->ahead_lock);
+	return vacant;
+}
+
 /* Never again on this socket: for options that a receive ahead would not honour. What has come ahead stays. */
 void ontime_ahead_never(struct sock *sk)
 {
@@ -223,8 +237,9 @@ void ontime_ahead_never(struct sock *sk)
 }
 
 /*
- * A receive of a stream whose bytes could not be copied to the application: as if they had come ahead, so that the next
- * receive finds them. Where another thread's receive ahead has the place they are lost.
+ * Bytes that were received and not taken: as if they had come ahead, so that the next receive finds them. A filter
+ * looks at them first; or they are a stream's and could not be written to the application's memory, which could be read
+ * (recv_room() in io.c). Then, where another thread's receive ahead has the place, they are lost.
  */
 void ontime_ahead_keep(struct sock *sk, struct ontime_rpc *rpc, u32 length)
 {
@@ -254,6 +269,9 @@ static int ahead_take_datagram(struct ontime_sock *os, struct msghdr *msg, int f
 		result = -EFAULT;
 	else if (msg->msg_name)
 		msg->msg_namelen = ontime_addr_out(&rpc->in->done, msg->msg_name);
+	/* Of a socket with a filter. */
+	if (result >= 0)
+		ontime_recv_control(rpc, msg);
 	if (whole > ONTIME_SMALL)
 		WRITE_ONCE(os->streak, 0);
 	if (!(flags & MSG_PEEK))
@@ -290,8 +308,8 @@ static int ahead_take(struct ontime_sock *os, struct msghdr *msg, int flags)
 
 /*
  * A receive that does not wait, and the device has said that there is something: either the one that is posted gets it,
- * or it has been taken. The device takes calls in their order: behind a POLL the one that is posted has come back, or the
- * socket is empty, or an arrival is about to complete it.
+ * or it has been taken. The device takes calls in their order: behind a POLL the one that is posted has come back, or
+ * the socket is empty, or an arrival is about to complete it.
  */
 static void ahead_settle(struct sock *sk)
 {

@@ -2,9 +2,9 @@
 /*
  * The virtio devices of docs/device.md: their queues, their interrupt, their coming and going.
  *
- * QEMU gives a device one MSI-X vector. No queue asks virtio_pci for a callback, so that virtio_pci takes the vector for
- * configuration changes and does not fall back to a shared INTx line; then the queues are given the same vector, and
- * every interrupt arrives as a "configuration change".
+ * QEMU gives a device one MSI-X vector. No queue asks virtio_pci for a callback, so that virtio_pci takes the vector
+ * for configuration changes and does not fall back to a shared INTx line; then the queues are given the same vector,
+ * and every interrupt arrives as a "configuration change".
  */
 #include <linux/module.h>
 #include <linux/mutex.h>
@@ -76,8 +76,8 @@ struct ontime_chan *ontime_chan_get(u32 number, u64 generation)
 }
 
 /*
- * The channel for a socket of this thread: a real-time thread's is its vCPU's, where there is one. Whether that one wakes
- * or interrupts makes no difference.
+ * The channel for a socket of this thread: a real-time thread's is its vCPU's, where there is one. Whether that one
+ * wakes or interrupts makes no difference.
  */
 u32 ontime_chan_wanted(u64 generation)
 {
@@ -502,7 +502,9 @@ static const struct virtio_device_id ontime_ids[] = {
 };
 MODULE_DEVICE_TABLE(virtio, ontime_ids);
 
-static const unsigned int ontime_features[] = { ONTIME_F_SOCKETS, ONTIME_F_CHANNELS, ONTIME_F_DEADLINE, ONTIME_F_HINTS };
+static const unsigned int ontime_features[] = {
+	ONTIME_F_SOCKETS, ONTIME_F_CHANNELS, ONTIME_F_DEADLINE, ONTIME_F_HINTS, ONTIME_F_LOCAL,
+};
 
 static struct virtio_driver ontime_driver = {
 	.driver.name = KBUILD_MODNAME,

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Deadline tasks (RTVirt, section 3.2): an unmodified application asks for SCHED_DEADLINE, is placed on a vCPU, and that vCPU's
- * need is asked of the host (dl_host.c). What the host refuses the application sees as EBUSY, what the host finds
- * invalid as EINVAL.
+ * Deadline tasks (RTVirt, section 3.2): an unmodified application asks for SCHED_DEADLINE, is placed on a vCPU, and
+ * that vCPU's need is asked of the host (dl_host.c). What the host refuses the application sees as EBUSY, what the host
+ * finds invalid as EINVAL.
  *
- * The kernel's __sched_setscheduler() is where all three system calls meet, with a copy of the attributes and no lock held. Calls
- * about deadline tasks are led to dl_setscheduler() below (ftrace, as a livepatch would); it makes the kernel's own change
- * with sched_setattr_nocheck(), whose way through the same function the hook lets pass, with all checks of a user's call.
+ * The kernel's __sched_setscheduler() is where all three system calls meet, with a copy of the attributes and no lock
+ * held. Calls about deadline tasks are led to dl_setscheduler() below (ftrace, as a livepatch would); it makes the
+ * kernel's own change with sched_setattr_nocheck(), whose way through the same function the hook lets pass, with all
+ * checks of a user's call.
  *
  *   - First the host admits, then the kernel; what the kernel refuses is given back.
  *   - A registered task runs on one vCPU. The kernel demands that a deadline task may run on all: the mask is widened
@@ -116,9 +117,10 @@ static void dl_drop(struct dl_task *t)
 }
 
 /*
- * Has a deadline task run on these CPUs only. The run queue of a CPU that has gone is in a root domain of no other, and set_cpus_allowed_dl() divides
- * by how many of its CPUs are active where a task that sleeps there leaves it: not where it may still have that CPU. dl_stray.c takes that
- * away when it has run elsewhere. @beside: that CPU, or PLACE_NONE. With dl_mutex.
+ * Has a deadline task run on these CPUs only. The run queue of a CPU that has gone is in a root domain of no other, and
+ * set_cpus_allowed_dl() divides by how many of its CPUs are active where a task that sleeps there leaves it: not where
+ * it may still have that CPU. dl_stray.c takes that away when it has run elsewhere. @beside: that CPU, or PLACE_NONE.
+ * With dl_mutex.
  */
 int dl_restrict(struct task_struct *p, const struct cpumask *mask, unsigned int *beside)
 {
@@ -287,7 +289,10 @@ static int dl_change(struct task_struct *p, const struct sched_attr *attr)
 	if (wanted && before.vcpu != PLACE_NONE)
 		dl_restrict(p, t->allowed, NULL);
 	err = dl_kernel(p, attr);
-	/* Refused, one may still be a deadline task: from before the module, placed nowhere and with its own mask. It stays that. */
+	/*
+	 * Refused, one may still be a deadline task: from before the module, placed nowhere and with its own
+	 * mask. It stays that.
+	 */
 	if (p->policy != SCHED_DEADLINE || p->flags & PF_EXITING || (err && before.vcpu == PLACE_NONE)) {
 		if (before.vcpu != PLACE_NONE)
 			dl_restrict(p, t->allowed, NULL);
@@ -318,7 +323,8 @@ static int dl_setscheduler(struct task_struct *p, const struct sched_attr *attr,
 	return err;
 }
 
-static void notrace dl_hook(unsigned long ip, unsigned long parent_ip, struct ftrace_ops *ops, struct ftrace_regs *fregs)
+static void notrace dl_hook(unsigned long ip, unsigned long parent_ip, struct ftrace_ops *ops,
+			    struct ftrace_regs *fregs)
 {
 	struct pt_regs *regs = ftrace_get_regs(fregs);
 	const struct task_struct *p;
@@ -382,8 +388,8 @@ static void child_work(struct work_struct *work)
 static DECLARE_WORK(dl_child_work, child_work);
 
 /*
- * Only a task that asked for SCHED_RESET_ON_FORK may fork; the child is no deadline task, but has its CPU. Nothing may be
- * allocated here on PREEMPT_RT: beyond a few at once, children stay where they are.
+ * Only a task that asked for SCHED_RESET_ON_FORK may fork; the child is no deadline task, but has its CPU. Nothing may
+ * be allocated here on PREEMPT_RT: beyond a few at once, children stay where they are.
  */
 static void on_fork(void *unused, struct task_struct *parent, struct task_struct *p)
 {

@@ -23,7 +23,8 @@ struct dl_task {
 	struct task_struct *task;
 	struct place_task place;	/* vcpu is PLACE_NONE of one that was lost: dl_stray.c */
 	cpumask_var_t allowed;		/* what it may have, were it not kept on one: dl_allow() */
-	unsigned int beside;		/* a CPU that has gone and that it may have beside its vCPU, for it sleeps there; or PLACE_NONE */
+	/* a CPU that has gone and that it may have beside its vCPU, for it sleeps there; or PLACE_NONE */
+	unsigned int beside;
 	bool gone;			/* it has ended, or will now */
 	u64 seen, due;			/* its kernel's deadline when last looked at; what is published for it. local_clock() */
 };
@@ -70,7 +71,8 @@ int dl_next_init(void);
 void dl_next_free(void);
 void dl_next_tell(struct ontime_chan *main);
 void dl_next_some(void);
-void dl_next_switch(void *unused, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state);
+void dl_next_switch(void *unused, bool preempt, struct task_struct *prev, struct task_struct *next,
+		    unsigned int prev_state);
 
 /* ---- dl_stray.c ---- */
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * What the host holds for deadline tasks. It is told whole needs of vCPUs, so that what was lost on the way is mended by telling them
- * again (dl_settle()): after a task's end, a failed change, a device process that was restarted.
+ * What the host holds for deadline tasks. It is told whole needs of vCPUs, so that what was lost on the way is mended
+ * by telling them again (dl_settle()): after a task's end, a failed change, a device process that was restarted.
  *
- * With the parameter deadline_spare each vCPU has the host hold that much beyond its need. What fits into it is admitted without
- * asking, and the host is told afterwards.
+ * With the parameter deadline_spare each vCPU has the host hold that much beyond its need. What fits into it is
+ * admitted without asking, and the host is told afterwards.
  */
 #include <linux/module.h>
 #include <linux/virtio.h>
@@ -161,9 +161,11 @@ static int spare_set(const char *value, const struct kernel_param *param)
 	unsigned long long runtime = 0, period = 0;
 	char rest;
 
-	if (sscanf(value, "%llu/%llu %c", &runtime, &period, &rest) != 2 && (sscanf(value, "%llu %c", &runtime, &rest) != 1 || runtime))
+	if (sscanf(value, "%llu/%llu %c", &runtime, &period, &rest) != 2 &&
+	    (sscanf(value, "%llu %c", &runtime, &rest) != 1 || runtime))
 		return -EINVAL;
-	if (runtime && (runtime > period || period < ONTIME_BW_PERIOD_MIN / NSEC_PER_USEC || period > ONTIME_BW_PERIOD_MAX / NSEC_PER_USEC))
+	if (runtime && (runtime > period || period < ONTIME_BW_PERIOD_MIN / NSEC_PER_USEC ||
+			period > ONTIME_BW_PERIOD_MAX / NSEC_PER_USEC))
 		return -EINVAL;
 	mutex_lock(&dl_mutex);
 	dl_spare = (struct place_task){ .runtime = runtime * NSEC_PER_USEC, .period = period * NSEC_PER_USEC };
@@ -179,7 +181,8 @@ static int spare_get(char *buffer, const struct kernel_param *param)
 	int length;
 
 	mutex_lock(&dl_mutex);
-	length = dl_spare.runtime ? sysfs_emit(buffer, "%llu/%llu\n", dl_spare.runtime / NSEC_PER_USEC, dl_spare.period / NSEC_PER_USEC) :
+	length = dl_spare.runtime ? sysfs_emit(buffer, "%llu/%llu\n", dl_spare.runtime / NSEC_PER_USEC,
+						dl_spare.period / NSEC_PER_USEC) :
 				    sysfs_emit(buffer, "0\n");
 	mutex_unlock(&dl_mutex);
 	return length;
@@ -187,4 +190,5 @@ static int spare_get(char *buffer, const struct kernel_param *param)
 
 static const struct kernel_param_ops spare_ops = { .set = spare_set, .get = spare_get };
 module_param_cb(deadline_spare, &spare_ops, NULL, 0644);
-MODULE_PARM_DESC(deadline_spare, "RUNTIME/PERIOD (us) that each vCPU has the host hold for deadline tasks to come; 0: nothing (default)");
+MODULE_PARM_DESC(deadline_spare,
+		 "RUNTIME/PERIOD (us) that each vCPU has the host hold for deadline tasks to come; 0: nothing (default)");

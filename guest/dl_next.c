@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Each vCPU's next deadlines, published (struct ontime_next_vcpu) at every switch from or to a deadline task: the host ends its slices
- * there. Without the host's clock (KVM_HC_CLOCK_PAIRING) none are, and the host reserves more instead.
+ * Each vCPU's next deadlines, published (struct ontime_next_vcpu) at every switch from or to a deadline task: the host
+ * ends its slices there. Without the host's clock (KVM_HC_CLOCK_PAIRING) none are, and the host reserves more instead.
  */
 #include <linux/kvm_para.h>
 #include <linux/math64.h>
@@ -12,7 +12,10 @@
 #include "dl.h"
 
 #define DL_NEXT_BYTES (ONTIME_VCPUS_MAX * sizeof(struct ontime_next_vcpu))
-/* How often the host's clock is read while there are deadline tasks: the two drift apart by up to 500 us a second where NTP slews the host's. */
+/*
+ * How often the host's clock is read while there are deadline tasks: the two drift apart by up to 500
+ * us a second where NTP slews the host's.
+ */
 #define DL_PAIR_AGAIN HZ
 /* A release that comes later than this without stolen time is no late one, ns. */
 #define DL_LATE 100000
@@ -57,8 +60,9 @@ static bool dl_pair(void)
 }
 
 /*
- * When @t is due. Its kernel counts a job's deadline from when it woke, which is late where the vCPU had to wait for the host: by what was
- * stolen meanwhile, at most. Then it is due a period after it was due before, as a periodic task is.
+ * When @t is due. Its kernel counts a job's deadline from when it woke, which is late where the vCPU had to wait for
+ * the host: by what was stolen meanwhile, at most. Then it is due a period after it was due before, as a periodic task
+ * is.
  */
 static u64 dl_due(struct dl_task *t, u64 stolen)
 {
@@ -79,7 +83,10 @@ static u64 dl_due(struct dl_task *t, u64 stolen)
 	return t->due;
 }
 
-/* The next deadline after @now of one that was due at @due: what counts to the host, so that tasks that sleep do not crowd out who runs. */
+/*
+ * The next deadline after @now of one that was due at @due: what counts to the host, so that tasks
+ * that sleep do not crowd out who runs.
+ */
 static u64 dl_soon(u64 due, u64 period, u64 now)
 {
 	u64 past;
@@ -91,9 +98,10 @@ static u64 dl_soon(u64 due, u64 period, u64 now)
 }
 
 /*
- * Has @t's kernel hold it due when it is, too: a server's period that begins late ends late, and the next job, should that come in time, finds what the last one left of its
- * runtime, and is throttled. @t is next on its CPU, whose run queue's lock is held: its deadline is the earliest there, and an earlier one keeps their order. Who pushes
- * and pulls tasks sees the later one: those here are pinned.
+ * Has @t's kernel hold it due when it is, too: a server's period that begins late ends late, and the next job, should
+ * that come in time, finds what the last one left of its runtime, and is throttled. @t is next on its CPU, whose run
+ * queue's lock is held: its deadline is the earliest there, and an earlier one keeps their order. Who pushes and pulls
+ * tasks sees the later one: those here are pinned.
  */
 static void dl_advance(struct dl_task *t, u64 due, u64 now)
 {
@@ -146,8 +154,12 @@ static void dl_publish(struct ontime_next_vcpu *page, unsigned int cpu, const st
 	WRITE_ONCE(page->paired, cpu_to_le64(READ_ONCE(dl_paired)));
 }
 
-/* With the run queue's lock: whoever holds dl_lock may want that one. What is left out now is published at the next switch. */
-void dl_next_switch(void *unused, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
+/*
+ * With the run queue's lock: whoever holds dl_lock may want that one. What is left out now is
+ * published at the next switch.
+ */
+void dl_next_switch(void *unused, bool preempt, struct task_struct *prev, struct task_struct *next,
+		    unsigned int prev_state)
 {
 	unsigned int cpu = smp_processor_id();
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Deadline tasks that others took off their vCPU: by sched_setaffinity(), a change of their cpuset, or because the vCPU goes offline. The kernel
- * asks nobody; it is seen when such a task is switched to, and when a vCPU goes. What it may run on now it may, but is kept on one of them:
- * the one it was on where that is among them, else another that has room and that the host holds for it. The old one's need is given back by
- * the same call of the host. One that has no room anywhere runs on without a guarantee, and is tried again.
+ * Deadline tasks that others took off their vCPU: by sched_setaffinity(), a change of their cpuset, or because the vCPU
+ * goes offline. The kernel asks nobody; it is seen when such a task is switched to, and when a vCPU goes. What it may
+ * run on now it may, but is kept on one of them: the one it was on where that is among them, else another that has room
+ * and that the host holds for it. The old one's need is given back by the same call of the host. One that has no room
+ * anywhere runs on without a guarantee, and is tried again.
  */
 #include <linux/cpuhotplug.h>
 #include <linux/irq_work.h>
@@ -32,7 +33,8 @@ bool dl_stray(void)
 		unsigned int was = t->place.vcpu;
 		bool kept = dl_is_kept(t);
 
-		if (READ_ONCE(t->gone) || t->task->policy != SCHED_DEADLINE || (kept && t->beside == PLACE_NONE && dl_usable() >> was & 1))
+		if (READ_ONCE(t->gone) || t->task->policy != SCHED_DEADLINE ||
+		    (kept && t->beside == PLACE_NONE && dl_usable() >> was & 1))
 			continue;
 		if (!kept)
 			dl_allow(t, &t->task->cpus_mask);
@@ -46,7 +48,8 @@ bool dl_stray(void)
 		t->place.vcpu = PLACE_NONE;
 		if (kept)
 			dl_restrict(t->task, t->allowed, NULL);
-		pr_warn_ratelimited("deadline task %d may not stay on vCPU %u, and no other has room: it has no guarantee\n", task_pid_nr(t->task), was);
+		pr_warn_ratelimited("deadline task %d may not stay on vCPU %u, and no other has room: it has no guarantee\n",
+				    task_pid_nr(t->task), was);
 	}
 	return lost;
 }

@@ -3,10 +3,10 @@
  * RT socket outsourcing (Access'18, III-C): what arrives makes its receiver runnable from the idle loop, without an
  * interrupt.
  *
- * Each channel belongs to a vCPU, which tells the host in a shared word whether it halts, looks, or runs a thread of what
- * priority (docs/device.md, "The vCPU word and notifications"). The word is written here: by the idle loop, which is a
- * cpuidle driver, and at every context switch. The channel's interrupt is turned into one that ends a halt and interrupts
- * nothing (wake.c).
+ * Each channel belongs to a vCPU, which tells the host in a shared word whether it halts, looks, or runs a thread of
+ * what priority (docs/device.md, "The vCPU word and notifications"). The word is written here: by the idle loop, which
+ * is a cpuidle driver, and at every context switch. The channel's interrupt is turned into one that ends a halt and
+ * interrupts nothing (wake.c).
  */
 #include <linux/cpu.h>
 #include <linux/cpuhotplug.h>
@@ -47,9 +47,10 @@ static bool chan_has_used(struct ontime_chan *chan)
 }
 
 /*
- * Puts a thread that takes what was used above every application's: one that computes between its priority and a receiver's would else keep
- * the receiver waiting. It takes the place of an interrupt that preempts them all: it copies nothing, does a few steps for each answer and
- * report of the device, and who is woken runs at his own priority. Only SCHED_DEADLINE is above it.
+ * Puts a thread that takes what was used above every application's: one that computes between its priority and a
+ * receiver's would else keep the receiver waiting. It takes the place of an interrupt that preempts them all: it copies
+ * nothing, does a few steps for each answer and report of the device, and who is woken runs at his own priority. Only
+ * SCHED_DEADLINE is above it.
  */
 void ontime_thread_first(struct task_struct *thread)
 {
@@ -61,8 +62,8 @@ void ontime_thread_first(struct task_struct *thread)
 }
 
 /*
- * From the idle loop or an interrupt. A PREEMPT_RT kernel's locks and epoll's wake-ups need a thread; elsewhere what was
- * used is taken on the spot.
+ * From the idle loop or an interrupt. A PREEMPT_RT kernel's locks and epoll's wake-ups need a thread; elsewhere what
+ * was used is taken on the spot.
  */
 static void chan_look(struct ontime_chan *chan)
 {
@@ -97,8 +98,8 @@ static int chan_thread(void *data)
 /* ---- The idle loop ---- */
 
 /*
- * How long after the last message the tick is kept running, ns. Stopped for a sleep and started after it, it takes two writes
- * to the local APIC before a receiver runs, and each is an exit from the guest.
+ * How long after the last message the tick is kept running, ns. Stopped for a sleep and started after it, it takes two
+ * writes to the local APIC before a receiver runs, and each is an exit from the guest.
  */
 #define KEEP_TICK (50 * NSEC_PER_MSEC)
 
@@ -111,8 +112,8 @@ static void vcpu_told_now(void)
 }
 
 /*
- * The governors keep the tick in a state that is marked as polling, whatever it does, and stop it in another: both states are
- * the same halt, and the second is there unless there was a message lately.
+ * The governors keep the tick in a state that is marked as polling, whatever it does, and stop it in another: both
+ * states are the same halt, and the second is there unless there was a message lately.
  */
 static void idle_keep_tick(struct cpuidle_device *device, bool told)
 {
@@ -164,7 +165,10 @@ static int idle_enter(struct cpuidle_device *device, struct cpuidle_driver *driv
 		.flags = CPUIDLE_FLAG_RCU_IDLE | (FLAGS), \
 	}
 
-/* Without an owner: cpuidle would hold the module for as long as the driver is registered, and rmmod would be refused. */
+/*
+ * Without an owner: cpuidle would hold the module for as long as the driver is registered, and rmmod
+ * would be refused.
+ */
 static struct cpuidle_driver idle_driver = {
 	.name = "ontime",
 	.states = {
@@ -333,8 +337,8 @@ static void chan_set_cpu(struct ontime_chan *chan, struct ontime_chan *value)
 }
 
 /*
- * Has channel @chan wake its vCPU's idle loop. Where that cannot be, it interrupts: then nothing is changed. @main is the
- * channel whose control queue tells the host.
+ * Has channel @chan wake its vCPU's idle loop. Where that cannot be, it interrupts: then nothing is changed. @main is
+ * the channel whose control queue tells the host.
  */
 int ontime_idle_bind(struct ontime_chan *chan, struct ontime_chan *main)
 {

@@ -3,12 +3,13 @@
  * Sending and receiving. Small messages travel in the call; larger ones go straight between the host's socket and the
  * application's pages, a chunk a call (one copy). A blocking call waits in the device: its completion is the result.
  *
- * Before a message has come only the room for it is known, and that is often large where messages are small. To pin so many pages is
- * most of such a call's work. So a datagram socket on a channel whose messages are small has them all come in the call, which has
- * room for the largest; one that is large after all is copied once more, and those after it go to the application's pages again.
+ * Before a message has come only the room for it is known, and that is often large where messages are small. To pin so
+ * many pages is most of such a call's work. So a datagram socket on a channel whose messages are small has them all
+ * come in the call, which has room for the largest; one that is large after all is copied once more, and those after it
+ * go to the application's pages again.
  *
- * A device that has gone silent may still use the pages it was given: so these are pinned. What cannot be (a splice, buffers
- * registered with io_uring) goes through memory of the call's own.
+ * A device that has gone silent may still use the pages it was given: so these are pinned. What cannot be (a splice,
+ * buffers registered with io_uring) goes through memory of the call's own.
  */
 #include <linux/errqueue.h>
 #include <linux/sched/signal.h>
@@ -57,7 +58,10 @@ static int io_gather(struct ontime_rpc *rpc, size_t length)
 	return 0;
 }
 
-/* An error behind bytes that were moved: they are this call's result, it is the next one's. The host has forgotten it. */
+/*
+ * An error behind bytes that were moved: they are this call's result, it is the next one's. The host
+ * has forgotten it.
+ */
 static void io_keep_error(struct sock *sk, int err)
 {
 	if (err == -ECONNRESET || err == -ETIMEDOUT || err == -EHOSTUNREACH || err == -ENETUNREACH)
@@ -248,25 +252,45 @@ static bool recv_small(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk)
 	return true;
 }
 
-/* Bad addresses are found out when there is something to copy to them, as in Linux: it comes in the call. */
-static int recv_bad_room(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk)
+/* Of a stream nothing is lost where the application's memory is no good. */
+static bool recv_keeps(const struct sock *sk, int flags)
+{
+	return sk->sk_type == SOCK_STREAM && !(flags & RECV_AT_ONCE) && READ_ONCE(sk->sk_peek_off) < 0;
+}
+
+/*
+ * Bad addresses are found out when there is something to copy to them, as in Linux: it comes in the call, of a stream
+ * by a peek.
+ */
+static int recv_bad_room(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk, int *flags)
 {
 	size_t most = sk->sk_type == SOCK_DGRAM ? min(*chunk, io_gather_max(sk, rpc)) : ONTIME_SMALL;
 
 	if (!ontime_rpc_grow(rpc, most))
 		return -ENOBUFS;
+	if (recv_keeps(sk, *flags))
+		*flags |= MSG_PEEK;
 	*chunk = most;
 	rpc->in_small = most;
 	return 0;
 }
 
-/* A stream's bytes that are only to be dropped (MSG_TRUNC) leave the application's pages alone: there need not even be any. */
-static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg, size_t *chunk, bool discard)
+/*
+ * Room for the data: in the call, or the application's pages. A stream's bytes that are only to be dropped (MSG_TRUNC)
+ * leave the application's pages alone: there need not even be any.
+ */
+static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg, size_t *chunk, bool discard, int *flags)
 {
 	struct iov_iter *iter = &msg->msg_iter;
 	int got;
 
 	*chunk = msg_data_left(msg);
+	if (*chunk && *chunk <= ONTIME_SMALL && !discard && recv_keeps(sk, *flags)) {
+		/* Up to a page that is no good. */
+		*chunk -= fault_in_iov_iter_readable(iter, *chunk);
+		if (!*chunk)
+			return recv_bad_room(sk, rpc, chunk, flags);
+	}
 	if (*chunk <= ONTIME_SMALL || recv_small(sk, rpc, chunk)) {
 		rpc->in_small = *chunk;
 		return 0;
@@ -278,7 +302,7 @@ static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 	}
 	got = ontime_rpc_pages(rpc, iter, *chunk);
 	if (got == -EFAULT)
-		return recv_bad_room(sk, rpc, chunk);
+		return recv_bad_room(sk, rpc, chunk, flags);
 	if (got < 0)
 		return got;
 	*chunk = got;
@@ -301,7 +325,7 @@ static int recv_data(struct ontime_rpc *rpc, struct msghdr *msg, size_t chunk, s
 	return copy_to_iter(from, length, &msg->msg_iter) == length ? 0 : -EFAULT;
 }
 
-static void recv_control(struct ontime_rpc *rpc, struct msghdr *msg)
+void ontime_recv_control(struct ontime_rpc *rpc, struct msghdr *msg)
 {
 	size_t length = min_t(size_t, le16_to_cpu(rpc->in->done.control_len), le16_to_cpu(rpc->out.call.control_room));
 	size_t at = 0;
@@ -318,8 +342,8 @@ static void recv_control(struct ontime_rpc *rpc, struct msghdr *msg)
 }
 
 /*
- * A receive that waits needs no look at what is left behind it, as long as nobody polls the socket: that is a system call on the
- * host before the answer. Who begins to poll sees @blind (ready.c), or is seen here.
+ * A receive that waits needs no look at what is left behind it, as long as nobody polls the socket: that is a system
+ * call on the host before the answer. Who begins to poll sees @blind (ready.c), or is seen here.
  */
 static void recv_blind(struct sock *sk, struct ontime_rpc *rpc)
 {
@@ -354,21 +378,26 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 {
 	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_RECV);
 	bool discard = sk->sk_type == SOCK_STREAM && (flags & (MSG_TRUNC | MSG_ERRQUEUE)) == MSG_TRUNC;
+	bool peek = flags & MSG_PEEK, bad;
 	size_t chunk = 0;
 	int result, err;
 
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
-	rpc->out.call.arg[0] = cpu_to_le32(flags & RECV_FLAGS);
 	/* Without room in the application's they show as MSG_CTRUNC. */
 	if ((msg->msg_control && msg->msg_controllen) || READ_ONCE(ontime_sk(sk)->controls) || flags & MSG_ERRQUEUE)
 		rpc->out.call.control_room = cpu_to_le16(ONTIME_CONTROL_MAX);
 	if (*timeout)
 		recv_blind(sk, rpc);
-	result = recv_room(sk, rpc, msg, &chunk, discard);
+	result = recv_room(sk, rpc, msg, &chunk, discard, &flags);
+	bad = !peek && flags & MSG_PEEK;
+	rpc->out.call.arg[0] = cpu_to_le32(flags & RECV_FLAGS);
 	if (!result)
 		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN | ONTIME_READY_RDHUP);
-	err = recv_data(rpc, msg, chunk, clamp_t(int, result, 0, chunk), discard);
+	if (bad)
+		err = result > 0 ? -EFAULT : 0;
+	else
+		err = recv_data(rpc, msg, chunk, clamp_t(int, result, 0, chunk), discard);
 	if (err && result > 0 && sk->sk_type == SOCK_STREAM && !(flags & (RECV_AT_ONCE | MSG_PEEK)))
 		ontime_ahead_keep(sk, rpc, result);
 	if (result >= 0) {
@@ -380,7 +409,7 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 			recv_error(sk, rpc, (told & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
 		if (msg->msg_name)
 			msg->msg_namelen = ontime_addr_out(&rpc->in->done, msg->msg_name);
-		recv_control(rpc, msg);
+		ontime_recv_control(rpc, msg);
 		if (sk->sk_type == SOCK_DGRAM && rpc->chan->number)
 			recv_seen(sk, result);
 		if (told & ONTIME_MSG_WAITED)
@@ -446,7 +475,9 @@ static int recv_datagram(struct sock *sk, struct msghdr *msg, int flags, long *t
 	WRITE_ONCE(os->waited, false);
 	do {
 		result = flags & RECV_AT_ONCE ? -ONTIME_AGAIN : ontime_ahead_recv(sk, msg, flags, timeout);
-		if (result == -ONTIME_AGAIN)
+		if (result == -ONTIME_AGAIN && unlikely(ontime_filtered(sk)) && !(flags & RECV_AT_ONCE))
+			result = ontime_filter_wait(sk, timeout);
+		else if (result == -ONTIME_AGAIN)
 			result = recv_chunk(sk, msg, flags, timeout);
 	} while (result == -ONTIME_AGAIN);
 	if (result >= 0 && !(flags & RECV_AT_ONCE)) {
@@ -460,7 +491,10 @@ static int recv_datagram(struct sock *sk, struct msghdr *msg, int flags, long *t
 	return result == -ERESTARTSYS ? sock_intr_errno(*timeout) : result;
 }
 
-/* MSG_ERRQUEUE: what send_notice() brought there, in the form of ip_recv_error(). The rest of the queue is the host's. */
+/*
+ * MSG_ERRQUEUE: what send_notice() brought there, in the form of ip_recv_error(). The rest of the
+ * queue is the host's.
+ */
 static bool recv_notice(struct sock *sk, struct msghdr *msg)
 {
 	struct {

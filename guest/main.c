@@ -22,11 +22,16 @@ static int __init ontime_init(void)
 	err = ontime_dev_init();
 	if (err)
 		goto err_dl;
-	err = ontime_steer_init();
+	err = ontime_list_init();
 	if (err)
 		goto err_dev;
+	err = ontime_steer_init();
+	if (err)
+		goto err_list;
 	return 0;
 
+err_list:
+	ontime_list_exit();
 err_dev:
 	ontime_dl_exit();
 	ontime_dev_exit();
@@ -44,6 +49,7 @@ err_steer_list:
 static void __exit ontime_exit(void)
 {
 	ontime_steer_exit();
+	ontime_list_exit();
 	ontime_dl_exit();
 	ontime_dev_exit();
 	ontime_dl_free();

@@ -9,11 +9,14 @@
  *   io.c     sending and receiving
  *   ahead.c  the next small message, received before it is asked for
  *   opt.c    options and ioctls
+ *   filter.c socket filters of datagram sockets
+ *   list.c   /proc/net/ontime
  *   rpc.c    calls to the device process
  *   idle.c   the idle loop that looks at the queues, and what the host is told of the vCPU
  *   wake.c   the interrupt that only ends a halt
  *   queue.c  what the device has used: completed calls, events
- *   dl.c     deadline tasks: registered and placed (place.h: where they go); dl_host.c: their bandwidth asked of the host; dl_next.c: their
+ *   dl.c     deadline tasks: registered and placed (place.h: where they go); dl_host.c: their bandwidth asked of the
+ *   host; dl_next.c: their
  *            next deadlines published; dl_stray.c: those that are moved
  *   steal.c  stolen time is not charged to them
  *   watch.c  a device that does not answer any more
@@ -74,8 +77,8 @@
 /* ---- dev.c ---- */
 
 /*
- * One virtio device: a channel. Channel 0 is MAIN's and takes every call; the others each belong to a vCPU and take those
- * of the sockets that were moved there. It lives until the last call on it has gone.
+ * One virtio device: a channel. Channel 0 is MAIN's and takes every call; the others each belong to a vCPU and take
+ * those of the sockets that were moved there. It lives until the last call on it has gone.
  */
 struct ontime_chan {
 	struct kref ref;
@@ -127,6 +130,7 @@ struct ontime_dev {
 	u64 generation;
 	u32 sockets_max;
 	struct ida indices;		/* of sockets, until the device has closed them */
+	atomic_t used;			/* how many */
 	struct xarray socks;		/* index -> struct ontime_sock, for events */
 	atomic_t socket_generation;	/* of socket ids */
 	/* The host's default buffer sizes of STREAM and DGRAM sockets; 0: not asked yet. */
@@ -248,7 +252,10 @@ void ontime_rpc_finish(struct ontime_rpc *rpc, s32 result);
 void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result);
 bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id);
 
-/* How urgent a thread is, as the host counts: 0 a normal one, 1 to 99 a real-time one, a deadline one as the highest of these. */
+/*
+ * How urgent a thread is, as the host counts: 0 a normal one, 1 to 99 a real-time one, a deadline one
+ * as the highest of these.
+ */
 static inline u32 ontime_prio(const struct task_struct *task)
 {
 	return task->prio < MAX_RT_PRIO ? min(MAX_RT_PRIO - 1 - task->prio, MAX_RT_PRIO - 1) : 0;
@@ -307,8 +314,11 @@ struct ontime_sock {
 	bool ahead_off;
 	bool told;			/* an error event has come since the last attempt to connect began */
 	struct work_struct urgent;	/* SIGURG: ready.c */
-	u16 peer_len;
+	/* Of a stream: the host's socket begins or ends to listen, and sk_state with it. Of datagrams: filter.c fetches. */
+	struct mutex call_lock;
+	u16 peer_len, local_len;
 	u8 peer[ONTIME_ADDR_MAX];	/* of an accepted socket */
+	u8 local[ONTIME_ADDR_MAX];	/* of a socket with a filter */
 };
 
 struct ontime6_sock {
@@ -344,6 +354,8 @@ struct ontime_rpc *ontime_sock_rpc(struct sock *sk, u16 op);
 void ontime_sock_rpc_put(struct sock *sk, struct ontime_rpc *rpc);
 void ontime_sock_place(struct sock *sk);
 int ontime_simple(struct sock *sk, u16 op, u32 arg0, u32 arg1);
+void ontime_index_free(struct ontime_dev *dev, u32 index);
+bool ontime_sock_reserved(void);
 
 /* ---- ready.c ---- */
 
@@ -372,6 +384,7 @@ static inline void ontime_sock_keep_error(struct sock *sk, int error)
 int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length);
 int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int flags);
 size_t ontime_datagram_max(struct ontime_rpc *rpc);
+void ontime_recv_control(struct ontime_rpc *rpc, struct msghdr *msg);
 
 /* ---- ahead.c ---- */
 
@@ -383,6 +396,7 @@ bool ontime_ahead_end(struct ontime_sock *os);
 void ontime_ahead_flush(struct ontime_sock *os);
 void ontime_ahead_next(struct sock *sk, size_t received, size_t room, bool plain);
 void ontime_ahead_never(struct sock *sk);
+bool ontime_ahead_vacant(struct ontime_sock *os);
 int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *timeout);
 void ontime_ahead_keep(struct sock *sk, struct ontime_rpc *rpc, u32 length);
 
@@ -395,6 +409,18 @@ int ontime_compat_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg
 int ontime_sk_ioctl(struct sock *sk, int cmd, int *number);
 int ontime_set_peek_off(struct sock *sk, int value);
 void ontime_opt_defaults(struct sock *sk);
+
+/* ---- filter.c ---- */
+
+bool ontime_filtered(const struct sock *sk);
+int ontime_filter_pull(struct sock *sk);
+int ontime_filter_wait(struct sock *sk, long *timeout);
+u32 ontime_filter_ready(struct sock *sk, u32 ready);
+
+/* ---- list.c ---- */
+
+int ontime_list_init(void);
+void ontime_list_exit(void);
 
 /* ---- dl.c and its parts (dl.h), steal.c ---- */
 
@@ -410,6 +436,7 @@ void ontime_steal_stop(void);
 /* ---- steer.c ---- */
 
 bool ontime_steer_may(const struct net *net);
+u32 ontime_steer_reserved(void);
 int ontime_steer_init(void);
 void ontime_steer_exit(void);
 void ontime_steer_free(void);

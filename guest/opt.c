@@ -86,8 +86,8 @@ void ontime_opt_defaults(struct sock *sk)
 }
 
 /*
- * What the guest's kernel demands of a caller; the host's knows only the device process. The network is the VM's, so the
- * rights count that the caller has in the initial user namespace.
+ * What the guest's kernel demands of a caller; the host's knows only the device process. The network is the VM's, so
+ * the rights count that the caller has in the initial user namespace.
  */
 static int opt_permitted(int name, int value)
 {
@@ -161,16 +161,20 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	case SO_DOMAIN:
 	case SO_ERROR:
 		return -ENOPROTOOPT;
-	case SO_DETACH_FILTER:
-		/* There is none. */
-		return -ENOENT;
-	case SO_DETACH_REUSEPORT_BPF:
-		return sk->sk_reuseport ? -ENOENT : -EINVAL;
 	case SO_ATTACH_FILTER:
 	case SO_ATTACH_BPF:
+		/* Of a stream a filter sees segments, which only the host has. */
+		if (sk->sk_type != SOCK_DGRAM)
+			return -EOPNOTSUPP;
+		ontime_ahead_never(sk);
+		fallthrough;
+	case SO_DETACH_FILTER:
+		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
+	case SO_DETACH_REUSEPORT_BPF:
+		return sk->sk_reuseport ? -ENOENT : -EINVAL;
 	case SO_ATTACH_REUSEPORT_CBPF:
 	case SO_ATTACH_REUSEPORT_EBPF:
-		/* Their values point into the guest, or need what the host's socket cannot have. */
+		/* Which socket of a port receives is the host's choice. */
 		return -EOPNOTSUPP;
 	}
 	err = opt_permitted(name, number);
@@ -277,7 +281,10 @@ static int opt_refused(struct sock *sk, int level, int name)
 	return -ENOPROTOOPT;
 }
 
-/* A connect() that waits for data needs a cookie of the peer; without one Linux connects at once, as the host's socket does. */
+/*
+ * A connect() that waits for data needs a cookie of the peer; without one Linux connects at once, as
+ * the host's socket does.
+ */
 static bool opt_fastopen_connect(const struct sock *sk, int level, int name)
 {
 	return level == SOL_TCP && name == TCP_FASTOPEN_CONNECT && sk->sk_type == SOCK_STREAM;
@@ -381,9 +388,15 @@ int ontime_getsockopt(struct socket *sock, int level, int name, char __user *val
 /* What was received ahead is unread as well, and before the mark; of datagrams the first counts alone. */
 static int opt_query(struct sock *sk, u32 which)
 {
-	bool next = sk->sk_type == SOCK_DGRAM && which == ONTIME_QUERY_INQ && ontime_ahead_holds(ontime_sk(sk));
-	int unread = ontime_ahead_unread(ontime_sk(sk));
-	int result = next ? 0 : ontime_simple(sk, ONTIME_OP_QUERY, which, 0);
+	bool filtered = which == ONTIME_QUERY_INQ && ontime_filtered(sk);
+	int unread, result;
+	bool next;
+
+	if (filtered)
+		ontime_filter_pull(sk);
+	next = sk->sk_type == SOCK_DGRAM && which == ONTIME_QUERY_INQ && ontime_ahead_holds(ontime_sk(sk));
+	unread = ontime_ahead_unread(ontime_sk(sk));
+	result = next || filtered ? 0 : ontime_simple(sk, ONTIME_OP_QUERY, which, 0);
 
 	if (result >= 0 && which == ONTIME_QUERY_INQ)
 		result += unread;

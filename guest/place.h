@@ -42,7 +42,10 @@ static inline unsigned int place_load(const struct place_task *tasks, unsigned i
 	return load;
 }
 
-/* The fullest vCPU of @usable (a bit each) that @task may have and that has room for it; of equally full ones the lowest. */
+/*
+ * The fullest vCPU of @usable (a bit each) that @task may have and that has room for it; of equally
+ * full ones the lowest.
+ */
 static inline unsigned int place_best(const struct place_task *tasks, unsigned int count, unsigned long long usable,
 				      const struct place_task *task)
 {

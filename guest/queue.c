@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * What the device has used: completed calls and events. Whoever looks first takes all of it: a caller after it has rung,
- * a waiter before it sleeps, the interrupt.
+ * What the device has used: completed calls and events. Whoever looks first takes all of it: a caller after it has
+ * rung, a waiter before it sleeps, the interrupt.
  */
 #include <linux/slab.h>
 #include <linux/virtio_ring.h>
@@ -30,7 +30,10 @@ int ontime_post_events(struct ontime_chan *chan)
 	return err;
 }
 
-/* Asks for an interrupt at the next used buffer, and notes how far the queue was taken; true where there is one already. */
+/*
+ * Asks for an interrupt at the next used buffer, and notes how far the queue was taken; true where
+ * there is one already.
+ */
 bool ontime_rearm(struct ontime_chan *chan, struct virtqueue *vq, unsigned int index)
 {
 	unsigned int seen = virtqueue_enable_cb_prepare(vq);
@@ -39,7 +42,10 @@ bool ontime_rearm(struct ontime_chan *chan, struct virtqueue *vq, unsigned int i
 	return virtqueue_poll(vq, seen);
 }
 
-/* Takes one event out of the queue and gives its buffer back. False where there is none, and the next one interrupts. */
+/*
+ * Takes one event out of the queue and gives its buffer back. False where there is none, and the next
+ * one interrupts.
+ */
 static bool next_event(struct ontime_chan *chan, struct ontime_event *event)
 {
 	struct ontime_event *buffer;
@@ -66,8 +72,8 @@ static bool next_event(struct ontime_chan *chan, struct ontime_event *event)
 }
 
 /*
- * Each look that finds nothing more notes how far the queue was taken and asks for an interrupt: then there is nothing to do unless the
- * device has gone on since. The queue is there for as long as readers of RCU see it up.
+ * Each look that finds nothing more notes how far the queue was taken and asks for an interrupt: then there is nothing
+ * to do unless the device has gone on since. The queue is there for as long as readers of RCU see it up.
  */
 static void reap_events(struct ontime_chan *chan)
 {

@@ -101,7 +101,10 @@ void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *even
 		sock_wake(sk, le32_to_cpu(event->ready));
 }
 
-/* A receive ahead has come back, with something or not: under the RCU read lock, in whatever context the queue is looked at. */
+/*
+ * A receive ahead has come back, with something or not: under the RCU read lock, in whatever context
+ * the queue is looked at.
+ */
 void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc, bool holds)
 {
 	u32 fresh;
@@ -134,8 +137,8 @@ void ontime_sock_reap(struct sock *sk)
 }
 
 /*
- * Whether the host must be asked how ready the socket is: nothing was reported yet, or a receive left it out because nobody had
- * asked (io.c). Such a receive sees @polled or is seen here.
+ * Whether the host must be asked how ready the socket is: nothing was reported yet, or a receive left it out because
+ * nobody had asked (io.c). Such a receive sees @polled or is seen here.
  */
 static bool sock_must_ask(struct ontime_sock *os)
 {
@@ -161,6 +164,8 @@ __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_s
 	if (sock_must_ask(os) && !READ_ONCE(os->dead))
 		ontime_simple(sk, ONTIME_OP_POLL, 0, 0);
 	ready = ontime_sock_ready(os);
+	if (unlikely(ontime_filtered(sk)) && !READ_ONCE(os->dead))
+		ready = ontime_filter_ready(sk, ready);
 	if (ontime_ahead_holds(os))
 		ready |= ONTIME_READY_IN;
 	else if (!(ready & ONTIME_READY_IN))
@@ -199,7 +204,10 @@ static bool sock_is_ready(struct sock *sk, u32 mask)
 	return READ_ONCE(sk->sk_err) || READ_ONCE(os->dead);
 }
 
-/* Waits until one of @mask is reported, or an error or what was received ahead (0: only those): 0, -EAGAIN after *timeout (jiffies), -ERESTARTSYS. */
+/*
+ * Waits until one of @mask is reported, or an error or what was received ahead (0: only those): 0,
+ * -EAGAIN after *timeout (jiffies), -ERESTARTSYS.
+ */
 int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
 {
 	DEFINE_WAIT_FUNC(wait, woken_wake_function);

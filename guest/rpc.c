@@ -6,13 +6,15 @@
  * the vCPU's CPU it has run by then, and no interrupt is needed. Otherwise it asks for an interrupt and sleeps. No lock
  * is held while it sleeps. A call belongs to the queue as well as to its caller, so that a killed caller can go.
  *
- * A call is large, for small messages travel in it. So its memory is not zeroed each time, and sockets on a channel keep theirs.
+ * A call is large, for small messages travel in it. So its memory is not zeroed each time, and sockets on a channel
+ * keep theirs.
  */
 #include <linux/delay.h>
 #include <linux/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uio.h>
+#include <linux/virtio_config.h>
 #include <linux/workqueue.h>
 
 #include "ontime.h"
@@ -29,7 +31,10 @@ static void rpc_own_reply(struct ontime_rpc *rpc)
 	sg_set_buf(&rpc->in_sg, rpc->in, sizeof(rpc->in_own));
 }
 
-/* Once for all uses. That the cache has this also keeps the kernel from zeroing all of a call where it zeroes what is allocated. */
+/*
+ * Once for all uses. That the cache has this also keeps the kernel from zeroing all of a call where it
+ * zeroes what is allocated.
+ */
 static void rpc_make(void *memory)
 {
 	struct ontime_rpc *rpc = memory;
@@ -144,8 +149,8 @@ static void rpc_shrink(struct ontime_rpc *rpc)
 }
 
 /*
- * Has the answer take @length bytes of small data or more, in one piece of memory, from a call that was just begun to its last use.
- * Where there is none it is as it was, and false.
+ * Has the answer take @length bytes of small data or more, in one piece of memory, from a call that was just begun to
+ * its last use. Where there is none it is as it was, and false.
  */
 bool ontime_rpc_grow(struct ontime_rpc *rpc, size_t length)
 {
@@ -175,7 +180,7 @@ static void rpc_end_abandoned(struct ontime_rpc *rpc)
 	if (rpc->answered && !rpc->result)
 		ontime_rpc_close(rpc->dev, 0, rpc->abandoned, index, ONTIME_CLOSE_GRACEFUL);
 	else
-		ida_free(&rpc->dev->indices, index);
+		ontime_index_free(rpc->dev, index);
 }
 
 static void rpc_free(struct ontime_rpc *rpc)
@@ -240,7 +245,7 @@ void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result)
 	}
 	/* What a channel does not close, MAIN does. */
 	if (rpc->closes >= 0 && !(rpc->chan->number && result == -EOPNOTSUPP))
-		ida_free(&rpc->dev->indices, rpc->closes);
+		ontime_index_free(rpc->dev, rpc->closes);
 	if (!rpc->lost)
 		ontime_rpc_finish(rpc, result);
 	ontime_rpc_put_later(rpc);
@@ -260,8 +265,8 @@ void ontime_rpc_put_later(struct ontime_rpc *rpc)
 }
 
 /*
- * A killed caller leaves an ACCEPT while the device may still answer it with socket @id: that is the call's own from then
- * on, its index too. False where the call is not in flight.
+ * A killed caller leaves an ACCEPT while the device may still answer it with socket @id: that is the call's own from
+ * then on, its index too. False where the call is not in flight.
  */
 bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id)
 {
@@ -276,7 +281,10 @@ bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id)
 	return in_flight;
 }
 
-/* Gives the call up to @length bytes of the caller's memory, of a kind that is pinned; says how many. The iterator moves past them. */
+/*
+ * Gives the call up to @length bytes of the caller's memory, of a kind that is pinned; says how many.
+ * The iterator moves past them.
+ */
 int ontime_rpc_pages(struct ontime_rpc *rpc, struct iov_iter *iter, size_t length)
 {
 	unsigned int pages = max(iov_iter_npages(iter, rpc->chan->pages_max), 1);
@@ -394,8 +402,9 @@ void ontime_rpc_wanted(struct ontime_rpc *rpc, bool wanted)
 }
 
 /*
- * The oldest receive ahead, held, where its socket is less busy than the one that asks: that was refused once since then. So sockets that have their
- * turns one after the other, more than there are places, do not each call off the next one's. NULL: the one that asks is refused.
+ * The oldest receive ahead, held, where its socket is less busy than the one that asks: that was refused once since
+ * then. So sockets that have their turns one after the other, more than there are places, do not each call off the next
+ * one's. NULL: the one that asks is refused.
  */
 static struct ontime_rpc *rpc_oldest(struct ontime_chan *chan, u64 *refused)
 {
@@ -415,7 +424,10 @@ static struct ontime_rpc *rpc_oldest(struct ontime_chan *chan, u64 *refused)
 	return oldest;
 }
 
-/* Makes room for a receive ahead: one that is older ends with what it has got, or nothing. The doorbell that tells of the one tells of that too. */
+/*
+ * Makes room for a receive ahead: one that is older ends with what it has got, or nothing. The
+ * doorbell that tells of the one tells of that too.
+ */
 static int rpc_call_off_oldest(struct ontime_chan *chan, u64 *refused)
 {
 	struct ontime_rpc *oldest = ontime_rpc_may_wait(chan) ? rpc_oldest(chan, refused) : NULL, *cancel;
@@ -437,8 +449,8 @@ static int rpc_call_off_oldest(struct ontime_chan *chan, u64 *refused)
 }
 
 /*
- * Has a receive wait in the device, from the next doorbell on; its end is ontime_ahead_done()'s. @refused is the socket's, for the next time if there
- * is no place.
+ * Has a receive wait in the device, from the next doorbell on; its end is ontime_ahead_done()'s. @refused is the
+ * socket's, for the next time if there is no place.
  */
 int ontime_rpc_post(struct ontime_rpc *rpc, u64 *refused)
 {
@@ -565,8 +577,9 @@ int ontime_rpc_run(struct ontime_rpc *rpc)
 }
 
 /*
- * Closes a host socket; its index is free again once the device has done it, also where the caller is killed. By channel @number where that may
- * close it (a connection that was accepted), else by MAIN, which has the channel's thread let go of it first.
+ * Closes a host socket; its index is free again once the device has done it, also where the caller is killed. By
+ * channel @number where that may close it (a connection that was accepted), else by MAIN, which has the channel's
+ * thread let go of it first.
  */
 void ontime_rpc_close(struct ontime_dev *dev, u32 number, u32 id, u32 index, u32 how)
 {
@@ -575,13 +588,13 @@ void ontime_rpc_close(struct ontime_dev *dev, u32 number, u32 id, u32 index, u32
 
 	if (IS_ERR(rpc)) {
 		/* The device has gone, and its sockets with it. */
-		ida_free(&dev->indices, index);
+		ontime_index_free(dev, index);
 		return;
 	}
 	rpc->out.call.arg[0] = cpu_to_le32(how);
 	rpc->closes = index;
 	if (rpc_submit(rpc, false) < 0) {
-		ida_free(&dev->indices, index);
+		ontime_index_free(dev, index);
 	} else {
 		rpc_sleep(rpc, number ? TASK_UNINTERRUPTIBLE : TASK_KILLABLE, MAX_SCHEDULE_TIMEOUT);
 		refused = number && rpc->result == -EOPNOTSUPP;
@@ -653,6 +666,8 @@ struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main)
 
 	if (IS_ERR(rpc))
 		return NULL;
+	if (virtio_has_feature(main->vdev, ONTIME_F_LOCAL))
+		rpc->out.call.arg[0] = cpu_to_le32(ontime_steer_reserved());
 	if (rpc_try_submit(rpc)) {
 		ontime_rpc_put(rpc);
 		return NULL;
@@ -661,9 +676,9 @@ struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main)
 }
 
 /*
- * The control queue interrupts nobody: its answer, which takes some hundred microseconds, is looked for, ever more seldom. Lets go of
- * the call. With locks that are needed to end a device that does not answer: so neither a place nor an answer is waited for without end,
- * and a queue that is full (-ENOSPC) is one of calls that were given up.
+ * The control queue interrupts nobody: its answer, which takes some hundred microseconds, is looked for, ever more
+ * seldom. Lets go of the call. With locks that are needed to end a device that does not answer: so neither a place nor
+ * an answer is waited for without end, and a queue that is full (-ENOSPC) is one of calls that were given up.
  */
 static int ctl_run(struct ontime_chan *main, struct ontime_rpc *rpc)
 {
@@ -725,8 +740,8 @@ int ontime_ctl_next(struct ontime_chan *main, u64 address)
 }
 
 /*
- * Has the host hold these vCPUs' needs instead of what it held. -EBUSY: it refuses, and holds that; any other error: it is not known
- * which of the two.
+ * Has the host hold these vCPUs' needs instead of what it held. -EBUSY: it refuses, and holds that; any other error: it
+ * is not known which of the two.
  */
 int ontime_ctl_bw(struct ontime_chan *main, u16 op, const struct ontime_bw *entries, unsigned int count)
 {

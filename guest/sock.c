@@ -6,6 +6,7 @@
  * reads without asking a protocol (errors, the mirror of SOL_SOCKET), and the readiness last reported (ready.c).
  */
 #include <linux/capability.h>
+#include <linux/moduleparam.h>
 #include <linux/sched/signal.h>
 #include <net/inet_sock.h>
 #include <net/ip.h>
@@ -68,7 +69,10 @@ void ontime_sock_rpc_put(struct sock *sk, struct ontime_rpc *rpc)
 	ontime_rpc_put(rpc);
 }
 
-/* Has the host move the socket to the channel that was chosen for it; where it is there already, that changes nothing. */
+/*
+ * Has the host move the socket to the channel that was chosen for it; where it is there already, that
+ * changes nothing.
+ */
 static int sock_move(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -81,8 +85,8 @@ static int sock_move(struct sock *sk)
 }
 
 /*
- * After a call: MAIN refuses it from when the host has moved the socket, and who asked for that may not know yet, or was
- * killed. Then the call is to be made again, on the other channel.
+ * After a call: MAIN refuses it from when the host has moved the socket, and who asked for that may not know yet, or
+ * was killed. Then the call is to be made again, on the other channel.
  */
 static int sock_follow(struct sock *sk, struct ontime_rpc *rpc, int result)
 {
@@ -96,8 +100,8 @@ static int sock_follow(struct sock *sk, struct ontime_rpc *rpc, int result)
 }
 
 /*
- * A call that waits for as long as *timeout (jiffies) where that is not 0: in the device, or, where too many do already,
- * for readiness; then it is to be made again, which -ONTIME_AGAIN says.
+ * A call that waits for as long as *timeout (jiffies) where that is not 0: in the device, or, where too many do
+ * already, for readiness; then it is to be made again, which -ONTIME_AGAIN says.
  */
 int ontime_sock_run(struct sock *sk, struct ontime_rpc *rpc, long *timeout, u32 ready)
 {
@@ -138,18 +142,48 @@ int ontime_simple(struct sock *sk, u16 op, u32 arg0, u32 arg1)
 
 /* ---- Coming and going ---- */
 
+static unsigned int reserve = 32;
+module_param(reserve, uint, 0644);
+MODULE_PARM_DESC(reserve, "of the VM's sockets so many are only for CAP_NET_ADMIN and CAP_SYS_RESOURCE; at most a quarter");
+
+/* Whether the next socket is one of the last, which are kept for root, and the caller has no right to it. */
+static bool sock_reserved(const struct ontime_dev *dev)
+{
+	u32 kept = min(READ_ONCE(reserve), dev->sockets_max / 4);
+
+	return atomic_read(&dev->used) >= dev->sockets_max - kept && !ns_capable_noaudit(&init_user_ns, CAP_NET_ADMIN) &&
+	       !ns_capable_noaudit(&init_user_ns, CAP_SYS_RESOURCE);
+}
+
+bool ontime_sock_reserved(void)
+{
+	struct ontime_dev *dev = ontime_dev_get();
+	bool reserved = dev && sock_reserved(dev);
+
+	if (dev)
+		ontime_dev_put(dev);
+	return reserved;
+}
+
+void ontime_index_free(struct ontime_dev *dev, u32 index)
+{
+	ida_free(&dev->indices, index);
+	atomic_dec(&dev->used);
+}
+
 static int sock_take_id(struct ontime_sock *os, struct ontime_dev *dev)
 {
-	int index = ida_alloc_max(&dev->indices, dev->sockets_max - 1, GFP_KERNEL);
+	int index = sock_reserved(dev) ? -ENOSPC : ida_alloc_max(&dev->indices, dev->sockets_max - 1, GFP_KERNEL);
 	int err;
 
 	if (index < 0)
 		return index == -ENOSPC ? -EMFILE : index;
+	atomic_inc(&dev->used);
 	/* Never all ones, so that no id is ONTIME_SOCK_NONE. */
 	os->id = index | ((u32)atomic_inc_return(&dev->socket_generation) % 0xfff) << ONTIME_SOCK_INDEX_BITS;
 	err = xa_err(xa_store(&dev->socks, index, os, GFP_KERNEL));
 	if (err)
-		ida_free(&dev->indices, index);
+		ontime_index_free(dev, index);
 	return err;
 }
 
@@ -172,13 +206,13 @@ static void sock_give_id(struct ontime_sock *os, enum sock_rest rest)
 		ontime_rpc_close(os->dev, os->peer_len ? os->chan : 0, os->id, index,
 				 abort ? ONTIME_CLOSE_ABORT : ONTIME_CLOSE_GRACEFUL);
 	} else if (rest == REST_NOTHING) {
-		ida_free(&os->dev->indices, index);
+		ontime_index_free(os->dev, index);
 	}
 }
 
 /*
- * A socket that a real-time thread receives from goes to its vCPU's channel, once; the host moves it unless calls wait on
- * it.
+ * A socket that a real-time thread receives from goes to its vCPU's channel, once; the host moves it unless calls wait
+ * on it.
  */
 void ontime_sock_place(struct sock *sk)
 {
@@ -197,6 +231,7 @@ static int sock_attach(struct sock *sk, struct ontime_dev *dev)
 
 	sock_set_flag(sk, SOCK_RCU_FREE);
 	mutex_init(&os->ahead_lock);
+	mutex_init(&os->call_lock);
 	INIT_WORK(&os->urgent, ontime_sock_urgent_work);
 	os->dev = dev;
 	err = sock_take_id(os, dev);
@@ -378,13 +413,14 @@ int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 		err = -EACCES;
 	if (!err)
 		err = ontime_sock_call(sk, rpc);
+	WRITE_ONCE(ontime_sk(sk)->local_len, 0);
 	ontime_rpc_put(rpc);
 	return err;
 }
 
 /*
- * Whether the peer's name is known: that of an accepted socket, which is the same for as long as the connection is there. accept4() asks for it
- * in any case.
+ * Whether the peer's name is known: that of an accepted socket, which is the same for as long as the connection is
+ * there. accept4() asks for it in any case.
  */
 static bool sock_peer_known(struct sock *sk, int peer)
 {
@@ -433,12 +469,13 @@ static int sock_connect_call(struct sock *sk, struct sockaddr_unsized *addr, int
 	if (!err)
 		err = ontime_sock_call(sk, rpc);
 	ontime_rpc_put(rpc);
+	WRITE_ONCE(ontime_sk(sk)->local_len, 0);
 	return err;
 }
 
 /*
- * The host says that this attempt was aborted: its device has taken the reason off the socket, and the event that tells it
- * may still be on its way. Then the application has not seen it.
+ * The host says that this attempt was aborted: its device has taken the reason off the socket, and the event that tells
+ * it may still be on its way. Then the application has not seen it.
  */
 static int sock_connect_reason(struct sock *sk)
 {
@@ -449,7 +486,10 @@ static int sock_connect_reason(struct sock *sk)
 	return sock_error(sk) ?: -ECONNABORTED;
 }
 
-/* MAIN's calls say nothing about the readiness of a channel's socket, and not every change of it is an event on the host. */
+/*
+ * MAIN's calls say nothing about the readiness of a channel's socket, and not every change of it is an
+ * event on the host.
+ */
 static void sock_refresh(struct sock *sk)
 {
 	if (READ_ONCE(ontime_sk(sk)->chan))
@@ -468,17 +508,31 @@ static void sock_forget(struct sock *sk)
 	sock_refresh(sk);
 }
 
+/* The end of a connection or of a listener: SO_ACCEPTCONN follows. */
+static int sock_dissolve_call(struct sock *sk, struct sockaddr_unsized *addr, int length)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	int err;
+
+	if (mutex_lock_killable(&os->call_lock))
+		return -EINTR;
+	err = sock_connect_call(sk, addr, length);
+	if (!err)
+		WRITE_ONCE(sk->sk_state, TCP_CLOSE);
+	mutex_unlock(&os->call_lock);
+	return err;
+}
+
 /*
- * A connection was dissolved. The kernel leaves ECONNRESET where it was cut short, which the device takes off the host's socket and tells by an
- * event: that has to be here before a new attempt forgets it, else it would be taken for the new connection's. Without an error what is left hangs up.
+ * A connection was dissolved. The kernel leaves ECONNRESET where it was cut short, which the device takes off the
+ * host's socket and tells by an event: that has to be here before a new attempt forgets it, else it would be taken for
+ * the new connection's. Without an error what is left hangs up.
  */
 static void sock_dissolved(struct sock *sk)
 {
 	long patience = HZ;
 
 	ontime_sk(sk)->peer_len = 0;
-	/* SO_ACCEPTCONN */
-	WRITE_ONCE(sk->sk_state, TCP_CLOSE);
 	sock_refresh(sk);
 	if (sk->sk_type == SOCK_STREAM)
 		ontime_sock_wait_ready(sk, ONTIME_READY_HUP, &patience);
@@ -561,7 +615,7 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 		sock_error(sk);
 		WRITE_ONCE(os->told, false);
 	}
-	err = sock_connect_call(sk, addr, length);
+	err = dissolve ? sock_dissolve_call(sk, addr, length) : sock_connect_call(sk, addr, length);
 	if (err == -ECONNABORTED) {
 		err = sock_connect_reason(sk);
 		sock_refresh(sk);
@@ -585,11 +639,16 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 
 int ontime_listen(struct socket *sock, int backlog)
 {
-	int err = ontime_simple(sock->sk, ONTIME_OP_LISTEN, backlog, 0);
+	struct ontime_sock *os = ontime_sk(sock->sk);
+	int err;
 
+	if (mutex_lock_killable(&os->call_lock))
+		return -EINTR;
+	err = ontime_simple(sock->sk, ONTIME_OP_LISTEN, backlog, 0);
 	/* SO_ACCEPTCONN */
 	if (!err)
 		WRITE_ONCE(sock->sk->sk_state, TCP_LISTEN);
+	mutex_unlock(&os->call_lock);
 	sock_refresh(sock->sk);
 	return err;
 }
@@ -599,6 +658,7 @@ int ontime_shutdown(struct socket *sock, int how)
 {
 	struct sock *sk = sock->sk;
 	bool stream = sk->sk_type == SOCK_STREAM;
+	struct ontime_sock *os = ontime_sk(sk);
 	int err;
 
 	if (how < SHUT_RD || how > SHUT_RDWR)
@@ -609,6 +669,8 @@ int ontime_shutdown(struct socket *sock, int how)
 	 */
 	if (sock->state == SS_CONNECTING)
 		WRITE_ONCE(sock->state, SS_UNCONNECTED);
+	if (stream && mutex_lock_killable(&os->call_lock))
+		return -EINTR;
 	err = ontime_simple(sk, ONTIME_OP_SHUTDOWN, how, 0);
 	if (!stream && (!err || err == -ENOTCONN)) {
 		/* The lock is against another shutdown(); receivers read without it. */
@@ -619,6 +681,8 @@ int ontime_shutdown(struct socket *sock, int how)
 		WRITE_ONCE(sk->sk_state, TCP_CLOSE);
 		sock->state = SS_UNCONNECTED;
 	}
+	if (stream)
+		mutex_unlock(&os->call_lock);
 	return err;
 }
 

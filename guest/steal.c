@@ -2,14 +2,15 @@
 /*
  * Stolen time is not charged to deadline tasks.
  *
- * Debian's kernels have no PARAVIRT_TIME_ACCOUNTING: what the host runs instead of a vCPU counts as run time of the task
- * there, and a deadline task is throttled before it has had its runtime. dl_scaled_delta_exec() is asked for every charge; its
- * third argument is exchanged for the same without the time that KVM says it took since this task was switched in or
- * last charged. The fair server (dl_server) is charged as ever.
+ * Debian's kernels have no PARAVIRT_TIME_ACCOUNTING: what the host runs instead of a vCPU counts as run time of the
+ * task there, and a deadline task is throttled before it has had its runtime. dl_scaled_delta_exec() is asked for every
+ * charge; its third argument is exchanged for the same without the time that KVM says it took since this task was
+ * switched in or last charged. The fair server (dl_server) is charged as ever.
  *
- * The kernel reads its clock some microseconds before we are asked, and where the host gives the vCPU slices, it takes the CPU away just there
- * often: at the slice's start the guest wakes its task. So what was stolen in between is not lost: beyond what is charged it is kept for the
- * next charge, and a task that is switched in has it from the reading that its execution starts with.
+ * The kernel reads its clock some microseconds before we are asked, and where the host gives the vCPU slices, it takes
+ * the CPU away just there often: at the slice's start the guest wakes its task. So what was stolen in between is not
+ * lost: beyond what is charged it is kept for the next charge, and a task that is switched in has it from the reading
+ * that its execution starts with.
  */
 #include <linux/cpu.h>
 #include <linux/ftrace.h>
@@ -81,7 +82,10 @@ static void on_switch(void *unused, bool preempt, struct task_struct *prev, stru
 	if (next->policy != SCHED_DEADLINE)
 		return;
 	now = steal_now();
-	/* Its first charge counts from exec_start: the run queue's clock, read up to a wake-up ago. With interrupts' time taken off it tells no time. */
+	/*
+	 * Its first charge counts from exec_start: the run queue's clock, read up to a wake-up ago. With
+	 * interrupts' time taken off it tells no time.
+	 */
 	if (!IS_ENABLED(CONFIG_IRQ_TIME_ACCOUNTING))
 		late = max_t(s64, local_clock() - next->se.exec_start, 0);
 	this_cpu_write(steal_seen, now - min(now - this_cpu_read(steal_seen), late));

@@ -45,12 +45,13 @@ struct steer_list {
 };
 
 /* Why a socket that the policy names is not outsourced. */
-enum steer_bypass { BYPASS_DEVICE, BYPASS_PROTOCOL, BYPASS_BPF, BYPASS_REASONS };
+enum steer_bypass { BYPASS_DEVICE, BYPASS_PROTOCOL, BYPASS_BPF, BYPASS_RESERVE, BYPASS_REASONS };
 
 static const char * const bypass_names[BYPASS_REASONS] = {
 	[BYPASS_DEVICE] = "no device",
 	[BYPASS_PROTOCOL] = "type or protocol is not served",
 	[BYPASS_BPF] = "its control group has BPF programs",
+	[BYPASS_RESERVE] = "the sockets that are left are kept for root",
 };
 
 static atomic_long_t bypassed[BYPASS_REASONS];
@@ -168,6 +169,12 @@ static void steer_bypass(enum steer_bypass reason, int type, int protocol)
 			      bypass_names[reason]);
 }
 
+/* For the host, which shows it: `ontime sockets`. */
+u32 ontime_steer_reserved(void)
+{
+	return atomic_long_read(&bypassed[BYPASS_RESERVE]);
+}
+
 static void notrace steer_hook(unsigned long ip, unsigned long parent_ip, struct ftrace_ops *ops,
 			       struct ftrace_regs *fregs)
 {
@@ -188,6 +195,8 @@ static void notrace steer_hook(unsigned long ip, unsigned long parent_ip, struct
 		steer_bypass(BYPASS_DEVICE, type, protocol);
 	} else if (steer_has_bpf()) {
 		steer_bypass(BYPASS_BPF, type, protocol);
+	} else if (ontime_sock_reserved()) {
+		steer_bypass(BYPASS_RESERVE, type, protocol);
 	} else {
 		regs->dx = ONTIME_PROTOCOL;
 	}

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * The wake-up: a channel's MSI of delivery mode 3 (remote read). KVM takes it for "end the halt" and injects nothing, so
- * that no handler runs; on hardware the mode is reserved. And where a channel interrupts: the priority of the interrupt's thread.
+ * The wake-up: a channel's MSI of delivery mode 3 (remote read). KVM takes it for "end the halt" and injects nothing,
+ * so that no handler runs; on hardware the mode is reserved. And where a channel interrupts: the priority of the
+ * interrupt's thread.
  */
 #include <linux/delay.h>
 #include <linux/interrupt.h>
@@ -36,8 +37,8 @@ static void wake_write_entry(struct msi_desc *desc, u32 high, u32 low, u32 data)
 }
 
 /*
- * After each write of the message by the kernel as well. The destination is not the kernel's: irq_set_affinity() moves such a
- * vector when its next interrupt is handled, and none is any more.
+ * After each write of the message by the kernel as well. The destination is not the kernel's: irq_set_affinity() moves
+ * such a vector when its next interrupt is handled, and none is any more.
  */
 static void wake_write(struct msi_desc *desc, void *data)
 {
@@ -84,8 +85,8 @@ void ontime_wake_disarm(struct ontime_chan *chan)
 }
 
 /*
- * Where the kernel has interrupts handled by threads (PREEMPT_RT, threadirqs), it puts them at FIFO 50. The device was started, and its vector is
- * nobody else's.
+ * Where the kernel has interrupts handled by threads (PREEMPT_RT, threadirqs), it puts them at FIFO 50. The device was
+ * started, and its vector is nobody else's.
  */
 void ontime_irq_first(struct ontime_chan *chan)
 {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * A device process that has gone, or was stopped, says nothing, and neither does QEMU: calls would wait for ever. So while
- * there are sockets it is asked from time to time, on the control queue, whose thread has nothing else to do. Where no
- * answer comes, sockets fail with ECONNRESET and new ones are the guest's own, until it answers or another device comes.
+ * A device process that has gone, or was stopped, says nothing, and neither does QEMU: calls would wait for ever. So
+ * while there are sockets it is asked from time to time, on the control queue, whose thread has nothing else to do.
+ * Where no answer comes, sockets fail with ECONNRESET and new ones are the guest's own, until it answers or another
+ * device comes.
  *
  * The device is not touched meanwhile: QEMU waits for a stopped process where its device is reset, and ends where the
  * configuration of a device is read whose process has gone.

@@ -6,8 +6,9 @@
  *
  *   /sys/class/net/X/ontime/busy_poll     "1" while threads of this module poll its NAPI, napi-poll/X-ID; else "0"
  *
- * What is set ends with the interface, with its move to another network namespace, and with the module: every instance has
- * its driver's own again. Writing takes CAP_NET_ADMIN of the host: a container's interface is its own, the CPU is not.
+ * What is set ends with the interface, with its move to another network namespace, and with the module: every instance
+ * has its driver's own again. Writing takes CAP_NET_ADMIN of the host: a container's interface is its own, the CPU is
+ * not.
  */
 #include <linux/capability.h>
 #include <linux/device.h>
@@ -21,7 +22,8 @@
 #include "ontime_napi.h"
 
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 13, 0)
-#error "from 6.13 on each NAPI instance defers its interrupt by itself, from 6.14 on napi_list has another lock, and from 6.19 on nothing here is needed"
+/* From 6.13 on each NAPI instance defers its interrupt by itself, and from 6.14 on napi_list has another lock. */
+#error "this module is for kernels before 6.13; from 6.19 on nothing here is needed"
 #endif
 
 static ssize_t napi_weight_show(struct device *device, struct device_attribute *attribute, char *buf)
@@ -75,7 +77,8 @@ static ssize_t busy_poll_show(struct device *device, struct device_attribute *at
 	return length;
 }
 
-static ssize_t busy_poll_store(struct device *device, struct device_attribute *attribute, const char *buf, size_t length)
+static ssize_t busy_poll_store(struct device *device, struct device_attribute *attribute, const char *buf,
+			       size_t length)
 {
 	struct net_device *dev = to_net_dev(device);
 	bool on;
@@ -106,7 +109,10 @@ static const struct attribute_group group = {
 	.attrs = attributes,
 };
 
-/* The kernel tells again of an interface that is still held after its own directory is gone (netdev_wait_allrefs_any). */
+/*
+ * The kernel tells again of an interface that is still held after its own directory is gone
+ * (netdev_wait_allrefs_any).
+ */
 static void remove_directory(struct net_device *dev)
 {
 	struct kernfs_node *parent = dev->dev.kobj.sd;

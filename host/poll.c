@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * A thread for each of an interface's NAPI instances that looks at its ring all the time, for kernels before 6.19, which have no such
- * threads of their own (KBP, IEICE'22: a polling kernel thread in place of NET_RX softirq).
+ * A thread for each of an interface's NAPI instances that looks at its ring all the time, for kernels before 6.19,
+ * which have no such threads of their own (KBP, IEICE'22: a polling kernel thread in place of NET_RX softirq).
  *
- * It is the kernel's busy polling (net/core/dev.c, napi_busy_loop), as a process does that waits for a socket: the thread claims the
- * instance, whose interrupt then stays off. It lets go every STRETCH_US, since it reads under RCU until then; so that the interrupt is not
- * opened there each time, the interface defers that for the time (napi_defer_hard_irqs, gro_flush_timeout: "preferred busy polling",
- * Documentation/networking/napi.rst), which ends by a timer if nobody polls any more. Between two looks timers and all other softirqs have their turn.
+ * It is the kernel's busy polling (net/core/dev.c, napi_busy_loop), as a process does that waits for a socket: the
+ * thread claims the instance, whose interrupt then stays off. It lets go every STRETCH_US, since it reads under RCU
+ * until then; so that the interrupt is not opened there each time, the interface defers that for the time
+ * (napi_defer_hard_irqs, gro_flush_timeout: "preferred busy polling", Documentation/networking/napi.rst), which ends by
+ * a timer if nobody polls any more. Between two looks timers and all other softirqs have their turn.
  */
 #include <linux/kthread.h>
 #include <linux/netpoll.h>
@@ -20,7 +21,10 @@
 
 /* us between two ends of a reader's section. */
 #define STRETCH_US 500
-/* ns after which the interrupt opens where nobody polls: longer than a stretch, and than a thread that lets others run. */
+/*
+ * ns after which the interrupt opens where nobody polls: longer than a stretch, and than a thread that
+ * lets others run.
+ */
 #define OPEN_AFTER_NS (4 * NSEC_PER_MSEC)
 /* Packets a look, the kernel's own BUSY_POLL_BUDGET. */
 #define BUDGET 8
@@ -70,8 +74,8 @@ static struct napi_struct *instance(const struct poller *poller)
 }
 
 /*
- * After each look, whether or not the instance could be claimed: its lists may be somebody else's. Packets that wait to be merged end the
- * stretch.
+ * After each look, whether or not the instance could be claimed: its lists may be somebody else's. Packets that wait to
+ * be merged end the stretch.
  */
 static bool enough(void *data, unsigned long since)
 {
@@ -88,8 +92,9 @@ static bool enough(void *data, unsigned long since)
 }
 
 /*
- * Passes on what waits to be merged, which would wait for a look that finds no packets: the driver's own end of a poll does not come while it is
- * polled. Whoever else has the instance does that himself; he is not made to look again, as napi_schedule_prep() alone would.
+ * Passes on what waits to be merged, which would wait for a look that finds no packets: the driver's own end of a poll
+ * does not come while it is polled. Whoever else has the instance does that himself; he is not made to look again, as
+ * napi_schedule_prep() alone would.
  */
 static void flush_merged(struct poller *poller)
 {
@@ -120,7 +125,10 @@ static int poll(void *data)
 		flush_merged(poller);
 		if (poller->looks == before)
 			usleep_range(AWAY_US, 2 * AWAY_US);
-		/* It may never sleep: who takes a tracer's or a probe's code away waits until each task has (synchronize_rcu_tasks). */
+		/*
+		 * It may never sleep: who takes a tracer's or a probe's code away waits until each task has
+		 * (synchronize_rcu_tasks).
+		 */
 		cond_resched_tasks_rcu_qs();
 	}
 	return 0;

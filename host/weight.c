@@ -2,12 +2,13 @@
 /*
  * How many packets an interface's NAPI takes at a time.
  *
- * On PREEMPT_RT before 6.18 everything between local_bh_disable() and local_bh_enable() holds one lock a CPU (kernel/softirq.c,
- * softirq_ctrl.lock), and each round of a NAPI thread is such a stretch (net/core/dev.c, napi_threaded_poll_loop). So an RT
- * packet waits for the round under way: napi_struct.weight packets of a bulk NIC, 64. Nothing outside the kernel sets it.
+ * On PREEMPT_RT before 6.18 everything between local_bh_disable() and local_bh_enable() holds one lock a CPU
+ * (kernel/softirq.c, softirq_ctrl.lock), and each round of a NAPI thread is such a stretch (net/core/dev.c,
+ * napi_threaded_poll_loop). So an RT packet waits for the round under way: napi_struct.weight packets of a bulk NIC,
+ * 64. Nothing outside the kernel sets it.
  *
- * A round reads the weight once (__napi_poll), so that a change is for the next one and no packet is touched. Only ever less
- * than the driver's own is set: a driver may have sized things by it.
+ * A round reads the weight once (__napi_poll), so that a change is for the next one and no packet is touched. Only ever
+ * less than the driver's own is set: a driver may have sized things by it.
  */
 #include <linux/rculist.h>
 #include <linux/rtnetlink.h>
@@ -44,7 +45,10 @@ static struct limit *find(struct net_device *dev)
 	return NULL;
 }
 
-/* An instance's weight by its driver: one that has another than was set is not the one known by its address, or somebody else's. */
+/*
+ * An instance's weight by its driver: one that has another than was set is not the one known by its
+ * address, or somebody else's.
+ */
 static int original(const struct limit *limit, const struct napi_struct *napi)
 {
 	int weight = READ_ONCE(napi->weight);

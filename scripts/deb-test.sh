@@ -1,6 +1,7 @@
 #!/bin/bash
 # deb-test.sh [SUITE...]: tries the packages of target/deb in fresh roots of Debian 12 (bookworm) and 13 (trixie):
-# install, the command, files and modes, upgrade, remove, purge, what is left; the DKMS packages; lintian. Needs root,
+# install, the command, files and modes, upgrade, remove, purge, what is left; the Ansible role, cloud-init's file and
+# the plugin for sos; the DKMS packages; lintian. Needs root,
 # mmdebstrap and the mirror of the system's apt. No systemd runs in the roots. Packages of Debian 13 do not suit Debian
 # 12, so there it leaves that suite out.
 set -euo pipefail
@@ -26,14 +27,16 @@ fresh() { # SUITE PACKAGES: a Debian in $root, with the packages to be tried in 
     root=$work/$1
     rm -rf "$root"
     TMPDIR=$work mmdebstrap --mode=root --variant=minbase --include="$2" --aptopt='APT::Install-Recommends "0"' \
-        --dpkgopt=force-unsafe-io "$1" "$root" "$(src "$1")" > "$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; fail "mmdebstrap $1 failed"; }
+        --dpkgopt=force-unsafe-io "$1" "$root" "$(src "$1")" > "$work/log" 2>&1 ||
+            { tail -n 20 "$work/log" >&2; fail "mmdebstrap $1 failed"; }
     mkdir "$root/debs"
     cp "${debs[@]}" "$root/debs"
 }
 
 inside() { # COMMAND...: in $root, with a /proc of its own
     unshare --mount --pid --fork --kill-child --mount-proc="$root/proc" chroot "$root" \
-        env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@" < /dev/null
+        env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
+            "$@" < /dev/null
 }
 
 try() { # TEXT COMMAND...: fails with the text and what the command printed
@@ -43,7 +46,8 @@ try() { # TEXT COMMAND...: fails with the text and what the command printed
 }
 
 everything() { # every file of $root that is not dpkg's own or a log
-    (cd "$root" && find . -xdev \( -path ./proc -o -path ./sys -o -path ./dev -o -path ./tmp -o -path ./debs -o -path ./var/lib/dpkg \
+    (cd "$root" && find . -xdev \( -path ./proc -o -path ./sys -o -path ./dev -o -path ./tmp -o -path ./debs \
+        -o -path ./var/lib/dpkg \
         -o -path ./var/lib/apt -o -path ./var/cache -o -path ./var/log \) -prune -o -print | sort)
 }
 
@@ -58,24 +62,34 @@ the_program() {
     everything > "$work/before"
     try "apt install" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/${main[0]##*/}"
     inside ontime --version > "$work/said"
-    grep -q "^ontime [0-9.]* (.*, [0-9-]*)\$\|^ontime [0-9.]*\$" "$work/said" || fail "$suite: ontime --version says $(cat "$work/said")"
+    grep -q "^ontime [0-9.]* (.*, [0-9-]*)\$\|^ontime [0-9.]*\$" "$work/said" ||
+        fail "$suite: ontime --version says $(cat "$work/said")"
     echo "$suite: installed: $(cat "$work/said")"
     try "ontime check" ontime check
     grep -q '^ok  */etc/ontime/daemon.toml$' "$work/said" || fail "$suite: ontime check says $(cat "$work/said")"
     file 755 /usr/bin/ontime
     local path
-    for path in /lib/systemd/system/ontimed.service /lib/systemd/system/ontime-device@.service /usr/lib/tmpfiles.d/ontime.conf \
-        /etc/ontime/daemon.toml /usr/share/man/man1/ontime.1.gz /usr/share/man/man1/ontime-status.1.gz /usr/share/man/man8/ontimed.8.gz \
+    for path in /lib/systemd/system/ontimed.service /lib/systemd/system/ontime-device@.service \
+        /usr/lib/tmpfiles.d/ontime.conf \
+        /etc/ontime/daemon.toml /usr/share/man/man1/ontime.1.gz /usr/share/man/man1/ontime-status.1.gz \
+        /usr/share/man/man8/ontimed.8.gz \
         /usr/share/bash-completion/completions/ontime /usr/share/zsh/vendor-completions/_ontime \
-        /usr/share/fish/vendor_completions.d/ontime.fish /usr/share/doc/ontime/daemon.md /usr/share/doc/ontime/sockets.md \
-        /usr/share/doc/ontime/examples/plan/motivation.toml /usr/share/doc/ontime/CHANGELOG.md; do
+        /usr/share/fish/vendor_completions.d/ontime.fish /usr/share/doc/ontime/daemon.md \
+        /usr/share/doc/ontime/sockets.md \
+        /usr/share/doc/ontime/examples/plan/motivation.toml /usr/share/doc/ontime/CHANGELOG.md \
+        /usr/share/doc/ontime/monitoring.md \
+        /usr/share/doc/ontime/examples/prometheus/ontime.rules.yml /usr/share/doc/ontime/examples/grafana/ontime.json \
+        /lib/systemd/system/ontime-metrics.timer /usr/share/doc/ontime/examples/ansible/roles/ontime/tasks/main.yml; do
         file 644 "$path"
     done
     file 755 /etc/libvirt/hooks/qemu.d/ontime
     grep -q '^mode = "observe"$' "$root/etc/ontime/daemon.toml" || fail "$suite: a fresh installation does not observe"
     [ "$(inside dpkg-query -W -f '${Conffiles}' ontime | awk '{print $1}' | sort | xargs)" = \
-        "/etc/libvirt/hooks/qemu.d/ontime /etc/ontime/daemon.toml" ] || fail "$suite: conffiles: $(inside dpkg-query -W -f '${Conffiles}' ontime)"
+        "/etc/libvirt/hooks/qemu.d/ontime /etc/ontime/daemon.toml" ] ||
+            fail "$suite: conffiles: $(inside dpkg-query -W -f '${Conffiles}' ontime)"
     [ -L "$root/etc/systemd/system/multi-user.target.wants/ontimed.service" ] || fail "$suite: ontimed is not enabled"
+    [ ! -e "$root/etc/systemd/system/timers.target.wants/ontime-metrics.timer" ] ||
+        fail "$suite: ontime-metrics.timer is enabled"
     [ -z "$(inside dpkg --verify ontime)" ] || fail "$suite: $(inside dpkg --verify ontime)"
 
     # An upgrade keeps what was changed and gives nothing back: the journal, here a damaged one, stays untouched.
@@ -84,17 +98,22 @@ the_program() {
     mkdir -p "$root/var/lib/ontime" "$root/run/ontime" "$root/etc/systemd/system/multi-user.target.wants"
     echo damaged > "$root/var/lib/ontime/originals"
     : > "$root/run/ontime/poke"
-    ln -s /lib/systemd/system/ontime-device@.service "$root/etc/systemd/system/multi-user.target.wants/ontime-device@web.service"
+    ln -s /lib/systemd/system/ontime-device@.service \
+        "$root/etc/systemd/system/multi-user.target.wants/ontime-device@web.service"
     newer
     try "upgrade" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/newer.deb"
     ! grep -q 'original value' "$work/said" || fail "$suite: the upgrade gave settings back: $(cat "$work/said")"
     [ "$(cat "$root/var/lib/ontime/originals")" = damaged ] || fail "$suite: the upgrade changed the journal"
-    grep -q '^mode = "enforce"$' "$root/etc/ontime/daemon.toml" || fail "$suite: the upgrade changed a configuration file"
+    grep -q '^mode = "enforce"$' "$root/etc/ontime/daemon.toml" ||
+        fail "$suite: the upgrade changed a configuration file"
 
     try "remove" apt-get remove -y -o Dpkg::Use-Pty=0 ontime
-    grep -q "ontime reset. ended with status 3" "$work/said" || fail "$suite: removal did not say what failed: $(cat "$work/said")"
-    grep -q "/var/lib/ontime/originals until the package is purged" "$work/said" || fail "$suite: removal: $(cat "$work/said")"
-    [ ! -e "$root/usr/bin/ontime" ] && [ -e "$root/etc/ontime/daemon.toml" ] && [ -e "$root/var/lib/ontime/originals" ] ||
+    grep -q "ontime reset. ended with status 3" "$work/said" ||
+        fail "$suite: removal did not say what failed: $(cat "$work/said")"
+    grep -q "/var/lib/ontime/originals until the package is purged" "$work/said" ||
+        fail "$suite: removal: $(cat "$work/said")"
+    [ ! -e "$root/usr/bin/ontime" ] && [ -e "$root/etc/ontime/daemon.toml" ] &&
+        [ -e "$root/var/lib/ontime/originals" ] ||
         fail "$suite: what removal leaves is not as it should be"
     try "install again" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/${main[0]##*/}"
     rm "$root/var/lib/ontime/originals"
@@ -102,6 +121,45 @@ the_program() {
     everything > "$work/after"
     diff "$work/before" "$work/after" > "$work/said" || { cat "$work/said" >&2; fail "$suite: purge leaves something"; }
     echo "$suite: installed, upgraded, removed, installed again, purged: nothing is left"
+}
+
+automation() { # the Ansible role, twice and undone; cloud-init's file; the plugin for sos
+    fresh "$suite" apt,ansible-core,python3-apt,cloud-init,sosreport
+    everything > "$work/before"
+    cp -r "$here/packaging/ansible" "$here/packaging/cloud-init" "$here/packaging/sos" "$root/debs"
+    cat > "$root/debs/ansible/test.yml" << END
+- hosts: localhost
+  connection: local
+  roles:
+    - role: ontime
+      ontime_deb: /debs/${main[0]##*/}
+      ontime_mode: enforce
+      ontime_method: vatc
+      ontime_tenants: [{name: 'a "quoted" name', class: rt, level: 1, runtime_cap: 0.8}, {name: web, class: bulk}]
+      ontime_reservations: [{name: 'a "quoted" name', budget: 2ms, period: 10ms}]
+      ontime_metrics_port: 9745
+END
+    play() {
+        try "ansible-playbook $*" ansible-playbook -i localhost, "$@" /debs/ansible/test.yml
+        grep "^localhost" "$work/said" | xargs
+    }
+    play
+    [ "$(inside ontime check | grep -c '^ok ')" = 5 ] || fail "$suite: the role's files: $(inside ontime check)"
+    play
+    grep -q 'changed=0 ' "$work/said" || { cat "$work/said" >&2; fail "$suite: the role, applied again, changes something"; }
+    try "sos report" sh -c 'cp /debs/sos/ontime.py /usr/lib/python3/dist-packages/sos/report/plugins/ &&
+        sos report --batch -q -o ontime --tmp-dir /tmp && tar -tf "$(ls /tmp/sosreport-*.tar.?z)"'
+    grep -q '/etc/ontime/daemon.conf.d/50-ansible.toml$' "$work/said" && grep -q 'ontime_check$' "$work/said" ||
+        { cat "$work/said" >&2; fail "$suite: sos collects nothing of ontime"; }
+    try "cloud-init schema" cloud-init schema --config-file /debs/cloud-init/ontime.yaml
+    play -e ontime_state=absent
+    rm -rf "$root"/usr/lib/python3/dist-packages/sos/report/plugins/ontime.py "$root"/root/.ansible
+    play -e ontime_state=absent
+    grep -q 'changed=0 ' "$work/said" || fail "$suite: the role, undone again, changes something"
+    rm -rf "$root"/root/.ansible
+    everything > "$work/after"
+    diff "$work/before" "$work/after" | grep -v __pycache__ | grep '^[<>]' > "$work/said" && { cat "$work/said" >&2; fail "$suite: the undone role leaves something"; }
+    echo "$suite: the Ansible role applied, applied again without a change, undone; cloud-init and sos take their files"
 }
 
 newer() { # the package with a higher version, in /debs/newer.deb
@@ -121,14 +179,17 @@ the_modules_and_lintian() {
         try "apt install ontime-$module-dkms" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/$(cd "$out" && echo ontime-$module-dkms_*.deb)"
     done
     inside dkms status > "$work/said"
-    grep -q '^ontime/' "$work/said" && grep -q '^ontime_napi/' "$work/said" || fail "$suite: dkms status says $(cat "$work/said")"
+    grep -q '^ontime/' "$work/said" && grep -q '^ontime_napi/' "$work/said" ||
+        fail "$suite: dkms status says $(cat "$work/said")"
     echo "$suite: $(xargs < "$work/said")"
     try "purge of the modules" apt-get purge -y -o Dpkg::Use-Pty=0 ontime-guest-dkms ontime-napi-dkms
     everything > "$work/after"
-    diff "$work/before" "$work/after" > "$work/said" || { cat "$work/said" >&2; fail "$suite: purge leaves something of the modules"; }
+    diff "$work/before" "$work/after" > "$work/said" ||
+        { cat "$work/said" >&2; fail "$suite: purge leaves something of the modules"; }
     local status=0 packages=() one
     for one in "${debs[@]}"; do packages+=("/debs/${one##*/}"); done
-    inside lintian --allow-root --fail-on error --tag-display-limit 0 "${packages[@]}" > "$out/lintian-$suite" 2>&1 || status=$?
+    inside lintian --allow-root --fail-on error --tag-display-limit 0 "${packages[@]}" > "$out/lintian-$suite" 2>&1 ||
+        status=$?
     cat "$out/lintian-$suite"
     ! grep -q '^Syntax: ' "$out/lintian-$suite" || fail "$suite: lintian looked at nothing"
     [ $status = 0 ] || fail "$suite: lintian found errors"
@@ -137,6 +198,7 @@ the_modules_and_lintian() {
 
 for suite in $suites; do
     the_program
+    automation
     the_modules_and_lintian
     rm -rf "${root:?}"
 done

@@ -1,4 +1,5 @@
-# debian.sh: what scripts that take packages from Debian have in common; to be sourced. It needs `fail MESSAGE`, which ends the script.
+# debian.sh: what scripts that take packages from Debian have in common; to be sourced. It needs `fail MESSAGE`, which
+# ends the script.
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 # The first Debian mirror of the system's apt configuration, deb822 or one-line.
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(LABEL) $(ORIGIN) $(CODENAME)' 2> /dev/null |
@@ -12,7 +13,8 @@ src() { # SUITE: its line for apt
     echo "deb [signed-by=$keyring] $mirror $1 main"
 }
 
-own_apt() { # TOOL ARGUMENT...: an apt in $work of its own, which is left when the script ends: the system's is left alone
+# TOOL ARGUMENT...: an apt in $work of its own, which is left when the script ends: the system's is left alone
+own_apt() {
     tool=$1
     shift
     "$tool" -o Dir::State::lists="$work/lists" -o Dir::State::status=/dev/null -o Dir::Cache="$work" \
@@ -27,7 +29,9 @@ ask_mirror() { # once: own_apt knows trixie and trixie-backports from then on
     touch "$work/asked"
 }
 
-newest() { # KIND SERIES FLAVOUR: the newest package of a kernel. By name, not by metapackage: backports' leaves a series while its kernels stay
+# KIND SERIES FLAVOUR: the newest package of a kernel. By name, not by metapackage: backports' leaves a series while its
+# kernels stay
+newest() {
     package=$(own_apt apt-cache pkgnames "linux-$1-$2." | grep -E "^linux-$1-$2\.[^-]*-$3\$" | sort -V | tail -n 1)
     [ -n "$package" ] || fail "the mirror has no linux-$1-$2.*-$3 in trixie or trixie-backports"
     echo "$package"

@@ -1,7 +1,8 @@
 #!/bin/sh
-# guest-kernel.sh FLAVOUR SERIES: a stock Debian kernel for the guest that tests outsourced sockets, other than the lab's own: FLAVOUR
-# cloud, rt or plain, SERIES 6.12 or 7.2. Prints a directory with vmlinux (unpacked, as the lab's guests enter it), initrd and
-# version. Kept in $ONTIME_GUEST_CACHE (/var/cache/ontime/guest), named by the kernel's version.
+# guest-kernel.sh FLAVOUR SERIES: a stock Debian kernel for the guest that tests outsourced sockets, other than the
+# lab's own: FLAVOUR cloud, rt or plain, SERIES 6.12 or 7.2. Prints a directory with vmlinux (unpacked, as the lab's
+# guests enter it), initrd and version. Kept in $ONTIME_GUEST_CACHE (/var/cache/ontime/guest), named by the kernel's
+# version.
 set -eu
 flavour=${1:?guest-kernel.sh FLAVOUR SERIES} series=${2:?guest-kernel.sh FLAVOUR SERIES}
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -34,7 +35,8 @@ packages=$image
 for part in binary modules base; do
     ! own_apt apt-cache show "linux-$part-$version" > /dev/null 2>&1 || packages="$packages linux-$part-$version"
 done
-(cd "$work/debs" && own_apt apt-get download $packages > "$work/log" 2>&1) || { cat "$work/log" >&2; fail "cannot get $packages"; }
+(cd "$work/debs" && own_apt apt-get download $packages > "$work/log" 2>&1) ||
+    { cat "$work/log" >&2; fail "cannot get $packages"; }
 for deb in "$work"/debs/*.deb; do dpkg-deb -x "$deb" "$work/root"; done
 [ -e "$work/root/lib" ] || ln -s usr/lib "$work/root/lib"
 vmlinuz=$work/root/boot/vmlinuz-$version

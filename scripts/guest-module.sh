@@ -1,7 +1,7 @@
 #!/bin/sh
-# guest-module.sh OUT [VERSION]: builds the guest module and its tests against stock Debian headers into OUT/VERSION/, one
-# directory a kernel (6.12 and 7.2; cloud, rt and plain), in a Debian 13 user land of its own (kernel-headers.sh). Needs root.
-# With VERSION (as uname -r prints it) only the module, for that kernel.
+# guest-module.sh OUT [VERSION]: builds the guest module and its tests against stock Debian headers into OUT/VERSION/,
+# one directory a kernel (6.12 and 7.2; cloud, rt and plain), in a Debian 13 user land of its own (kernel-headers.sh).
+# Needs root. With VERSION (as uname -r prints it) only the module, for that kernel.
 set -eu
 out=${1:?guest-module.sh OUT [VERSION]: where the built modules go}
 only=${2:-}

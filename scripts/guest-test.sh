@@ -1,12 +1,12 @@
 #!/bin/sh
-# guest-test.sh ONTIME [MODULES [CHANNELS [WORDS]]]: boots a guest with the module in the lab, its sockets served by `ontime
-# device` on the emulated host, and runs scripts/lab/outsourced-test.sh in it. MODULES: what guest-module.sh built (built if
-# it is not there). CHANNELS: 0, or 1 for a real-time channel. WORDS: wake=idle (default) or wake=interrupt, and those of
-# outsourced-test.sh. With the word `direct` the guest has two CPUs and is emulated on this machine, where the device process runs
-# as well: without KVM, so that channels can only interrupt, but many times faster. $GUEST_KERNEL: another kernel than the lab's guests
-# have, as guest-kernel.sh takes it ("rt 7.2"), or the directory that it printed. $GUEST_TEST: another script to run in
-# the guest, in one run of the VM, with the files of the directory $GUEST_FILES. $GUEST_TEST_KEEP: a directory for what
-# the guest left. It needs root, and the lab's image.
+# guest-test.sh ONTIME [MODULES [CHANNELS [WORDS]]]: boots a guest with the module in the lab, its sockets served by
+# `ontime device` on the emulated host, and runs scripts/lab/outsourced-test.sh in it. MODULES: what guest-module.sh
+# built (built if it is not there). CHANNELS: 0, or 1 for a real-time channel. WORDS: wake=idle (default) or
+# wake=interrupt, and those of outsourced-test.sh. With the word `direct` the guest has two CPUs and is emulated on this
+# machine, where the device process runs as well: without KVM, so that channels can only interrupt, but many times
+# faster. $GUEST_KERNEL: another kernel than the lab's guests have, as guest-kernel.sh takes it ("rt 7.2"), or the
+# directory that it printed. $GUEST_TEST: another script to run in the guest, in one run of the VM, with the files of
+# the directory $GUEST_FILES. $GUEST_TEST_KEEP: a directory for what the guest left. It needs root, and the lab's image.
 set -eu
 ontime=$(realpath "${1:?guest-test.sh ONTIME [MODULES [CHANNELS [WORDS]]]}")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -30,7 +30,7 @@ install -m 755 "${GUEST_TEST:-$here/lab/outsourced-test.sh}" "$tree/lab/test.sh"
 if [ -n "${GUEST_TEST:-}" ]; then
     cp -a "$GUEST_FILES/." "$tree/lab/"
 else
-    cp "$here"/../guest/tests/programs/* "$modules/conform" "$tree/lab/"
+    cp "$here"/../guest/tests/programs/* "$here/../guest/ontime-ss" "$modules/conform" "$tree/lab/"
 fi
 export ONE_RUN="${GUEST_TEST:+1}"
 if [ -n "${GUEST_KERNEL:-}" ]; then
@@ -49,7 +49,8 @@ echo "$words wake=$wake channels=$channels" > "$tree/lab/args"
 cp --reflink=auto "$disk" "$files/disk.img"
 cp "$here/lab/outsourced.sh" "$files/"
 
-# The lab's image with this machine's kernel and clock, in name spaces that end with it; what is written to it is forgotten.
+# The lab's image with this machine's kernel and clock, in name spaces that end with it; what is written to it is
+# forgotten.
 direct() {
     image=$(ls -t "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/host.img 2> /dev/null | head -n 1)
     [ -n "$image" ] || { echo "guest test: no lab image; run \`ontime-lab run -- true\` once" >&2; return 3; }
@@ -76,7 +77,8 @@ case $words in
 *direct*) direct || status=$? ;;
 *)
     "$ontime-lab" run --timeout "${GUEST_TEST_SECONDS:-7200}" --silence 1200 --out "$work/out" -- \
-        env GUEST_SECONDS="${GUEST_TEST_SECONDS:-7200}" ONE_RUN="$ONE_RUN" sh /lab/outsourced.sh "$channels" "$wake" || status=$?
+        env GUEST_SECONDS="${GUEST_TEST_SECONDS:-7200}" ONE_RUN="$ONE_RUN" sh /lab/outsourced.sh "$channels" "$wake" ||
+            status=$?
     ;;
 esac
 cat "$files/out/log" 2> /dev/null || true

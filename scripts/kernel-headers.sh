@@ -1,8 +1,9 @@
 #!/bin/sh
-# kernel-headers.sh KERNEL...: a Debian 13 user land with a compiler, DKMS and these kernels' headers. KERNEL is a version, as uname -r
-# prints it, or a series and flavour (6.12-rt-amd64), of which the mirror's newest is taken. Prints the user land's directory
-# (its root is TREE below it), then the kernels' versions, a line each. Needs root (mmdebstrap).
-# Kept in $ONTIME_GUEST_CACHE (/var/cache/ontime/guest), named by a digest of what it holds; `flock DIRECTORY.lock` before building in it.
+# kernel-headers.sh KERNEL...: a Debian 13 user land with a compiler, DKMS and these kernels' headers. KERNEL is a
+# version, as uname -r prints it, or a series and flavour (6.12-rt-amd64), of which the mirror's newest is taken. Prints
+# the user land's directory (its root is TREE below it), then the kernels' versions, a line each. Needs root
+# (mmdebstrap). Kept in $ONTIME_GUEST_CACHE (/var/cache/ontime/guest), named by a digest of what it holds; `flock
+# DIRECTORY.lock` before building in it.
 set -eu
 [ $# -gt 0 ] || { echo "kernel-headers.sh KERNEL..." >&2; exit 2; }
 cache=${ONTIME_GUEST_CACHE:-/var/cache/ontime/guest}

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Tests that need a host of their own: lab-test.sh ONTIME [TEST... | by-name]. Each is a function; output is kept and shown on failure.
-# $CYCLES: how often path.sh applies and resets under traffic (3), with instructions of $INSTRUCTION ns (4). $KILLS: processes that guest_sockets_are_the_hosts kills (100).
+# Tests that need a host of their own: lab-test.sh ONTIME [TEST... | by-name]. Each is a function; output is kept and
+# shown on failure. $CYCLES: how often path.sh applies and resets under traffic (3), with instructions of $INSTRUCTION
+# ns (4). $KILLS: processes that guest_sockets_are_the_hosts kills (100).
 set -u
 ontime=$1
 shift
@@ -82,7 +83,8 @@ too_long_is_told() {
     [ $? -eq 124 ] && [ -z "$(ls "$work/long")" ]
 }
 
-# In the emulated host: scripts/lab/NAME.sh, with what the scripts there share in /lab. By bash, which knows what it ended at.
+# In the emulated host: scripts/lab/NAME.sh, with what the scripts there share in /lab. By bash, which knows what it
+# ended at.
 inside() { # NAME OPTIONS...
     name=$1
     shift
@@ -100,6 +102,13 @@ kernels_boot_and_an_old_one_is_said() {
 
 lockdown_is_said() { inside lockdown --append lockdown=integrity; }
 
+cpus_take_turns_on_the_virtual_clock() {
+    for cpus in 0 9; do
+        "$ontime-lab" run --cpus $cpus -- true 2> "$work/said"
+        [ $? -eq 3 ] && grep -q "cpus $cpus: 1 to 8 CPUs" "$work/said" || return 1
+    done
+    inside cpus --cpus 2
+}
 real_clock_has_two_cpus() {
     [ "$("$ontime-lab" run --clock real --cpus 2 --out "$work/two" -- nproc)" = 2 ]
 }
@@ -118,17 +127,20 @@ a_hang_is_told() {
 
 # The module is built for every kernel it is made for, then runs in a guest, its RT sockets on a channel that wakes.
 guest_sockets_are_the_hosts() {
-    # A second of the lab's time is four to twenty of the machine's: a thousand processes are killed in the directly emulated guest.
+    # A second of the lab's time is four to twenty of the machine's: a thousand processes are killed in the directly
+    # emulated guest.
     "$here/guest-module.sh" "$work/modules" && "$here/guest-test.sh" "$ontime" "$work/modules" 1 "wake=idle cycles=${KILLS:-100}"
 }
 
 # The host module is built for the emulated host's kernel.
 polls_are_short_on_an_old_kernel() { inside napi-weight --kernel 6.12-rt --host-module; }
-a_send_waits_for_short_polls_only() { inside napi-wait --kernel 6.12-rt --host-module --client 'sh napi-wait-client.sh'; }
+a_send_waits_for_short_polls_only() {
+    inside napi-wait --kernel 6.12-rt --host-module --client 'sh napi-wait-client.sh'
+}
 rt_queues_are_polled_on_an_old_kernel() { inside host-poll --kernel 6.12-rt --host-module --clock real --cpus 2; }
 levels_have_their_places() { inside levels; }
-# The test of the crate, as cargo builds it, on a kernel whose process namespaces have numbers of their own. With one CPU no thread ends while
-# another places it.
+# The test of the crate, as cargo builds it, on a kernel whose process namespaces have numbers of their own. With one
+# CPU no thread ends while another places it.
 a_reused_thread_number_is_not_left_changed() {
     # As `make test` builds it: for one crate alone its libraries would be built anew, with fewer features.
     test=$(cargo test -q --manifest-path "$here/../Cargo.toml" --workspace --no-run --message-format json |
@@ -146,7 +158,8 @@ a_podman_container_has_its_place() {
     mkdir -p "$work/podman/files" && cp "$(command -v busybox)" "$work/podman/files/" && inside podman
 }
 a_spinning_vm_leaves_the_rest() { inside cap; }
-# The life of it, then what it is for: beside a VM of its level that computes, a request waits under partitioned, and not under interrupt-context.
+# The life of it, then what it is for: beside a VM of its level that computes, a request waits under partitioned, and
+# not under interrupt-context.
 who_has_something_pending_goes_first() {
     inside pending || return 1
     grep '^figures: ' "$work/log"
@@ -187,50 +200,58 @@ a_vcpu_does_not_wait_for_its_vmm() {
     inside vmm
 }
 a_device_process_is_capped() { inside device-cap --guest-module --client 'sh device-cap-client.sh'; }
-what_a_device_process_makes_pending_goes_first() { inside pending-device --guest-module --client 'sh device-cap-client.sh'; }
+what_a_device_process_makes_pending_goes_first() {
+    inside pending-device --guest-module --client 'sh device-cap-client.sh'
+}
 trace_names_the_inversions() { inside trace --client 'sh trace-client.sh'; }
 trace_follows_a_vm() { inside trace-vm --client 'sh trace-client.sh'; }
 path_holds_under_traffic_and_faults() {
     inside path --instruction "${INSTRUCTION:-4}" --timeout $((1800 + 60 * ${CYCLES:-3})) --client 'sh client.sh'
 }
 
-# By name only (`by-name` is all of them, `make thorough`: hours):
-# polls_are_short_on_an_old_kernel, a_send_waits_for_short_polls_only  build the host module
-# rt_queues_are_polled_on_an_old_kernel  the same, on the real clock
-# guest_sockets_are_the_hosts   builds for six kernels
-# who_has_something_pending_goes_first  two hosts
-# reserved_cpu_time_is_kept     five minutes
-# reserved_cpu_time_is_kept_by_sched_ext  the same, and a binary of its own: `make sched-ext`
-# a_cpu_may_go_and_come         on the real clock; with one emulated CPU left, whatever runs at normal priority is slow
-# beside two VMs that spin deadlines_of_a_guest_are_kept five minutes, and a build of the module
-# deadline_tasks_have_their_vcpus  on the real clock, and a build of the module
-# trace_names_the_inversions    passed as a whole once; in one run of three its rings of 64 KiB lost nothing. The loss is forced since, which has
-#                               not run yet
-# trace_follows_a_vm            passed once since the fault that it found was mended
-# busypoll_takes_no_interrupts  on the real clock: where the machine is so busy that the emulated CPUs stand for seconds, the RCU
-#                               readers of the polled one do, and the host with them
-if [ "$wanted" = by-name ]; then
-    wanted="reserved_cpu_time_is_kept reserved_cpu_time_is_kept_by_sched_ext deadlines_of_a_guest_are_kept deadline_tasks_have_their_vcpus
-        trace_names_the_inversions trace_follows_a_vm who_has_something_pending_goes_first
-        polls_are_short_on_an_old_kernel a_send_waits_for_short_polls_only guest_sockets_are_the_hosts
-        a_cpu_may_go_and_come busypoll_takes_no_interrupts rt_queues_are_polled_on_an_old_kernel"
-fi
-# Two at a time, on two cores, the longest first; the first one alone, for it counts the machine's network namespaces.
-if [ -z "$wanted" ]; then
+# Each test of a list in a process of its own, so many at a time; all results go to one file.
+lanes() { # COUNT TEST...
+    count=$1
+    shift
+    printf '%s\n' "$@" | xargs -P "$count" -n 1 sh "$0" "$ontime"
+}
+
+# The first one alone, for it counts the machine's network namespaces; then two at a time, on two cores, the longest
+# first.
+everyday() {
+    lanes 1 nothing_stays_behind
+    alone=$?
+    lanes 2 tenants_are_found_placed_and_followed path_holds_under_traffic_and_faults \
+        a_vcpu_does_not_wait_for_its_vmm a_device_process_is_capped \
+        what_a_device_process_makes_pending_goes_first a_spinning_vm_leaves_the_rest \
+        kernels_boot_and_an_old_one_is_said a_podman_container_has_its_place a_hang_is_told \
+        levels_have_their_places a_reused_thread_number_is_not_left_changed lockdown_is_said \
+        qdiscs_are_set_and_given_back status_and_files_come_back too_long_is_told a_panic_is_told \
+        real_clock_has_two_cpus an_interrupted_lab_leaves_nothing && [ $alone -eq 0 ]
+}
+
+# By name only (`make thorough`: more than an hour), for they are long, need a build of their own, or run on the real
+# clock. reserved_cpu_time_is_kept_by_sched_ext needs the binary of `make sched-ext`. Those on the real clock run alone:
+# where the machine is so busy that the emulated CPUs stand for seconds, the RCU readers of the CPU that
+# busypoll_takes_no_interrupts polls on do, and the host with them.
+by_name() {
+    lanes 2 guest_sockets_are_the_hosts trace_names_the_inversions trace_follows_a_vm \
+        reserved_cpu_time_is_kept_by_sched_ext who_has_something_pending_goes_first reserved_cpu_time_is_kept \
+        polls_are_short_on_an_old_kernel deadlines_of_a_guest_are_kept cpus_take_turns_on_the_virtual_clock \
+        a_send_waits_for_short_polls_only
+    virtual=$?
+    lanes 1 deadline_tasks_have_their_vcpus a_cpu_may_go_and_come busypoll_takes_no_interrupts \
+        rt_queues_are_polled_on_an_old_kernel && [ $virtual -eq 0 ]
+}
+
+if [ -z "$wanted" ] || [ "$wanted" = by-name ]; then
     export RESULTS="${RESULTS:-$work/results}"
     : > "$RESULTS"
-    sh "$0" "$ontime" nothing_stays_behind
-    first=$?
-    printf '%s\n' tenants_are_found_placed_and_followed path_holds_under_traffic_and_faults a_vcpu_does_not_wait_for_its_vmm \
-        a_device_process_is_capped what_a_device_process_makes_pending_goes_first a_spinning_vm_leaves_the_rest kernels_boot_and_an_old_one_is_said a_podman_container_has_its_place \
-        a_hang_is_told levels_have_their_places a_reused_thread_number_is_not_left_changed lockdown_is_said qdiscs_are_set_and_given_back \
-        status_and_files_come_back too_long_is_told a_panic_is_told real_clock_has_two_cpus an_interrupted_lab_leaves_nothing |
-        xargs -P 2 -n 1 sh "$0" "$ontime"
-    others=$?
+    if [ -z "$wanted" ]; then everyday; else by_name; fi
+    status=$?
     echo "emulated host: $(grep -c '^ok ' "$RESULTS") tests passed, $(grep -c '^failed ' "$RESULTS") failed"
     rm -rf "$work"
-    [ $first -eq 0 ] && [ $others -eq 0 ]
-    exit
+    exit $status
 fi
 for test in $wanted; do
     check "$test"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the Debian packages that building, testing and the lab need, and those that are named besides, and says what else is missing.
-# setup.sh [PACKAGE...]
+# Installs the Debian packages that building, testing and the lab need, and those that are named besides, and says what
+# else is missing. setup.sh [PACKAGE...]
 set -eu
 [ "$(id -u)" = 0 ] || { echo "setup: run it as root: it installs packages, and the lab makes namespaces" >&2; exit 3; }
 . /etc/os-release
@@ -16,7 +16,8 @@ packages="gcc libc6-dev linux-libc-dev libclang-dev pkg-config make
     curl memcached openssh-client qemu-system-x86 sip-tester sockperf tcpdump systemd $*"
 missing=
 for package in $packages; do
-    dpkg-query -W -f '${Status}\n' "$package" 2> /dev/null | grep -q '^install ok installed$' || missing="$missing $package"
+    dpkg-query -W -f '${Status}\n' "$package" 2> /dev/null | grep -q '^install ok installed$' ||
+        missing="$missing $package"
 done
 if [ -n "$missing" ]; then
     echo "setup: installing$missing"

@@ -42,6 +42,7 @@ void test_edges(int family);
 void test_kinds(int family);
 void test_lengths(int family);
 void test_uring(int family);
+void test_filters(int family);
 int whose(void);
 int filtered(const char *group);
 int low_port(void);

@@ -56,7 +56,8 @@ static void dgram_families(int family)
 	say("sendto", sendto(left, "x", 1, 0, (struct sockaddr *)&b, sizeof(b)));
 	say("recv", recv(right, in, sizeof(in), 0));
 	if (family == AF_INET6) {
-		say("sendto without scope", sendto(left, "x", 1, 0, (struct sockaddr *)&b, offsetof(struct sockaddr_in6, sin6_scope_id)));
+		say("sendto without scope", sendto(left, "x", 1, 0, (struct sockaddr *)&b,
+						   offsetof(struct sockaddr_in6, sin6_scope_id)));
 		say("recv without scope", recv(right, in, sizeof(in), MSG_DONTWAIT));
 	}
 	b.ss_family = AF_UNSPEC;
@@ -207,10 +208,14 @@ static void send_large(int size)
 	sendto(waiting_sender, out, size, 0, (struct sockaddr *)&waiting_for, waiting_len);
 }
 
-/* Small ones for which there is much room, several in a row, are received in another way than large ones; which come between them. */
+/*
+ * Small ones for which there is much room, several in a row, are received in another way than large
+ * ones; which come between them.
+ */
 static void dgram_streaks(int family)
 {
-	static const int sizes[] = { 14, 14, 1536, 14, 0, 14, 14, 65000, 14, 1537, 14, 14, 14, 14, 14, 5000, 14, 14, 14, 14, 65507, 14 };
+	static const int sizes[] = { 14, 14, 1536, 14, 0, 14, 14, 65000, 14, 1537, 14, 14, 14, 14, 14, 5000,
+				     14, 14, 14, 14, 65507, 14 };
 	static char out[70000], in[70001];
 	struct sockaddr_storage a;
 	socklen_t alen;

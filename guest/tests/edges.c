@@ -234,7 +234,8 @@ static const struct state streams[] = {
 	{ "listener shut", listener_shut }, { "listener dissolved", listener_dissolved }, { "connected", connected },
 	{ "with data", with_data }, { "dissolved", dissolved }, { "shut to read", shut_read },
 	{ "shut to write", shut_write }, { "shut", shut_both }, { "refused", refused },
-	{ "refused, unseen", refused_unseen }, { "refused, read", refused_read }, { "peer closed", peer_closed }, { "peer shut", peer_shut },
+	{ "refused, unseen", refused_unseen }, { "refused, read", refused_read },
+	{ "peer closed", peer_closed }, { "peer shut", peer_shut },
 	{ "peer reset", peer_reset }, { "reset before accept", reset_before_accept }, { "connecting", connecting },
 };
 

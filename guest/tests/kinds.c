@@ -7,12 +7,14 @@
 #include <linux/sockios.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -85,6 +87,84 @@ static void bad_addresses(int family)
 	say("bad send", send(pair[0], (void *)1, 3, 0));
 	close(pair[0]);
 	close(pair[1]);
+}
+
+static volatile bool stopped;
+
+static void receive_badly(int fd)
+{
+	char *none = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	unsigned int i;
+
+	for (i = 0; !stopped; i++) {
+		recv(fd, i % 2 ? none : (void *)1, i % 3 ? 64 : 4000, MSG_DONTWAIT);
+		usleep(300);
+	}
+}
+
+static void *send_bytes(void *fd)
+{
+	unsigned int i;
+	char byte;
+
+	for (i = 0; i < 600; i++) {
+		byte = i;
+		send(*(int *)fd, &byte, 1, 0);
+		/* One by one at times, at others several together. */
+		if (i / 32 % 2)
+			usleep(500);
+	}
+	return NULL;
+}
+
+/* A thread that has a bad buffer takes nothing from another one. */
+static void bad_beside_good(int family)
+{
+	unsigned int i = 0, wrong = 0;
+	pthread_t sender;
+	int pair[2], got;
+	char in[64];
+
+	tcp_pair(family, pair);
+	stopped = false;
+	later(0, receive_badly, pair[0]);
+	pthread_create(&sender, NULL, send_bytes, &pair[1]);
+	while (i < 600 && (got = recv(pair[0], in, sizeof(in), 0)) > 0)
+		for (int j = 0; j < got; j++)
+			wrong += in[j] != (char)i++;
+	stopped = true;
+	later_join();
+	pthread_join(sender, NULL);
+	show("bytes", i);
+	show("out of order", wrong);
+	close(pair[0]);
+	close(pair[1]);
+}
+
+static void shut_reading(int fd)
+{
+	shutdown(fd, SHUT_RD);
+}
+
+/* SO_ACCEPTCONN says whether the socket listens, also after two threads began and ended that at the same time. */
+static void listen_beside_shutdown(int family)
+{
+	struct sockaddr_storage addr;
+	socklen_t len, size = sizeof(int);
+	int fd = tcp_listener(family, &addr, &len), round, told, wrong = 0;
+
+	fcntl(fd, F_SETFL, O_NONBLOCK);
+	for (round = 0; round < 100; round++) {
+		later(0, shut_reading, fd);
+		listen(fd, 1);
+		later_join();
+		getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &told, &size);
+		errno = 0;
+		accept(fd, NULL, NULL);
+		wrong += told != (errno == EAGAIN);
+	}
+	show("SO_ACCEPTCONN wrong", wrong);
+	close(fd);
 }
 
 static void stamps(int family)
@@ -461,7 +541,10 @@ static void without_rights(int family)
 	_exit(0);
 }
 
-/* What the error queue says of sends with MSG_ZEROCOPY: on the loopback all are copies, of which one notification tells. */
+/*
+ * What the error queue says of sends with MSG_ZEROCOPY: on the loopback all are copies, of which one
+ * notification tells.
+ */
 static void zero_copy(int family)
 {
 	char control[512], in[4000], out[3000] = "";
@@ -550,6 +633,8 @@ void test_kinds(int family)
 {
 	without_rights(family);
 	bad_addresses(family);
+	bad_beside_good(family);
+	listen_beside_shutdown(family);
 	stamps(family);
 	no_room(family);
 	error_queue(family);

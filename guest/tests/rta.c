@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * A periodic real-time application that knows nothing of Ontime: rta POLICY RUNTIME PERIOD WORK JOBS (us; POLICY deadline, forks or other).
- * Each job computes for WORK us of an idle CPU and is to be done within its period. JOBS 0: only holds its reservation; forks
- * is deadline with SCHED_FLAG_RESET_ON_FORK, and a child that stays. Says "refused: EBUSY" (status 16), "refused: " and
- * another error's text (status 1), "holds" or "holds, child PID", or "jobs N missed M worst US".
- * rta leave PID: has another one leave SCHED_DEADLINE; rta change PID RUNTIME PERIOD (us) has it ask for something else, and says "changed" or "refused: ...".
+ * A periodic real-time application that knows nothing of Ontime: rta POLICY RUNTIME PERIOD WORK JOBS (us; POLICY
+ * deadline, forks or other). Each job computes for WORK us of an idle CPU and is to be done within its period. JOBS 0:
+ * only holds its reservation; forks is deadline with SCHED_FLAG_RESET_ON_FORK, and a child that stays. Says "refused:
+ * EBUSY" (status 16), "refused: " and another error's text (status 1), "holds" or "holds, child PID", or "jobs N missed
+ * M worst US". rta leave PID: has another one leave SCHED_DEADLINE; rta change PID RUNTIME PERIOD (us) has it ask for
+ * something else, and says "changed" or "refused: ...".
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -32,7 +32,8 @@ void test_create(void)
 		{ AF_INET, SOCK_STREAM, 0 }, { AF_INET, SOCK_STREAM, IPPROTO_TCP }, { AF_INET, SOCK_DGRAM, 0 },
 		{ AF_INET, SOCK_DGRAM, IPPROTO_UDP }, { AF_INET, SOCK_STREAM, IPPROTO_UDP }, { AF_INET, SOCK_DGRAM, IPPROTO_TCP },
 		{ AF_INET6, SOCK_STREAM, 0 }, { AF_INET6, SOCK_DGRAM, IPPROTO_UDP }, { AF_INET, SOCK_SEQPACKET, 0 },
-		{ AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0 }, { AF_INET, SOCK_STREAM, 1000 }, { AF_UNIX, SOCK_STREAM, 0 },
+		{ AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0 }, { AF_INET, SOCK_STREAM, 1000 },
+		{ AF_UNIX, SOCK_STREAM, 0 },
 	};
 	unsigned int i;
 	int fd, pair[2];
@@ -275,7 +276,8 @@ static void connect_refused(int family)
 	close(fd);
 
 	fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK, 0);
-	show("in progress or refused", connect(fd, (struct sockaddr *)&addr, len) && (errno == EINPROGRESS || errno == ECONNREFUSED));
+	show("in progress or refused", connect(fd, (struct sockaddr *)&addr, len) &&
+				       (errno == EINPROGRESS || errno == ECONNREFUSED));
 	show_poll("refused", fd, POLLIN | POLLOUT, 2000);
 	show("SO_ERROR", option(fd, SOL_SOCKET, SO_ERROR));
 	show("SO_ERROR again", option(fd, SOL_SOCKET, SO_ERROR));

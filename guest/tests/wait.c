@@ -108,7 +108,8 @@ static void wakes(int family)
 
 static void accept_wakes_connect(int port)
 {
-	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(port),
+				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 
 	connect(fd, (struct sockaddr *)&addr, sizeof(addr));

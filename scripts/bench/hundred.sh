@@ -1,8 +1,8 @@
 #!/bin/sh
-# What 100 VMs and 64 queues cost the daemon: hundred.sh ONTIME [SECONDS]. Real processes with QEMU's name, arguments and
-# thread names (no guest runs in them), a veth pair with 64 queues, a daemon of its own; all in namespaces that end with it.
-# Prints what discovering takes, what a pass takes that places everything, what one takes that finds all in place, and the
-# CPU time of the daemon in SECONDS (60) of idleness.
+# What 100 VMs and 64 queues cost the daemon: hundred.sh ONTIME [SECONDS]. Real processes with QEMU's name, arguments
+# and thread names (no guest runs in them), a veth pair with 64 queues, a daemon of its own; all in namespaces that end
+# with it. Prints what discovering takes, what a pass takes that places everything, what one takes that finds all in
+# place, and the CPU time of the daemon in SECONDS (60) of idleness.
 set -eu
 [ "${ONTIME_BENCH_INSIDE:-}" = yes ] ||
     exec env ONTIME_BENCH_INSIDE=yes unshare --net --mount --pid --fork --kill-child --mount-proc "$0" "$@"
@@ -33,7 +33,9 @@ ethtool -L q0 rx 64 tx 64
 ip link set q1 up
 ip link set q0 up
 
-ontime() { verb=$1; shift; "$ontime" "$verb" --run-dir "$work/run" --state-dir "$work/state" --config-dir "$work/etc" --debugfs "$work/debug" "$@"; }
+ontime() {
+    verb=$1; shift; "$ontime" "$verb" --run-dir "$work/run" --state-dir "$work/state" --config-dir "$work/etc" --debugfs "$work/debug" "$@"
+}
 ontime daemon 2> "$work/log" &
 daemon=$!
 for _ in $(seq 200); do

@@ -1,4 +1,5 @@
-# In the emulated host, with two CPUs: method busypoll polls the RT NIC without interrupts or softirqs, leaves the rest alive, and is undone.
+# In the emulated host, with two CPUs: method busypoll polls the RT NIC without interrupts or softirqs, leaves the rest
+# alive, and is undone.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -36,7 +37,8 @@ daemon_starts
 perl /run/ping 10 > /dev/null || true
 before=$(interrupts)
 traffic 100
-[ $(($(interrupts) - before)) -ge 50 ] || fail "partitioned: a hundred packets raised $(($(interrupts) - before)) interrupts; this test counts the wrong ones"
+[ $(($(interrupts) - before)) -ge 50 ] ||
+    fail "partitioned: a hundred packets raised $(($(interrupts) - before)) interrupts; this test counts the wrong ones"
 
 ontime apply --method busypoll || fail "busypoll was not applied"
 perl /run/ping 10 > /dev/null || true
@@ -52,7 +54,8 @@ for thread in $(pgrep '^napi/rt0'); do
 done
 # Timers, RCU, workqueues and bulk work go on, also on the CPU that polls.
 from=$(uptime_ms)
-timeout 100 taskset -c 1 sh -c 'sleep 0.1; cat /proc/stat > /dev/null' || fail "bulk work on the CPU that polls starves ($?)"
+timeout 100 taskset -c 1 sh -c 'sleep 0.1; cat /proc/stat > /dev/null' ||
+    fail "bulk work on the CPU that polls starves ($?)"
 timeout 100 sh -c 'ip link add d0 type bridge && ip link del d0' || fail "RCU or workqueues starve ($?)"
 echo "figures: busypoll: bulk work on the CPU that polls and an interface made and removed took $(($(uptime_ms) - from)) ms"
 ! dmesg | grep -qi 'rcu.*stall' || fail "RCU stalled"

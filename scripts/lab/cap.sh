@@ -1,5 +1,5 @@
-# In the emulated host: a VM of class rt that spins is held to its cap while the kernel's protections are off, and leaves the
-# rest of the CPU to housekeeping and to a bulk VM that could use all of it as well.
+# In the emulated host: a VM of class rt that spins is held to its cap while the kernel's protections are off, and
+# leaves the rest of the CPU to housekeeping and to a bulk VM that could use all of it as well.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -70,8 +70,8 @@ echo "figures: a spinning RT VM $spin_share % of the CPU (cap 50), housekeeping 
 [ $spin_share -le 55 ] && [ $spin_share -ge 25 ] || fail "the spinning VM's share is not its cap"
 [ $work_share -ge 12 ] && [ $busy_share -ge 12 ] || fail "the others have no share"
 
-# Nobody caps it after the daemon's end. Beside a thread that spins at real-time priority this kernel's timers and grace periods would
-# stand, whatever its fair server does: it is slowed, until the next daemon.
+# Nobody caps it after the daemon's end. Beside a thread that spins at real-time priority this kernel's timers and grace
+# periods would stand, whatever its fair server does: it is slowed, until the next daemon.
 daemon_dies
 within 10 placed "$spin" "SCHED_OTHER 0"
 # The same where it dies in the middle of a pass: the moment it has placed that vCPU, and the moment a reset has put

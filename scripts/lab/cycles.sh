@@ -14,14 +14,17 @@ window cycles cycles
 # Bursts of segments are lost while nothing is applied, too.
 [ $lost -le $((segments / 20)) ] || fail "$lost of $segments segments were lost"
 [ "$unanswered" -le 1 ] || fail "$unanswered requests were not answered" # one may be on its way at the end
-# A few cycles are no measurement. While it is reset, the RT VM has an ordinary VM's priority, and waits for others as it did before: 7 ms at 1 ns an
-# instruction, 17 at 4.
+# A few cycles are no measurement. While it is reset, the RT VM has an ordinary VM's priority, and waits for others as
+# it did before: 7 ms at 1 ns an instruction, 17 at 4.
 if [ "$CYCLES" -ge 100 ]; then
-    [ $lost -le $((segments * (noise + 1) / 1000 + 1)) ] || fail "$lost of $segments segments were lost, $noise of 1000 without cycles"
-    [ "$slowest" -le 10000 ] || [ "$slowest" -le "$usual" ] || fail "the RT VM stood still for $slowest us; without cycles for $usual"
+    [ $lost -le $((segments * (noise + 1) / 1000 + 1)) ] ||
+        fail "$lost of $segments segments were lost, $noise of 1000 without cycles"
+    [ "$slowest" -le 10000 ] || [ "$slowest" -le "$usual" ] ||
+        fail "the RT VM stood still for $slowest us; without cycles for $usual"
 fi
 incidents > /lab/incidents-after
 diff /lab/incidents-before /lab/incidents-after
 rm /lab/ask
 within 60 test -e /lab/asked
-grep -q 'dropped messages = 0' /lab/ask.log || fail "answers to the client outside were lost: $(tail -n 12 /lab/ask.log)"
+grep -q 'dropped messages = 0' /lab/ask.log ||
+    fail "answers to the client outside were lost: $(tail -n 12 /lab/ask.log)"

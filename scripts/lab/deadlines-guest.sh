@@ -1,4 +1,5 @@
-# For scripts in the emulated host (after lib.sh): the VM plc, class rt, whose guest has the module and asks the host for its deadline tasks.
+# For scripts in the emulated host (after lib.sh): the VM plc, class rt, whose guest has the module and asks the host
+# for its deadline tasks.
 # /lab/extra.cpio brings deadlines-init.sh, the module and the application (guest/tests/rta.c) into the lab's guest.
 mkdir -p /etc/ontime /run/vm
 printf '[[tenant]]\nname = "plc"\nclass = "rt"\n' > /etc/ontime/tenants.toml
@@ -25,7 +26,8 @@ boot() { # VCPUS
     vm=$!
     exec 3> /run/vm/console.in
     for _ in $(seq 120); do ! grep -q GUEST-UP /lab/console || break; sleep 1; done
-    grep -q GUEST-UP /lab/console || { tail -n 30 /lab/console /lab/qemu.log /lab/device.log; fail "the guest does not boot"; }
+    grep -q GUEST-UP /lab/console ||
+        { tail -n 30 /lab/console /lab/qemu.log /lab/device.log; fail "the guest does not boot"; }
 }
 guest() { # COMMAND...: runs it in the guest; what it said
     asked=$(uptime_ms)

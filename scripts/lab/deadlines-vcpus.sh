@@ -1,15 +1,18 @@
-# In the emulated host, with two CPUs: deadline tasks of a guest with two vCPUs. Best fit, and all anew where bandwidth is fragmented; what they fork,
-# leave, or hold when the module is unloaded is given back; a device process that is replaced is told everything again; who is moved takes its bandwidth along.
+# In the emulated host, with two CPUs: deadline tasks of a guest with two vCPUs. Best fit, and all anew where bandwidth
+# is fragmented; what they fork, leave, or hold when the module is unloaded is given back; a device process that is
+# replaced is told everything again; who is moved takes its bandwidth along.
 set -eu
 . /lab/lib.sh
 . /lab/deadlines-guest.sh
 printf '[[reservation]]\nname = "plc"\nbudget = "0.5ms"\nperiod = "20ms"\ndeadlines = 0.9\n' > /etc/ontime/sched.toml
 
-vcpu1() { guest "echo $1 > /sys/devices/system/cpu/cpu1/online && echo set" | grep -q set || fail "vCPU 1 does not go to $1"; } # 0 or 1: offline or online
+# 0 or 1: offline or online
+vcpu1() { guest "echo $1 > /sys/devices/system/cpu/cpu1/online && echo set" | grep -q set || fail "vCPU 1 does not go to $1"; }
 hold() { # NAME RUNTIME [POLICY]: a task that holds so many us in 20 ms; what it says
     guest "/lab/rta ${3:-deadline} $2 20000 0 0 > /tmp/$1 & echo \$! > /tmp/$1.pid; sleep 1; cat /tmp/$1"
 }
-runs() { guest "/lab/rta deadline $2 20000 10 1000000 > /tmp/$1 & echo \$! > /tmp/$1.pid" > /dev/null; } # NAME RUNTIME: one that has jobs, of 10 us
+# NAME RUNTIME: one that has jobs, of 10 us
+runs() { guest "/lab/rta deadline $2 20000 10 1000000 > /tmp/$1 & echo \$! > /tmp/$1.pid" > /dev/null; }
 vcpus() { guest "sed -n 's/^Cpus_allowed_list:.//p' /proc/\$(cat /tmp/$1.pid)/status"; } # NAME
 policy() { guest "sed 's/.*) //' /proc/$1/stat" | cut -d' ' -f39; } # PID, as in the guest
 ends() { guest "kill -9 \$(cat /tmp/$1.pid)" > /dev/null; } # NAME
@@ -46,7 +49,8 @@ within 60 holds 18000 14000
 guest "taskset -p 3 \$(cat /tmp/c.pid)" > /lab/said || fail "taskset: $(cat /lab/said)"
 within 60 is_on c 0
 holds 18000 14000 || fail "the host holds $(cat /lab/held) for a task whose affinity was lifted"
-# Tasks of a vCPU that goes offline take what the host holds to another, and stay there. (A kernel lets a CPU go only where its deadline tasks fit on the rest.)
+# Tasks of a vCPU that goes offline take what the host holds to another, and stay there. (A kernel lets a CPU go only
+# where its deadline tasks fit on the rest.)
 ends e
 ends d
 within 60 holds 6000 8000
@@ -119,7 +123,8 @@ g=$(guest 'cat /tmp/g.pid')
 guest 'insmod /lab/ontime.ko && echo loaded' | grep -q loaded || fail "the module does not come back"
 hooked() { [ "$(guest "dmesg | grep -c 'SCHED_DEADLINE is guaranteed'")" = 2 ]; }
 within 60 hooked
-# Of a deadline task from before, the host takes what its kernel then refuses (less than 1,024 ns): it is as before, and may ask again.
+# Of a deadline task from before, the host takes what its kernel then refuses (less than 1,024 ns): it is as before, and
+# may ask again.
 said=$(guest "/lab/rta change $g 1 20000")
 [ "$said" = "refused: Invalid argument" ] || fail "1 us of 20 ms: $said"
 within 60 holds '' ''

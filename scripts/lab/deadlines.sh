@@ -1,6 +1,7 @@
-# In the emulated host: an unmodified application in a VM asks its kernel for SCHED_DEADLINE and has its CPU time from the host, beside bulk
-# work that takes what it can get; without that it misses. What does not fit is refused: EBUSY in the guest. A
-# killed application, a killed VM give back what they held, and after kill -9 of the daemon the next one keeps it.
+# In the emulated host: an unmodified application in a VM asks its kernel for SCHED_DEADLINE and has its CPU time from
+# the host, beside bulk work that takes what it can get; without that it misses. What does not fit is refused: EBUSY in
+# the guest. A killed application, a killed VM give back what they held, and after kill -9 of the daemon the next one
+# keeps it.
 set -eu
 . /lab/lib.sh
 . /lab/deadlines-guest.sh
@@ -51,7 +52,8 @@ within 40 reserves '"guest":null'
 again=$(guest /lab/rta deadline 6000 20000 1000 10)
 [ "$(missed "$again")" = 0 ] || fail "after its holder was killed: $again"
 
-# Something spare is held before anybody asks; who fits into it is admitted and keeps its deadlines; what is promised goes before it.
+# Something spare is held before anybody asks; who fits into it is admitted and keeps its deadlines; what is promised
+# goes before it.
 spare=/sys/module/ontime/parameters/deadline_spare
 guest "echo 3000/20000 > $spare" > /dev/null
 within 40 reserves '"guest":{"budget_us":3000.0,"period_us":20000.0}'

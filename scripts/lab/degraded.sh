@@ -10,7 +10,8 @@ knobs > /lab/before
 status=0
 ontime doctor --json > /lab/doctor || status=$?
 [ $status -eq 1 ] || [ $status -eq 2 ] || fail "ontime doctor ended with $status"
-tr -d '\n' < /lab/doctor | grep -q '"id": "kernel"[^}]*6\.18' || fail "doctor does not say what 6.18 would bring: $(cat /lab/doctor)"
+tr -d '\n' < /lab/doctor | grep -q '"id": "kernel"[^}]*6\.18' ||
+    fail "doctor does not say what 6.18 would bring: $(cat /lab/doctor)"
 daemon_starts
 expect "NAPI threading of rt0" 1 "$(cat /sys/class/net/rt0/threaded)"
 resets

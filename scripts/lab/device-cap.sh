@@ -1,5 +1,6 @@
-# In the emulated host: an RT VM with outsourced sockets whose server is never without a question. The thread of its device process that owns
-# the server's socket is held to the VM's runtime cap, as its vCPU is, and leaves the rest to housekeeping.
+# In the emulated host: an RT VM with outsourced sockets whose server is never without a question. The thread of its
+# device process that owns the server's socket is held to the VM's runtime cap, as its vCPU is, and leaves the rest to
+# housekeeping.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime

@@ -1,5 +1,5 @@
-# What happens to links, drivers, queues, sysctls and the daemon itself under traffic; sourced by path.sh, the daemon runs
-# with rescan-seconds = 1 and has applied.
+# What happens to links, drivers, queues, sysctls and the daemon itself under traffic; sourced by path.sh, the daemon
+# runs with rescan-seconds = 1 and has applied.
 napi_placed() { # NIC 'PLACE' [FORMER-NAME]: it is threaded, and every one of its threads is there
     # A thread keeps the name that the NIC had when the daemon made it threaded.
     threads=$(pgrep "^napi/($1|${3:-$1})-")
@@ -42,7 +42,8 @@ echo "== given back while an interface is down"
 ip link set bulk0 down
 status=0
 ontime reset > /lab/reset 2>&1 || status=$?
-[ $status -eq 1 ] && grep -q 'bulk0 is down' /lab/reset || fail "reset of an interface that is down: status $status: $(cat /lab/reset)"
+[ $status -eq 1 ] && grep -q 'bulk0 is down' /lab/reset ||
+    fail "reset of an interface that is down: status $status: $(cat /lab/reset)"
 expect "threading of an interface that is down" 1 "$(cat /sys/class/net/bulk0/threaded)"
 ip link set bulk0 up
 resets

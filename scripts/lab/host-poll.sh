@@ -1,25 +1,30 @@
-# In the emulated host, 6.12 with PREEMPT_RT, two CPUs: the host module's polling threads by themselves, then method busypoll with them: no receive
-# interrupt and no NET_RX softirq of that NIC, the rest alive, everything given back by reset, by ifdown and by rmmod.
+# In the emulated host, 6.12 with PREEMPT_RT, two CPUs: the host module's polling threads by themselves, then method
+# busypoll with them: no receive interrupt and no NET_RX softirq of that NIC, the rest alive, everything given back by
+# reset, by ifdown and by rmmod.
 set -eu
 . /lab/lib.sh
 file=/sys/class/net/rt0/ontime/busy_poll
 interrupts() { awk '/rt0-rx/ {sum += $2 + $3} END {print sum + 0}' /proc/interrupts; }
 threads() { pgrep -c '^napi-poll/rt0' || true; }
 knobs() { cat /sys/class/net/rt0/napi_defer_hard_irqs /sys/class/net/rt0/gro_flush_timeout; }
-traffic() { ping -q -c "$1" -i 0.02 10.2.0.1 > /lab/ping 2>&1 && ping -q -c "$1" -i 0.02 -I br-rt 10.1.0.1 > /lab/ping 2>&1 || fail "no reply: $(cat /lab/ping)"; }
+traffic() {
+    ping -q -c "$1" -i 0.02 10.2.0.1 > /lab/ping 2>&1 && ping -q -c "$1" -i 0.02 -I br-rt 10.1.0.1 > /lab/ping 2>&1 || fail "no reply: $(cat /lab/ping)"
+}
 ip addr add 10.1.0.9/24 dev br-rt
 ip addr add 10.2.0.9/24 dev br-bulk
 traffic 3
 before=$(interrupts)
 traffic 50
-[ $(($(interrupts) - before)) -ge 25 ] || fail "fifty packets raised $(($(interrupts) - before)) interrupts; this test counts the wrong ones"
+[ $(($(interrupts) - before)) -ge 25 ] ||
+    fail "fifty packets raised $(($(interrupts) - before)) interrupts; this test counts the wrong ones"
 own=$(knobs)
 
 insmod /lab/ontime_napi.ko
 expect "polled at first" 0 "$(cat $file)"
 ! echo 1 2> /lab/refused > /sys/class/net/br-rt/ontime/busy_poll || fail "a bridge is polled"
 for value in 2x -1 ''; do ! env echo "$value" 2> /dev/null > $file || fail "busy_poll took '$value'"; done
-! setpriv --bounding-set -net_admin --inh-caps -net_admin sh -c "echo 1 > $file" 2> /dev/null || fail "it was set without CAP_NET_ADMIN"
+! setpriv --bounding-set -net_admin --inh-caps -net_admin sh -c "echo 1 > $file" 2> /dev/null ||
+    fail "it was set without CAP_NET_ADMIN"
 echo 1 > $file
 expect "polled" 1 "$(cat $file)"
 [ "$(threads)" -ge 1 ] || fail "no thread polls"
@@ -70,7 +75,8 @@ before=$(interrupts)
 traffic 50
 echo "figures: busypoll on 6.12: $(($(interrupts) - before)) receive interrupts for 50 replies"
 [ $(($(interrupts) - before)) -le 10 ] || fail "$(($(interrupts) - before)) receive interrupts under busypoll"
-timeout 100 taskset -c 1 sh -c 'sleep 0.1; cat /proc/stat > /dev/null' || fail "bulk work on the CPU that polls starves ($?)"
+timeout 100 taskset -c 1 sh -c 'sleep 0.1; cat /proc/stat > /dev/null' ||
+    fail "bulk work on the CPU that polls starves ($?)"
 timeout 100 sh -c 'ip link add d0 type bridge && ip link del d0' || fail "RCU or workqueues starve ($?)"
 ! dmesg | grep -qi 'rcu.*stall' || fail "RCU stalled"
 resets

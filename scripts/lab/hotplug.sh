@@ -1,6 +1,7 @@
-# In the emulated host, two CPUs (so on the real clock: no figure here is one): a CPU goes and comes while vCPUs are paced. What fits one CPU is
-# kept, the VM that does not is refused by name and not disturbed otherwise; both have theirs again when the CPU is back. Ten times at any moment, and
-# once with the daemon killed meanwhile. Bulk work goes on, and after a reset all is as found.
+# In the emulated host, two CPUs (so on the real clock: no figure here is one): a CPU goes and comes while vCPUs are
+# paced. What fits one CPU is kept, the VM that does not is refused by name and not disturbed otherwise; both have
+# theirs again when the CPU is back. Ten times at any moment, and once with the daemon killed meanwhile. Bulk work goes
+# on, and after a reset all is as found.
 set -eu
 . /lab/lib.sh
 cpu=/sys/devices/system/cpu/cpu1/online
@@ -21,7 +22,9 @@ snapshot > /lab/before
 look() { ontime top --once --json --interval 0.1; }
 stands() { look | tr '{' '\n' | grep "\"vm\":\"$1\"" | grep -q '"period_us":20000'; } # VM
 both() { stands a && stands b; }
-one() { look > /lab/look && grep -q '"cpus":\[0\]' /lab/look && { stands a || stands b; } && ontime top --once --interval 0.1 | grep -q '^refused: '; }
+one() {
+    look > /lab/look && grep -q '"cpus":\[0\]' /lab/look && { stands a || stands b; } && ontime top --once --interval 0.1 | grep -q '^refused: '
+}
 ran() { cut -d' ' -f1 "/proc/$1/schedstat"; } # TID: ns so far
 
 nice -n 19 sh -c 'while :; do :; done' &

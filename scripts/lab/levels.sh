@@ -1,5 +1,5 @@
-# In the emulated host: two RT levels, each VM on a NIC of its own; every thread of the path has its level's place, and interrupt threads of
-# disks and consoles are below; a rule that is switched off gives back what it set.
+# In the emulated host: two RT levels, each VM on a NIC of its own; every thread of the path has its level's place, and
+# interrupt threads of disks and consoles are below; a rule that is switched off gives back what it set.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -49,7 +49,8 @@ kill -HUP $daemon
 sleep 1
 devices_are SCHED_FIFO 50
 ontime status | grep -q 'rule device-irq is switched off'
-ontime doctor --json | tr -d '\n' | grep -q '"id": "device-irq"[^}]*"state": "warning"[^}]*wanted OTHER nice -20' || { ontime doctor --all; exit 1; }
+ontime doctor --json | tr -d '\n' | grep -q '"id": "device-irq"[^}]*"state": "warning"[^}]*wanted OTHER nice -20' ||
+    { ontime doctor --all; exit 1; }
 # One NIC for both levels: its threads have the higher.
 printf '[nic.bulk0]\nclass = "bulk"\n[nic.rt0]\ntenants = ["rt1"]\n[nic.nowhere]\nclass = "rt"\n' > /etc/ontime/host.toml
 kill -HUP $daemon

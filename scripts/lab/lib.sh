@@ -20,7 +20,8 @@ blocked() { # threads in uninterruptible sleep, and where in the kernel
 }
 expect() { [ "$2" = "$3" ] || fail "$1: wanted '$2', found '$3'"; } # WHAT WANTED ACTUAL
 within() { # SECONDS COMMAND...: until it succeeds, on the host's clock. A pass may take seconds
-    # there, beside VMs at real-time priority on one CPU, and rests for three; the tenants' watcher looks by itself after 60.
+    # there, beside VMs at real-time priority on one CPU, and rests for three; the tenants' watcher looks by itself
+    # after 60.
     end=$(($(uptime_ms) + $1 * 1000))
     shift
     until "$@" > /dev/null 2>&1; do
@@ -29,10 +30,13 @@ within() { # SECONDS COMMAND...: until it succeeds, on the host's clock. A pass 
     done
 }
 uptime_ms() { read -r up rest < /proc/uptime; whole=${up%.*}; echo $((whole * 1000 + 1${up#*.} * 10 - 1000)); }
-place() { chrt -p "$1" | sed -n 's/|SCHED_RESET_ON_FORK//; s/.*policy: //p; s/.*priority: //p' | tr '\n' ' '; } # TID: 'SCHED_FIFO 47 '
+# TID: 'SCHED_FIFO 47 '
+place() { chrt -p "$1" | sed -n 's/|SCHED_RESET_ON_FORK//; s/.*policy: //p; s/.*priority: //p' | tr '\n' ' '; }
 placed() { [ "$(place "$1")" = "$2 " ]; }
-thread() { for task in /proc/"$1"/task/*; do case $(cat "$task/comm") in $2) echo "${task##*/}" ;; esac; done; } # PID PATTERN
-# /run/measures COMMAND...: in a cgroup whose real-time threads need no cap, for what asks and measures beside the daemon.
+# PID PATTERN
+thread() { for task in /proc/"$1"/task/*; do case $(cat "$task/comm") in $2) echo "${task##*/}" ;; esac; done; }
+# /run/measures COMMAND...: in a cgroup whose real-time threads need no cap, for what asks and measures beside the
+# daemon.
 mkdir -p /sys/fs/cgroup/measures /etc/ontime/daemon.conf.d
 printf '[cap]\nuncapped = ["/measures"]\n' > /etc/ontime/daemon.conf.d/measures.toml
 printf '#!/bin/sh\necho $$ > /sys/fs/cgroup/measures/cgroup.procs && exec "$@"\n' > /run/measures
@@ -49,7 +53,8 @@ daemon_dies() { # by SIGKILL
     wait "$daemon" || true
 }
 is_over() { case $(ps -o stat= -q "$1") in '' | Z*) ;; *) false ;; esac; } # PID: it has ended
-applies() { ontime apply --method "$1" > /lab/applied 2>&1 || [ $? -le 2 ] || fail "$1 was not applied: $(cat /lab/applied)"; } # METHOD, whatever it finds
+# METHOD, whatever it finds
+applies() { ontime apply --method "$1" > /lab/applied 2>&1 || [ $? -le 2 ] || fail "$1 was not applied: $(cat /lab/applied)"; }
 resets() { ontime reset > /lab/reset 2>&1 || fail "reset: $(cat /lab/reset)"; }
 snapshot() { # every knob that the daemon may touch, by name, of threads that are there before and after
     for task in /proc/[0-9]*/task/[0-9]*; do

@@ -6,7 +6,8 @@ grep -q '\[integrity\]' /sys/kernel/security/lockdown || mount -t securityfs sec
 grep -q '\[integrity\]' /sys/kernel/security/lockdown || fail "this host is not locked down"
 snapshot > /lab/before
 ontime doctor --json > /lab/doctor || true
-tr -d '\n' < /lab/doctor | grep -q '"id": "lockdown"[^}]*"state": "warning"[^}]*debugfs is denied' || fail "doctor does not say so: $(cat /lab/doctor)"
+tr -d '\n' < /lab/doctor | grep -q '"id": "lockdown"[^}]*"state": "warning"[^}]*debugfs is denied' ||
+    fail "doctor does not say so: $(cat /lab/doctor)"
 daemon_starts
 ontime status > /lab/status || true
 grep -qi lockdown /lab/status || fail "status does not say why protections stay on: $(cat /lab/status)"

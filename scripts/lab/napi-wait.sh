@@ -1,6 +1,6 @@
-# In the emulated host, 6.12 with PREEMPT_RT, method partitioned, small packets flooding bulk0 from outside: how long a thread at FIFO 47
-# takes to send a datagram by rt0, by the weight of bulk0's NAPI. It waits for the poll under way, since both take the CPU's lock of
-# softirqs. On the virtual clock: instructions, 4 ns each. No VM takes part.
+# In the emulated host, 6.12 with PREEMPT_RT, method partitioned, small packets flooding bulk0 from outside: how long a
+# thread at FIFO 47 takes to send a datagram by rt0, by the weight of bulk0's NAPI. It waits for the poll under way,
+# since both take the CPU's lock of softirqs. On the virtual clock: instructions, 4 ns each. No VM takes part.
 set -eu
 . /lab/lib.sh
 insmod /lab/ontime_napi.ko

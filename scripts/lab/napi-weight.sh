@@ -1,5 +1,5 @@
-# In the emulated host, 6.12 with PREEMPT_RT: the host module by itself, then rule napi-weight, against what the kernel's own tracepoint
-# says of each round's budget. Traffic is pings to the client's side.
+# In the emulated host, 6.12 with PREEMPT_RT: the host module by itself, then rule napi-weight, against what the
+# kernel's own tracepoint says of each round's budget. Traffic is pings to the client's side.
 set -eu
 . /lab/lib.sh
 weight() { cat "/sys/class/net/$1/ontime/napi_weight"; }

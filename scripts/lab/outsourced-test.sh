@@ -1,6 +1,6 @@
 # In the guest: the module on outsourced sockets against the guest's own stack, and unmodified programs on them.
-# In /lab/args: channels=N, wake=idle or interrupt; cycles=N: so many processes killed (1000); limit=S: how long a check may
-# take (600); only=NAME,NAME: these checks.
+# In /lab/args: channels=N, wake=idle or interrupt; cycles=N: so many processes killed (1000); limit=S: how long a check
+# may take (600); only=NAME,NAME: these checks.
 failed=0
 word() { sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" /lab/args; }
 limit=$(word limit)
@@ -72,7 +72,8 @@ unusual() {
     tail -n 1 out/unusual-none | grep -q end && diff out/unusual-none out/unusual-all
 }
 
-# Small messages of streams under a real-time priority on the vCPU that has a channel, which outsourced sockets receive before they are asked for.
+# Small messages of streams under a real-time priority on the vCPU that has a channel, which outsourced sockets receive
+# before they are asked for.
 received_ahead() {
     for mode in none all; do
         steer $mode
@@ -81,14 +82,15 @@ received_ahead() {
     tail -n 1 out/ahead-none | grep -q end && diff out/ahead-none out/ahead-all
 }
 
-# What is promised for sockets on a channel: its places for receives ahead go to who is busy; what computes below a receiver does not keep it waiting.
+# What is promised for sockets on a channel: its places for receives ahead go to who is busy; what computes below a
+# receiver does not keep it waiting.
 on_channel() {
     grep -q 'channels=[1-9]' /lab/args || return 0
     python "$1"
 }
 
-# The same under a real-time priority: the sockets are on the vCPU's channel. With wake=idle that ends halts and interrupts
-# nobody.
+# The same under a real-time priority: the sockets are on the vCPU's channel. With wake=idle that ends halts and
+# interrupts nobody.
 channel_interrupts() {
     device=$(dmesg | sed -n 's/.*ontime \(virtio[0-9]*\): channel 1:.*/\1/p' | tail -n 1)
     awk -v name="$device-config" '$NF == name {for (i = 2; $i ~ /^[0-9]+$/; i++) n += $i} END {print n + 0}' /proc/interrupts
@@ -180,6 +182,53 @@ else:
  low port: EACCES" ] || status=1
     steer all
     return $status
+}
+
+# ontime-ss shows outsourced sockets as ss shows the guest's own; to every user, but not in another network namespace.
+seen() {
+    steer none
+    python3 /lab/sees.py ss > out/seen-none || return 1
+    steer all
+    python3 /lab/sees.py /lab/ontime-ss > out/seen-all || return 1
+    [ "$(grep -c :51 out/seen-none)" -gt 30 ] && diff out/seen-none out/seen-all || return 1
+    RAW=1 python3 /lab/sees.py /lab/ontime-ss > out/seen-raw
+    grep '^tcp LISTEN 2 7 127.0.0.1:5101 0.0.0.0:\*' out/seen-raw && grep '^tcp LISTEN 0 5 \[::\]:5107 \[::\]:\*' out/seen-raw &&
+        grep '^tcp LISTEN 0 5 \*:5106 \*:\*' out/seen-raw || return 1
+    python3 -c '
+import socket, subprocess
+sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(300)]
+for sock in sockets: sock.bind(("127.0.0.1", 0))
+def lines(*words): return subprocess.run([*words], stdout=subprocess.PIPE, check=True).stdout.count(b"udp UNCONN")
+nobody = "setpriv", "--reuid=65534", "--clear-groups"
+assert lines("cat", "/proc/net/ontime") == 300
+assert lines(*nobody, "cat", "/proc/net/ontime") == 300
+assert lines("unshare", "-n", "cat", "/proc/net/ontime") == 0
+for sock in sockets[::2]: sock.close()
+assert lines("dd", "if=/proc/net/ontime", "bs=100") == 150'
+}
+
+# The last sockets of the VM are root's: another user gets the guest's own instead, and the host is told how many.
+reserved() {
+    echo 100 > /sys/module/ontime/parameters/reserve
+    before=$(bypassed 'kept for root')
+    mkfifo go
+    setpriv --reuid=65534 --clear-groups python3 /lab/reserve.py 589 < go > out/reserve &
+    job=$!
+    exec 4> go
+    for _ in $(seq 600); do grep -q made out/reserve && break; sleep 0.1; done
+    [ "$(in_use)" = 500 ] && [ "$(($(bypassed 'kept for root') - before))" = 91 ] || { in_use; bypassed 'kept for root'; return 1; }
+    python3 -c 'import socket; s = [socket.socket() for _ in range(90)]; print(open("/proc/net/protocols").read())' |
+        awk '/^ONTIME/ {n += $3} END {exit n != 590}' || return 1
+    # The next sign of life tells it; then the host looks (outsourced.sh).
+    sleep 8
+    echo RESERVED > /dev/console
+    sleep 3
+    echo >&4
+    for _ in $(seq 100); do grep -q accepted out/reserve && break; sleep 0.1; done
+    exec 4>&-
+    wait $job && grep -q accepted out/reserve || return 1
+    echo 32 > /sys/module/ontime/parameters/reserve
+    [ "$(in_use)" = 0 ]
 }
 
 not_while_open() {
@@ -303,7 +352,8 @@ vcpu_offline() {
     python3 /lab/offline.py && ! dmesg | grep -E 'WARNING|BUG|Oops'
 }
 
-# Each wait ends with an error, and what comes after is picked up: another process, or the same that was stopped for long.
+# Each wait ends with an error, and what comes after is picked up: another process, or the same that was stopped for
+# long.
 device_replaced() { python3 /lab/restart.py DEVICE; }
 
 insmod /lab/ontime.ko || exit 1
@@ -318,6 +368,8 @@ check steering steering
 check every-way every_way
 check filtered-groups-stay filtered_groups_stay
 check own-namespace-stays own_namespace_stays
+check seen seen
+check reserved reserved
 check not-while-open not_while_open
 check what-others-got-wrong python others
 check asyncio python asyncio_echo

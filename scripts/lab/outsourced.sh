@@ -1,8 +1,9 @@
-# In the emulated host, or in its image on this machine (ACCEL=tcg): outsourced.sh [CHANNELS [WAKE]]: boots the guest of /lab
-# (disk.img, extra.cpio), its sockets served by `ontime device`. What the guest left is in /lab/out; ends with its status, and
-# fails where the device process has more than before it was put to the test, or a socket is left over. A first run of the VM is killed,
-# with sockets open (not with $ONE_RUN); in the second one the guest says when the device process is to be stopped,
-# killed and replaced, when what it has is to be counted, and when the network is to go down and come back.
+# In the emulated host, or in its image on this machine (ACCEL=tcg): outsourced.sh [CHANNELS [WAKE]]: boots the guest of
+# /lab (disk.img, extra.cpio), its sockets served by `ontime device`. What the guest left is in /lab/out; ends with its
+# status, and fails where the device process has more than before it was put to the test, or a socket is left over. A
+# first run of the VM is killed, with sockets open (not with $ONE_RUN); in the second one the guest says when the device
+# process is to be stopped, killed and replaced, when what it has is to be counted, and when the network is to go down
+# and come back.
 set -eu
 channels=${1:-0}
 mkdir -p /etc/ontime /lab/out /run/outsourced
@@ -71,7 +72,10 @@ has_no_more() {
         NR == 2 && ($1 != descriptors || $3 > memory + growth) {bad = 1}
         END {exit bad || NR != 2}'
 }
-host_sockets() { awk 'NR > 1 && $10 != 0' /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6 | wc -l; }
+# By inode: a socket comes twice in these files where another one is made while they are read.
+host_sockets() {
+    awk 'FNR > 1 && $10 != 0 { print $10 }' /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6 | sort -u | wc -l
+}
 
 # As in the guest: multicast of IPv6 on the loopback. Besides, a route that is there as long as that is up.
 ip -6 route add ff01::/16 dev lo
@@ -90,18 +94,24 @@ first_run() {
     kill -9 $vm
     for _ in $(seq 100); do kill -0 $device 2> /dev/null || break; sleep 0.1; done
     ! kill -0 $device 2> /dev/null || { echo "the VM is gone, its device process is not"; exit 1; }
-    [ "$(host_sockets)" = "$sockets_before" ] || { echo "sockets of a VM that is gone"; cat /proc/net/tcp /proc/net/udp; exit 1; }
+    [ "$(host_sockets)" = "$sockets_before" ] ||
+        { echo "sockets of a VM that is gone"; cat /proc/net/tcp /proc/net/udp; exit 1; }
     echo "ok vm-killed"
 }
 [ -n "${ONE_RUN:-}" ] || first_run
 
 start_device
 boot ''
-replaced= network=up paused= stopped=
+replaced= network=up paused= stopped= reserved= lost=
 while kill -0 $vm 2> /dev/null; do
     tick
     device_has before
     device_has after
+    # What the guest's other users were left of the sockets.
+    if [ -z "$reserved" ] && said RESERVED; then
+        reserved=$(ontime sockets guest | sed -n 's/.*stayed_local \([0-9]*\).*/\1/p')
+        [ "${reserved:-0}" -ge 91 ] || { echo "FAILED: the host was not told of local sockets: $reserved"; lost=1; }
+    fi
     # For less than the module's patience; then until the guest has given it up.
     if said "PAUSED$paused-NOW"; then
         paused=-RT$paused
@@ -138,9 +148,11 @@ while kill -0 $vm 2> /dev/null; do
 done
 tar -C /lab/out -xf /run/outsourced/results || { tail -n 30 /lab/out/console; cat /lab/out/qemu.log; exit 1; }
 status=$(cat /lab/out/status)
+[ -z "$lost" ] || status=1
 has_no_more || { echo "FAILED: the device process has kept something"; status=1; }
 # The device process ends with QEMU.
 for _ in $(seq 50); do kill -0 $device 2> /dev/null || break; sleep 0.2; done
 ! kill -0 $device 2> /dev/null || { echo "the device process stays"; kill $device; status=1; }
-[ "$(host_sockets)" = "$sockets_before" ] || { echo "sockets are left over"; cat /proc/net/tcp /proc/net/udp; status=1; }
+[ "$(host_sockets)" = "$sockets_before" ] ||
+    { echo "sockets are left over"; cat /proc/net/tcp /proc/net/udp; status=1; }
 exit "$status"

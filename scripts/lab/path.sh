@@ -1,5 +1,6 @@
-# In the emulated host: an RT VM that answers and a bulk VM under flood run on, while Ontime is applied and reset CYCLES times,
-# killed, starved of disk, and links, drivers, queues and sysctls change under it. client.sh is the clients' side.
+# In the emulated host: an RT VM that answers and a bulk VM under flood run on, while Ontime is applied and reset CYCLES
+# times, killed, starved of disk, and links, drivers, queues and sysctls change under it. client.sh is the clients'
+# side.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime

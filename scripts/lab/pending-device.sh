@@ -1,5 +1,6 @@
-# In the emulated host, method interrupt-context: an RT VM with outsourced sockets beside one of its level that spins. What its device process makes
-# pending puts its vCPU ahead, as what vhost does; and where that never ends, housekeeping has its part all the same.
+# In the emulated host, method interrupt-context: an RT VM with outsourced sockets beside one of its level that spins.
+# What its device process makes pending puts its vCPU ahead, as what vhost does; and where that never ends, housekeeping
+# has its part all the same.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -26,7 +27,8 @@ within 60 enough
 rm /lab/ask
 echo "figures: put ahead $quiet times in 2 s without a question, $(($(raised) - before)) times while asked"
 
-# Without a pause: the next question comes as soon as one is answered, of eight. Looked at from above, for the shell is housekeeping too.
+# Without a pause: the next question comes as soon as one is answered, of eight. Looked at from above, for the shell is
+# housekeeping too.
 sh -c 'while :; do :; done' &
 housekeeping=$!
 /run/measures chrt -f 60 sh -c '

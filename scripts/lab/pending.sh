@@ -1,6 +1,7 @@
-# In the emulated host, method interrupt-context: two RT VMs of one level, one that spins and one that is asked. The one with a pending
-# interrupt is put ahead, the other stays where it is and leaves the rest its share; kill -9, restart and reset leave nobody ahead, no
-# trace instance, and every place as found. How long a request takes then is `ontime-lab bench xen-arm --beside rt`.
+# In the emulated host, method interrupt-context: two RT VMs of one level, one that spins and one that is asked. The one
+# with a pending interrupt is put ahead, the other stays where it is and leaves the rest its share; kill -9, restart and
+# reset leave nobody ahead, no trace instance, and every place as found. How long a request takes then is `ontime-lab
+# bench xen-arm --beside rt`.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -23,7 +24,9 @@ ontime status | grep 'interrupt-context:' && fail "interrupts cannot be followed
 
 # Asked, it is put ahead; above it only vhost and what moves packets.
 raised() { metric 'ontime_boosts_total{domain="rt"'; }
-ask() { /run/measures chrt -f 60 ping -q -i 0.02 -c "$1" -W 2 10.1.0.2 > /lab/ping || { cat /lab/ping; fail "no answer"; }; }
+ask() {
+    /run/measures chrt -f 60 ping -q -i 0.02 -c "$1" -W 2 10.1.0.2 > /lab/ping || { cat /lab/ping; fail "no answer"; }
+}
 ask 20
 [ "$(raised)" -ge 1 ] || fail "20 requests have put it ahead $(raised) times"
 # What nobody wants it may have: somebody does.

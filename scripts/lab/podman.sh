@@ -1,6 +1,7 @@
-# In the emulated host: containers that Podman makes with crun, one RT and one bulk, from an image made here of /lab/busybox. The RT one is found by its name, it
-# and what is executed in it later have their place, and both ends of its veth pair hand packets over by the receiver's NAPI; the
-# bulk one is left as it is. Both answer, and after a reset all is as found.
+# In the emulated host: containers that Podman makes with crun, one RT and one bulk, from an image made here of
+# /lab/busybox. The RT one is found by its name, it and what is executed in it later have their place, and both ends of
+# its veth pair hand packets over by the receiver's NAPI; the bulk one is left as it is. Both answer, and after a reset
+# all is as found.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime

@@ -4,7 +4,9 @@ set -eu
 mkdir -p /etc/ontime
 printf '[[tenant]]\nname = "rt"\nclass = "rt"\nlevel = 0\n' > /etc/ontime/tenants.toml
 root() { tc qdisc show dev "$1" | sed -n 's/^qdisc \([a-z_]*\) .*root.*/\1/p'; }
-vhost() { for task in /proc/"$(cat "/run/lab-vm/$1.pid")"/task/*; do case $(cat "$task/comm") in vhost-*) echo "${task##*/}" ;; esac; done; }
+vhost() {
+    for task in /proc/"$(cat "/run/lab-vm/$1.pid")"/task/*; do case $(cat "$task/comm") in vhost-*) echo "${task##*/}" ;; esac; done
+}
 
 LAB_VM_MB=128 lab-vm start rt paused rt 10.1.0.2
 LAB_VM_MB=128 lab-vm start bulk paused rt 10.1.0.3
@@ -17,7 +19,8 @@ for method in prio fq_codel; do
     expect "$method: the RT VM's vhost thread" "SCHED_OTHER 0 " "$(place "$(vhost rt)")"
 done
 applies prio
-tc filter show dev rt0 egress | grep -q 'priority :6\|priority 6\|prio' || fail "no filter gives RT packets the first band"
+tc filter show dev rt0 egress | grep -q 'priority :6\|priority 6\|prio' ||
+    fail "no filter gives RT packets the first band"
 applies vatc
 expect "vatc: root qdisc of rt0" "$before" "$(root rt0)"
 expect "vatc: the RT VM's vhost thread" "SCHED_FIFO 48 " "$(place "$(vhost rt)")"

@@ -1,7 +1,7 @@
-# In the emulated host: two VMs that never idle have the CPU time they reserved in every period, and what an idle one does not use of its own, beside
-# bulk work that takes what it can get. A VM too many is refused by name. After kill -9 of the
-# daemon every vCPU goes on, a new daemon takes the reservations up again, and after a reset every policy is as found.
-# $BACKEND: by which back end (paced).
+# In the emulated host: two VMs that never idle have the CPU time they reserved in every period, and what an idle one
+# does not use of its own, beside bulk work that takes what it can get. A VM too many is refused by name. After kill -9
+# of the daemon every vCPU goes on, a new daemon takes the reservations up again, and after a reset every policy is as
+# found. $BACKEND: by which back end (paced).
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -23,7 +23,8 @@ for vm in a b idle; do
 done
 snapshot > /lab/before
 
-# CPU time of vCPU threads in each of COUNT periods, read at their borders ahead of everybody: 'least most mean' in us, a line each.
+# CPU time of vCPU threads in each of COUNT periods, read at their borders ahead of everybody: 'least most mean' in us,
+# a line each.
 periods() { # MS COUNT TID...
     perl -e '
         my ($ms, $count, @tids) = @ARGV;
@@ -58,7 +59,8 @@ so_far() { look 0.1 | tr '{' '\n' | sed -n "s/.*\"vm\":\"$1\".*\"tid\".*\"$2\":\
 misses() { so_far "$1" misses; } # VM
 standing() { look 0.1 | tr '{' '\n' | grep "\"vm\":\"$1\"" | grep -q "$2"; }
 near() { # WHAT WANTED ACTUAL PERCENT
-    [ $((($3 - $2) * 100)) -le $(($2 * $4)) ] && [ $((($2 - $3) * 100)) -le $(($2 * $4)) ] || fail "$1: $3 is not within $4 % of $2"
+    [ $((($3 - $2) * 100)) -le $(($2 * $4)) ] && [ $((($2 - $3) * 100)) -le $(($2 * $4)) ] ||
+        fail "$1: $3 is not within $4 % of $2"
 }
 
 # Calm: nobody runs but an idle guest. Looks are few, and change nothing.
@@ -87,9 +89,10 @@ took=$(($(uptime_ms) - start))
 pacer_share=$((($(cut -d' ' -f1 "/proc/$pacer/schedstat") - pacer_before) / took / 1000)) # tenths of a percent
 bulk_share=$((($(cut -d' ' -f1 /proc/$bulk/schedstat) - bulk_before) / took / 10000))
 misses_after="$(misses a) $(misses b)"
-# Of each period, us: SCHED_IDLE's part of what nobody has reserved. It is in what they had, and so is what the first looks came late for: what they
-# did not want while they were stopped pays for that (docs/sched.md).
-beyond() { echo "$1 $(so_far "$2" beyond_seconds) $(($(uptime_ms) - beyond_since))" | awk '{ printf "%d", ($2 - $1) * 20e6 / $3 }'; } # BEFORE VM
+# Of each period, us: SCHED_IDLE's part of what nobody has reserved. It is in what they had, and so is what the first
+# looks came late for: what they did not want while they were stopped pays for that (docs/sched.md).
+# BEFORE VM
+beyond() { echo "$1 $(so_far "$2" beyond_seconds) $(($(uptime_ms) - beyond_since))" | awk '{ printf "%d", ($2 - $1) * 20e6 / $3 }'; }
 beyond_a=$(beyond "$beyond_a" a) beyond_b=$(beyond "$beyond_b" b)
 ontime top --once
 { read -r least_a most_a mean_a; read -r least_b most_b mean_b; read -r rest; } < /lab/periods
@@ -100,7 +103,8 @@ kept() { # WHEN MEAN_A MEAN_B: each has its share, and both have the idle one's 
     near "$1: what a and b have together" 12000 $(($2 + $3)) 3
 }
 kept "beside bulk" "$mean_a" "$mean_b"
-# The borders of these periods are not the slices': what the idle one takes in a slice moves the others' shares, and a border may lie in one.
+# The borders of these periods are not the slices': what the idle one takes in a slice moves the others' shares, and a
+# border may lie in one.
 moved=$(echo "$rest" | cut -d' ' -f2)
 [ $((least_a + moved)) -ge 5880 ] && [ $((least_b + moved)) -ge 3920 ] || fail "a period with less than was reserved"
 [ "$bulk_share" -ge 30 ] || fail "bulk had $bulk_share %, and 40 % was nobody's"

@@ -1,5 +1,5 @@
-# In the emulated host: a libvirt VM, a plain QEMU VM and a container (systemd-nspawn), all running, are found side by side,
-# classed and placed; they come and go; libvirt's hook tells the daemon.
+# In the emulated host: a libvirt VM, a plain QEMU VM and a container (systemd-nspawn), all running, are found side by
+# side, classed and placed; they come and go; libvirt's hook tells the daemon.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime /etc/libvirt/hooks/qemu.d /run/box

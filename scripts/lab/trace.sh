@@ -1,6 +1,7 @@
-# In the emulated host: an RT server that answers, and a flood of small packets on the other NIC. `ontime trace` names the inversions
-# under `vanilla`, and finds none under `partitioned`; what it costs, what it leaves behind, what it says when it cannot.
-# The server is a process in a cgroup of its own, or with $vm set (trace-vm.sh) a VM. trace-client.sh is the clients' side.
+# In the emulated host: an RT server that answers, and a flood of small packets on the other NIC. `ontime trace` names
+# the inversions under `vanilla`, and finds none under `partitioned`; what it costs, what it leaves behind, what it says
+# when it cannot. The server is a process in a cgroup of its own, or with $vm set (trace-vm.sh) a VM. trace-client.sh is
+# the clients' side.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -32,8 +33,8 @@ traced() { # METHOD: what trace says of ten seconds under flood
     touch /lab/flood /lab/ask
     within 60 flooded
     from=$(received)
-    # The floor: a wake-up and its switch, with their records, take 40 to 50 us of instructions here, a kernel section up to 90.
-    # Under vanilla the flood leaves nothing to write the report with.
+    # The floor: a wake-up and its switch, with their records, take 40 to 50 us of instructions here, a kernel section
+    # up to 90. Under vanilla the flood leaves nothing to write the report with.
     { sleep $((seconds + 1)); rm /lab/flood; } &
     ontime trace $tenant --floor 100 --duration "$seconds" --json "/lab/$1.json" --html "/lab/$1.html" --perfetto "/lab/$1.pftrace" \
         > "/lab/$1.txt" || fail "trace under $1 ended with $?"
@@ -67,13 +68,15 @@ within 40 sh -c '[ -z "$(ls /sys/kernel/tracing/instances)" ]'
 
 echo "== a flood of events and small rings: the loss is told"
 # Its reader stands until the kernel has counted lost records, so that there is a loss however fast the machine is.
-lost() { grep -qh '^overrun: [1-9]' /sys/kernel/tracing/instances/ontime-trace-*/per_cpu/cpu*/stats; }
+# It stands only when it reads requests: before that no event is on, and nothing would be lost.
+counted() { grep -qh "^$1: [1-9]" /sys/kernel/tracing/instances/ontime-trace-*/per_cpu/cpu*/stats; } # WHAT
 touch /lab/flood
 ontime trace $tenant --duration 600 --ring 64 > /lab/lossy.txt &
 trace=$!
-within 40 sh -c 'ls /sys/kernel/tracing/instances | grep -q ontime-trace'
+within 40 counted 'read events'
+sleep 3
 kill -STOP $trace
-within 120 lost
+within 120 counted overrun
 kill -CONT $trace
 sleep 1
 kill -INT $trace

@@ -1,6 +1,6 @@
-# In the emulated host: an RT VM whose vCPU leaves its guest for a device of QEMU's, four threads that never idle, and a tool that asks QEMU
-# something fifty times a second, as monitoring does. Rule vmm-place is what keeps the vCPU from waiting for QEMU's main thread while that waits for
-# the four. vmm-init.sh is the guest's first process.
+# In the emulated host: an RT VM whose vCPU leaves its guest for a device of QEMU's, four threads that never idle, and a
+# tool that asks QEMU something fifty times a second, as monitoring does. Rule vmm-place is what keeps the vCPU from
+# waiting for QEMU's main thread while that waits for the four. vmm-init.sh is the guest's first process.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -39,7 +39,8 @@ kill -HUP "$daemon"
 within 40 placed "$main" "SCHED_OTHER 0"
 measured "without"
 kill -0 $monitor || fail "the tool that asks has ended"
-[ "$slowest" -gt $((2 * with)) ] || fail "the slowest reading took $slowest us without the rule, $with with it: the rule makes no difference"
+[ "$slowest" -gt $((2 * with)) ] ||
+    fail "the slowest reading took $slowest us without the rule, $with with it: the rule makes no difference"
 
 rm /etc/ontime/host.toml
 kill -HUP "$daemon"

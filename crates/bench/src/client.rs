@@ -37,8 +37,8 @@ pub struct ClientConfig {
     pub min_gap_us: u64,
     /// The longest, us.
     pub max_gap_us: u64,
-    /// Whether gaps are normally distributed around the middle of that range, as a sum of twelve uniform ones is: the standard deviation is
-    /// a twelfth of the range. Else they are uniform.
+    /// Whether gaps are normally distributed around the middle of that range, as a sum of twelve uniform ones is: the
+    /// standard deviation is a twelfth of the range. Else they are uniform.
     pub normal_gaps: bool,
     /// A request without reply for so long is given up, us.
     pub timeout_us: u64,
@@ -55,7 +55,8 @@ pub struct ClientConfig {
 }
 
 impl ClientConfig {
-    /// The paper's load against `server` on the real clock: 1 to 10 ms, messages of [`MESSAGE_BYTES`] bytes, `requests` replies.
+    /// The paper's load against `server` on the real clock: 1 to 10 ms, messages of [`MESSAGE_BYTES`] bytes, `requests`
+    /// replies.
     pub fn new(server: SocketAddr, requests: u64, seed: u64) -> Self {
         Self {
             server,
@@ -115,7 +116,8 @@ pub enum ClientError {
     },
     /// Nothing answers.
     #[error(
-        "{server} did not answer {requests} requests in a row; check that the server (`sockperf server`, memcached) runs there, by the guest's console"
+        "{server} did not answer {requests} requests in a row; check that the server (`sockperf server`, memcached) \
+         runs there, by the guest's console"
     )]
     NoReply {
         /// The server.
@@ -234,8 +236,8 @@ pub enum Heard {
     Nothing,
 }
 
-/// Runs the load on the clock that the configuration names, against a `sockperf server`. `progress` is called at least every
-/// 0.2 s and may end it.
+/// Runs the load on the clock that the configuration names, against a `sockperf server`. `progress` is called at least
+/// every 0.2 s and may end it.
 ///
 /// # Errors
 /// See [`ClientError`].
@@ -412,7 +414,8 @@ impl<'a> Client<'a> {
     fn exchange(&mut self) -> Result<Wait, ClientError> {
         self.report.sent += 1;
         let sequence = self.report.sent;
-        // One that is not out is given up after its timeout, so that a server which is not there yet is not asked in a tight loop.
+        // One that is not out is given up after its timeout, so that a server which is not there yet is not asked in a
+        // tight loop.
         self.report.refused += u64::from(!self.peer.ask(sequence)?);
         let due = self.clock.now_ns()?.saturating_add(self.config.timeout_us * 1_000);
         loop {

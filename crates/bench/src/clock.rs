@@ -92,8 +92,9 @@ impl ClockModel {
 
     /// The virtual time at real time `real_ns`, ns; never goes back. 0 until something was observed.
     ///
-    /// Without news it goes on as it last went, and after a while at the speed it had on the whole: it may have stood still when it was seen
-    /// last, and who waits for it to go on, and is the only one who sends, would see no news for ever.
+    /// Without news it goes on as it last went, and after a while at the speed it had on the whole: it may have stood
+    /// still when it was seen last, and who waits for it to go on, and is the only one who sends, would see no news for
+    /// ever.
     pub fn now_ns(&mut self, real_ns: u64) -> u64 {
         if let Some(&(real, virtual_ns)) = self.seen.back() {
             let since = real_ns.saturating_sub(real);

@@ -1,8 +1,9 @@
-//! Bulk traffic of the experiments, from this process's namespace: iperf3, whose server runs in the bulk VMs; and bare packets,
-//! under which iperf3's own control connection would starve.
+//! Bulk traffic of the experiments, from this process's namespace: iperf3, whose server runs in the bulk VMs; and bare
+//! packets, under which iperf3's own control connection would starve.
 //!
-//! In: the VMs, what flows, the capture that shows it. Out: a [`Flood`] that flows, ended by [`Flood::stop`] or with its value.
-//! Senders live in real time: a machine with other work thins a flood that the emulated host could still take.
+//! In: the VMs, what flows, the capture that shows it. Out: a [`Flood`] that flows, ended by [`Flood::stop`] or with
+//! its value. Senders live in real time: a machine with other work thins a flood that the emulated host could still
+//! take.
 
 use std::io::Read;
 use std::net::UdpSocket;
@@ -56,8 +57,8 @@ pub const SMALL: u16 = 16;
 pub const LARGE: u16 = 1_472;
 /// Datagrams a second of real time to each VM.
 pub const RATE: u32 = 200_000;
-/// Datagrams in a row at most, between two sleeps of a millisecond: what a tap's queue takes. A sender that was kept from running
-/// makes good for that much.
+/// Datagrams in a row at most, between two sleeps of a millisecond: what a tap's queue takes. A sender that was kept
+/// from running makes good for that much.
 const BURST: u128 = 1_000;
 
 /// Traffic to or from bulk VMs.
@@ -73,7 +74,8 @@ enum Flow {
 }
 
 impl Flood {
-    /// Starts a flow for each VM (name and address), one after the other, each seen in the network's capture before the next.
+    /// Starts a flow for each VM (name and address), one after the other, each seen in the network's capture before the
+    /// next.
     ///
     /// # Errors
     /// [`MeasureError::Flood`] with iperf3's words; the host is no more.
@@ -230,7 +232,8 @@ fn datagrams(address: &str, bytes: u16) -> Result<Flow, MeasureError> {
             let due = last.elapsed().as_micros() * u128::from(RATE) / 1_000_000;
             last = Instant::now();
             for _ in 0..due.min(BURST) {
-                // "Port unreachable" comes back from a VM that finds the time; a full queue drops. Neither ends a flood.
+                // "Port unreachable" comes back from a VM that finds the time; a full queue drops. Neither ends a
+                // flood.
                 let _ = socket.send(&payload);
             }
         }

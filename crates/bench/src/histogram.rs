@@ -3,8 +3,8 @@
 //! In: samples, ns. Out: [`LogLinear`] bins.
 //!
 //! Bins are logarithmic by octave and linear within it, as HDR histograms are: values below 256 ns have a bin
-//! each; above, every octave is cut into [`SUB_BINS`] bins of equal width, so a bin is never wider than 1/128 (0.8 %) of
-//! its lower edge. A bin holds its lower edge and not its upper one.
+//! each; above, every octave is cut into [`SUB_BINS`] bins of equal width, so a bin is never wider than 1/128 (0.8 %)
+//! of its lower edge. A bin holds its lower edge and not its upper one.
 
 use std::collections::BTreeMap;
 

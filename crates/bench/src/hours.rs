@@ -1,10 +1,11 @@
 //! Response times of a steady rate for hours: an open loop, read while its capture grows.
 //!
-//! In: a [`Paced`] rate and how long, on the clock of the host under test. Out: a [`MethodResult`]. What is kept does not grow with the time: packets of the
-//! last [`PATIENCE_NS`] twice over and a counter for each response time that occurred, in whole us, so that percentiles are exact. What was read of the captures
-//! goes back to the file system.
+//! In: a [`Paced`] rate and how long, on the clock of the host under test. Out: a [`MethodResult`]. What is kept does
+//! not grow with the time: packets of the last [`PATIENCE_NS`] twice over and a counter for each response time that
+//! occurred, in whole us, so that percentiles are exact. What was read of the captures goes back to the file system.
 //!
-//! The reader is a thread of its own: one that sends would be late whenever it judges, and the datagrams that it makes good for would wait for each other.
+//! The reader is a thread of its own: one that sends would be late whenever it judges, and the datagrams that it makes
+//! good for would wait for each other.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -28,7 +29,8 @@ use crate::trial::{self, SETTLED};
 use crate::wire::{Exchange, Monitor, Phases, RtFlow, WireAnalysis};
 use crate::workload::Workload;
 
-/// A request that has no reply after so much time is lost, ns of the host's clock. Longer than all queues on the way take at any rate that is worth hours.
+/// A request that has no reply after so much time is lost, ns of the host's clock. Longer than all queues on the way
+/// take at any rate that is worth hours.
 pub const PATIENCE_NS: u64 = 10_000_000_000;
 /// Response times are counted in these, ns: stamps of an emulated host have no finer ones.
 const GRAIN_NS: u64 = 1_000;
@@ -139,7 +141,8 @@ impl Hours<'_> {
         let max_at_s = slowest.zip(wire.span_ns).map(|(of, (first, _))| (of.at_ns - first) as f64 / 1e9);
         result.counted(&times, max_at_s);
         result.notes.push(format!(
-            "judged while the capture grew: a request without reply for {} s of the host's clock is lost; response times are counted in whole us",
+            "judged while the capture grew: a request without reply for {} s of the host's clock is lost; response \
+             times are counted in whole us",
             PATIENCE_NS / 1_000_000_000
         ));
         let kept = captures.iter().filter_map(|of| Some((&of.path, of.refused.as_ref()?)));

@@ -17,21 +17,23 @@
 //!      Report::to_json, report::{terminal, csv, html, rtla, hgrm, goals}
 //! ```
 //!
-//! - [`client::run`] sends the paper's load from outside the host. [`clock::VirtualClock`] follows an emulated host's clock in its
-//!   captures.
+//! - [`client::run`] sends the paper's load from outside the host. [`clock::VirtualClock`] follows an emulated host's
+//!   clock in its captures.
 //! - [`wire::analyse`] gives the response times and books every request; [`bulk::analyse`] gives goodput.
 //! - [`schema::MethodResult::new`] summarises a run; [`schema::Report`] is the one schema of every experiment.
 //! - [`goals::evaluate`] judges, [`paper::Figures`] compares, [`report`] shows.
 //!
-//! [`experiments`] has a file for each experiment: each starts an emulated host ([`host`], [`ontime_lab`]) and runs its load
-//! ([`trial`], [`flood`], [`client`], [`paced`], [`hours`]) against it; [`segments`] traces it meanwhile. [`server`] is where
-//! the RT server runs: in a VM, in one with outsourced sockets, in a container, on the host; [`workload`] what it is and who
-//! asks it: sockperf, memcached ([`memcached`]), Kamailio between two SIPp ([`voip`]), a subscriber of raw frames ([`sampled`]).
-//! [`experiments::rta`] has no wire: real-time applications in guests say themselves how they met their deadlines.
+//! [`experiments`] has a file for each experiment: each starts an emulated host ([`host`], [`ontime_lab`]) and runs its
+//! load ([`trial`], [`flood`], [`client`], [`paced`], [`hours`]) against it; [`segments`] traces it meanwhile.
+//! [`server`] is where the RT server runs: in a VM, in one with outsourced sockets, in a container, on the host;
+//! [`workload`] what it is and who asks it: sockperf, memcached ([`memcached`]), Kamailio between two SIPp ([`voip`]),
+//! a subscriber of raw frames ([`sampled`]). [`experiments::rta`] has no wire: real-time applications in guests say
+//! themselves how they met their deadlines.
 //!
 //! [`path`] has no times: it counts the instructions of requests, function by function.
 //!
-//! [`hardware`] is what stands for the emulated host where `--hardware` names a real one: the same experiments, its owner's VMs.
+//! [`hardware`] is what stands for the emulated host where `--hardware` names a real one: the same experiments, its
+//! owner's VMs.
 //!
 //! Definitions are in `docs/bench.md`. Nothing but the experiments, the client and the two file readers does I/O.
 

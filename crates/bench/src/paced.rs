@@ -2,9 +2,11 @@
 //!
 //! In: a [`Paced`] load. Out: datagrams on the wire. What was lost, and the rate that it really was, the captures say.
 //!
-//! On the real clock the sender keeps the rate, and makes good for at most [`BURST`] datagrams at once where its machine is late. A clock that counts instructions it cannot
-//! follow: there the emulator keeps the rate, which releases what has arrived at the NIC at fixed times of its own ([`Pace`]). The sender gives it the datagrams of the next release as soon
-//! as the capture shows those of the last one; where it is too late for that, a release goes by without, which is a gap and never a burst.
+//! On the real clock the sender keeps the rate, and makes good for at most [`BURST`] datagrams at once where its
+//! machine is late. A clock that counts instructions it cannot follow: there the emulator keeps the rate, which
+//! releases what has arrived at the NIC at fixed times of its own ([`Pace`]). The sender gives it the datagrams of the
+//! next release as soon as the capture shows those of the last one; where it is too late for that, a release goes by
+//! without, which is a gap and never a burst.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::ops::ControlFlow;
@@ -19,8 +21,8 @@ use crate::sockperf;
 
 /// Datagrams in a row at most, which a NIC's ring holds many times.
 pub const BURST: u64 = 16;
-/// Releases in a second of the emulated host's time, where no burst has to be longer for it: for a real machine a millisecond of it is long enough
-/// to have the next datagrams ready.
+/// Releases in a second of the emulated host's time, where no burst has to be longer for it: for a real machine a
+/// millisecond of it is long enough to have the next datagrams ready.
 const RELEASES: f64 = 1_000.0;
 /// Real time after which a datagram that no capture shows is taken for lost on the way there.
 const UNSEEN: Duration = Duration::from_secs(10);

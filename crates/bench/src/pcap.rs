@@ -35,7 +35,8 @@ pub enum PcapError {
     },
     /// It does not begin as a pcap file does.
     #[error(
-        "not a pcap file (it begins with {start:02x?}); pcapng is not read, write classic pcap (filter-dump, tcpdump -w)"
+        "not a pcap file (it begins with {start:02x?}); pcapng is not read, write classic pcap (filter-dump, tcpdump \
+         -w)"
     )]
     NotPcap {
         /// Its first bytes, at most four.
@@ -43,7 +44,8 @@ pub enum PcapError {
     },
     /// It does not hold Ethernet frames.
     #[error(
-        "the capture has link type {linktype}, only Ethernet (1) is read; capture on an Ethernet interface, not on `any`"
+        "the capture has link type {linktype}, only Ethernet (1) is read; capture on an Ethernet interface, not on \
+         `any`"
     )]
     LinkType {
         /// The pcap link type.

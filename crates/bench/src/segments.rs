@@ -1,8 +1,10 @@
-//! `segments`: Access'18, IV-D (Figure 11). Where a request's time goes, by `ontime trace` in the host, while the wire is measured outside.
+//! `segments`: Access'18, IV-D (Figure 11). Where a request's time goes, by `ontime trace` in the host, while the wire
+//! is measured outside.
 //!
-//! In: a host, a case's name. Out: metrics of the segments of that case's requests, and of inversions where these are looked for. The load is
-//! `rt-server`'s ([`crate::experiments::rt_server`]). Unless they are, the trace runs with `--segments-only`, so that it costs few probes a request; what a
-//! probe cost is in the result's notes, and the wire's figures contain it.
+//! In: a host, a case's name. Out: metrics of the segments of that case's requests, and of inversions where these are
+//! looked for. The load is
+//! `rt-server`'s ([`crate::experiments::rt_server`]). Unless they are, the trace runs with `--segments-only`, so that
+//! it costs few probes a request; what a probe cost is in the result's notes, and the wire's figures contain it.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +16,8 @@ use crate::schema::{MethodResult, Metric, Unit};
 
 /// The segments, in the order of the way.
 pub const SEGMENTS: [&str; 3] = ["host receive", "guest", "host send"];
-/// The kernel's ring, KiB: what an emulated host under vanilla's flood writes in the seconds in which the reader does not run.
+/// The kernel's ring, KiB: what an emulated host under vanilla's flood writes in the seconds in which the reader does
+/// not run.
 const RING_KIB: u32 = 65_536;
 
 /// What a trace looks for.
@@ -90,8 +93,8 @@ impl<'a> Trace<'a> {
         host.shell(&format!(
             "{{ ontime trace --vm rt {depth} --quiet --ring {RING_KIB} --json /lab/trace-{name}.json \
              > /lab/trace-{name}.log 2>&1 < /dev/null & echo $! > /run/trace.pid; }}; \
-             for try in $(seq 200); do ls /sys/kernel/tracing/instances | grep -q ontime-trace && exit 0; sleep 0.1; done; \
-             cat /lab/trace-{name}.log; exit 1"
+             for try in $(seq 200); do ls /sys/kernel/tracing/instances | grep -q ontime-trace && exit 0; sleep 0.1; \
+             done; cat /lab/trace-{name}.log; exit 1"
         ))?;
         Ok(Self { name })
     }
@@ -148,7 +151,8 @@ fn add(document: Document, result: &mut MethodResult) {
     let lost: u64 = document.tracing.lost.values().sum();
     if lost > 0 {
         result.notes.push(format!(
-            "the trace lost at least {} events (its ring was full before it was read): its segments are of the other requests",
+            "the trace lost at least {} events (its ring was full before it was read): its segments are of the other \
+             requests",
             number::count(lost)
         ));
     }

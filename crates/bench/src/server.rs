@@ -1,8 +1,9 @@
-//! Where the RT server of Access'18's experiments runs: in a VM with a NIC, in one with outsourced sockets, or on the host.
+//! Where the RT server of Access'18's experiments runs: in a VM with a NIC, in one with outsourced sockets, or on the
+//! host.
 //!
-//! One at a time, always at the same address and with the same program: the guests' own, of the guests' disk. A VM without a
-//! NIC and a host process are in a network namespace with a macvlan on the RT NIC, which leaves its bridge meanwhile
-//! (`lab-netns`): the shortest path that a namespace of its own allows, and the same for both.
+//! One at a time, always at the same address and with the same program: the guests' own, of the guests' disk. A VM
+//! without a NIC and a host process are in a network namespace with a macvlan on the RT NIC, which leaves its bridge
+//! meanwhile (`lab-netns`): the shortest path that a namespace of its own allows, and the same for both.
 
 use std::net::Ipv4Addr;
 
@@ -18,7 +19,8 @@ pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
 const NAT_ADDRESS: &str = "172.17.0.2";
 /// The name of the VM, and of what stands in its place.
 const NAME: &str = RT_VM.name;
-/// Files of `/etc/ontime`: the RT NIC is RT, also while it is in a namespace where no tenant of the host's own is seen to use it.
+/// Files of `/etc/ontime`: the RT NIC is RT, also while it is in a namespace where no tenant of the host's own is seen
+/// to use it.
 pub const CONFIG: [(&str, &str); 1] = [("host.toml", "[nic.rt0]\nclass = \"rt\"\nlevel = 0\n")];
 
 /// How a guest with outsourced sockets is woken (Access'18, III-C).
@@ -161,14 +163,15 @@ impl Seat {
         Ok(())
     }
 
-    /// The server in the namespace that stands by now, at `address` there; `place` is what the shell does for it first. As in a guest
-    /// (`recipe/guest-init.sh`), the disk is read-only with /tmp and /run in memory: Kamailio does not start without its directory in /run.
+    /// The server in the namespace that stands by now, at `address` there; `place` is what the shell does for it first.
+    /// As in a guest (`recipe/guest-init.sh`), the disk is read-only with /tmp and /run in memory: Kamailio does not
+    /// start without its directory in /run.
     fn run_in_namespace(&self, host: &mut Host, address: &str, place: &str) -> Result<(), MeasureError> {
         let command = self.server.command.replace(RT_VM.address, address);
         host.shell(&format!(
             "mkdir -p /run/guest && {{ mountpoint -q /run/guest || mount -o ro /dev/vdb /run/guest; }} && \
-             for dir in tmp run; do mountpoint -q /run/guest/$dir || mount -t tmpfs tmpfs /run/guest/$dir || exit; done && \
-             {{ setsid sh -c '{place} ip netns exec {NAME} chroot /run/guest {command}' \
+             for dir in tmp run; do mountpoint -q /run/guest/$dir || mount -t tmpfs tmpfs /run/guest/$dir || exit; \
+             done && {{ setsid sh -c '{place} ip netns exec {NAME} chroot /run/guest {command}' \
              > /lab/process.log 2>&1 < /dev/null & echo $! > /run/{NAME}.pid; }}"
         ))?;
         Ok(())
@@ -225,7 +228,8 @@ impl Sockets {
         let Self { vm, bind, reach, channels, wake } = self;
         let wake = if *wake == Wake::Idle { "idle" } else { "interrupt" };
         format!(
-            "[vm.{vm}]\nbind = [\"{bind}\"]\nreach = [\"{reach}\"]\nchannels = {channels}\nwake = \"{wake}\"\npriority = 48\n"
+            "[vm.{vm}]\nbind = [\"{bind}\"]\nreach = [\"{reach}\"]\nchannels = {channels}\nwake = \"{wake}\"\npriority \
+             = 48\n"
         )
     }
 }

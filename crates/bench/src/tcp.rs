@@ -17,8 +17,8 @@ impl Counter {
         Self { first: start, last: start }
     }
 
-    /// One that begins at a 32-bit value. Its zero is far from 0, so that a value from before the start (reordering) does not wrap
-    /// below.
+    /// One that begins at a 32-bit value. Its zero is far from 0, so that a value from before the start (reordering)
+    /// does not wrap below.
     pub fn begin(value: u32) -> Self {
         Self::at((1 << 32) + u64::from(value))
     }

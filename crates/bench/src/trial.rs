@@ -1,7 +1,7 @@
 //! One measured stretch: requests from outside, while the bulk VMs do something.
 //!
-//! In: a [`Trial`] and the host it runs on. Out: a [`MethodResult`] from what passed the NICs meanwhile. The RT VM and the bulk VMs have
-//! a network each; how the host is set up, and where the server runs, is the experiment's matter.
+//! In: a [`Trial`] and the host it runs on. Out: a [`MethodResult`] from what passed the NICs meanwhile. The RT VM and
+//! the bulk VMs have a network each; how the host is set up, and where the server runs, is the experiment's matter.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ use crate::paced::Paced;
 use crate::schema::{Load, MethodResult, Run};
 use crate::workload::{self, Workload};
 
-/// Measures cases on one host, then ends it. A case that fails is passed to `missing` by its name, and the rest is measured, as long as
-/// the host lives; what was measured before its end counts.
+/// Measures cases on one host, then ends it. A case that fails is passed to `missing` by its name, and the rest is
+/// measured, as long as the host lives; what was measured before its end counts.
 ///
 /// # Errors
 /// The host is no more, and nothing was measured on it.

@@ -260,8 +260,9 @@ impl Monitor {
         self.last_ns
     }
 
-    /// Matches the requests before `until_ns` with the replies so far, and forgets both; the rest stays. For captures that are looked at while they grow,
-    /// of a flow without warm-up: a reply that comes later still is one to no request.
+    /// Matches the requests before `until_ns` with the replies so far, and forgets both; the rest stays. For captures
+    /// that are looked at while they grow, of a flow without warm-up: a reply that comes later still is one to no
+    /// request.
     pub fn take_before(&mut self, until_ns: u64) -> WireAnalysis {
         let is_request = |event: &&Event| event.way == Way::Request && event.at_ns < until_ns;
         let requests: HashSet<_> = self.events.iter().filter(is_request).map(Event::key).collect();
@@ -370,7 +371,8 @@ impl Reader for Sockperf {
     }
 }
 
-/// Reads a whole capture of sockperf's. A damaged or unfinished end is told in the result; what stands before it counts.
+/// Reads a whole capture of sockperf's. A damaged or unfinished end is told in the result; what stands before it
+/// counts.
 ///
 /// # Errors
 /// [`PcapError::Io`], [`PcapError::NotPcap`] and [`PcapError::LinkType`]: then there is nothing to analyse.
@@ -430,7 +432,8 @@ impl Phases {
     }
 
     /// The longest period on which arrivals sit, ns. An emulator that releases packets at fixed times
-    /// (`filter-buffer`) shows here; the response times are then those of requests in a few phases of the host's timers.
+    /// (`filter-buffer`) shows here; the response times are then those of requests in a few phases of the host's
+    /// timers.
     pub fn quantum(&self) -> Option<u64> {
         let sharp = |(cosines, sines): (f64, f64)| cosines.hypot(sines) / self.arrivals as f64 >= SHARPNESS;
         let quanta = QUANTA_US.iter().zip(self.sums).rev();

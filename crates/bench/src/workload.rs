@@ -1,7 +1,7 @@
 //! What an RT server is and who asks it: the server program, the client outside, and how the wire is read.
 //!
-//! In: a [`Workload`] and the host. Out: requests on the wire, and response times of its capture. Where the server runs is
-//! [`crate::server`]'s business, and the same for all.
+//! In: a [`Workload`] and the host. Out: requests on the wire, and response times of its capture. Where the server runs
+//! is [`crate::server`]'s business, and the same for all.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::ControlFlow;
@@ -219,7 +219,8 @@ impl Workload {
                     return Ok((gets, Vec::new()));
                 }
                 let asked = format!(
-                    "GETs over {connections} TCP connections; {} SETs between them have no response time here, as in the paper",
+                    "GETs over {connections} TCP connections; {} SETs between them have no response time here, as in \
+                     the paper",
                     number::count(sets)
                 );
                 Ok((gets, vec![asked]))

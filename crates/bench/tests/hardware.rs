@@ -1,5 +1,6 @@
-//! `ontime-lab bench --hardware` from end to end, with two network namespaces for the two machines and veth pairs for the cables: the real command, the real
-//! daemon, a stock sockperf and a stock iperf3 for the VMs' servers. No hardware is in it, and the report must say so.
+//! `ontime-lab bench --hardware` from end to end, with two network namespaces for the two machines and veth pairs for
+//! the cables: the real command, the real daemon, a stock sockperf and a stock iperf3 for the VMs' servers. No hardware
+//! is in it, and the report must say so.
 
 #![allow(
     clippy::unwrap_used,
@@ -87,8 +88,8 @@ impl Bench {
         let dirs: Vec<String> =
             dirs.iter().map(|(flag, dir)| format!("{flag} {}", self.site.path(dir).display())).collect();
         format!(
-            "host = \"here\"\nontime = \"{} {}\"\n[client]\nnamespace = \"{}\"\n[rt]\ntenant = \"{rt}\"\nserver = \"{RT}:11111\"\nnic = \"rt\"\n\
-             [bulk]\nnic = \"bulk\"\ntenants = {{ {bulk} = \"{BULK}\" }}\n",
+            "host = \"here\"\nontime = \"{} {}\"\n[client]\nnamespace = \"{}\"\n[rt]\ntenant = \"{rt}\"\nserver \
+             = \"{RT}:11111\"\nnic = \"rt\"\n[bulk]\nnic = \"bulk\"\ntenants = {{ {bulk} = \"{BULK}\" }}\n",
             support::ontime().display(),
             dirs.join(" "),
             self.client

@@ -1,4 +1,5 @@
-//! GET response times from crafted captures, and the real client against the real memcached, watched by the real tcpdump.
+//! GET response times from crafted captures, and the real client against the real memcached, watched by the real
+//! tcpdump.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -128,7 +128,8 @@ fn the_committed_schema_is_that_of_the_types() {
     let committed = std::fs::read_to_string(path).unwrap();
     assert!(
         committed == generated,
-        "docs/bench.schema.json is not that of src/schema; if the change is meant, raise SCHEMA_VERSION and run this test with ONTIME_BLESS=1"
+        "docs/bench.schema.json is not that of src/schema; if the change is meant, raise SCHEMA_VERSION and run this \
+         test with ONTIME_BLESS=1"
     );
 }
 

@@ -35,8 +35,11 @@ fn read(capture: &Capture) -> Analysis {
 
 fn message(start: &str, call: u64, sequence: &str, vias: usize) -> Vec<u8> {
     let via = "Via: SIP/2.0/UDP 10.1.0.1:5080;branch=z9hG4bK-7-1-0\r\n".repeat(vias);
-    format!("{start}\r\n{via}From: sipp <sip:sipp@10.1.0.1:5080>;tag=1\r\nCall-ID: {call}-7@10.1.0.1\r\nCSeq: {sequence}\r\n\r\nv=0\r\nCall-ID: body\r\n")
-        .into_bytes()
+    format!(
+        "{start}\r\n{via}From: sipp <sip:sipp@10.1.0.1:5080>;tag=1\r\nCall-ID: {call}-7@10.1.0.1\r\nCSeq: \
+        {sequence}\r\n\r\nv=0\r\nCall-ID: body\r\n"
+    )
+    .into_bytes()
 }
 
 /// A message comes in, and goes out with one more Via (a request) or one less (an answer).

@@ -1,7 +1,8 @@
 //! What the command lines of `ontime` and `ontime-lab` share: exit statuses, how an error is printed, and the version.
 //!
 //! The first four statuses are those of monitoring plug-ins. Usage and configuration errors have sysexits(3)'s numbers,
-//! which systemd shows by name, so that neither is taken for a state of the host. docs/daemon.md has the table for users.
+//! which systemd shows by name, so that neither is taken for a state of the host. docs/daemon.md has the table for
+//! users.
 
 use std::error::Error;
 use std::io;
@@ -104,7 +105,8 @@ pub fn status(error: &anyhow::Error, known: Known) -> u8 {
     error.chain().find_map(of_cause).unwrap_or(UNKNOWN)
 }
 
-/// The error and its causes in a line. Messages of the crates' own errors end in their cause already; it is not said twice.
+/// The error and its causes in a line. Messages of the crates' own errors end in their cause already; it is not said
+/// twice.
 pub fn chain(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {

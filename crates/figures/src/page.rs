@@ -6,8 +6,8 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 const STYLE: &str = include_str!("page.css");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// A self-contained page in the style of all of Ontime's: light and dark, no script, no request to anywhere. `style` is what
-/// the page needs beyond the common style sheet.
+/// A self-contained page in the style of all of Ontime's: light and dark, no script, no request to anywhere. `style` is
+/// what the page needs beyond the common style sheet.
 pub fn page(title: &str, style: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)

@@ -1,6 +1,7 @@
 //! Exact statistics of a run's response times.
 //!
-//! In: every sample, ns, or how often each value was measured ([`Tally`]); nothing is estimated from a histogram. Out: a [`Summary`].
+//! In: every sample, ns, or how often each value was measured ([`Tally`]); nothing is estimated from a histogram. Out:
+//! a [`Summary`].
 //!
 //! Definitions, the same in every report:
 //! - percentile p: **nearest rank**, the smallest sample such that at least p percent of all samples are not above

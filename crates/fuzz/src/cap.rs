@@ -20,4 +20,6 @@ pub struct Settings {
     pub watcher: Policy,
     /// The most threads.
     pub capacity: usize,
+    /// What they take.
+    pub descriptors: usize,
 }

@@ -1,27 +1,28 @@
-//! `ontime-fuzz TARGET` below afl-fuzz fuzzes a target; `ontime-fuzz TARGET FILE...` runs a target on files.
+//! The fuzzer's binary, with libFuzzer's arguments: files are run, directories are the corpus. `FUZZ_TARGET` in the
+//! environment names the target.
 
-use std::process::ExitCode;
+#![no_main]
 
-fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1);
-    let Some(target) = arguments.next().and_then(|name| ontime_fuzz::target(&name)) else {
-        eprintln!("ontime-fuzz TARGET [FILE...]; targets: {}", ontime_fuzz::TARGETS.map(|(name, _)| name).join(" "));
-        return ExitCode::from(2);
-    };
-    let files: Vec<String> = arguments.collect();
-    if files.is_empty() {
-        // Each panic ends the process, as afl-fuzz expects of a crash.
-        afl::fuzz(true, target);
-        return ExitCode::SUCCESS;
-    }
-    for file in files {
-        match std::fs::read(&file) {
-            Ok(bytes) => target(&bytes),
-            Err(error) => {
-                eprintln!("{file}: {error}");
-                return ExitCode::from(2);
-            }
+use std::sync::OnceLock;
+
+use libfuzzer_sys::fuzz_target;
+use ontime_fuzz::Target;
+
+static TARGET: OnceLock<Target> = OnceLock::new();
+
+fn choose() {
+    match std::env::var("FUZZ_TARGET").ok().and_then(|name| ontime_fuzz::target(&name)) {
+        Some(target) => drop(TARGET.set(target)),
+        None => {
+            eprintln!("FUZZ_TARGET must be one of: {}", ontime_fuzz::TARGETS.map(|(name, _)| name).join(" "));
+            std::process::exit(2);
         }
     }
-    ExitCode::SUCCESS
 }
+
+// A panic ends the process, and libFuzzer keeps the input.
+fuzz_target!(init: choose(), |input: &[u8]| {
+    if let Some(target) = TARGET.get() {
+        target(input);
+    }
+});

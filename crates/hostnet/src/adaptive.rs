@@ -1,19 +1,20 @@
-//! Polling only while packets come, within a bound: when a NIC's RT queues poll and when they wait for interrupts. Pure.
+//! Polling only while packets come, within a bound: when a NIC's RT queues poll and when they wait for interrupts.
+//! Pure.
 //!
-//! In: packet counts of NICs, read now and then. Out: the NICs that are to rest, and how much CPU that saved against polling
-//! always (KBP, IEICE'22, section 4.1, names the polling thread's CPU as its price).
+//! In: packet counts of NICs, read now and then. Out: the NICs that are to rest, and how much CPU that saved against
+//! polling always (KBP, IEICE'22, section 4.1, names the polling thread's CPU as its price).
 //!
-//! The bound is a token bucket: credit grows by `bound` for each unit of time, up to what [`WINDOW`] brings, and polling
-//! spends one; what a look that came late let it take too much is owed. So over any time T polling takes at most `bound` x (T +
-//! [`WINDOW`]), and once more the time between two looks.
+//! The bound is a token bucket: credit grows by `bound` for each unit of time, up to what [`WINDOW`] brings, and
+//! polling spends one; what a look that came late let it take too much is owed. So over any time T polling takes at
+//! most `bound` x (T + [`WINDOW`]), and once more the time between two looks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// How long credit may be saved up for.
 pub const WINDOW: Duration = Duration::from_secs(10);
-/// How often packet counts are to be read: a queue begins to poll at most this long after its first packet, which until then
-/// comes by its interrupt, as under `partitioned`.
+/// How often packet counts are to be read: a queue begins to poll at most this long after its first packet, which until
+/// then comes by its interrupt, as under `partitioned`.
 pub const LOOK: Duration = Duration::from_millis(100);
 /// Polling that ended for want of credit begins again with this part of all credit, so that it does not flicker.
 const RESTART: f64 = 0.1;
@@ -66,8 +67,8 @@ pub struct Adaptive {
 }
 
 impl Adaptive {
-    /// Takes the received packets of each NIC, by interface index, `elapsed` after the last time. Gives those that are to rest.
-    /// One not seen before rests until its first packet; one not named any more is forgotten.
+    /// Takes the received packets of each NIC, by interface index, `elapsed` after the last time. Gives those that are
+    /// to rest. One not seen before rests until its first packet; one not named any more is forgotten.
     pub fn look(&mut self, settings: Settings, elapsed: Duration, packets: &BTreeMap<u32, u64>) -> BTreeSet<u32> {
         self.nics.retain(|nic, _| packets.contains_key(nic));
         for (nic, count) in packets {

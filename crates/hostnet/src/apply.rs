@@ -1,8 +1,8 @@
 //! Applying a plan, undoing it, and noticing what drifted.
 //!
-//! In: a [`Host`], a [`Plan`], the [`Journal`]. Out: a [`Report`]. Every original is in the journal, durably, before its knob
-//! is written. Applying twice changes nothing the second time; what an earlier plan changed and this one does not want
-//! gets its original back.
+//! In: a [`Host`], a [`Plan`], the [`Journal`]. Out: a [`Report`]. Every original is in the journal, durably, before
+//! its knob is written. Applying twice changes nothing the second time; what an earlier plan changed and this one does
+//! not want gets its original back.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -172,12 +172,12 @@ fn merge(earlier: Report, mut later: Report) -> Report {
     Report { items, findings: later.findings }
 }
 
-/// Makes one pass: keeps the originals of what it will change, gives back what the plan no longer wants, makes the settings
-/// stage by stage.
+/// Makes one pass: keeps the originals of what it will change, gives back what the plan no longer wants, makes the
+/// settings stage by stage.
 ///
 /// # Errors
-/// [`JournalError`] where the originals could not be kept: then nothing was changed. A knob that cannot be set is no error
-/// of the pass, but an item of the report.
+/// [`JournalError`] where the originals could not be kept: then nothing was changed. A knob that cannot be set is no
+/// error of the pass, but an item of the report.
 pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Report, JournalError> {
     journal.reach(plan.settings.iter().map(|setting| &setting.knob))?;
     let mut report = Report { findings: plan.findings.clone(), ..Report::default() };
@@ -241,8 +241,8 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
     Ok(report)
 }
 
-/// Keeps the originals that are not what is found ([`Setting::original`]), and by which processes knobs are reached now, and changes
-/// nothing: before a reset, so that it gives those too.
+/// Keeps the originals that are not what is found ([`Setting::original`]), and by which processes knobs are reached
+/// now, and changes nothing: before a reset, so that it gives those too.
 ///
 /// # Errors
 /// [`JournalError`].
@@ -283,9 +283,9 @@ pub fn reset(host: &dyn Host, journal: &mut Journal) -> Result<Report, JournalEr
     Ok(report)
 }
 
-/// Restores the originals of some knobs at once, in the reverse order of keeping, and goes on keeping them: for what must not
-/// wait for a pass or a whole reset, as the kernel's protections when runtime caps fail. The order matters: 6.12 takes its RT
-/// limit back only after its fair servers.
+/// Restores the originals of some knobs at once, in the reverse order of keeping, and goes on keeping them: for what
+/// must not wait for a pass or a whole reset, as the kernel's protections when runtime caps fail. The order matters:
+/// 6.12 takes its RT limit back only after its fair servers.
 pub fn give_back(host: &dyn Host, journal: &Journal, which: impl Fn(&Knob) -> bool) -> Report {
     let mut report = Report::default();
     let chosen: Vec<Original> = journal.entries().iter().filter(|entry| which(&entry.knob)).cloned().collect();

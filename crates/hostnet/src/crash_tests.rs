@@ -1,5 +1,5 @@
-//! The journal's promise, kept under `kill -9`: a process is killed at every point of apply, of switching plans and of reset,
-//! and a reset by another process brings every knob back.
+//! The journal's promise, kept under `kill -9`: a process is killed at every point of apply, of switching plans and of
+//! reset, and a reset by another process brings every knob back.
 //!
 //! The victim is this test program, started again with the point at which it kills itself; the knobs are real files.
 

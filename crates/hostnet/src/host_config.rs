@@ -1,7 +1,7 @@
 //! What the administrator says of this host's packet path: `/etc/ontime/host.toml` and `host.conf.d`.
 //!
-//! In: strict TOML. Out: a [`HostConfig`], checked as far as text can be; what it names and the host does not have is for the
-//! rules to find (`host-config`).
+//! In: strict TOML. Out: a [`HostConfig`], checked as far as text can be; what it names and the host does not have is
+//! for the rules to find (`host-config`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -26,7 +26,8 @@ pub struct HostConfig {
     pub method: Option<Method>,
     /// The CPU kept for the RT group by [`Method::Exclusive`].
     pub exclusive_cpu: Option<u32>,
-    /// At most how many packets a poll that RT packets may wait for takes, on kernels where that matters ([`RuleId::NapiWeight`]).
+    /// At most how many packets a poll that RT packets may wait for takes, on kernels where that matters
+    /// ([`RuleId::NapiWeight`]).
     pub bulk_napi_weight: Option<u32>,
     /// Rules that are not in force whatever the method says: their knobs stay somebody else's.
     pub without: BTreeSet<RuleId>,
@@ -43,7 +44,8 @@ pub struct NicConfig {
     pub class: Option<Class>,
     /// Classes of single receive queues, by number.
     pub queues: BTreeMap<u32, Class>,
-    /// Names of tenants whose packets pass it, besides those that discovery finds to: behind a router, NAT, a VRF or Open vSwitch.
+    /// Names of tenants whose packets pass it, besides those that discovery finds to: behind a router, NAT, a VRF or
+    /// Open vSwitch.
     pub tenants: Vec<String>,
     /// The CPU for its polling threads ([`Method::Busypoll`]).
     pub poll_cpu: Option<u32>,
@@ -283,8 +285,9 @@ mod tests {
 
     #[test]
     fn a_host_file_is_read() {
-        let text = "method = \"exclusive\"\nexclusive_cpu = 1\n[nic.eth0]\nclass = \"rt\"\nlevel = 2\n[nic.eth1]\nclass = \"bulk\"\n\
-                    tenants = [\"web\"]\n[nic.eth1.queue.3]\nclass = \"rt\"\nlevel = 1\n";
+        let text = "method = \"exclusive\"\nexclusive_cpu = 1\n[nic.eth0]\nclass = \"rt\"\nlevel = \
+                    2\n[nic.eth1]\nclass = \"bulk\"\ntenants = [\"web\"]\n[nic.eth1.queue.3]\nclass = \"rt\"\nlevel = \
+                    1\n";
         let config = read(text).unwrap();
         assert_eq!(config.method, Some(Method::Exclusive));
         assert_eq!(config.exclusive_cpu, Some(1));

@@ -1,9 +1,9 @@
-//! Threads that a placed thread made while its runtime cap paused it: a fork passes SCHED_IDLE on (sched(7)), so such a thread was
-//! never found at what it would have had without Ontime, and looks as if its program had chosen that. Pure.
+//! Threads that a placed thread made while its runtime cap paused it: a fork passes SCHED_IDLE on (sched(7)), so such a
+//! thread was never found at what it would have had without Ontime, and looks as if its program had chosen that. Pure.
 //!
-//! In: the tenants as found, and who had been placed and paused ([`Paused`]). Out: for each such thread its maker's original policy
-//! ([`Inherited`]), from which rules start, and which the journal keeps. Only containers' threads: a vCPU's are no tenant's own. A
-//! real-time place itself is not passed on (`ThreadId::set_policy_alone`).
+//! In: the tenants as found, and who had been placed and paused ([`Paused`]). Out: for each such thread its maker's
+//! original policy ([`Inherited`]), from which rules start, and which the journal keeps. Only containers' threads: a
+//! vCPU's are no tenant's own. A real-time place itself is not passed on (`ThreadId::set_policy_alone`).
 
 use std::collections::BTreeMap;
 

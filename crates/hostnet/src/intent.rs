@@ -1,7 +1,7 @@
 //! What is wanted: the method, the priority table, and the class of every NIC and tenant.
 //!
-//! In: the host's configuration (`host_config`), the tenants found, whether runtime caps are in force. Out: an [`Intent`] for
-//! the rules.
+//! In: the host's configuration (`host_config`), the tenants found, whether runtime caps are in force. Out: an
+//! [`Intent`] for the rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,12 +30,13 @@ pub struct Intent {
     pub caps_in_force: bool,
     /// The CPU kept for the RT group by [`Method::Exclusive`].
     pub exclusive_cpu: Option<u32>,
-    /// At most how many packets a poll that RT packets may wait for takes ([`RuleId::NapiWeight`]), 1 to 64; where none is said, 4.
+    /// At most how many packets a poll that RT packets may wait for takes ([`RuleId::NapiWeight`]), 1 to 64; where none
+    /// is said, 4.
     pub bulk_napi_weight: Option<u32>,
     /// Rules of the method that are not in force all the same.
     pub without: BTreeSet<RuleId>,
-    /// NICs whose RT queues are to wait for interrupts this moment although [`Method::Busypoll`] is in force: nothing comes by
-    /// them, or polling has used up its bound ([`crate::adaptive`]). By interface index.
+    /// NICs whose RT queues are to wait for interrupts this moment although [`Method::Busypoll`] is in force: nothing
+    /// comes by them, or polling has used up its bound ([`crate::adaptive`]). By interface index.
     pub resting: BTreeSet<u32>,
     /// vCPU threads with reserved CPU time, and the policy with which they are handed to who keeps it.
     #[serde(skip)]
@@ -86,8 +87,8 @@ impl Intent {
         }
     }
 
-    /// Whether a planner shares out the vCPUs' time: then the planned place is for who is in its plan, and every other RT vCPU
-    /// stands at the entitled one.
+    /// Whether a planner shares out the vCPUs' time: then the planned place is for who is in its plan, and every other
+    /// RT vCPU stands at the entitled one.
     pub fn planner_runs(&self) -> bool {
         self.reserved.values().any(|policy| !matches!(policy, Policy::Deadline { .. }))
     }
@@ -125,8 +126,8 @@ impl Intent {
 
     /// The class of a NIC's interrupt and NAPI threads.
     ///
-    /// VATC's receive thread stands before every level's own thread, whoever its packets are for, so under that method a shared
-    /// NIC's threads have the class of its most urgent tenant.
+    /// VATC's receive thread stands before every level's own thread, whoever its packets are for, so under that method
+    /// a shared NIC's threads have the class of its most urgent tenant.
     pub fn nic_class(&self, inventory: &Inventory, nic: &Nic) -> Class {
         match self.nic_use(inventory, nic) {
             NicUse::Mixed(rt) if self.method == Method::Vatc => rt,
@@ -134,8 +135,8 @@ impl Intent {
         }
     }
 
-    /// The classes of those whose packets pass a NIC: what the administrator gave to interfaces that stand on it (a port
-    /// of a switch, the upper interface of a pair), whoever uses these; and its other tenants'.
+    /// The classes of those whose packets pass a NIC: what the administrator gave to interfaces that stand on it (a
+    /// port of a switch, the upper interface of a pair), whoever uses these; and its other tenants'.
     fn classes_of(&self, inventory: &Inventory, nic: &Nic) -> (Vec<Class>, Vec<Class>) {
         let said_of = |upper: &Nic| self.config_of(upper).and_then(|config| config.class);
         let senders = inventory.senders_by(nic);
@@ -165,8 +166,8 @@ impl Intent {
         reaches_by(inventory, tenant, nic, senders) || senders.iter().any(names) && means()
     }
 
-    /// The class of a NAPI instance, and so of its thread: the most urgent of the receive queues it serves. A queue that is not
-    /// configured has the NIC's.
+    /// The class of a NAPI instance, and so of its thread: the most urgent of the receive queues it serves. A queue
+    /// that is not configured has the NIC's.
     pub fn napi_class(&self, inventory: &Inventory, nic: &Nic, napi: &Napi) -> Class {
         let whole = self.nic_class(inventory, nic);
         let Some(config) = self.config_of(nic).filter(|config| !config.queues.is_empty()) else { return whole };
@@ -187,8 +188,8 @@ impl Intent {
     }
 }
 
-/// Whether a tenant's packets pass a NIC: it is its own virtual NIC, or one that this leads to, or (where discovery could
-/// not say) the lower device of it, or what an interface in its own network namespace stands on.
+/// Whether a tenant's packets pass a NIC: it is its own virtual NIC, or one that this leads to, or (where discovery
+/// could not say) the lower device of it, or what an interface in its own network namespace stands on.
 pub fn reaches(inventory: &Inventory, tenant: &Tenant, nic: &Nic) -> bool {
     reaches_by(inventory, tenant, nic, &inventory.senders_by(nic))
 }

@@ -25,7 +25,8 @@ pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Where the original values are kept.
 pub const DEFAULT_PATH: &str = "/var/lib/ontime/originals";
 const FORMAT: u32 = 1;
-/// A process that is just ending, or a child between fork and exec, holds the lock a moment longer: on a busy machine more than 200 ms.
+/// A process that is just ending, or a child between fork and exec, holds the lock a moment longer: on a busy machine
+/// more than 200 ms.
 const LOCK_TRIES: usize = 100;
 const LOCK_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
@@ -85,8 +86,8 @@ pub enum JournalError {
     },
     /// No room to keep the originals.
     #[error(
-        "{path}: the file system is full, so original values cannot be kept; no setting of this batch was changed; free \
-         some space and apply again"
+        "{path}: the file system is full, so original values cannot be kept; no setting of this batch was changed; \
+         free some space and apply again"
     )]
     Full {
         /// The file.
@@ -112,8 +113,8 @@ pub enum JournalError {
     },
     /// The file is damaged.
     #[error(
-        "{path}: damaged ({why}); the original values in it cannot be trusted. Move the file away to go on; settings it \
-         named keep their present values until the next boot, which restores the kernel's own"
+        "{path}: damaged ({why}); the original values in it cannot be trusted. Move the file away to go on; settings \
+         it named keep their present values until the next boot, which restores the kernel's own"
     )]
     Damaged {
         /// The file.
@@ -154,8 +155,8 @@ impl Originals {
         Self { entries, keys }
     }
 
-    /// What the journal keeps, for who changes nothing: its file is replaced as a whole, so that it is read without the lock, also while
-    /// another process holds that. Where there is none, nothing is kept.
+    /// What the journal keeps, for who changes nothing: its file is replaced as a whole, so that it is read without the
+    /// lock, also while another process holds that. Where there is none, nothing is kept.
     ///
     /// # Errors
     /// [`JournalError::Unread`], [`JournalError::Damaged`].
@@ -199,7 +200,8 @@ impl Originals {
 }
 
 impl Journal {
-    /// Opens the journal, made with its directory where there is none, for this boot (`/proc/sys/kernel/random/boot_id`).
+    /// Opens the journal, made with its directory where there is none, for this boot
+    /// (`/proc/sys/kernel/random/boot_id`).
     ///
     /// # Errors
     /// See [`JournalError`].
@@ -335,8 +337,8 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<(), JournalError> {
         file.write_all(bytes.get(..half).unwrap_or_default())?;
         crash::point("journal-half");
         file.write_all(bytes.get(half..).unwrap_or_default())?;
-        // Against a torn file after a power loss, which would be taken for damage. The name need not be on the disk too: whatever file
-        // comes back then is of another boot, whose knobs are gone.
+        // Against a torn file after a power loss, which would be taken for damage. The name need not be on the disk
+        // too: whatever file comes back then is of another boot, whose knobs are gone.
         file.sync_data()?;
         crash::point("journal-synced");
         fs::rename(&temporary, path)?;

@@ -107,7 +107,8 @@ pub enum Knob {
         /// Which transmit queue.
         queue: u32,
     },
-    /// How one NAPI instance is polled: 0 in softirq, 1 by its thread (6.17), 2 by its thread without interrupts (6.19).
+    /// How one NAPI instance is polled: 0 in softirq, 1 by its thread (6.17), 2 by its thread without interrupts
+    /// (6.19).
     NapiThreaded {
         /// Which NIC.
         nic: NicId,
@@ -158,12 +159,14 @@ pub enum Knob {
         /// Which packets.
         from: SteerFrom,
     },
-    /// The root qdisc: `default` for what the kernel attaches by itself, or a kind. Replacing it drops what waits in it.
+    /// The root qdisc: `default` for what the kernel attaches by itself, or a kind. Replacing it drops what waits in
+    /// it.
     RootQdisc {
         /// Which NIC.
         nic: NicId,
     },
-    /// Whether a VM's packets come from its tap in batches ([`crate::tap`]): vhost makes them where the send buffer has no limit.
+    /// Whether a VM's packets come from its tap in batches ([`crate::tap`]): vhost makes them where the send buffer has
+    /// no limit.
     TapBatch {
         /// The tap.
         nic: NicId,
@@ -280,17 +283,17 @@ impl fmt::Display for Knob {
 /// How a NIC holds its receive interrupts back, to take several packets with one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moderation {
-    /// Microseconds an interrupt may wait after a packet; 0: none does. Some drivers give small numbers meanings of their own
-    /// (e1000e and igb: 1 and 3 are adaptive).
+    /// Microseconds an interrupt may wait after a packet; 0: none does. Some drivers give small numbers meanings of
+    /// their own (e1000e and igb: 1 and 3 are adaptive).
     pub rx_usecs: u32,
     /// Whether the driver changes that by the traffic; `None` where it has no such switch.
     pub adaptive: Option<bool>,
 }
 
 impl Moderation {
-    /// What a driver is told, one after the other, to have it. While it changes the interval by the traffic, or is to, some take no other one than they
-    /// have (`drivers/net/ethernet/intel/ice/ice_ethtool.c`, `ice_set_rc_coalesce`; `drivers/net/virtio_net.c`,
-    /// `virtnet_send_rx_notf_coal_cmds`).
+    /// What a driver is told, one after the other, to have it. While it changes the interval by the traffic, or is to,
+    /// some take no other one than they have (`drivers/net/ethernet/intel/ice/ice_ethtool.c`, `ice_set_rc_coalesce`;
+    /// `drivers/net/virtio_net.c`, `virtnet_send_rx_notf_coal_cmds`).
     pub fn steps(self) -> impl Iterator<Item = Self> {
         let fixed = Self { adaptive: Some(false), ..self };
         (self.adaptive == Some(true)).then_some(fixed).into_iter().chain([self])
@@ -317,8 +320,8 @@ pub enum Value {
     Policy(Policy),
     /// Of [`Knob::ThreadAffinity`], [`Knob::IrqAffinity`], [`Knob::XpsCpus`], [`Knob::HostCpus`].
     Cpus(CpuSet),
-    /// Of [`Knob::HostFile`] and [`Knob::NicFile`], without white space around it, of [`Knob::RootQdisc`], [`Knob::SendBuffer`],
-    /// [`Knob::Feature`] and [`Knob::PeerFeature`].
+    /// Of [`Knob::HostFile`] and [`Knob::NicFile`], without white space around it, of [`Knob::RootQdisc`],
+    /// [`Knob::SendBuffer`], [`Knob::Feature`] and [`Knob::PeerFeature`].
     Text(String),
     /// Of [`Knob::NapiThreaded`].
     Threaded(u32),

@@ -1,9 +1,9 @@
 //! Whether `/dev/kvm` can run guests: a guest of some fifty bytes shows it.
 //!
-//! In: `/dev/kvm`. Out: a [`KvmProbe`]. A real-mode guest is no proof: on a host with paravirtual nested KVM it runs to its
-//! end while every ordinary kernel hangs or fails at its first exception. So the guest here is in long mode with paging, takes
-//! an exception through its own IDT, returns, writes a control register and an MSR, and counts; at each step it writes to
-//! a port. One VM with one vCPU and 64 KiB is made and thrown away; nothing of the host is changed.
+//! In: `/dev/kvm`. Out: a [`KvmProbe`]. A real-mode guest is no proof: on a host with paravirtual nested KVM it runs to
+//! its end while every ordinary kernel hangs or fails at its first exception. So the guest here is in long mode with
+//! paging, takes an exception through its own IDT, returns, writes a control register and an MSR, and counts; at each
+//! step it writes to a port. One VM with one vCPU and 64 KiB is made and thrown away; nothing of the host is changed.
 
 use std::path::Path;
 use std::sync::mpsc;
@@ -23,13 +23,13 @@ pub const TIMEOUT: Duration = Duration::from_secs(2);
 pub enum KvmProbe {
     /// The guest ran to its end.
     Works,
-    /// There is no `/dev/kvm`, or it may not be opened.
+    /// There is no `/dev/kvm`, or nothing behind it.
     Absent(String),
     /// The guest stopped before its end: ordinary guests will too.
     Broken(String),
     /// The guest did not end in time.
     Hangs(String),
-    /// No guest for this processor architecture is at hand.
+    /// No guest for this processor architecture is at hand, or this user may not open `/dev/kvm`.
     Unknown(String),
 }
 
@@ -107,18 +107,26 @@ pub fn probe(device: &Path) -> KvmProbe {
 }
 
 fn run(device: &Path) -> KvmProbe {
-    let opened = std::ffi::CString::new(device.as_os_str().as_encoded_bytes())
-        .map_err(|error| error.to_string())
-        .and_then(|path| Kvm::new_with_path(path).map_err(|error| error.to_string()));
-    let kvm = match opened {
+    let Ok(path) = std::ffi::CString::new(device.as_os_str().as_encoded_bytes()) else {
+        return KvmProbe::Absent(format!("{} is no name of a file", device.display()));
+    };
+    let kvm = match Kvm::new_with_path(path) {
         Ok(kvm) => kvm,
-        Err(error) => return KvmProbe::Absent(format!("{}: {error}", device.display())),
+        Err(error) => return unopened(device, &std::io::Error::from_raw_os_error(error.errno())),
     };
     let guest = match Guest::new(&kvm) {
         Ok(guest) => guest,
         Err(error) => return KvmProbe::Broken(format!("no VM can be made: {error}")),
     };
     guest.run()
+}
+
+fn unopened(device: &Path, error: &std::io::Error) -> KvmProbe {
+    let why = format!("{}: {error}", device.display());
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => KvmProbe::Unknown(format!("{why}: not tried; run as root")),
+        _ => KvmProbe::Absent(why),
+    }
 }
 
 struct Guest {
@@ -230,6 +238,17 @@ mod tests {
         assert!(matches!(probe(Path::new("/nonexistent/kvm")), KvmProbe::Absent(_)));
         // A device that is no KVM.
         assert!(matches!(probe(Path::new("/dev/null")), KvmProbe::Absent(_) | KvmProbe::Broken(_)));
+    }
+
+    #[test]
+    fn a_user_without_rights_does_not_learn_that_there_is_no_kvm() {
+        let found = |code| unopened(Path::new("/dev/kvm"), &std::io::Error::from_raw_os_error(code));
+        for code in [libc::EACCES, libc::EPERM] {
+            assert!(
+                matches!(found(code), KvmProbe::Unknown(why) if why.contains("/dev/kvm: ") && why.contains("root"))
+            );
+        }
+        assert!(matches!(found(libc::ENODEV), KvmProbe::Absent(_)));
     }
 
     #[test]

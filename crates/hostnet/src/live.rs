@@ -132,7 +132,8 @@ impl LiveHost {
         }
         let Some(ethtool) = slot.as_mut() else { return Err(unsupported(knob, "netlink is not open")) };
         run(ethtool).map_err(|error| match error.raw_os_error() {
-            // Of a device that is being reset, or sleeps, the kernel says that too (net/ethtool/netlink.c, ethnl_ops_begin): it comes back as it was.
+            // Of a device that is being reset, or sleeps, the kernel says that too (net/ethtool/netlink.c,
+            // ethnl_ops_begin): it comes back as it was.
             Some(libc::ENODEV) if self.nic_dir(knob, nic).is_ok() => {
                 os(knob, "asking netlink family ethtool while the device is away", error)
             }
@@ -196,8 +197,8 @@ impl LiveHost {
         written.map_err(|error| file_error(knob, &path, "writing", error))
     }
 
-    /// New NAPI threads start at nice 0, where a ring overflows while the pass that will place them looks again: a bulk driver's
-    /// place is theirs until then. Where the kernel does not name them (before 6.8) they wait.
+    /// New NAPI threads start at nice 0, where a ring overflows while the pass that will place them looks again: a bulk
+    /// driver's place is theirs until then. Where the kernel does not name them (before 6.8) they wait.
     fn lift_new_napi_threads(&self, knob: &Knob, nic: &NicId) {
         let napis = self.with_netdev(knob, Netdev::napis).unwrap_or_default();
         for pid in napis.get(&nic.ifindex).into_iter().flatten().filter_map(|napi| napi.pid) {
@@ -356,7 +357,8 @@ impl LiveHost {
             }),
             (Knob::Moderation { nic }, Value::Moderation(wanted)) => {
                 self.with_ethtool(knob, nic, |ethtool| {
-                    // The driver is not told what is so already by its own word (net/ethtool/coalesce.c, ethnl_set_coalesce).
+                    // The driver is not told what is so already by its own word (net/ethtool/coalesce.c,
+                    // ethnl_set_coalesce).
                     if ethtool.moderation(nic.ifindex)? == *wanted {
                         ethtool.set_moderation(nic.ifindex, wanted.other())?;
                     }
@@ -437,8 +439,8 @@ fn at_peer<T: Send>(
     })
 }
 
-/// Whether a thread is of a program, and may make others: those are not to be at a real-time place that no cap watches yet, for
-/// one that spins keeps the planner from ever capping it. Kernel threads have no executable.
+/// Whether a thread is of a program, and may make others: those are not to be at a real-time place that no cap watches
+/// yet, for one that spins keeps the planner from ever capping it. Kernel threads have no executable.
 fn is_user(thread: ThreadId) -> bool {
     fs::read_link(format!("/proc/{}/exe", thread.pid)).is_ok()
 }

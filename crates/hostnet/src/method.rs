@@ -25,7 +25,8 @@ pub enum Method {
     Partitioned,
     /// As `partitioned`, and a polling thread per RT receive queue: no interrupt, no softirq (KBP, IEICE'22).
     Busypoll,
-    /// A thread for each priority level moves that level's packets, both ways, and receive threads stand before them (VATC).
+    /// A thread for each priority level moves that level's packets, both ways, and receive threads stand before them
+    /// (VATC).
     Vatc,
     /// As `partitioned`, and among vCPUs of one level those with a pending interrupt first (Xen-ARM, APSys'11).
     InterruptContext,
@@ -41,7 +42,8 @@ pub enum Method {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum MethodError {
     /// A method of the papers that is not of the packet path.
-    #[error("'outsourcing' is no method of the packet path: it is `partitioned` and an `ontime device` for the VM; methods are {names}", names = Method::names())]
+    #[error("'outsourcing' is no method of the packet path: it is `partitioned` and an `ontime device` for the VM; \
+        methods are {names}", names = Method::names())]
     Outsourcing,
     /// No method.
     #[error("'{0}' is not a method; this version has {names}", names = Method::names())]

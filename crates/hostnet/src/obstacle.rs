@@ -110,7 +110,8 @@ fn no_budget(roots: &Roots, thread: ThreadId) -> Option<Obstacle> {
         printable(path.as_bytes())
     );
     let remedy = format!(
-        "give it one, after the cgroups above it: echo 900000 > {}; or a kernel without that option",
+        "give it one, after the cgroups above it: echo 900000 > {}; or boot with rt_group_sched=0 (6.14), or a kernel \
+         without that option",
         printable(file.as_os_str().as_encoded_bytes())
     );
     Some(Obstacle::new(cause, remedy))

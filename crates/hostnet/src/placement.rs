@@ -131,9 +131,9 @@ mod tests {
             &dir.path().join("numa_maps"),
             "5581 default file=/usr/bin/qemu-system-x86_64 mapped=900 N0=900 kernelpagesize_kB=4\n\
              5590 default heap anon=20 dirty=20 N0=15 N2=5 kernelpagesize_kB=4\n\
-             7f00 bind:2 file=/dev/hugepages/libvirt/qemu/3-cell/ram huge anon=3 dirty=3 N2=3 kernelpagesize_kB=1048576\n\
-             7f40 default file=/memfd:memory-backend-memfd\\040(deleted) dirty=2 N2=2 kernelpagesize_kB=4\n\
-             7f50 default stack anon=1 N1=x Ny=1\n",
+             7f00 bind:2 file=/dev/hugepages/libvirt/qemu/3-cell/ram huge anon=3 dirty=3 N2=3 \
+             kernelpagesize_kB=1048576\n7f40 default file=/memfd:memory-backend-memfd\\040(deleted) dirty=2 N2=2 \
+             kernelpagesize_kB=4\n7f50 default stack anon=1 N1=x Ny=1\n",
         );
         let wanted = ByNode::from([(0, 15 * 4096), (2, 3 * (1 << 30) + 7 * 4096)]);
         assert_eq!(of_process(dir.path()), Ok(wanted));

@@ -65,9 +65,10 @@ pub fn replan(inventory: Inventory, intent: Intent, journal: &Originals) -> Plan
     plan(&inventory, &intent)
 }
 
-/// The host as it was before Ontime changed it, as far as rules start from what they find: where one takes something away (a CPU
-/// from an interrupt's or a thread's CPUs, a queue from XPS), a changed wish is not to add up with an earlier one; and that an
-/// instance polls, or where a kernel thread stands, is somebody's choice only if Ontime did not do it.
+/// The host as it was before Ontime changed it, as far as rules start from what they find: where one takes something
+/// away (a CPU from an interrupt's or a thread's CPUs, a queue from XPS), a changed wish is not to add up with an
+/// earlier one; and that an instance polls, or where a kernel thread stands, is somebody's choice only if Ontime did
+/// not do it.
 pub fn as_found(mut inventory: Inventory, mut intent: Intent, journal: &Originals) -> (Inventory, Intent) {
     let originals = journal.by_key();
     let cpus = |knob: Knob| match originals.get(&knob.key()) {

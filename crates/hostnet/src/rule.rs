@@ -169,8 +169,8 @@ pub struct Setting {
     /// Other knobs that this one overwrites: their originals are kept with its own, and restored after it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub overwrites: Vec<Knob>,
-    /// Knobs without which it would do harm, or could not be given back: where one of these cannot be set, or is given back, it is not made, and
-    /// given back if it was. One that is gone is no lack.
+    /// Knobs without which it would do harm, or could not be given back: where one of these cannot be set, or is given
+    /// back, it is not made, and given back if it was. One that is gone is no lack.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<Knob>,
     /// What the journal is to keep for its original, where that is not what is found ([`crate::inherit`]).
@@ -179,7 +179,8 @@ pub struct Setting {
     /// Somebody else changes it from here on: its original is kept although it has the wanted value already.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub handed_on: bool,
-    /// It is written in every pass, and once more soon after it was first: that it reads as wanted does not say that the device has it.
+    /// It is written in every pass, and once more soon after it was first: that it reads as wanted does not say that
+    /// the device has it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub insists: bool,
 }

@@ -1,22 +1,32 @@
-//! The send buffer of a VM's tap: bytes of its packets that may be on their way before whoever sends for it (vhost, QEMU) waits.
+//! The send buffer of a VM's tap: bytes of its packets that may be on their way before whoever sends for it (vhost,
+//! QEMU) waits.
 //!
-//! A packet counts from when it is taken from the VM until the NIC has sent and freed it. The size belongs to the device, but neither netlink nor sysfs tells or sets it: only
-//! who has it open can. So its monitor's descriptor is taken (`pidfd_getfd`, 5.6) for the length of a call, once the kernel says that it is of the driver, and the driver that it is
-//! the interface that was meant. What a process has open by such a name may be anything, a file of its own file system too, which answers when it likes: nothing is asked of it
-//! before (`AT_STATX_DONT_SYNC`).
+//! A packet counts from when it is taken from the VM until the NIC has sent and freed it. The size belongs to the
+//! device, but neither netlink nor sysfs tells or sets it: only who has it open can. So its monitor's descriptor is
+//! taken (`pidfd_getfd`, 5.6) for the length of a call, once the kernel says that it is of the driver, and the driver
+//! that it is the interface that was meant. What a process has open by such a name may be anything, a file of its own
+//! file system too, which answers when it likes: nothing is asked of it before (`AT_STATX_DONT_SYNC`).
 //!
-//! Source: `drivers/net/tun.c` (`TUNSETSNDBUF`, `tun_sock_writeable`), `net/core/sock.c` (`sock_alloc_send_pskb`, `sock_wfree`), `drivers/vhost/net.c`
-//! (`handle_tx`: what the device does not take stays in the VM's ring until it can).
+//! Source: `drivers/net/tun.c` (`TUNSETSNDBUF`, `tun_sock_writeable`), `net/core/sock.c` (`sock_alloc_send_pskb`,
+//! `sock_wfree`), `drivers/vhost/net.c` (`handle_tx`: what the device does not take stays in the VM's ring until it
+//! can).
 
 use std::ffi::{CStr, OsStr};
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ontime_tenants::ThreadId;
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+/// The most descriptors at a time that turned out to be another file's and are not closed yet. A process that races to
+/// make more of them is not asked any more.
+const STRANGERS: usize = 8;
+/// How many there are.
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
 /// The driver's number of `/dev/net/tun` (`include/linux/miscdevice.h`: MISC_MAJOR, TUN_MINOR).
 const TUN: (u32, u32) = (10, 200);
@@ -66,7 +76,8 @@ pub(crate) fn set_batches(process: ThreadId, tap: &Tap<'_>, on: bool) -> io::Res
 /// Bytes.
 ///
 /// # Errors
-/// `ENODEV` where the process has no such device open, `ESRCH` where it has ended, `EPERM` without CAP_SYS_PTRACE, `ENOSYS` before 5.6.
+/// `ENODEV` where the process has no such device open, `ESRCH` where it has ended, `EPERM` without CAP_SYS_PTRACE,
+/// `ENOSYS` before 5.6.
 pub(crate) fn send_buffer(process: ThreadId, tap: &Tap<'_>) -> io::Result<i32> {
     let device = open(process, tap)?;
     let mut size = 0_i32;
@@ -95,6 +106,9 @@ fn open(process: ThreadId, tap: &Tap<'_>) -> io::Result<OwnedFd> {
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
     // The number was still this process's when its descriptor was opened.
     process.verify()?;
+    if CLOSING.load(Ordering::Relaxed) >= STRANGERS {
+        return Err(io::Error::from_raw_os_error(libc::EBUSY));
+    }
     let mut refused = libc::ENODEV;
     for entry in fs::read_dir(format!("/proc/{}/fd", process.pid))?.flatten() {
         let theirs = statx(CWD, entry.path(), AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS);
@@ -105,7 +119,11 @@ fn open(process: ThreadId, tap: &Tap<'_>) -> io::Result<OwnedFd> {
                 // It may have become another since.
                 let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
                 let ours = statx(&device, "", flags, StatxFlags::BASIC_STATS);
-                if is_device(ours, TUN) && name_of(&device).is_ok_and(|name| name == tap.name) {
+                if !is_device(ours, TUN) {
+                    close_elsewhere(device);
+                    return Err(io::Error::from_raw_os_error(libc::ENODEV));
+                }
+                if name_of(&device).is_ok_and(|name| name == tap.name) {
                     return Ok(device);
                 }
             }
@@ -114,6 +132,20 @@ fn open(process: ThreadId, tap: &Tap<'_>) -> io::Result<OwnedFd> {
         }
     }
     Err(io::Error::from_raw_os_error(refused))
+}
+
+/// Closes a file of which nothing is known: a file system or a socket may make the closing thread wait as long as it
+/// likes. So a thread of its own does that.
+fn close_elsewhere(file: OwnedFd) {
+    CLOSING.fetch_add(1, Ordering::Relaxed);
+    let raw = file.into_raw_fd();
+    // Where no thread can be made, the descriptor stays open, and counts.
+    let closing = std::thread::Builder::new().name("ontime-close".into()).stack_size(64 * 1024).spawn(move || {
+        // SAFETY: this descriptor was given up above, and belongs to this thread alone.
+        drop(unsafe { OwnedFd::from_raw_fd(raw) });
+        CLOSING.fetch_sub(1, Ordering::Relaxed);
+    });
+    drop(closing);
 }
 
 /// The interface of an open tap.
@@ -139,13 +171,49 @@ mod tests {
         assert!(!is_null("/nowhere"));
     }
 
+    /// A connection that lingers at its end while the other side takes nothing, as a stand-in for a file system of the
+    /// process's own. The test ends the waiting, so the closing thread is seen to wait.
+    #[test]
+    fn a_file_that_became_another_is_closed_by_a_thread_that_may_wait() {
+        use std::io::Write;
+        use std::net::{TcpListener, TcpStream};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut pairs: Vec<(TcpStream, TcpStream)> = Vec::new();
+        for _ in 0..STRANGERS {
+            let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let far = listener.accept().unwrap().0;
+            near.set_nonblocking(true).unwrap();
+            while near.write(&[0; 65_536]).is_ok() {}
+            near.set_nonblocking(false).unwrap();
+            rustix::net::sockopt::set_socket_linger(&near, Some(std::time::Duration::from_secs(600))).unwrap();
+            pairs.push((near, far));
+        }
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let own = ThreadId::of(pid, pid).unwrap();
+        let asked = || send_buffer(own, &Tap { name: "tap0" }).unwrap_err().raw_os_error();
+        let mut fars = Vec::new();
+        for (near, far) in pairs {
+            assert_ne!(asked(), Some(libc::EBUSY));
+            close_elsewhere(near.into());
+            fars.push(far);
+        }
+        assert_eq!((CLOSING.load(Ordering::Relaxed), asked()), (STRANGERS, Some(libc::EBUSY)));
+        // The other side resets the connections.
+        drop(fars);
+        while CLOSING.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+        assert_ne!(asked(), Some(libc::EBUSY));
+    }
+
     #[test]
     fn who_has_no_such_device_open_is_told_so() {
         let pid = i32::try_from(std::process::id()).unwrap();
         let own = ThreadId::of(pid, pid).unwrap();
         let tap = Tap { name: "tap0" };
         let error = send_buffer(own, &tap).unwrap_err().raw_os_error();
-        assert!(matches!(error, Some(libc::ENODEV | libc::ENOSYS)), "{error:?}");
+        // EBUSY: beside the test above.
+        assert!(matches!(error, Some(libc::ENODEV | libc::ENOSYS | libc::EBUSY)), "{error:?}");
         let ended = ThreadId { start_time: own.start_time + 1, ..own };
         assert!(set_send_buffer(ended, &tap, 4096).is_err());
     }

@@ -66,6 +66,12 @@ impl Tree {
         symlink(Path::new("..").join(lower), class.join(upper).join(format!("lower_{lower}"))).unwrap();
     }
 
+    /// The name of a NIC's driver, as its device shows it.
+    fn driver(&self, device: &str, driver: &str) {
+        let device = self.dir.path().join("sys/devices").join(device);
+        symlink(Path::new("/sys/bus/any/drivers").join(driver), device.join("driver")).unwrap();
+    }
+
     fn irq(&self, number: u32, handler: &str) {
         self.put(&format!("sys/kernel/irq/{number}/actions"), handler);
         self.put(&format!("proc/irq/{number}/smp_affinity_list"), "0-3");
@@ -284,6 +290,7 @@ fn a_representor_leads_to_the_uplink_of_its_function() {
             ("other", "p0", "ffff", "2"),
             ("vrep", "pf0vf3", "a1b2", "0"),
             ("srep", "c1pf1sf88", "a1b2", "1"),
+            ("prep", "p0pf1vf2", "a1b2", "1"),
         ] {
             tree.nic(name, &format!("pci0000:80/0000:81:00.{function}"));
             tree.attribute(name, "phys_port_name", &format!("{port}\n"));
@@ -293,10 +300,118 @@ fn a_representor_leads_to_the_uplink_of_its_function() {
         tree.msi("pci0000:80/0000:81:00.1", &[71]);
         let inventory = tree.scan();
         assert_eq!(tree.irqs(), owned([("up0", &[70]), ("up1", &[71])]));
-        for (representor, uplink) in [("vrep", "up0"), ("srep", "up1")] {
+        for (representor, uplink) in [("vrep", "up0"), ("srep", "up1"), ("prep", "up1")] {
             let said = intent(&[(representor, RT)], Vec::new());
             assert_eq!(used(&inventory, &said, uplink), NicUse::Configured(RT), "{representor}");
         }
         assert_eq!(used(&inventory, &intent(&[("vrep", RT)], Vec::new()), "up1"), NicUse::Derived(Class::Bulk));
+    });
+}
+
+#[test]
+fn a_nic_on_either_bus_of_a_usb_controller_has_the_controllers_interrupt() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        // Each controller of USB 3 has two buses, and calls its interrupt after the first.
+        for (name, controller, bus, others) in
+            [("fast", "xhci-hcd.2.auto", 4, 3), ("slow", "xhci-hcd.5.auto", 7, 8), ("alone", "fe980000.usb", 1, 1)]
+        {
+            let controller = format!("platform/soc/{controller}");
+            tree.nic(name, &format!("{controller}/usb{bus}/{bus}-1/{bus}-1:1.0"));
+            fs::create_dir_all(tree.dir.path().join(format!("sys/devices/{controller}/usb{others}"))).unwrap();
+        }
+        for (irq, handler) in
+            [(40, "xhci-hcd:usb3"), (41, "xhci-hcd:usb7"), (42, "dwc2_hsotg:usb1"), (43, "xhci-hcd:usb9")]
+        {
+            tree.irq(irq, handler);
+        }
+        assert_eq!(tree.irqs(), owned([("alone", &[42]), ("fast", &[40]), ("slow", &[41])]));
+    });
+}
+
+#[test]
+fn handlers_that_are_called_after_a_driver_or_a_portal_are_the_nics_of_that_driver() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        for (name, device, driver) in [
+            ("spi-nic", "platform/soc/fe204000.spi/spi_master/spi0/spi0.1", "enc28j60"),
+            ("mc0", "platform/soc/80c000000.fsl-mc/dprc.1/dpni.0", "fsl_dpaa2_eth"),
+            ("mc1", "platform/soc/80c000000.fsl-mc/dprc.1/dpni.1", "fsl_dpaa2_eth"),
+            ("fm1", "platform/ffe000000.soc/dpaa-ethernet.2", "fsl_dpa"),
+            ("pci", "pci0000:00/0000:09:00.0", "8139too"),
+        ] {
+            tree.nic(name, device);
+            tree.driver(device, driver);
+        }
+        tree.msi("pci0000:00/0000:09:00.0", &[60]);
+        for (irq, handler) in [
+            (50, "enc28j60"),
+            (51, "dpio.3"),
+            (52, "dpio.4"),
+            (53, "dpni.1"),
+            (54, "QMan portal 0"),
+            (55, "BMan portal 0"),
+            (60, "pci"),
+            // Its driver's name counts for a NIC without any interrupt only.
+            (61, "8139too"),
+        ] {
+            tree.irq(irq, handler);
+        }
+        let wanted =
+            [("fm1", &[54][..]), ("mc0", &[51, 52]), ("mc1", &[51, 52, 53]), ("pci", &[60]), ("spi-nic", &[50])];
+        assert_eq!(tree.irqs(), owned(wanted));
+    });
+}
+
+#[test]
+fn while_an_rt_nics_interrupt_is_not_known_it_is_said_and_no_thread_is_taken_for_another_devices() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        tree.nic("odd0", "platform/made-up-mac");
+        support::run("ip", "link set odd0 up");
+        for (irq, handler) in [(70, "mystery"), (71, "ttyS0"), (72, "ahci")] {
+            tree.irq(irq, handler);
+        }
+        let of_disk = "sys/bus/pci/devices/0000:02:00.0";
+        tree.put(&format!("{of_disk}/class"), "0x010601");
+        tree.put(&format!("{of_disk}/msi_irqs/72"), "msi");
+        let mut inventory = tree.scan();
+        for irq in [70, 71, 72] {
+            let id = ThreadId { pid: irq, tid: irq, start_time: 1 };
+            let kind = KernelThreadKind::Irq(u32::try_from(irq).unwrap());
+            inventory.threads.push(KernelThread { id, kind, comm: format!("irq/{irq}-x"), policy: Policy::Fifo(50) });
+        }
+        let placed = |inventory: &Inventory, class| {
+            let found = plan(inventory, &intent(&[("odd0", class)], Vec::new()));
+            let placed = found.settings.iter().filter(|setting| setting.rule == RuleId::DeviceIrq).count();
+            let told = found.findings.iter().filter(|finding| finding.severity == Severity::Warning);
+            let told: Vec<String> = told.map(|finding| format!("{}: {}", finding.object, finding.found)).collect();
+            (placed, told)
+        };
+        let (count, told) = placed(&inventory, RT);
+        assert_eq!(count, 1, "the disk's: {told:?}");
+        assert!(told.iter().any(|one| one.starts_with("odd0: no interrupt is known to be its own")), "{told:?}");
+        assert!(told.iter().any(|one| one.contains("may be that of odd0")), "{told:?}");
+        let (count, told) = placed(&inventory, Class::Bulk);
+        assert!(count == 3 && !told.iter().any(|one| one.contains("odd0")), "{told:?}");
+        // Hyper-V's interrupts are no device's.
+        inventory.nics.iter_mut().for_each(|nic| nic.driver = Some("hv_netvsc".to_owned()));
+        assert_eq!(placed(&inventory, RT).0, 3);
+    });
+}
+
+#[test]
+fn queues_of_interfaces_that_are_not_here_are_networks() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        tree.nic("here", "pci0000:00/0000:01:00.0");
+        tree.msi("pci0000:00/0000:01:00.0", &[80]);
+        let queues = ["eth7-TxRx-12", "end3:tx-0", "eno9-rx-1", "vmx5-rxtx-2", "ens8-Tx-Rx-4", "here-tx"];
+        let others = ["nvme0q3", "ttyS0-rx", "dma0-tx-1", "i915", "rx-", "mmc0"];
+        let handlers = queues.iter().map(|handler| (handler, true)).chain(others.iter().map(|one| (one, false)));
+        let all: Vec<(u32, &str, bool)> = (90..).zip(handlers).map(|(irq, (name, is))| (irq, *name, is)).collect();
+        all.iter().for_each(|(irq, handler, _)| tree.irq(*irq, handler));
+        let seen: Vec<(u32, bool)> = tree.scan().irqs.into_iter().map(|irq| (irq.id.irq, irq.network)).collect();
+        assert_eq!(seen, all.iter().map(|(irq, _, is)| (*irq, *is)).collect::<Vec<_>>());
     });
 }

@@ -1,4 +1,5 @@
-//! A vCPU with reserved CPU time is handed on to who changes its policy from then on: wherever that leaves it, a reset gives it what it had.
+//! A vCPU with reserved CPU time is handed on to who changes its policy from then on: wherever that leaves it, a reset
+//! gives it what it had.
 #![allow(clippy::unwrap_used)] // a test that cannot go on fails
 
 use std::process::{Child, Command};

@@ -1,4 +1,5 @@
-//! Settings that are more than a value: one whose driver says that it is so and may do otherwise is written in every pass, one that needs others only with them.
+//! Settings that are more than a value: one whose driver says that it is so and may do otherwise is written in every
+//! pass, one that needs others only with them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

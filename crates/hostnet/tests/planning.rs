@@ -162,7 +162,8 @@ fn a_nic_configured_as_bulk_that_only_rt_tenants_use_is_told() {
     let told = said(&inventory, &intent);
     let [(Severity::Warning, text)] = told.as_slice() else { panic!("one, of the RT VM's NIC: {told:?}") };
     assert!(text.starts_with("eth0: ") && text.contains("(vm1)") && text.contains("[nic.eth0]"), "{text}");
-    // A bulk tenant there too is rule rt-tx-queue's to tell, a queue for RT packets is an answer, and without a class there is no question.
+    // A bulk tenant there too is rule rt-tx-queue's to tell, a queue for RT packets is an answer, and without a class
+    // there is no question.
     let mut shared = intent.clone();
     shared.nics.insert("eth0".to_owned(), NicConfig { tenants: vec!["vm2".to_owned()], ..bulk.clone() });
     assert!(said(&inventory, &shared).is_empty());
@@ -331,7 +332,8 @@ fn packets_of_vms_that_rt_packets_wait_for_come_one_by_one_where_softirqs_share_
     let batches = |tap: &str, process| (format!("{tap} batches of packets, by process {process}"), "absent".to_owned());
     let found = plan(&inventory, &intent);
     assert_eq!(of_rule(&found, RuleId::TapBatch), [batches("tap2", 1_000_200)], "not the RT VM's");
-    // A lower level's are waited for by a higher one too; under a method that leaves RT packets in softirqs anyway nothing is gained.
+    // A lower level's are waited for by a higher one too; under a method that leaves RT packets in softirqs anyway
+    // nothing is gained.
     intent.tenants[1].class = rt(3);
     assert_eq!(of_rule(&plan(&inventory, &intent), RuleId::TapBatch).len(), 1);
     assert!(

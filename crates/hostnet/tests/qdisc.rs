@@ -1,4 +1,5 @@
-//! Root qdiscs of real interfaces: told apart by who chose them, set, given back. What stands in for one: a tap's send buffer.
+//! Root qdiscs of real interfaces: told apart by who chose them, set, given back. What stands in for one: a tap's send
+//! buffer.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)] // a test that cannot go on fails
 
 mod support;

@@ -1,10 +1,13 @@
 //! Facts and checks of the machine the tests run on: whatever it is, they are read, and nothing is changed.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
+use std::fs;
+use std::process::{Child, Command};
 use std::time::Instant;
 
 use ontime_hostnet::doctor::Refused;
-use ontime_hostnet::{Intent, Inventory, LiveHost, Method, Roots, examine, kvm, plan};
+use ontime_hostnet::{Host, Intent, Inventory, Knob, KnobError, LiveHost, Method, Roots, Value, examine, kvm, plan};
+use ontime_tenants::{Policy, ThreadId};
 
 #[test]
 fn facts_are_read() {
@@ -49,6 +52,43 @@ fn the_doctor_examines_this_host() {
         let bad = check.state != ontime_hostnet::State::Ok;
         assert!(!bad || !check.remedy.is_empty(), "{check:?} has no remedy");
     }
-    let worst = diagnosis.checks.iter().map(|check| check.state).max();
-    assert_eq!(worst, Some(diagnosis.state));
+    // What a guest cannot know of SMIs does not count.
+    let counts = diagnosis.checks.iter().filter(|check| check.id != "smi" || !inventory.kernel.hypervisor);
+    assert_eq!(counts.map(|check| check.state).max(), Some(diagnosis.state));
+}
+
+/// A process that sleeps in a cgroup of its own, and the cgroup; both end with the test.
+struct Sleeper(Child, std::path::PathBuf);
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = (self.0.kill(), self.0.wait());
+        let _ = fs::remove_dir(&self.1);
+    }
+}
+
+#[test]
+fn this_kernels_refusal_of_a_place_without_budget_has_its_cause_and_remedy() {
+    let controller = std::path::Path::new("/sys/fs/cgroup/cpu");
+    let limit = fs::read_to_string("/proc/sys/kernel/sched_rt_runtime_us").unwrap();
+    let cgroup = controller.join(format!("ontime-test-{}", std::process::id()));
+    let has_budgets = controller.join("cpu.rt_runtime_us").exists() && limit.trim() != "-1";
+    if !has_budgets || fs::create_dir(&cgroup).is_err() {
+        println!("SKIPPED: needs root, cgroup v1 and CONFIG_RT_GROUP_SCHED");
+        return;
+    }
+    let sleeper = Sleeper(Command::new("sleep").arg("600").spawn().unwrap(), cgroup);
+    let pid = i32::try_from(sleeper.0.id()).unwrap();
+    fs::write(sleeper.1.join("cgroup.procs"), pid.to_string()).unwrap();
+    let knob = Knob::ThreadPolicy { thread: ThreadId::of(pid, pid).unwrap(), comm: "sleep".to_owned() };
+    let host = LiveHost::default();
+    let refused = host.write(&knob, &Value::Policy(Policy::Fifo(1))).unwrap_err();
+    let KnobError::Refused { cause, remedy, .. } = &refused else { panic!("{refused}") };
+    let name = sleeper.1.file_name().unwrap().to_str().unwrap();
+    assert!(cause.contains("CONFIG_RT_GROUP_SCHED") && cause.contains(&format!("cgroup /{name}")), "{cause}");
+    assert!(remedy.contains(&format!("{}/cpu.rt_runtime_us", sleeper.1.display())), "{remedy}");
+    // With a budget it is set.
+    if fs::write(sleeper.1.join("cpu.rt_runtime_us"), "1000").is_ok() {
+        host.write(&knob, &Value::Policy(Policy::Fifo(1))).unwrap();
+    }
 }

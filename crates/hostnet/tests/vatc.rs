@@ -100,7 +100,8 @@ fn where_only_vms_send_packets_bypass_the_qdisc_and_bulk_vms_wait_at_their_taps(
         inventory
     };
     assert!(none(&with(|of| of.nics[0].tx_queues.push(TxQueue::default())), &intent).is_empty());
-    // Somebody's qdisc is not given up for it, nor is anything that would fill the ring unheld; then senders go before other bulk threads.
+    // Somebody's qdisc is not given up for it, nor is anything that would fill the ring unheld; then senders go before
+    // other bulk threads.
     let at_sender = |inventory: &Inventory| policies(&plan(inventory, &intent)).get("vhost-1000200").copied();
     assert_eq!(at_sender(&inventory), None);
     let theirs = with(|of| of.nics[0].qdisc_by_others = Some("htb 1:".to_owned()));

@@ -196,7 +196,8 @@ fn down_up_rename_queues_and_deletion_while_applied() {
         apply(roots, &wanted, &mut journal);
         assert_eq!(threads(roots, "va"), [Policy::Fifo(49); 3]);
 
-        // Entries of threads that ended do not pile up: two NICs, two NAPIs of the bulk one, their threads and the RT one's three.
+        // Entries of threads that ended do not pile up: two NICs, two NAPIs of the bulk one, their threads and the RT
+        // one's three.
         assert!(journal.entries().len() <= 2 + 2 + 2 + 3, "{:?}", journal.entries());
 
         // Renamed: the journal's entry still finds it.
@@ -323,7 +324,8 @@ fn with_flow(cycles: impl FnOnce(&Roots) + Send) -> Option<Flow> {
     flow
 }
 
-/// Receives all of one stream; then waits, 10 s at most, for as many packets as `ready` says were sent. Returns how many came.
+/// Receives all of one stream; then waits, 10 s at most, for as many packets as `ready` says were sent. Returns how
+/// many came.
 fn receive(hello: mpsc::Sender<i32>, ready: mpsc::Receiver<i64>, bytes: &AtomicU64) -> i64 {
     unshare();
     let tid = rustix::thread::gettid().as_raw_nonzero().get();
@@ -599,7 +601,8 @@ fn what_no_rt_container_has_any_longer_is_given_back_in_order() {
     });
 }
 
-/// GRO makes the NAPI of a veth, and switching GRO off by hand ends the NAPI with its thread: one pass brings back both.
+/// GRO makes the NAPI of a veth, and switching GRO off by hand ends the NAPI with its thread: one pass brings back
+/// both.
 #[test]
 fn a_veth_whose_gro_is_switched_off_by_hand_is_threaded_again_by_the_next_pass() {
     in_namespace(|roots| {

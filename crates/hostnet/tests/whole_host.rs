@@ -1,4 +1,5 @@
-//! Every method on a whole host, its own global knobs included: for a host that may be changed, as the lab's emulated one.
+//! Every method on a whole host, its own global knobs included: for a host that may be changed, as the lab's emulated
+//! one.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 use std::collections::BTreeMap;

@@ -334,6 +334,28 @@ fn system_management_interrupts_are_told_and_what_cannot_be_counted_is_unknown()
 }
 
 #[test]
+fn what_a_guest_cannot_know_of_smis_is_shown_and_does_not_count() {
+    let mut inventory = Inventory::default();
+    (inventory.kernel.realtime, inventory.kernel.threaded_irqs, inventory.kernel.version) = (true, true, (7, 2));
+    (inventory.cpus.clocksource, inventory.cpus.smt_active) = ("tsc".to_owned(), Some(false));
+    inventory.protections.readable = true;
+    let intent = Intent { caps_in_force: true, ..Intent::default() };
+    let states = |inventory: &Inventory, smi: SmiCount| {
+        let probes = Probes { smi, ..kvm::KvmProbe::Works.into() };
+        let found = examine(&Mute, inventory, &intent, &[], &Refused::new(), &probes);
+        let others = found.checks.iter().filter(|check| check.id != "smi").map(|check| check.state).max().unwrap();
+        let row = found.checks.iter().find(|check| check.id == "smi").unwrap().state;
+        (row, found.state, others)
+    };
+    let unknown = || SmiCount::Unknown("this host is itself a guest".to_owned());
+    let (row, whole, others) = states(&inventory, unknown());
+    assert_eq!((row, whole), (State::Unknown, others.max(State::Unknown)));
+    inventory.kernel.hypervisor = true;
+    let (row, whole, others) = states(&inventory, unknown());
+    assert_eq!((row, whole, others), (State::Unknown, State::Ok, State::Ok));
+}
+
+#[test]
 fn what_udev_does_with_interrupts_cpus_is_told_where_it_meets_an_rt_tenant() {
     let (mut inventory, mut intent) = two_vms();
     pin(&mut intent, "2-3");
@@ -352,7 +374,8 @@ fn what_udev_does_with_interrupts_cpus_is_told_where_it_meets_an_rt_tenant() {
     inventory.udev.links = [(bulk_nic.clone(), policy("IRQAffinity=0-3"))].into();
     place(&mut inventory, "3");
     let (state, found) = told(&inventory, &intent);
-    let words = "10-x.link has IRQAffinityPolicy=spread IRQAffinity=0-3: its interrupts are on CPUs 3, of which RT tenants have 3";
+    let words = "10-x.link has IRQAffinityPolicy=spread IRQAffinity=0-3: its interrupts are on CPUs 3, of which RT \
+        tenants have 3";
     assert!(state == State::Warning && found.contains(words), "{found}");
     assert_eq!(told(&inventory, &Intent::default()).0, State::Ok, "no RT tenant");
     place(&mut inventory, "0-1");

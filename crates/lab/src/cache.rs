@@ -30,8 +30,8 @@ pub fn entry(root: &Path, files: &[(&str, &str)]) -> PathBuf {
     root.join(key)
 }
 
-/// Has `build` fill a directory of the cache, once: the same directory is given to all who ask, complete. A second caller
-/// waits for the first. A directory that was left half-built is removed before.
+/// Has `build` fill a directory of the cache, once: the same directory is given to all who ask, complete. A second
+/// caller waits for the first. A directory that was left half-built is removed before.
 ///
 /// # Errors
 /// What `build` says; the directory or its lock cannot be made.

@@ -39,13 +39,23 @@ pub enum LabError {
     #[error("the lab makes network namespaces and disks: run it as root")]
     NotRoot,
     /// The images could not be built.
-    #[error("the lab's images could not be built: is there a network, a Debian mirror in apt's configuration, and 6 GB of disk? \
-             `ontime-lab images` begins anew; the last lines of {log}:\n{tail}", log = log.display())]
+    #[error("the lab's images could not be built: is there a network, a Debian mirror in apt's configuration, and 6 GB \
+             of disk? `ontime-lab images` begins anew; the last lines of {log}:\n{tail}", log = log.display())]
     Images {
         /// The build's log.
         log: PathBuf,
         /// Its end.
         tail: String,
+    },
+    /// The emulator could not be built, or its self-test refuses it.
+    #[error("the lab's emulator cannot be {what}: {said}\nmore in {files}", files = files.display())]
+    Emulator {
+        /// "built" or "used".
+        what: &'static str,
+        /// Why: the log's end, or the figures that are out of their bounds.
+        said: String,
+        /// The log, or the directory of the figures.
+        files: PathBuf,
     },
     /// The emulated host panicked, or its user land gave up.
     #[error("the emulated host crashed: {line}\nits console log: {log}", log = log.display())]
@@ -56,14 +66,15 @@ pub enum LabError {
         log: PathBuf,
     },
     /// The emulated host crashed by a race of the emulator, on the real clock.
-    #[error("the emulated host crashed at a breakpoint that its kernel had taken away again, which the emulator missed; run it again\n\
-             its console log: {log}", log = log.display())]
+    #[error("the emulated host crashed at a breakpoint that its kernel had taken away again, which the emulator \
+             missed; run it again\nits console log: {log}", log = log.display())]
     StaleCode {
         /// The console log.
         log: PathBuf,
     },
     /// The emulated host said nothing for too long.
-    #[error("the emulated host hangs: no sign of life for {seconds} s; its console log: {log}\n{tail}", log = log.display())]
+    #[error("the emulated host hangs: no sign of life for {seconds} s; its console log: \
+        {log}\n{tail}", log = log.display())]
     Hung {
         /// Real seconds without a heartbeat.
         seconds: u64,
@@ -73,7 +84,8 @@ pub enum LabError {
         tail: String,
     },
     /// The emulator ended by itself.
-    #[error("the emulator ended ({status}) before it was asked to; its console log: {log}\n{tail}", log = log.display())]
+    #[error("the emulator ended ({status}) before it was asked to; its console log: \
+        {log}\n{tail}", log = log.display())]
     Ended {
         /// How it ended.
         status: String,

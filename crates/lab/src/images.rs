@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::cache;
+use crate::emulator::Emulator;
 use crate::error::{LabError, file};
 use crate::qemu::Kernel;
 
@@ -33,6 +34,7 @@ pub(crate) const OVERLAY: &[(&str, &str)] = &[
 #[derive(Debug, Clone)]
 pub struct Images {
     dir: PathBuf,
+    turns: Option<Emulator>,
 }
 
 impl Images {
@@ -44,11 +46,31 @@ impl Images {
     pub fn ready(progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
         let dir = cache::entry(&cache::root(), RECIPE);
         cache::once(&dir, progress, build)?;
-        Ok(Self { dir })
+        Ok(Self { dir, turns: None })
     }
 
-    /// The emulator's program, its loader first: it runs on any distribution, with the libraries it came with.
-    pub fn emulator(&self) -> Vec<String> {
+    /// Also the emulator whose CPUs take turns ([`Machine::takes_turns`]), built and tested first where it is missing.
+    ///
+    /// # Errors
+    /// [`LabError::Emulator`] where the emulator cannot be built, or fails its self-test.
+    ///
+    /// [`Machine::takes_turns`]: crate::Machine::takes_turns
+    pub fn with_turns(self, progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
+        let emulator = Emulator::ready(progress)?;
+        emulator.tested(&self.dir, progress)?;
+        Ok(Self { turns: Some(emulator), ..self })
+    }
+
+    /// The emulator's program and first arguments: the one whose CPUs take turns, or Debian's.
+    pub fn emulator(&self, turns: bool) -> Vec<String> {
+        match &self.turns {
+            Some(emulator) if turns => emulator.command(),
+            _ => self.debians(),
+        }
+    }
+
+    /// Debian's emulator, its loader first: it runs on any distribution, with the libraries it came with.
+    fn debians(&self) -> Vec<String> {
         let tools = self.dir.join("tools");
         let at = |path: &str| tools.join(path).to_string_lossy().into_owned();
         let libraries = at("usr/lib/x86_64-linux-gnu");
@@ -67,7 +89,7 @@ impl Images {
         ]
     }
 
-    /// Where the emulator finds its modules (`QEMU_MODULE_DIR`).
+    /// Where Debian's emulator finds its modules (`QEMU_MODULE_DIR`).
     pub fn emulator_modules(&self) -> String {
         self.path("tools/usr/lib/x86_64-linux-gnu/qemu")
     }

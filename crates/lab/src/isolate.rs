@@ -1,8 +1,8 @@
 //! The lab's own namespaces (network, processes, mounts) and its own directory, which end with the command.
 //!
-//! Every tap, emulator, client and server of a lab lives in namespaces that end with their first process; the kernel then
-//! removes all of it, also after `kill -9`. The process that made them stays outside: it ends them at SIGINT, SIGTERM and SIGHUP, and
-//! removes the directory. One that was killed leaves its directory, which the next lab removes.
+//! Every tap, emulator, client and server of a lab lives in namespaces that end with their first process; the kernel
+//! then removes all of it, also after `kill -9`. The process that made them stays outside: it ends them at SIGINT,
+//! SIGTERM and SIGHUP, and removes the directory. One that was killed leaves its directory, which the next lab removes.
 
 use std::env;
 use std::fs::{self, File};
@@ -31,9 +31,9 @@ const KEPT: &str = "kept";
 /// A directory may be this old before its owner has locked it.
 const YOUNG: Duration = Duration::from_secs(60);
 
-/// Goes on inside namespaces of its own: starts the same command line there, and ends with its status (128 and a signal's number after
-/// that signal). Returns in the process started so, with its directory, in `$TMPDIR` or `/var/tmp`: captures are large, and /tmp may
-/// be memory. It is removed at the end, unless [`keep`] was called.
+/// Goes on inside namespaces of its own: starts the same command line there, and ends with its status (128 and a
+/// signal's number after that signal). Returns in the process started so, with its directory, in `$TMPDIR` or
+/// `/var/tmp`: captures are large, and /tmp may be memory. It is removed at the end, unless [`keep`] was called.
 ///
 /// # Errors
 /// [`LabError::NotRoot`]; `unshare` is missing or refused; no directory can be made.

@@ -20,18 +20,20 @@ use crate::qemu::{Clock, Console, Machine, RELEASE, capture};
 /// What a console says when the host is beyond help.
 const LAST_WORDS: [&str; 4] = ["Kernel panic", "LAB-FAILED", "double fault:", "Unable to mount root"];
 
-/// What a kernel says of a breakpoint that nobody has set. It sets one for a moment where it changes its code (static keys,
-/// `smp_text_poke_batch_finish`). Where one emulated CPU translates that code while another changes it back, the emulator may miss the change: it asks
-/// whether the page has translations before it enters the page as writable, and another CPU's first one may come between (QEMU's
-/// `tlb_set_page_full` and `tlb_protect_code`). The breakpoint stays in the translation then.
+/// What a kernel says of a breakpoint that nobody has set. It sets one for a moment where it changes its code (static
+/// keys, `smp_text_poke_batch_finish`). Where one emulated CPU translates that code while another changes it back, the
+/// emulator may miss the change: it asks whether the page has translations before it enters the page as writable, and
+/// another CPU's first one may come between (QEMU's `tlb_set_page_full` and `tlb_protect_code`). The breakpoint stays
+/// in the translation then.
 const STALE_CODE: &str = "Oops: int3";
 
 /// Prints the host's clock, its threads that run or are blocked (policy, priority, state, CPU time, kernel function,
 /// command line) with the kernel stack of each blocked one, and the processes that started last.
 const STATE: &str = "echo up $(cut -d' ' -f1 /proc/uptime) s; format=tid,cls,rtprio,ni,stat,time,wchan:24,args; \
     ps -eLo $format | awk 'NR == 1 || $5 ~ /^[RD]/' | cut -c1-150 | head -n 20; \
-    for task in $(ps -eLo tid,stat | awk '$2 ~ /^D/ {print $1}' | head -n 5); do echo stack of $task:; head -n 8 /proc/$task/stack; done; \
-    echo started last:; ps -eo pid,cls,rtprio,ni,stat,time,wchan:24,args --sort=start_time | tail -n 12 | cut -c1-150; echo w > /proc/sysrq-trigger";
+    for task in $(ps -eLo tid,stat | awk '$2 ~ /^D/ {print $1}' | head -n 5); do echo stack of $task:; head -n 8 \
+    /proc/$task/stack; done; echo started last:; ps -eo pid,cls,rtprio,ni,stat,time,wchan:24,args --sort=start_time | \
+    tail -n 12 | cut -c1-150; echo w > /proc/sysrq-trigger";
 
 /// How long an answer to [`STATE`] may take, of real time.
 const STATE_PATIENCE: Duration = Duration::from_secs(60);
@@ -79,6 +81,7 @@ pub struct Lab {
     emulator: Child,
     connection: Option<Connection>,
     clock: Clock,
+    cpus: u8,
     release_us: u32,
     silence: Duration,
     next: u64,
@@ -130,6 +133,7 @@ impl Lab {
             emulator,
             connection: None,
             clock: machine.clock,
+            cpus: machine.cpus,
             release_us: machine.release_us,
             silence: Duration::from_secs(machine.silence_seconds),
             next: 0,
@@ -161,7 +165,8 @@ impl Lab {
         self.output(argv, limit)?.checked(argv)
     }
 
-    /// As [`Lab::check`], at nice -20, as is whatever the command starts: for short questions to a host that leaves normal priority little CPU time.
+    /// As [`Lab::check`], at nice -20, as is whatever the command starts: for short questions to a host that leaves
+    /// normal priority little CPU time.
     ///
     /// # Errors
     /// As [`Lab::check`].
@@ -273,8 +278,8 @@ impl Lab {
         self.set_release("status", if on { "on" } else { "off" }.into())
     }
 
-    /// Has what arrives at the RT NIC released in these steps of its clock, us; `None`: as it was started. From the next release on, on the virtual
-    /// clock, while arrivals are stamped ([`Self::stamp_arrivals`]).
+    /// Has what arrives at the RT NIC released in these steps of its clock, us; `None`: as it was started. From the
+    /// next release on, on the virtual clock, while arrivals are stamped ([`Self::stamp_arrivals`]).
     ///
     /// # Errors
     /// The emulator refuses.
@@ -292,15 +297,20 @@ impl Lab {
         Monitor::open(&self.dir)?.ask("qom-set", &arguments).map(drop)
     }
 
-    /// A log of every instruction of the host and its guests, to this pipe; it is off at first. While it is kept, nothing else can be asked of
-    /// the emulator ([`Lab::stamp_arrivals`]).
+    /// A log of every instruction of the host and its guests, to this pipe; it is off at first. While it is kept,
+    /// nothing else can be asked of the emulator ([`Lab::stamp_arrivals`]).
     ///
     /// # Errors
-    /// The clock is the real one, on which it would show a host that is thousands of times too slow; the emulator refuses.
+    /// The clock is the real one, on which it would show a host that is thousands of times too slow; the host has
+    /// several CPUs, whose lines nothing tells apart yet; the emulator refuses.
     pub fn instruction_log(&self, pipe: &Path) -> Result<InstructionLog, LabError> {
         if self.clock == Clock::Real {
-            let said = "instructions are traced on the virtual clock, which such a trace does not slow down; use --clock virtual";
+            let said = "instructions are traced on the virtual clock, which such a trace does not slow down; use \
+                --clock virtual";
             return Err(LabError::Machine(said.into()));
+        }
+        if self.cpus > 1 {
+            return Err(LabError::Machine("instructions are traced on one CPU; leave out --cpus".into()));
         }
         InstructionLog::open(&self.dir, pipe)
     }
@@ -467,7 +477,8 @@ mod tests {
     #[test]
     fn a_breakpoint_that_nobody_set_is_the_emulators_and_other_crashes_are_not() {
         let log = Path::new("/x/console.log");
-        let console = "[    5.2] Oops: int3: 0000 [#1] SMP NOPTI\n[    5.3] Kernel panic - not syncing: Fatal exception in interrupt\n";
+        let console = "[    5.2] Oops: int3: 0000 [#1] SMP NOPTI\n[    5.3] Kernel panic - not syncing: Fatal \
+            exception in interrupt\n";
         assert!(matches!(crash(console, Clock::Real, log), Some(LabError::StaleCode { .. })));
         // With one CPU there is nobody else to change the code.
         assert!(matches!(crash(console, Clock::Virtual, log), Some(LabError::Crashed { .. })));

@@ -1,5 +1,6 @@
-//! Kernel modules of this repository for the lab's kernels: built once for a kernel, kept by their sources, brought along, so that the
-//! images need not know of them: the guest's by an archive behind the guests' initrd, the host's as a file in `/lab`.
+//! Kernel modules of this repository for the lab's kernels: built once for a kernel, kept by their sources, brought
+//! along, so that the images need not know of them: the guest's by an archive behind the guests' initrd, the host's as
+//! a file in `/lab`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,8 @@ use crate::cache;
 use crate::error::{LabError, file};
 use crate::lab;
 
-/// A module: what it is built of, as it was when this was built, and the script that builds it, where it looks for the rest.
+/// A module: what it is built of, as it was when this was built, and the script that builds it, where it looks for the
+/// rest.
 #[derive(Debug)]
 pub struct Module {
     /// Its folder in the repository.
@@ -44,8 +46,10 @@ pub const GUEST: Module = Module {
         ("guest/dl_host.c", include_str!("../../../guest/dl_host.c")),
         ("guest/dl_next.c", include_str!("../../../guest/dl_next.c")),
         ("guest/dl_stray.c", include_str!("../../../guest/dl_stray.c")),
+        ("guest/filter.c", include_str!("../../../guest/filter.c")),
         ("guest/idle.c", include_str!("../../../guest/idle.c")),
         ("guest/io.c", include_str!("../../../guest/io.c")),
+        ("guest/list.c", include_str!("../../../guest/list.c")),
         ("guest/main.c", include_str!("../../../guest/main.c")),
         ("guest/ontime.h", include_str!("../../../guest/ontime.h")),
         ("guest/opt.c", include_str!("../../../guest/opt.c")),
@@ -79,12 +83,14 @@ pub const HOST: Module = Module {
     script: ("scripts/host-module.sh", include_str!("../../../scripts/host-module.sh")),
 };
 
-/// First process of a guest that has the module: it is one more of those that the initrd's own first process loads. A role comes after it.
+/// First process of a guest that has the module: it is one more of those that the initrd's own first process loads. A
+/// role comes after it.
 const INIT: &str =
     "#!/bin/busybox sh\necho ontime.ko >> /modules\n[ ! -e /with-role ] || exec /with-role\nexec /init\n";
 
 impl Module {
-    /// The module for the kernel of this version (`uname -r`), built first where it is missing; `progress` gets a line a step.
+    /// The module for the kernel of this version (`uname -r`), built first where it is missing; `progress` gets a line
+    /// a step.
     ///
     /// # Errors
     /// [`LabError::Command`] where the build fails, with what to do.

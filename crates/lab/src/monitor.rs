@@ -1,7 +1,7 @@
 //! The emulator's monitor (QMP): a connection, and what is asked over it.
 //!
-//! In: the lab's directory, in which its socket lies. Out: the emulator's answers. It serves one connection at a time: a [`Monitor`] that is
-//! kept keeps all others waiting.
+//! In: the lab's directory, in which its socket lies. Out: the emulator's answers. It serves one connection at a time:
+//! a [`Monitor`] that is kept keeps all others waiting.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -76,8 +76,9 @@ fn quoted(path: &Path) -> String {
     format!("\"{}\"", path.to_string_lossy().replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// The emulator's log of every instruction (`-d exec`, one instruction a translated block): a line an instruction that is executed while it
-/// is on. An instruction takes the virtual time that it takes without, but some 2.5 us of real time.
+/// The emulator's log of every instruction (`-d exec`, one instruction a translated block): a line an instruction that
+/// is executed while it is on. An instruction takes the virtual time that it takes without, but some 2.5 us of real
+/// time.
 #[derive(Debug)]
 pub struct InstructionLog {
     monitor: Monitor,
@@ -89,8 +90,8 @@ impl InstructionLog {
         Ok(Self { monitor: Monitor::open(dir)?, pipe: quoted(pipe) })
     }
 
-    /// Writes a line for every instruction from now on. What reads the pipe must do so until [`Self::off`] has returned, or else the host
-    /// stands still.
+    /// Writes a line for every instruction from now on. What reads the pipe must do so until [`Self::off`] has
+    /// returned, or else the host stands still.
     ///
     /// # Errors
     /// [`LabError::Protocol`], [`LabError::File`].

@@ -15,18 +15,21 @@ const RT_CLIENT: &str = "10.1.0.1";
 /// The clients' address on the bulk network, /24.
 const BULK_CLIENT: &str = "10.2.0.1";
 
-/// The clients' TCP congestion control: it fills queues until something is lost, and every kernel lets a namespace choose it (cubic not).
+/// The clients' TCP congestion control: it fills queues until something is lost, and every kernel lets a namespace
+/// choose it (cubic not).
 const CONGESTION_CONTROL: &str = "reno";
 
-/// Frames the bulk network's tap holds while the emulated host is busy. The clients send in the machine's time, many times faster than the
-/// host's clock goes: with the default of 1,000 the tap loses some of each burst, TCP stands still for its timeouts, and the host has
-/// less to do than a link at full speed would give it. As many are left when a flood ends: some 50 ms of the host's time.
+/// Frames the bulk network's tap holds while the emulated host is busy. The clients send in the machine's time, many
+/// times faster than the host's clock goes: with the default of 1,000 the tap loses some of each burst, TCP stands
+/// still for its timeouts, and the host has less to do than a link at full speed would give it. As many are left when a
+/// flood ends: some 50 ms of the host's time.
 const BULK_QUEUE: &str = "10000";
 
-/// Segments that the clients' TCP hands to a tap at once, at least: 64 KiB, the most. It has as many as the connection sends in a millisecond
-/// (`tcp_tso_autosize`), of the machine's time, in which the emulated host is slow: a few, as if the link were slow. Each such
-/// packet's last segment has PSH, where the host's GRO ends what it puts together, so that a byte would cost the host the more the less time the
-/// machine has for it. What feeds a host at full speed sends full packets.
+/// Segments that the clients' TCP hands to a tap at once, at least: 64 KiB, the most. It has as many as the connection
+/// sends in a millisecond (`tcp_tso_autosize`), of the machine's time, in which the emulated host is slow: a few, as if
+/// the link were slow. Each such packet's last segment has PSH, where the host's GRO ends what it puts together, so
+/// that a byte would cost the host the more the less time the machine has for it. What feeds a host at full speed sends
+/// full packets.
 const SEGMENTS_AT_ONCE: &str = "44";
 
 /// Makes the taps and gives them their addresses.
@@ -36,8 +39,8 @@ const SEGMENTS_AT_ONCE: &str = "44";
 pub fn set_up() -> Result<(), LabError> {
     // There is nothing to switch off on a machine without IPv6.
     run("sysctl", &["-eqw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"])?;
-    // A machine's default may be BBR, which paces by the machine's clock, not by the emulated host's: the host then has as much to do as the
-    // machine had time for.
+    // A machine's default may be BBR, which paces by the machine's clock, not by the emulated host's: the host then has
+    // as much to do as the machine had time for.
     run("sysctl", &["-qw", &format!("net.ipv4.tcp_congestion_control={CONGESTION_CONTROL}")])?;
     run("sysctl", &["-qw", &format!("net.ipv4.tcp_min_tso_segs={SEGMENTS_AT_ONCE}")])?;
     run("ip", &["link", "set", "lo", "up"])?;

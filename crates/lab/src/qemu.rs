@@ -12,18 +12,26 @@ use crate::network::{BULK_TAP, RT_TAP};
 
 /// Nanoseconds of virtual time an instruction takes, as a power of two, where nothing else is said: 4 ns.
 const ICOUNT_SHIFT: u8 = 2;
-/// The emulated CPU. `erms` and `fsrm` off: the kernel would copy by `rep movsb`, a byte an instruction, and instructions
-/// are time. `cx16` off: TCG's CMPXCHG16B takes the flags from a stale condition code (translate.c, case 0x1c7, does not
-/// store the current one before its helper), and where the instruction budget ends just behind it, garbage in RFLAGS
-/// stays: a guest's next VM exit saves it, and the guest dies of it. Kernels have another way without the feature.
-const CPU: &str = "max,-erms,-fsrm,-cx16";
-/// Beside it, that the TSC is invariant, which TCG does not offer by itself though its TSC is: KVM of an RT kernel refuses to load
-/// without. From 6.15 on the kernel is told so by `setcpuid`.
+/// The emulated CPU. `erms` and `fsrm` off: the kernel would copy by `rep movsb`, a byte an instruction, and
+/// instructions are time. `cx16` off: TCG's CMPXCHG16B takes the flags from a stale condition code (translate.c, case
+/// 0x1c7, does not store the current one before its helper), and where the instruction budget ends just behind it,
+/// garbage in RFLAGS stays: a guest's next VM exit saves it, and the guest dies of it. Kernels have another way without
+/// the feature.
+pub(crate) const CPU: &str = "max,-erms,-fsrm,-cx16";
+/// Beside it, that the TSC is invariant, which TCG does not offer by itself though its TSC is: KVM of an RT kernel
+/// refuses to load without. From 6.15 on the kernel is told so by `setcpuid`.
 const INVARIANT_TSC: &str = ",+invtsc,x-force-features=on";
+/// Instructions of a turn, on average, where several CPUs take turns on the virtual clock. An event of one CPU is seen
+/// by another within a round, which takes the time of one turn: 1 us where an instruction takes 1 ns. A wake-up of a
+/// thread on another CPU costs 5 us of instructions; shorter turns cost more emulation.
+pub(crate) const TURN: u32 = 1000;
 /// The object that releases arriving packets of the RT NIC.
 pub const RELEASE: &str = "release";
-/// Virtual microseconds between releases of arriving packets, where nothing else is said: an arrival is stamped when it is released.
+/// Virtual microseconds between releases of arriving packets, where nothing else is said: an arrival is stamped when it
+/// is released.
 const RELEASE_US: u32 = 100;
+/// Bounds of [`Machine::cpus`]: the emulator's self-test covers them.
+const CPUS: std::ops::RangeInclusive<u8> = 1..=8;
 /// Bounds of [`Machine::silence_seconds`]: the agent's heart beats every 2 s of the host's time; and a day.
 const SILENCE: std::ops::RangeInclusive<u64> = 30..=86_400;
 
@@ -31,9 +39,9 @@ const SILENCE: std::ops::RangeInclusive<u64> = 30..=86_400;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Clock {
-    /// Instructions executed: one CPU, the same on any machine.
+    /// Instructions executed; several CPUs take turns. The same on any machine.
     Virtual,
-    /// This machine's time: several CPUs, noisy.
+    /// This machine's time: CPUs in parallel, noisy.
     Real,
 }
 
@@ -106,7 +114,7 @@ pub enum Console {
 pub struct Machine {
     /// Its clock.
     pub clock: Clock,
-    /// Its CPUs: 1 on the virtual clock, 1 to 8 on the real one.
+    /// Its CPUs: 1 to 8.
     pub cpus: u8,
     /// Its memory, MiB.
     pub memory_mib: u32,
@@ -122,8 +130,8 @@ pub struct Machine {
     pub silence_seconds: u64,
     /// Bytes of a frame that the RT NIC's capture holds, at most; the bulk NIC's holds headers.
     pub captured_bytes: u32,
-    /// Nanoseconds of virtual time an instruction takes, as a power of two. 2 (4 ns) is quickest to run, and enough where
-    /// time is not what is asked for; experiments take 0 (1 ns).
+    /// Nanoseconds of virtual time an instruction takes, as a power of two. 2 (4 ns) is quickest to run, and enough
+    /// where time is not what is asked for; experiments take 0 (1 ns).
     pub icount_shift: u8,
     /// Virtual microseconds between releases of packets that arrive at the RT NIC (100).
     pub release_us: u32,
@@ -158,13 +166,16 @@ impl Machine {
             let (least, most) = SILENCE.into_inner();
             return Err(LabError::Machine(format!("--silence {}: {least} to {most} seconds", self.silence_seconds)));
         }
-        match (self.clock, self.cpus) {
-            (Clock::Virtual, 1) | (Clock::Real, 1..=8) => Ok(()),
-            (Clock::Virtual, cpus) => Err(LabError::Machine(format!(
-                "--cpus {cpus}: the virtual clock is exact with one CPU only (several take turns of up to 1 ms); use --clock real"
-            ))),
-            (Clock::Real, cpus) => Err(LabError::Machine(format!("--cpus {cpus} is not one of 1 to 8"))),
+        if !CPUS.contains(&self.cpus) {
+            let (least, most) = CPUS.into_inner();
+            return Err(LabError::Machine(format!("--cpus {}: {least} to {most} CPUs", self.cpus)));
         }
+        Ok(())
+    }
+
+    /// Whether several CPUs take turns, which Debian's emulator cannot ([`Images::with_turns`]).
+    pub fn takes_turns(&self) -> bool {
+        self.clock == Clock::Virtual && self.cpus > 1
     }
 
     fn command_line(&self) -> String {
@@ -177,7 +188,8 @@ impl Machine {
             // KVM marks the TSC unstable without it, and guests then lose their clock.
             "setcpuid=constant_tsc".into(),
             "tsc=reliable".into(),
-            // On the real clock of a loaded machine ten ticks may not come while the kernel waits for four, and it panics.
+            // On the real clock of a loaded machine ten ticks may not come while the kernel waits for four, and it
+            // panics.
             "no_timer_check".into(),
             "mitigations=off".into(),
             // Guests' memory: few nested page faults, as on any host set up for RT VMs.
@@ -195,7 +207,7 @@ impl Machine {
 
     /// The emulator's command line for this machine, with its sockets, logs and captures in `dir`.
     pub fn arguments(&self, images: &Images, dir: &Path, initrd: &Path) -> Vec<String> {
-        let mut line = Line(images.emulator());
+        let mut line = Line(images.emulator(self.takes_turns()));
         let at = |name: &str| dir.join(name).to_string_lossy().into_owned();
         line.flag("-nodefaults").flag("-no-user-config").flag("-no-reboot");
         let old = self.kernel == Kernel::Rt612;
@@ -205,7 +217,8 @@ impl Machine {
         match self.clock {
             Clock::Virtual => {
                 line.option("-accel", "tcg,thread=single");
-                line.option("-icount", &format!("shift={},sleep=off", self.icount_shift))
+                let turn = if self.takes_turns() { format!(",turn={TURN}") } else { String::new() };
+                line.option("-icount", &format!("shift={},sleep=off{turn}", self.icount_shift))
             }
             Clock::Real => line.option("-accel", "tcg,thread=multi"),
         };
@@ -271,17 +284,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_virtual_clock_takes_one_cpu_and_says_why() {
+    fn numbers_out_of_their_bounds_are_refused_on_both_clocks() {
+        for clock in [Clock::Virtual, Clock::Real] {
+            let mut machine = Machine::new(clock, Kernel::Rt72);
+            for cpus in 1..=8 {
+                machine.cpus = cpus;
+                assert!(machine.check().is_ok(), "{cpus}");
+            }
+            for cpus in [0, 9, u8::MAX] {
+                machine.cpus = cpus;
+                let message = machine.check().unwrap_err().to_string();
+                assert!(message.contains(&format!("--cpus {cpus}: 1 to 8")), "{message}");
+            }
+        }
         let mut machine = Machine::new(Clock::Virtual, Kernel::Rt72);
-        assert!(machine.check().is_ok());
-        machine.cpus = 2;
-        let message = machine.check().unwrap_err().to_string();
-        assert!(message.contains("--clock real"), "{message}");
-        machine.clock = Clock::Real;
-        assert!(machine.check().is_ok());
-        machine.cpus = 9;
-        assert!(machine.check().is_err());
-        machine.cpus = 2;
         for silence in [29, 86_401, u64::MAX] {
             machine.silence_seconds = silence;
             assert!(machine.check().is_err(), "{silence}");

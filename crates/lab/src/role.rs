@@ -1,5 +1,5 @@
-//! Roles of the lab's guests that their disk does not know: a first process of their own, brought along behind their initrd, so that the images
-//! need not know of it.
+//! Roles of the lab's guests that their disk does not know: a first process of their own, brought along behind their
+//! initrd, so that the images need not know of it.
 
 use std::fs;
 use std::path::Path;
@@ -20,13 +20,14 @@ pub const RTA: Role = Role { name: "rta", init: include_str!("guest/rta.sh"), mo
 /// An RT server with a CPU load of its own, which a datagram sets (`lab-vm`, ROLE `loaded`).
 pub const LOADED: Role = Role { name: "loaded", init: include_str!("guest/loaded.sh"), more: &[] };
 
-/// The RT server of the guest's own disk, and a process that once tells this kernel's symbols and the programs' mappings to the client's address,
-/// TCP port [`SYMBOLS_PORT`] (`lab-vm`, ROLE `rt`).
+/// The RT server of the guest's own disk, and a process that once tells this kernel's symbols and the programs'
+/// mappings to the client's address, TCP port [`SYMBOLS_PORT`] (`lab-vm`, ROLE `rt`).
 pub const SYMBOLS: Role = Role { name: "rt", init: include_str!("guest/symbols.sh"), more: &[] };
 /// Where [`SYMBOLS`] tells them.
 pub const SYMBOLS_PORT: u16 = 11_113;
 
-/// First process of the initrd: has its own one put `/role` and what else is called so where the guest's root, which is read-only, can run it.
+/// First process of the initrd: has its own one put `/role` and what else is called so where the guest's root, which is
+/// read-only, can run it.
 const INIT: &str = "#!/bin/busybox sh\n\
                     /bin/busybox sed -i 's|^exec .*switch_root|/bin/busybox cp /role* /root/dev/; &|' /init\n\
                     exec /init\n";

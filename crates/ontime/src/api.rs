@@ -1,7 +1,7 @@
 //! The daemon's HTTP/JSON words: what goes over `/run/ontime/ontime.sock`, and the source of `docs/openapi.json`.
 //!
-//! These are the contract with users. They are apart from the crates' own types, so that those can change without it; the
-//! conversions are in `view.rs`.
+//! These are the contract with users. They are apart from the crates' own types, so that those can change without it;
+//! the conversions are in `view.rs`.
 
 use std::time::Duration;
 
@@ -12,6 +12,44 @@ use utoipa::ToSchema;
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// The same of a change: where RT work leaves the host's only CPU a twentieth, a pass takes as many times as long.
 pub const PATIENCE_CHANGE: Duration = Duration::from_secs(120);
+
+/// The version of the daemon's answers and of what `--json` prints.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// A document with its version: what `--json` prints where it is not an answer of the daemon.
+#[derive(Debug, Serialize)]
+pub struct Versioned<'a, T> {
+    schema_version: u32,
+    #[serde(flatten)]
+    document: &'a T,
+}
+
+impl<'a, T> Versioned<'a, T> {
+    /// This document, in today's version.
+    pub fn of(document: &'a T) -> Self {
+        Self { schema_version: SCHEMA_VERSION, document }
+    }
+}
+
+/// The tenants of this host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Tenants {
+    /// The version of this document: a field that goes or changes its meaning raises it.
+    #[serde(default)]
+    pub schema_version: u32,
+    /// The tenants.
+    pub tenants: Vec<Tenant>,
+}
+
+/// The network interfaces of this host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Nics {
+    /// The version of this document: a field that goes or changes its meaning raises it.
+    #[serde(default)]
+    pub schema_version: u32,
+    /// The interfaces.
+    pub nics: Vec<Nic>,
+}
 
 /// A virtual machine or container on this host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -60,7 +98,8 @@ pub struct Thread {
 /// A tenant's virtual NIC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TenantNic {
-    /// The host's interface; of a container's macvlan, ipvlan or VLAN, which is none of the host's, its name in the container: `eth0 (inside)`.
+    /// The host's interface; of a container's macvlan, ipvlan or VLAN, which is none of the host's, its name in the
+    /// container: `eth0 (inside)`.
     pub name: String,
     /// The physical NICs it reaches.
     pub lower: Vec<String>,
@@ -71,6 +110,8 @@ pub struct TenantNic {
 pub struct Nic {
     /// Its name.
     pub name: String,
+    /// Its alternative names (`ip link property add dev NIC altname NAME`).
+    pub altnames: Vec<String>,
     /// Its index.
     pub ifindex: u32,
     /// Its kind (`veth`, `tun`) or driver.
@@ -137,6 +178,9 @@ pub enum State {
 /// What is wanted of this host, what is, and why they differ.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
+    /// The version of this document: a field that goes or changes its meaning raises it.
+    #[serde(default)]
+    pub schema_version: u32,
     /// Ontime's version.
     pub version: String,
     /// The daemon's process.
@@ -245,6 +289,9 @@ pub struct CapThread {
 /// Reserved CPU time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Reservations {
+    /// The version of this document: a field that goes or changes its meaning raises it.
+    #[serde(default)]
+    pub schema_version: u32,
     /// What keeps it: `paced`, `dp-wrap`, `sched_ext` or `deadline`.
     pub backend: String,
     /// Why nothing is kept although it is configured.
@@ -372,9 +419,9 @@ pub struct KnobState {
     pub wanted: String,
     /// The value it has; none where it cannot be read.
     pub actual: Option<String>,
-    /// `ok`, `drifted`, `paused` (its thread is over its runtime cap this moment), `ahead` (a vCPU, because of an interrupt: method
-    /// `interrupt-context`), `gone`, `unsupported` or `failed`; `not-applied` where no daemon runs, or after `ontime
-    /// reset`; and `would-change` in mode `observe`.
+    /// `ok`, `drifted`, `paused` (its thread is over its runtime cap this moment), `ahead` (a vCPU, because of an
+    /// interrupt: method `interrupt-context`), `gone`, `unsupported` or `failed`; `not-applied` where no daemon runs,
+    /// or after `ontime reset`; and `would-change` in mode `observe`.
     pub state: String,
     /// Why, where it is not `ok`.
     pub why: Option<String>,
@@ -424,6 +471,9 @@ pub struct ApplyRequest {
 /// What an apply or reset did.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Report {
+    /// The version of this document: a field that goes or changes its meaning raises it.
+    #[serde(default)]
+    pub schema_version: u32,
     /// The method.
     pub method: String,
     /// Whether nothing was changed because none was asked.

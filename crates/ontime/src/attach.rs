@@ -1,5 +1,5 @@
-//! `ontime attach`: what a VM's QEMU needs to have outsourced sockets, as options or as libvirt XML. It changes nothing, but for
-//! a VM that runs and is to have the next device process (`--qmp`).
+//! `ontime attach`: what a VM's QEMU needs to have outsourced sockets, as options or as libvirt XML. It changes
+//! nothing, but for a VM that runs and is to have the next device process (`--qmp`).
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -46,8 +46,8 @@ const CHASSIS: u32 = 100;
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let Some(vm) = config::load(&paths.config_dir, &args.vm)? else {
         exit::usage!(
-            "no VM {0} has outsourced sockets: there is no table [vm.{0}] in {1}/sockets.toml; write one, which says what the VM \
-             may do, or correct the name",
+            "no VM {0} has outsourced sockets: there is no table [vm.{0}] in {1}/sockets.toml; write one, which says \
+             what the VM may do, or correct the name",
             args.vm,
             paths.config_dir.display()
         );
@@ -90,7 +90,8 @@ fn device(paths: &ontime_sockets::Paths, channel: u32) -> [String; 3] {
         format!("socket,id=ontime{channel},path={path}"),
         format!("pcie-root-port,id=ontime-port{channel},chassis={}", CHASSIS + channel),
         format!(
-            "vhost-user-test-device-pci,id=ontime-dev{channel},bus=ontime-port{channel},chardev=ontime{channel}{properties}"
+            "vhost-user-test-device-pci,id=ontime-dev{channel},bus=ontime-port{channel},\
+             chardev=ontime{channel}{properties}"
         ),
     ]
 }

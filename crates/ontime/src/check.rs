@@ -70,6 +70,11 @@ pub fn run(_: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(found.errors.iter().map(exit::of_config).max().unwrap_or(unread)))
 }
 
+/// The configuration files that Ontime reads.
+pub fn files(directory: &Path) -> Vec<PathBuf> {
+    PARTS.iter().flat_map(|part| config::files(directory, part.name).unwrap_or_default()).collect()
+}
+
 /// What is in a configuration directory.
 #[derive(Debug, Default)]
 struct Found {

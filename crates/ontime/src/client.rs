@@ -77,6 +77,15 @@ pub fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientEr
     decode(socket, &call(socket, Method::GET, path, Vec::new())?)
 }
 
+/// Asks for `path`, whose answer is text: the daemon's metrics.
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn get_text(socket: &Path, path: &str) -> Result<String, ClientError> {
+    let body = call(socket, Method::GET, path, Vec::new())?;
+    String::from_utf8(body.into()).map_err(|error| broken(socket, error))
+}
+
 /// Sends `body` to `path`.
 ///
 /// # Errors

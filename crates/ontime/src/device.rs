@@ -14,8 +14,8 @@ pub struct Args {
     /// The VM: its table in sockets.toml, and its directory in /run/ontime/device.
     #[arg(long, value_name = "NAME", value_parser = vm_name)]
     vm: String,
-    /// Network namespace of the VM's sockets: a name in /run/netns, or a file. Needs root; without it, the process stays
-    /// where its service manager put it.
+    /// Network namespace of the VM's sockets: a name in /run/netns, or a file. Needs root; without it, the process
+    /// stays where its service manager put it.
     #[arg(long, value_name = "NETNS")]
     netns: Option<PathBuf>,
     /// Become this user and group, after everything that needs root.

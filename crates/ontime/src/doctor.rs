@@ -85,7 +85,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         doctor::examine(&LiveHost::with_roots(roots), &inventory, &intent, &found.problems, &refused, &probes);
     let mut out = std::io::stdout().lock();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &diagnosis)?;
+        serde_json::to_writer_pretty(&mut out, &api::Versioned::of(&diagnosis))?;
         writeln!(out)?;
     } else {
         let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();

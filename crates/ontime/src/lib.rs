@@ -14,12 +14,14 @@ mod device;
 mod doctor;
 mod exit;
 mod log;
+mod metrics;
 mod net;
 mod paths;
 mod plan;
 mod ps;
 mod reload;
 mod replug;
+mod report;
 mod reset;
 mod sight;
 mod sockets;
@@ -29,6 +31,7 @@ mod top;
 mod trace;
 
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -67,6 +70,10 @@ commands! {
     Status => status,
     /// Show reserved CPU time live: reserved, used, missed, and the plan of the present slice
     Top => top,
+    /// Print the daemon's metrics, or keep them in a file for node_exporter
+    Metrics => metrics,
+    /// Collect what a support request needs, in one file
+    Report => report,
     /// The host's packet path, NIC by NIC
     Net => net,
     /// Apply, with another method if one is given
@@ -102,7 +109,15 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
+/// What `--version` prints; without the program, the package's version.
+static VERSION: OnceLock<&'static str> = OnceLock::new();
+
+fn version() -> &'static str {
+    VERSION.get().copied().unwrap_or(env!("CARGO_PKG_VERSION"))
+}
+
 /// Runs the program. `version` is what `ontime --version` prints.
 pub fn main(version: &'static str) -> ExitCode {
+    let _ = VERSION.set(version);
     ontime_cli::main(version, exit::status, run)
 }

@@ -24,7 +24,8 @@ pub fn start() {
     let _ = result;
 }
 
-/// What is logged. Never what virtio-queue says: a guest makes it speak as often as it likes, on real-time threads of its device process.
+/// What is logged. Never what virtio-queue says: a guest makes it speak as often as it likes, on real-time threads of
+/// its device process.
 fn filter(said: Option<String>) -> EnvFilter {
     let filter = said.and_then(|said| EnvFilter::try_new(said).ok()).unwrap_or_else(|| EnvFilter::new("info"));
     let quiet: Option<Directive> = "virtio_queue=off".parse().ok();
@@ -87,6 +88,38 @@ impl Repeats {
     }
 }
 
+/// How many lines about changes may be logged: tenants' threads come and go as often as tenants like, and journald
+/// leaves out everything of a service that logs too much.
+#[derive(Debug)]
+pub struct LineQuota {
+    left: f64,
+    refilled: Instant,
+}
+
+impl LineQuota {
+    /// Lines at once: the first pass over a host of some hundred VMs.
+    const MOST: f64 = 4096.0;
+    /// Lines a second in the long run.
+    const REFILL: f64 = 20.0;
+
+    /// A full quota.
+    pub fn new(now: Instant) -> Self {
+        Self { left: Self::MOST, refilled: now }
+    }
+
+    /// Whether one more line may be logged.
+    pub fn take(&mut self, now: Instant) -> bool {
+        let since = now.saturating_duration_since(self.refilled).as_secs_f64();
+        self.left = (self.left + since * Self::REFILL).min(Self::MOST);
+        self.refilled = now;
+        let may = self.left >= 1.0;
+        if may {
+            self.left -= 1.0;
+        }
+        may
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,6 +134,15 @@ mod tests {
                 assert_eq!(others, said != Some("virtio_queue=trace"), "{said:?}");
             });
         }
+    }
+
+    #[test]
+    fn lines_about_changes_have_a_quota_that_refills() {
+        let start = Instant::now();
+        let mut quota = LineQuota::new(start);
+        assert_eq!((0..10_000).filter(|_| quota.take(start)).count(), 4096);
+        assert_eq!((0..100).filter(|_| quota.take(start + Duration::from_secs(2))).count(), 40);
+        assert_eq!((0..10_000).filter(|_| quota.take(start + Duration::from_secs(86_400))).count(), 4096);
     }
 
     #[test]

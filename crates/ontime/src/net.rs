@@ -1,4 +1,5 @@
-//! `ontime net status`: the packet path NIC by NIC: class and why, tenants, and every knob: wanted, actual, why they differ.
+//! `ontime net status`: the packet path NIC by NIC: class and why, tenants, and every knob: wanted, actual, why they
+//! differ.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -31,7 +32,7 @@ enum What {
 
 #[derive(Debug, clap::Args)]
 struct Status {
-    /// Only these NICs.
+    /// Only these NICs, by any of their names.
     nics: Vec<String>,
     /// As JSON (as GET /v1/nics answers).
     #[arg(long)]
@@ -46,19 +47,27 @@ struct Status {
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let What::Status(args) = &args.what;
     let own = |why: &str, missed| look(paths, why, missed).map(|(nics, missed)| (nics, Some(missed)));
-    let (mut nics, missed): (Vec<api::Nic>, Option<Missed>) = match client::get(&paths.socket(), "/v1/nics") {
-        Ok(nics) => (nics, None),
-        Err(ClientError::NoDaemon { .. }) => own("no daemon runs (systemctl start ontimed)", Missed::rights())?,
-        Err(error @ ClientError::Denied { .. }) => own("the daemon could not be asked", Missed::rights().also(error))?,
-        Err(error) => return Err(error.into()),
-    };
-    if let Some(unknown) = args.nics.iter().find(|name| !nics.iter().any(|nic| nic.name == **name)) {
+    let (mut nics, missed): (Vec<api::Nic>, Option<Missed>) =
+        match client::get::<api::Nics>(&paths.socket(), "/v1/nics") {
+            Ok(answer) => (answer.nics, None),
+            Err(ClientError::NoDaemon { .. }) => own("no daemon runs (systemctl start ontimed)", Missed::rights())?,
+            Err(error @ ClientError::Denied { .. }) => {
+                own("the daemon could not be asked", Missed::rights().also(error))?
+            }
+            Err(error) => return Err(error.into()),
+        };
+    let is_called = |nic: &api::Nic, name: &String| nic.name == *name || nic.altnames.contains(name);
+    if let Some(unknown) = args.nics.iter().find(|name| !nics.iter().any(|nic| is_called(nic, name))) {
         let known = nics.iter().map(|nic| visible(&nic.name)).collect::<Vec<_>>().join(", ");
         exit::usage!("there is no interface {unknown} in this network namespace; there are: {known}");
     }
-    nics.retain(|nic| args.nics.is_empty() || args.nics.contains(&nic.name));
+    nics.retain(|nic| args.nics.is_empty() || args.nics.iter().any(|name| is_called(nic, name)));
+    let states = |nic: &api::Nic| nic.knobs.iter().map(|knob| knob.state.clone()).collect::<Vec<_>>();
+    let states: Vec<String> = nics.iter().flat_map(states).collect();
+    let critical = nics.iter().any(|nic| api::any_critical(&nic.findings));
     let mut out = std::io::stdout().lock();
     if args.json {
+        let nics = api::Nics { schema_version: api::SCHEMA_VERSION, nics };
         serde_json::to_writer_pretty(&mut out, &nics)?;
         writeln!(out)?;
     } else {
@@ -69,11 +78,10 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
             show(&mut out, nic)?;
         }
     }
-    let states = nics.iter().flat_map(|nic| &nic.knobs).map(|knob| knob.state.as_str());
     // A daemon that does not apply was asked not to.
-    let is_wrong = |state| matches!(state, "drifted" | "failed") || (state == "not-applied" && missed.is_some());
-    let status = if states.into_iter().any(is_wrong) { exit::WARNING } else { exit::OK };
-    let critical = nics.iter().any(|nic| api::any_critical(&nic.findings));
+    let not_applied = |state: &str| state == "not-applied" && missed.is_some();
+    let is_wrong = |state: &String| matches!(state.as_str(), "drifted" | "failed") || not_applied(state);
+    let status = if states.iter().any(is_wrong) { exit::WARNING } else { exit::OK };
     let status = if critical { exit::CRITICAL } else { status };
     Ok(ExitCode::from(missed.map_or(status, |missed| missed.tell(status))))
 }

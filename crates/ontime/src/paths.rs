@@ -54,6 +54,11 @@ impl Paths {
         self.run_dir.join("reservations")
     }
 
+    /// Threads beyond a tenant's quota, for the next daemon.
+    pub fn demoted(&self) -> PathBuf {
+        self.run_dir.join("demoted")
+    }
+
     /// The host's file systems.
     pub fn roots(&self) -> Roots {
         Roots { debug: self.debugfs.clone(), ..Roots::default() }

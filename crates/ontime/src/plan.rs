@@ -1,5 +1,5 @@
-//! `ontime plan`: will these tenants fit, what would other analyses reserve, and what does the schedule look like? It reads
-//! one file, asks no daemon and changes nothing.
+//! `ontime plan`: will these tenants fit, what would other analyses reserve, and what does the schedule look like? It
+//! reads one file, asks no daemon and changes nothing.
 
 mod file;
 mod picture;
@@ -92,7 +92,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
     let drawn = simulate(args, &placed, &mut report, names)?;
     let mut out = std::io::stdout().lock();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
+        serde_json::to_writer_pretty(&mut out, &crate::api::Versioned::of(&report))?;
         writeln!(out)?;
     } else {
         print(&mut out, &report)?;
@@ -124,6 +124,7 @@ fn simulate(args: &Args, placed: &[Placed], report: &mut Report, names: Vec<&str
         }
         let picture = Picture {
             runs: &outcome.runs,
+            deadlines: &outcome.deadlines,
             places: picture::places(&on.vcpus),
             names: names.clone(),
             cpus: report.cpus_per_host,
@@ -140,12 +141,14 @@ fn simulate(args: &Args, placed: &[Placed], report: &mut Report, names: Vec<&str
 
 fn print(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
     let hosts = report.hosts.len();
-    let of = if hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
+    let cpus = report.cpus_per_host;
+    let plural = |is_one: bool| if is_one { "" } else { "s" };
+    let of = format!("{hosts} host{} of {cpus} CPU{}", plural(hosts == 1), plural(cpus == 1));
     let verdict = if report.fits { "Fits" } else { "Does not fit" };
     writeln!(
         out,
-        "{verdict}: {:.3} CPUs needed, {:.3} reserved; {of} of {} CPUs, {:.3} kept for bulk on each.",
-        report.needed_cpus, report.reserved_cpus, report.cpus_per_host, report.bulk_reserve_cpus
+        "{verdict}: {:.3} CPUs needed, {:.3} reserved; {of}, {:.3} kept for bulk on each.",
+        report.needed_cpus, report.reserved_cpus, report.bulk_reserve_cpus
     )?;
     for refused in &report.refused {
         writeln!(out, "  no place for {}: {}", table::visible(&refused.tenant), table::visible(&refused.why))?;
@@ -165,8 +168,8 @@ fn print(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
         let Some(s) = &host.simulation else { continue };
         writeln!(
             out,
-            "Simulation, host {number}: {} s, {} jobs, {} missed (worst by {} us), {:.3} CPUs used; per second {:.0} slices, {:.0} replans, \
-             {:.0} switches, {:.0} migrations.",
+            "Simulation, host {number}: {} s, {} jobs, {} missed (worst by {} us), {:.3} CPUs used; per second {:.0} \
+             slices, {:.0} replans, {:.0} switches, {:.0} migrations.",
             s.seconds,
             s.jobs,
             s.missed,
@@ -187,7 +190,8 @@ fn print_compositional(out: &mut impl Write, report: &Report) -> std::io::Result
     let claimed = found.claimed_cpus.map_or_else(|| "-".to_owned(), |cpus| cpus.to_string());
     writeln!(
         out,
-        "CPUs: Ontime {:.3}; compositional analysis (in {}): PRM {} allocated, {claimed} claimed (gEDF), DMPR {}, MPR {}.",
+        "CPUs: Ontime {:.3}; compositional analysis (in {}): PRM {} allocated, {claimed} claimed (gEDF), DMPR {}, MPR \
+         {}.",
         report.reserved_cpus,
         Nanos(found.unit_ns),
         cpus(found.prm_cpus),

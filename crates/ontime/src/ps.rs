@@ -26,8 +26,8 @@ pub struct Args {
 /// # Errors
 /// Where the configuration is wrong, or standard output is closed.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
-    let (tenants, problems, missed) = match client::get(&paths.socket(), "/v1/tenants") {
-        Ok(tenants) => (tenants, told(paths), Missed::default()),
+    let (tenants, problems, missed) = match client::get::<api::Tenants>(&paths.socket(), "/v1/tenants") {
+        Ok(answer) => (answer.tenants, told(paths), Missed::default()),
         Err(ClientError::NoDaemon { .. }) => look(paths, Missed::rights())?,
         Err(error @ ClientError::Denied { .. }) => look(paths, Missed::rights().also(error))?,
         Err(error) => return Err(error.into()),
@@ -37,6 +37,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     }
     let mut out = std::io::stdout().lock();
     if args.json {
+        let tenants = api::Tenants { schema_version: api::SCHEMA_VERSION, tenants };
         serde_json::to_writer_pretty(&mut out, &tenants)?;
         writeln!(out)?;
     } else if tenants.is_empty() {

@@ -1,7 +1,7 @@
 //! The next device process for a VM that runs: QEMU's devices of the last one are unplugged, and plugged in anew.
 //!
-//! QEMU (10.2 to 11.1) does not connect such a device a second time: with `reconnect-ms` it ends with a failed assertion,
-//! because the device's state was cleared when the first process went (`hw/virtio/vhost-user-base.c`).
+//! QEMU (10.2 to 11.1) does not connect such a device a second time: with `reconnect-ms` it ends with a failed
+//! assertion, because the device's state was cleared when the first process went (`hw/virtio/vhost-user-base.c`).
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -176,7 +176,8 @@ mod tests {
 
     #[test]
     fn a_device_is_waited_for_and_one_that_is_gone_is_not() {
-        let deleted = "{\"return\":{}}\n{\"event\":\"X\"}\n{\"event\":\"DEVICE_DELETED\",\"data\":{\"device\":\"ontime-dev1\"}}\n";
+        let deleted = "{\"return\":{}}\n{\"event\":\"X\"}\n\
+            {\"event\":\"DEVICE_DELETED\",\"data\":{\"device\":\"ontime-dev1\"}}\n";
         let missing = "{\"error\":{\"desc\":\"not found\"}}\n";
         let (dir, thread) = monitor(vec![DONE, missing, missing, deleted, DONE, DONE, DONE, DONE, DONE]);
         run(&dir.path().join("qmp"), &two()).unwrap();

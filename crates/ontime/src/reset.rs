@@ -6,6 +6,7 @@ use anyhow::Context;
 use ontime_hostnet::LiveHost;
 
 use crate::client::{self, ClientError};
+use crate::daemon::demoted::Demoted;
 use crate::daemon::{protections, view};
 use crate::paths::Paths;
 use crate::{api, apply, exit};
@@ -40,6 +41,11 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let host = LiveHost::with_roots(paths.roots());
     let mut journal = paths.journal()?;
     let report = ontime_hostnet::reset(&host, &mut journal)?;
+    // The kernel's protections are on again: threads beyond a quota may have their policies.
+    let demoted = Demoted::open(paths.demoted()).give_back();
+    if demoted > 0 {
+        eprintln!("ontime: threads beyond a tenant's quota that have their real-time policy again: {demoted}");
+    }
     show(&view::report(&report, "reset", false), args.json)
 }
 

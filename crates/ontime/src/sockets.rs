@@ -36,7 +36,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let status = ask(&ontime_sockets::Paths::new(&paths.run_dir, &args.vm), &args.vm)?;
     let mut out = std::io::stdout().lock();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &status)?;
+        serde_json::to_writer_pretty(&mut out, &crate::api::Versioned::of(&status))?;
         writeln!(out)?;
         return Ok(ExitCode::SUCCESS);
     }

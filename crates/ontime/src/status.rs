@@ -130,6 +130,7 @@ mod tests {
 
     fn status() -> api::Status {
         api::Status {
+            schema_version: api::SCHEMA_VERSION,
             version: "1".to_owned(),
             pid: 1,
             kernel: "7.2".to_owned(),

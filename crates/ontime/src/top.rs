@@ -1,4 +1,8 @@
-//! `ontime top`: reserved CPU time, live: what each vCPU has reserved, what it used, what it missed, and the plan of the present slice.
+//! `ontime top`: reserved CPU time, live: what each vCPU has reserved, what it used, what it missed, and the plan of
+//! the present slice.
+
+mod screen;
+mod terminal;
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
@@ -7,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use self::screen::Screen;
+use self::terminal::{Input, Terminal};
 use crate::paths::Paths;
 use crate::table::visible;
 use crate::{api, client, table};
@@ -61,7 +67,9 @@ struct Used {
 /// Where no daemon answers, or standard output is closed.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let look = || client::get::<api::Reservations>(&paths.socket(), "/v1/reservations");
-    let live = !args.json && !args.once && std::io::stdout().is_terminal();
+    if !args.json && !args.once && std::io::stdout().is_terminal() && std::io::stdin().is_terminal() {
+        return live(args.interval, look);
+    }
     let (mut before, mut at) = (look()?, Instant::now());
     loop {
         std::thread::sleep(args.interval);
@@ -70,11 +78,10 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         let used = used(&before, &now, seconds);
         let mut text = String::new();
         if args.json {
-            text = serde_json::to_string(&Look { seconds, reservations: &now, used })?;
+            let look = Look { seconds, reservations: &now, used };
+            text = serde_json::to_string(&api::Versioned::of(&look))?;
             text.push('\n');
         } else {
-            // Home, the new text, and away with what is left of the old.
-            text.push_str(if live { "\x1b[H\x1b[2J" } else { "" });
             show(&mut text, &now, &used)?;
         }
         let mut out = std::io::stdout().lock();
@@ -84,6 +91,37 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         before = now;
+    }
+}
+
+/// The live view: until `q`, Ctrl-C or a signal. Keys are answered at once, and the daemon is asked once an interval.
+fn live(
+    interval: Duration,
+    look: impl Fn() -> Result<api::Reservations, client::ClientError>,
+) -> anyhow::Result<ExitCode> {
+    let mut terminal = Terminal::enter()?;
+    let mut screen = Screen::default();
+    let (mut before, mut at) = (look()?, Instant::now());
+    let mut seen: Option<(api::Reservations, Vec<Used>)> = None;
+    loop {
+        let (width, height) = terminal.size();
+        let text = match &seen {
+            Some((now, used)) => screen.draw(now, used, width, height),
+            None => format!("measuring for {} s; q: quit, ?: help\n", interval.as_secs_f64()),
+        };
+        terminal.draw(&text)?;
+        match terminal.key(interval.saturating_sub(at.elapsed()))? {
+            Input::End => return Ok(ExitCode::SUCCESS),
+            Input::Key(key) if !screen.key(key) => return Ok(ExitCode::SUCCESS),
+            Input::Key(_) | Input::Nothing => {}
+        }
+        if at.elapsed() >= interval {
+            let (now, seconds) = (look()?, at.elapsed().as_secs_f64());
+            at = Instant::now();
+            let used = used(&before, &now, seconds);
+            before.clone_from(&now);
+            seen = Some((now, used));
+        }
     }
 }
 
@@ -105,6 +143,27 @@ fn used(before: &api::Reservations, now: &api::Reservations, seconds: f64) -> Ve
 }
 
 fn show(text: &mut String, now: &api::Reservations, used: &[Used]) -> anyhow::Result<()> {
+    head(text, now)?;
+    let rows: Vec<[String; COLUMNS]> =
+        now.vcpus.iter().zip(used).enumerate().flat_map(|(index, (vcpu, used))| rows(index, vcpu, used)).collect();
+    if rows.is_empty() {
+        writeln!(text, "{NONE}")?;
+    } else {
+        let mut out = Vec::new();
+        table::write(&mut out, HEAD, &rows)?;
+        text.push_str(&String::from_utf8_lossy(&out));
+    }
+    foot(text, now, WIDTH)?;
+    Ok(())
+}
+
+const NONE: &str = "no vCPU has reserved CPU time (sched.toml says which are to have some)";
+const COLUMNS: usize = 12;
+const HEAD: [&str; COLUMNS] =
+    ["", "VM", "VCPU", "BUDGET", "RESERVED", "GUEST", "USED", "BEYOND", "MISSES", "OVERRUNS", "PLACE", "DEADLINE IN"];
+
+/// What all have together, in lines.
+fn head(text: &mut String, now: &api::Reservations) -> std::fmt::Result {
     let kept = now.reserve * now.cpus.len() as f64;
     write!(
         text,
@@ -124,57 +183,37 @@ fn show(text: &mut String, now: &api::Reservations, used: &[Used]) -> anyhow::Re
     if let Some(why) = &now.off {
         writeln!(text, "NOT KEPT: {}", visible(why))?;
     }
+    Ok(())
+}
+
+/// A vCPU's row, and one for each deadline task that its guest tells of.
+fn rows(index: usize, vcpu: &api::ReservedVcpu, used: &Used) -> Vec<[String; COLUMNS]> {
     let percent = |part: f64| format!("{:.1} %", part * 100.0);
     let millis = |us: f64| format!("{} ms", us / 1e3);
-    let rows: Vec<[String; 12]> = now
-        .vcpus
-        .iter()
-        .zip(used)
-        .enumerate()
-        .flat_map(|(index, (vcpu, used))| {
-            let guest = vcpu.guest.as_ref();
-            let guest = guest.map(|guest| format!("{} / {}", millis(guest.budget_us), millis(guest.period_us)));
-            let whole = [
-                letter(index).to_string(),
-                vcpu.vm.clone(),
-                vcpu.vcpu.to_string(),
-                format!("{} / {}", millis(vcpu.budget_us), millis(vcpu.period_us)),
-                percent(vcpu.bandwidth),
-                guest.unwrap_or_else(|| "-".to_owned()),
-                percent(used.share),
-                percent(used.beyond),
-                format!("{} (+{})", vcpu.misses, used.misses),
-                format!("{} (+{})", vcpu.overruns, used.overruns),
-                vcpu.place.clone().unwrap_or_else(|| "-".to_owned()),
-                vcpu.deadline_in_us.map_or_else(|| "-".to_owned(), |us| format!("{:.1} ms", us / 1e3)),
-            ];
-            std::iter::once(whole).chain(tasks(vcpu))
-        })
-        .collect();
-    let head = [
-        "",
-        "VM",
-        "VCPU",
-        "BUDGET",
-        "RESERVED",
-        "GUEST",
-        "USED",
-        "BEYOND",
-        "MISSES",
-        "OVERRUNS",
-        "PLACE",
-        "DEADLINE IN",
+    let guest = vcpu.guest.as_ref();
+    let guest = guest.map(|guest| format!("{} / {}", millis(guest.budget_us), millis(guest.period_us)));
+    let whole = [
+        letter(index).to_string(),
+        vcpu.vm.clone(),
+        vcpu.vcpu.to_string(),
+        format!("{} / {}", millis(vcpu.budget_us), millis(vcpu.period_us)),
+        percent(vcpu.bandwidth),
+        guest.unwrap_or_else(|| "-".to_owned()),
+        percent(used.share),
+        percent(used.beyond),
+        format!("{} (+{})", vcpu.misses, used.misses),
+        format!("{} (+{})", vcpu.overruns, used.overruns),
+        vcpu.place.clone().unwrap_or_else(|| "-".to_owned()),
+        vcpu.deadline_in_us.map_or_else(|| "-".to_owned(), |us| format!("{:.1} ms", us / 1e3)),
     ];
-    if rows.is_empty() {
-        writeln!(text, "no vCPU has reserved CPU time (sched.toml says which are to have some)")?;
-    } else {
-        let mut out = Vec::new();
-        table::write(&mut out, head, &rows)?;
-        text.push_str(&String::from_utf8_lossy(&out));
-    }
+    std::iter::once(whole).chain(tasks(vcpu)).collect()
+}
+
+/// The picture of the slice, and who has no reservation.
+fn foot(text: &mut String, now: &api::Reservations, width: usize) -> std::fmt::Result {
     if let Some(slice) = now.slice.as_ref().filter(|slice| !slice.calm) {
         for cpu in &now.cpus {
-            writeln!(text, "CPU {cpu:<3} |{}|", picture(now, slice, *cpu))?;
+            writeln!(text, "CPU {cpu:<3} |{}|", picture(now, slice, *cpu, width))?;
         }
     }
     for refused in &now.refused {
@@ -186,15 +225,15 @@ fn show(text: &mut String, now: &api::Reservations, used: &[Used]) -> anyhow::Re
     Ok(())
 }
 
-/// A row for each deadline task that the guest tells of. What one of several asks for, uses and misses is the guest's own affair: the host has the
-/// sum of a vCPU's.
-fn tasks(vcpu: &api::ReservedVcpu) -> impl Iterator<Item = [String; 12]> + use<'_> {
+/// A row for each deadline task that the guest tells of. What one of several asks for, uses and misses is the guest's
+/// own affair: the host has the sum of a vCPU's.
+fn tasks(vcpu: &api::ReservedVcpu) -> impl Iterator<Item = [String; COLUMNS]> + use<'_> {
     let budget = match (&vcpu.guest, vcpu.tasks.len()) {
         (Some(guest), 1) => format!("{} ms", guest.budget_us / 1e3),
         _ => "?".to_owned(),
     };
     vcpu.tasks.iter().map(move |task| {
-        let mut row: [String; 12] = std::array::from_fn(|_| "-".to_owned());
+        let mut row: [String; COLUMNS] = std::array::from_fn(|_| "-".to_owned());
         let cells = [
             (0, String::new()),
             (1, "  task".to_owned()),
@@ -219,10 +258,10 @@ fn letter(index: usize) -> char {
 }
 
 /// One CPU's part of the slice: a letter a vCPU, a dot for nobody's time, `*` for where we are.
-fn picture(now: &api::Reservations, slice: &api::Slice, cpu: u32) -> String {
+fn picture(now: &api::Reservations, slice: &api::Slice, cpu: u32, width: usize) -> String {
     // In range: the positions are fractions of the slice, cut to its columns.
-    let column = |us: f64| ((us / slice.length_us.max(1.0) * WIDTH as f64).round() as usize).min(WIDTH);
-    let mut row = vec!['.'; WIDTH];
+    let column = |us: f64| ((us / slice.length_us.max(1.0) * width as f64).round() as usize).min(width);
+    let mut row = vec!['.'; width];
     for part in slice.plan.iter().filter(|part| part.cpu == cpu) {
         let vcpu = now.vcpus.iter().position(|vcpu| vcpu.vm == part.vm && vcpu.vcpu == part.vcpu);
         let (from, to) = (column(part.start_us), column(part.end_us));
@@ -230,7 +269,7 @@ fn picture(now: &api::Reservations, slice: &api::Slice, cpu: u32) -> String {
             *at = vcpu.map_or('?', letter);
         }
     }
-    if let Some(at) = row.get_mut(column(slice.elapsed_us).min(WIDTH - 1)) {
+    if let Some(at) = row.get_mut(column(slice.elapsed_us).min(width.saturating_sub(1))) {
         *at = '*';
     }
     row.into_iter().collect()
@@ -240,7 +279,7 @@ fn picture(now: &api::Reservations, slice: &api::Slice, cpu: u32) -> String {
 mod tests {
     use super::*;
 
-    fn vcpu(vm: &str, tid: i32, ran: f64) -> api::ReservedVcpu {
+    pub fn vcpu(vm: &str, tid: i32, ran: f64) -> api::ReservedVcpu {
         api::ReservedVcpu {
             vm: vm.to_owned(),
             class: "rt0".to_owned(),
@@ -264,10 +303,11 @@ mod tests {
         }
     }
 
-    fn reservations(vcpus: Vec<api::ReservedVcpu>) -> api::Reservations {
+    pub fn reservations(vcpus: Vec<api::ReservedVcpu>) -> api::Reservations {
         let part =
             |vm: &str, start_us, end_us| api::PlannedPart { cpu: 0, vm: vm.to_owned(), vcpu: 0, start_us, end_us };
         api::Reservations {
+            schema_version: api::SCHEMA_VERSION,
             backend: "paced".to_owned(),
             off: None,
             cpus: vec![0],

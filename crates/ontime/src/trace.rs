@@ -1,5 +1,7 @@
 //! `ontime trace`: where RT requests spend their time, and who is in their way.
 
+mod latency;
+
 use std::fs::File;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::os::unix::process::CommandExt;
@@ -14,9 +16,11 @@ use ontime_hostnet::{CpuSet, Intent, Inventory};
 use ontime_tenants::{Sources, discover};
 use ontime_trace::event::Event;
 use ontime_trace::hints::{Counters, Hints};
+use ontime_trace::request::Request;
 use ontime_trace::tracefs::Instance;
 use ontime_trace::{Analyser, Choice, Document, Run, Session, Watch, cost, html, perfetto, text, tracefs};
 
+use self::latency::Latency;
 use crate::daemon::config::Config;
 use crate::exit;
 use crate::paths::Paths;
@@ -69,6 +73,9 @@ pub struct Args {
     /// Write the worst requests here for ui.perfetto.dev.
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
+    /// Keep histograms of the latency here, each second, for node_exporter's textfile collector.
+    #[arg(long, value_name = "FILE")]
+    textfile: Option<PathBuf>,
     /// Write what is watched and every event here, a JSON line each: to analyse again, or to report a fault.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -119,6 +126,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         },
         files: &mut files,
         broke: None,
+        latency: Latency::default(),
     };
     trace.follow(session, &stop, || look(&choice, &config, paths).ok())?;
     drop(guard);
@@ -156,6 +164,7 @@ struct Trace<'a> {
     files: &'a mut Files,
     /// The request that was too slow, ns.
     broke: Option<u64>,
+    latency: Latency,
 }
 
 impl Trace<'_> {
@@ -179,6 +188,7 @@ impl Trace<'_> {
             if drawn.elapsed() >= DRAW {
                 drawn = Instant::now();
                 self.draw()?;
+                self.write_latency()?;
             }
             if looked.elapsed() >= LOOK {
                 looked = Instant::now();
@@ -194,7 +204,7 @@ impl Trace<'_> {
         self.run.records = records;
         self.take(&rest)?;
         self.hints(from);
-        Ok(())
+        self.write_latency()
     }
 
     /// Whether the same paths have other threads; a path that comes or goes is another trace.
@@ -212,7 +222,9 @@ impl Trace<'_> {
             }
             let limit = self.args.break_us.map(|us| us.saturating_mul(1_000));
             let slow = |total: &u64| limit.is_some_and(|limit| *total > limit);
-            self.broke = self.analyser.step(event).iter().map(|request| request.total()).find(slow);
+            let done = self.analyser.step(event);
+            done.iter().for_each(|request| self.latency.add(self.analyser.watch(), request));
+            self.broke = done.iter().map(Request::total).find(slow);
             self.run.broke_at_us = self.broke.map(|ns| ns as f64 / 1e3);
         }
         Ok(())
@@ -226,6 +238,11 @@ impl Trace<'_> {
         }
         self.run.hints.add(hints);
         now
+    }
+
+    fn write_latency(&self) -> anyhow::Result<()> {
+        let Some(file) = &self.args.textfile else { return Ok(()) };
+        self.latency.write(file).with_context(|| format!("{}: writing histograms", file.display()))
     }
 
     fn draw(&self) -> anyhow::Result<()> {

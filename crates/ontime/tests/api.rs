@@ -1,4 +1,5 @@
-//! The API keeps to its description: every answer fits the schema that the daemon serves and `docs/openapi.json` repeats.
+//! The API keeps to its description: every answer fits the schema that the daemon serves and `docs/openapi.json`
+//! repeats.
 
 #![allow(
     clippy::unwrap_used,
@@ -107,12 +108,12 @@ fn every_answer_fits_the_description() {
     let applied = check(&site, &all, "POST", "/v1/apply", Some("{}"), 200);
     assert!(applied["unchanged"].as_u64().unwrap() + applied["changes"].as_array().unwrap().len() as u64 > 0);
     let tenants = check(&site, &all, "GET", "/v1/tenants", None, 200);
-    let tenant = tenants.as_array().unwrap().iter().find(|tenant| tenant["name"] == name.as_str()).unwrap();
+    let tenant = tenants["tenants"].as_array().unwrap().iter().find(|tenant| tenant["name"] == name.as_str()).unwrap();
     assert_eq!(tenant["class"], "rt1");
     let status = check(&site, &all, "GET", "/v1/status", None, 200);
     assert!(status["knobs"].as_array().unwrap().iter().any(|knob| knob["wanted"] == "FIFO 42"), "{status}");
     let nics = check(&site, &all, "GET", "/v1/nics", None, 200);
-    assert!(nics.as_array().unwrap().iter().any(|nic| nic["name"] == "va0"), "{nics}");
+    assert!(nics["nics"].as_array().unwrap().iter().any(|nic| nic["name"] == "va0"), "{nics}");
     check(&site, &all, "POST", "/v1/apply", Some("{\"method\":\"no\"}"), 400);
     check(&site, &all, "POST", "/v1/apply", Some("{\"methid\":\"vanilla\"}"), 400);
     check(&site, &all, "POST", "/v1/apply", Some("{"), 400);
@@ -171,7 +172,7 @@ fn metrics_parse_and_name_no_thread() {
     let _daemon = Daemon::start(&site);
     site.poke();
     let text = until("the guest has metrics", || {
-        let (_, text) = site.curl(&["http://o/metrics"]);
+        let (_, text) = site.curl(&["-H", "accept: application/openmetrics-text", "http://o/metrics"]);
         text.contains(&name).then_some(text)
     });
     let mut types = std::collections::BTreeMap::new();

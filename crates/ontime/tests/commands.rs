@@ -92,7 +92,7 @@ fn ps_says_what_the_daemon_does_not_like() {
         "polling": [], "knobs": [], "drift": 0, "findings": [],
         "problems": [{"subject": "plc", "message": "its Ontime metadata is not used: why; what to do"}]}"#;
     let dir = tempfile::tempdir().unwrap();
-    daemon(dir.path(), &[("/v1/tenants", "[]"), ("/v1/status", STATUS)]);
+    daemon(dir.path(), &[("/v1/tenants", "{\"schema_version\": 1, \"tenants\": []}"), ("/v1/status", STATUS)]);
     let out = ontime(dir.path(), &["ps"]);
     let said = String::from_utf8(out.stderr).unwrap();
     assert_eq!(said, "ontime: plc: its Ontime metadata is not used: why; what to do\n");
@@ -279,5 +279,64 @@ fn a_critical_finding_changes_the_exit_status() {
         let out = ontime(dir.path(), args);
         assert_eq!(out.status.code(), Some(2), "{args:?}: {out:?}");
         assert!(text(&out.stdout).contains("shared"), "{args:?}: {out:?}");
+    }
+}
+
+#[test]
+fn top_answers_keys_and_leaves_the_terminal_as_it_was() {
+    use std::io::{Read, Write};
+    const RESERVATIONS: &str = r#"{"backend": "paced", "off": null, "cpus": [0], "reserve": 0.05, "reserved": 0.3,
+        "vcpus": [], "refused": [], "absent": ["a-vm-whose-name-is-longer-than-eighty-columns-because-names-may-be-long-xxxxxxxxxxx"],
+        "slice": null}"#;
+    if Command::new("script").arg("--version").output().is_err() {
+        println!("SKIPPED: this test needs script (bsdutils)");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    daemon(dir.path(), &[("/v1/reservations", RESERVATIONS)]);
+    let top =
+        format!("{} top --interval 0.1 --run-dir {}", env!("CARGO_BIN_EXE_ontime"), dir.path().join("run").display());
+    let script = format!("stty cols 80 rows 24; stty -g; {top}; echo status $?; stty -g");
+    let mut child = Command::new("script")
+        .args(["-qec", &script, "/dev/null"])
+        .env("SHELL", "/bin/sh")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut keys, mut screen) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut said = String::new();
+    let mut read_until = |words: &str| {
+        let mut bytes = [0; 4096];
+        while !said.contains(words) {
+            let count = screen.read(&mut bytes).unwrap();
+            assert!(count > 0, "it ended before `{words}`: {said}");
+            said.push_str(&String::from_utf8_lossy(&bytes[..count]));
+        }
+        said.clone()
+    };
+    let first = read_until("CPUs reserved of 1");
+    assert!(first.contains("\x1b[?1049h"), "{first:?}");
+    keys.write_all(b"?").unwrap();
+    read_until("sort by misses");
+    keys.write_all(b"q").unwrap();
+    let all = read_until("status 0\r\n");
+    assert!(all.contains("\x1b[?1049l"), "{all:?}");
+    let _ = child.wait();
+    let mut rest = String::new();
+    let _ = screen.read_to_string(&mut rest);
+    let all = all + &rest;
+    let modes: Vec<&str> = all.lines().filter(|line| line.matches(':').count() > 10).collect();
+    assert!(modes.len() == 2 && modes[0] == modes[1], "{all:?}");
+    // No line is longer than the terminal is wide.
+    let text = all.split("\x1b[?1049h").nth(1).unwrap().split("\x1b[?1049l").next().unwrap();
+    for line in text.split(['\n', '\r']) {
+        let line = line
+            .replace("\x1b[?25l", "")
+            .replace("\x1b[?25h", "")
+            .replace("\x1b[H", "\n")
+            .replace("\x1b[K", "")
+            .replace("\x1b[J", "");
+        assert!(line.split('\n').all(|line| line.chars().count() <= 80), "{line:?}");
     }
 }

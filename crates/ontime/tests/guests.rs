@@ -1,4 +1,5 @@
-//! What a guest's deadline tasks ask for, at the daemon: the real program, a real QEMU guest, and the test in the device process's place.
+//! What a guest's deadline tasks ask for, at the daemon: the real program, a real QEMU guest, and the test in the
+//! device process's place.
 
 #![allow(
     clippy::unwrap_used,
@@ -208,7 +209,8 @@ fn asking(site: &Site, vm: &str) -> (Arc<Deadlines>, Ledger) {
     (deadlines, ledger)
 }
 
-/// While the daemon stands still, a guest has what it was offered, and nothing beyond; when it goes on, it counts what was taken.
+/// While the daemon stands still, a guest has what it was offered, and nothing beyond; when it goes on, it counts what
+/// was taken.
 #[test]
 fn what_is_free_is_taken_without_the_daemon_and_counts() {
     if !possible() {

@@ -14,7 +14,12 @@ use serde_json::Value;
 use support::{Daemon, Site, possible, until};
 
 fn nic<'a>(all: &'a Value, name: &str) -> &'a Value {
-    all.as_array().unwrap().iter().find(|nic| nic["name"] == name).unwrap_or_else(|| panic!("no {name} in {all}"))
+    all["nics"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|nic| nic["name"] == name)
+        .unwrap_or_else(|| panic!("no {name} in {all}"))
 }
 
 fn states(nic: &Value) -> Vec<&str> {
@@ -74,6 +79,11 @@ fn the_path_is_shown_nic_by_nic_with_why() {
     assert_eq!((&nic(&all, "va0")["class"], &nic(&all, "va0")["class_by"]), (&"rt1".into(), &"configured".into()));
     assert!(states(nic(&all, "va0")).contains(&"not-applied"), "{all}");
     assert_eq!(site.run(&["net", "status", "eth77"]).status.code(), Some(64));
+    // Any of its names will do.
+    site.ip(&["link", "property", "add", "dev", "va0", "altname", "port-to-the-plant-hall"]);
+    let all = site.json(&["net", "status", "port-to-the-plant-hall", "--json"]);
+    assert_eq!(all["nics"].as_array().unwrap().len(), 1);
+    assert_eq!(nic(&all, "va0")["altnames"][0], "port-to-the-plant-hall");
 
     let _daemon = Daemon::start(&site);
     let applied = until("all of va0 is as wanted", || {

@@ -1,4 +1,5 @@
-//! What is installed beside the program: the unit is one that systemd takes, the hook tells the daemon and blocks nobody.
+//! What is installed beside the program: the unit is one that systemd takes, the hook tells the daemon and blocks
+//! nobody.
 
 #![allow(
     clippy::unwrap_used,
@@ -18,7 +19,7 @@ const PACKAGING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging");
 
 #[test]
 fn systemd_takes_the_units() {
-    for unit in ["ontimed.service", "ontime-device@.service"] {
+    for unit in ["ontimed.service", "ontime-device@.service", "ontime-metrics.service"] {
         takes(unit);
     }
 }

@@ -95,7 +95,8 @@ fn a_refusal_names_the_vcpu_by_its_tenant() {
     };
     let tenant = |name: &str, slice: u32, copies: u32, cpus: &str| {
         format!(
-            "[[tenant]]\nname = \"{name}\"\n{cpus}rta = [{{ slice = \"{slice}ms\", period = \"10ms\", copies = {copies} }}]\n"
+            "[[tenant]]\nname = \"{name}\"\n{cpus}rta = \
+             [{{ slice = \"{slice}ms\", period = \"10ms\", copies = {copies} }}]\n"
         )
     };
     let own = ["[host]\ncpus = 3\n".to_owned(), tenant("a", 7, 2, ""), tenant("b", 6, 2, "cpus = [0]\n")].concat();
@@ -159,7 +160,8 @@ fn the_picture_is_of_the_fullest_host() {
     assert!(near(&said["hosts"][0]["reserved_cpus"], 0.95), "{said}");
     let svg = std::fs::read_to_string(picture).unwrap();
     // vCPUs and RTAs are numbered as in their tenant.
-    assert!(svg.contains(">b, vCPU 0, RTA 0:") && svg.contains(">c, vCPU 0, RTA 0:") && !svg.contains(">a, "), "{svg}");
+    let runs = |tenant: &str| svg.contains(&format!(">{tenant}, vCPU 0, RTA 0, CPU 0: "));
+    assert!(runs("b") && runs("c") && !svg.contains(">a, "), "{svg}");
 }
 
 #[test]

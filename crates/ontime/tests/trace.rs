@@ -1,4 +1,5 @@
-//! `ontime trace` on this machine: a server in a cgroup of its own behind a veth pair, asked from another network namespace.
+//! `ontime trace` on this machine: a server in a cgroup of its own behind a veth pair, asked from another network
+//! namespace.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! One slice of the planner: 100 vCPUs on 16 CPUs, and 10,000 on 128, at nearly full load, with periods that do not divide each other; the same with
-//! fractions so long that each product needs 128 bits; and a wake-up in mid-slice.
+//! One slice of the planner: 100 vCPUs on 16 CPUs, and 10,000 on 128, at nearly full load, with periods that do not
+//! divide each other; the same with fractions so long that each product needs 128 bits; and a wake-up in mid-slice.
 
 #![allow(missing_docs)] // criterion's macros make public functions without any
 

@@ -1,8 +1,8 @@
 //! What compositional analysis would reserve: the periodic resource models that RT-Xen is configured with by CARTS.
 //!
-//! All times are whole numbers of a unit the caller chooses (CARTS works on integers; RTVirt's Table 2 is in ms, its memcached
-//! reservations in us). Interfaces are searched for the least bandwidth over all periods up to the shortest of the tasks';
-//! among equals the shortest period is taken.
+//! All times are whole numbers of a unit the caller chooses (CARTS works on integers; RTVirt's Table 2 is in ms, its
+//! memcached reservations in us). Interfaces are searched for the least bandwidth over all periods up to the shortest
+//! of the tasks'; among equals the shortest period is taken.
 //!
 //! - PRM (Shin and Lee, RTSS 2003): budget Q in each period P on one CPU.
 //! - MPR (Easwaran, Shin, Lee, Real-Time Systems 43, 2009): budget Q in each period P on at most m CPUs at once.
@@ -73,8 +73,8 @@ fn deadlines(tasks: &[Task]) -> Option<Vec<u64>> {
     Some(points)
 }
 
-/// The PRM of least bandwidth in which the tasks meet their deadlines under EDF. None if they ask for more than a CPU, or their
-/// hyperperiod has more than 50,000 deadlines.
+/// The PRM of least bandwidth in which the tasks meet their deadlines under EDF. None if they ask for more than a CPU,
+/// or their hyperperiod has more than 50,000 deadlines.
 pub fn prm(tasks: &[Task]) -> Option<Task> {
     let longest = tasks.iter().map(|task| task.period).min()?.min(PERIODS_MAX);
     let points = deadlines(tasks)?;
@@ -108,9 +108,10 @@ fn least_budget(least: u64, period: u64, fits: impl Fn(&u64) -> bool) -> Option<
     Some(low)
 }
 
-/// Whether supply covers demand at every deadline. Demand is at most `need` x t and supply at least Q/P x (t - 2(P-Q)), so where the first is
-/// below the second nothing is left to test; and both repeat after the common multiple of hyperperiod and P. A test that would take
-/// more than [`POINTS_MAX`] points counts as failed: the interface found then is safe, but may not be the least.
+/// Whether supply covers demand at every deadline. Demand is at most `need` x t and supply at least Q/P x (t - 2(P-Q)),
+/// so where the first is below the second nothing is left to test; and both repeat after the common multiple of
+/// hyperperiod and P. A test that would take more than [`POINTS_MAX`] points counts as failed: the interface found then
+/// is safe, but may not be the least.
 fn supplies(interface: Task, tasks: &[Task], points: &[u64], need: Bandwidth) -> bool {
     let Some(all) = points.last().copied().filter(|_| interface.bandwidth() >= need) else { return false };
     let gap = interface.period.saturating_sub(interface.budget).saturating_mul(2);
@@ -136,8 +137,9 @@ fn supplies(interface: Task, tasks: &[Task], points: &[u64], need: Bandwidth) ->
     true
 }
 
-/// Least supply of an MPR in any interval of `t` units: after a period served as early as can be, the next served as late as can
-/// be. With full concurrency Q is `Q/m` units of all m CPUs and one unit of the remainder. The interval begins either before or after that unit.
+/// Least supply of an MPR in any interval of `t` units: after a period served as early as can be, the next served as
+/// late as can be. With full concurrency Q is `Q/m` units of all m CPUs and one unit of the remainder. The interval
+/// begins either before or after that unit.
 pub fn mpr_supply(interface: Task, cpus: u64, t: u64) -> u64 {
     let (period, budget, cpus) = (interface.period.max(1), interface.budget, cpus.max(1));
     let (full, rest) = (budget / cpus, budget % cpus);
@@ -153,11 +155,11 @@ pub fn mpr_supply(interface: Task, cpus: u64, t: u64) -> u64 {
     [full, full + u64::from(rest > 0)].into_iter().map(|from| upto(from + t) - upto(from)).min().unwrap_or(0)
 }
 
-/// The gEDF test of Easwaran et al. (theorem 1): whether tasks meet their deadlines on `cpus` CPUs' worth of concurrency with this
-/// supply. Sufficient, not necessary.
+/// The gEDF test of Easwaran et al. (theorem 1): whether tasks meet their deadlines on `cpus` CPUs' worth of
+/// concurrency with this supply. Sufficient, not necessary.
 ///
-/// For each task k and time A before its arrival: interference of the others, with carry-in of the `cpus`-1 largest, plus `cpus` x
-/// budget of k, is at most the supply in A + period of k. A is tried up to `horizon`.
+/// For each task k and time A before its arrival: interference of the others, with carry-in of the `cpus`-1 largest,
+/// plus `cpus` x budget of k, is at most the supply in A + period of k. A is tried up to `horizon`.
 fn global_edf(tasks: &[Task], cpus: u64, horizon: u64, supply: impl Fn(u64) -> u64) -> bool {
     let carriers = usize::try_from(cpus.saturating_sub(1)).unwrap_or(usize::MAX);
     let mut extra = Vec::with_capacity(tasks.len());
@@ -205,8 +207,9 @@ pub struct Multi {
     pub interface: Option<Task>,
 }
 
-/// The least number of whole CPUs on which the tasks meet their deadlines under gEDF: what a host must set aside (RTVirt's "claimed").
-/// At least as many as their bandwidth, at most one each, which is also the answer where fewer are not proven. None without tasks.
+/// The least number of whole CPUs on which the tasks meet their deadlines under gEDF: what a host must set aside
+/// (RTVirt's "claimed"). At least as many as their bandwidth, at most one each, which is also the answer where fewer
+/// are not proven. None without tasks.
 pub fn whole_cpus(tasks: &[Task]) -> Option<u64> {
     let most = u64::try_from(tasks.len()).ok()?;
     let need: Bandwidth = tasks.iter().map(|task| task.bandwidth()).sum();
@@ -248,7 +251,8 @@ pub fn dmpr(tasks: &[Task]) -> Option<Multi> {
     Some(best.map_or(Multi { cpus: whole, interface: None }, |part| Multi { cpus: fewer, interface: Some(part) }))
 }
 
-/// The MPR of least bandwidth for tasks under gEDF, over concurrency from their bandwidth to one CPU each. None if none is found.
+/// The MPR of least bandwidth for tasks under gEDF, over concurrency from their bandwidth to one CPU each. None if none
+/// is found.
 pub fn mpr(tasks: &[Task]) -> Option<Multi> {
     let most = u64::try_from(tasks.len()).ok()?;
     let need: Bandwidth = tasks.iter().map(|task| task.bandwidth()).sum();

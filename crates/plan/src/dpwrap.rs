@@ -1,25 +1,28 @@
 //! The DP-WRAP planner: which vCPU runs on which CPU until the next global deadline.
 //!
-//! In: reservations that [`crate::Admission`] admitted; at the start of each slice, what each vCPU published. Out: [`Segment`]s
-//! per CPU. It never allocates but in [`Planner::new`] and [`Planner::add`]; a slice costs one pass over the vCPUs, a sleep or a wake-up
-//! one over the segments.
+//! In: reservations that [`crate::Admission`] admitted; at the start of each slice, what each vCPU published. Out:
+//! [`Segment`]s per CPU. It never allocates but in [`Planner::new`] and [`Planner::add`]; a slice costs one pass over
+//! the vCPUs, a sleep or a wake-up one over the segments.
 //!
-//! **Shares.** Until t' each vCPU gets its bandwidth times the slice. In whole nanoseconds that is rounded up while room is left, else down, and
-//! the error, always below 1 ns, is carried; so what a vCPU got since it became busy is at every t' its bandwidth times
-//! that time, exact to the nanosecond above or below, and sums never exceed the CPUs. Who is ahead stays so when it sleeps or changes: as all
-//! errors together are never above 0, the room for what is carried is there even where a host is exactly full.
+//! **Shares.** Until t' each vCPU gets its bandwidth times the slice. In whole nanoseconds that is rounded up while
+//! room is left, else down, and the error, always below 1 ns, is carried; so what a vCPU got since it became busy is at
+//! every t' its bandwidth times that time, exact to the nanosecond above or below, and sums never exceed the CPUs. Who
+//! is ahead stays so when it sleeps or changes: as all errors together are never above 0, the room for what is carried
+//! is there even where a host is exactly full.
 //!
-//! **Wrap.** Shares are laid one after the other over the CPUs (McNaughton). A vCPU that crosses from one CPU to the next runs at the end
-//! of what is to do on the one and at the start on the other, never on both at once; with m CPUs at most m-1 do. All others stay on
-//! their CPU to the slice's end, whoever sleeps or wakes.
+//! **Wrap.** Shares are laid one after the other over the CPUs (McNaughton). A vCPU that crosses from one CPU to the
+//! next runs at the end of what is to do on the one and at the start on the other, never on both at once; with m CPUs
+//! at most m-1 do. All others stay on their CPU to the slice's end, whoever sleeps or wakes.
 //!
-//! **Sleepers** (DP-Fair for sporadic tasks). A vCPU that is idle has no segment; its part is kept in account and shrinks in proportion to the time
-//! left. When it wakes it gets what is left of it, and the plan is laid anew from now to t'. That always fits (docs/plan.md has the proof).
+//! **Sleepers** (DP-Fair for sporadic tasks). A vCPU that is idle has no segment; its part is kept in account and
+//! shrinks in proportion to the time left. When it wakes it gets what is left of it, and the plan is laid anew from now
+//! to t'. That always fits (module `wrap` has the proof).
 
 use crate::units::{Bandwidth, Nanos};
 use crate::wrap::{Layout, Wrap};
 
-/// The shortest slice of the paper (RTVirt, section 4.1), in nanoseconds; also the shortest that the rounding is proven for.
+/// The shortest slice of the paper (RTVirt, section 4.1), in nanoseconds; also the shortest that the rounding is proven
+/// for.
 pub const SLICE_MIN: Nanos = Nanos::from_micros(250);
 /// The longest slice: a guest that publishes a deadline far away delays nobody's admission for longer.
 pub const SLICE_MAX: Nanos = Nanos::from_millis(100);
@@ -168,8 +171,8 @@ impl Planner {
         vcpu
     }
 
-    /// Changes an admitted vCPU's bandwidth and CPU, from the next slice on. The CPU may be another because somebody else came: see
-    /// [`crate::Admitted::home`].
+    /// Changes an admitted vCPU's bandwidth and CPU, from the next slice on. The CPU may be another because somebody
+    /// else came: see [`crate::Admitted::home`].
     pub fn change(&mut self, vcpu: VcpuId, bandwidth: Bandwidth, home: Option<u32>) {
         let Some(slot) = self.slot(vcpu) else { return };
         let old = (slot.bandwidth, slot.home, slot.carry);
@@ -242,8 +245,9 @@ impl Planner {
         self.layout.cpu(cpu)
     }
 
-    /// Plans a new slice, to be called at the [`Planner::end`] of the last: what that still holds is forfeited. `demands` is by [`VcpuId::index`]; what it does not tell is [`Demand::NONE`]. Returns the slice's end:
-    /// the earliest deadline, at least the shortest slice from now, at most the longest.
+    /// Plans a new slice, to be called at the [`Planner::end`] of the last: what that still holds is forfeited.
+    /// `demands` is by [`VcpuId::index`]; what it does not tell is [`Demand::NONE`]. Returns the slice's end: the
+    /// earliest deadline, at least the shortest slice from now, at most the longest.
     pub fn plan(&mut self, now: Nanos, demands: &[Demand]) -> Nanos {
         let earliest = demands
             .iter()
@@ -294,7 +298,8 @@ impl Planner {
         wrapped
     }
 
-    /// Rounds up the shares of unpinned vCPUs with an error while room is left. (Pinned ones have paid for theirs at admission.)
+    /// Rounds up the shares of unpinned vCPUs with an error while room is left. (Pinned ones have paid for theirs at
+    /// admission.)
     fn round_up(&mut self, wrapped: u64) {
         let length = self.end - self.start;
         let room: u64 = self
@@ -355,8 +360,8 @@ impl Planner {
         true
     }
 
-    /// A sleeper has something to run: it gets what is left of its part, so bandwidth x (t' - now) if it slept since the slice
-    /// began. True if the plan changed. Waking and sleeping often gains nothing.
+    /// A sleeper has something to run: it gets what is left of its part, so bandwidth x (t' - now) if it slept since
+    /// the slice began. True if the plan changed. Waking and sleeping often gains nothing.
     pub fn wake(&mut self, vcpu: VcpuId, now: Nanos) -> bool {
         let (end, inside) = (self.end, (self.start..self.end).contains(&now.0));
         let Some(kept) = self.slot(vcpu).and_then(|slot| slot.kept).filter(|_| inside) else { return false };

@@ -1,7 +1,8 @@
 //! Partitioned EDF in the guest: which vCPU an RTA goes to (RTVirt, section 3.2).
 //!
-//! Best fit, so that large gaps stay for large RTAs. Where no vCPU has room but all together have, the RTAs are placed anew,
-//! largest first. The guest module does the same; this is its reference, and the planner's for tenants whose RTAs have no vCPU.
+//! Best fit, so that large gaps stay for large RTAs. Where no vCPU has room but all together have, the RTAs are placed
+//! anew, largest first. The guest module does the same; this is its reference, and the planner's for tenants whose RTAs
+//! have no vCPU.
 
 use thiserror::Error;
 
@@ -21,8 +22,8 @@ pub enum PlaceError {
     },
     /// All together have, but no placement was found.
     #[error(
-        "{need} CPUs needed on {vcpus} vCPUs, but an RTA of {slice} every {period} fits none of them, slack included, also after placing \
-         all anew; give the tenant one more vCPU, or less slack"
+        "{need} CPUs needed on {vcpus} vCPUs, but an RTA of {slice} every {period} fits none of them, slack included, \
+         also after placing all anew; give the tenant one more vCPU, or less slack"
     )]
     Fragmented {
         /// What all RTAs need, without slack.

@@ -1,8 +1,8 @@
 //! Will these tenants fit, and who runs when: admission, planning and analysis of CPU time, without any I/O.
 //!
 //! In: the needs of real-time applications (RTAs), the vCPUs they run on, the host's CPUs. Out: admission or the reason
-//! against it, the plan of each slice of time, the bandwidth that other analyses would ask for, and a simulation that runs
-//! on the same planner. No decision uses floating point.
+//! against it, the plan of each slice of time, the bandwidth that other analyses would ask for, and a simulation that
+//! runs on the same planner. No decision uses floating point.
 //!
 //! | module | what it is | source |
 //! |---|---|---|

@@ -12,8 +12,9 @@ pub const PERIOD_MAX: Nanos = Nanos(3_600_000_000_000);
 /// The shortest period of an RTA: with less, no slice of the planner could hold two of its deadlines apart.
 pub const PERIOD_MIN: Nanos = Nanos(1_000);
 
-/// What a sporadic RTA's budget is raised by. An arrival in mid-slice loses less than 1 ns each to what its vCPU had got ahead, to the rounding of the
-/// slice's share, to that at the wake-up and to that at its end: less than 4 ns, so at most 3.
+/// What a sporadic RTA's budget is raised by. An arrival in mid-slice loses less than 1 ns each to what its vCPU had
+/// got ahead, to the rounding of the slice's share, to that at the wake-up and to that at its end: less than 4 ns, so
+/// at most 3.
 const ROUNDING: Nanos = Nanos(3);
 
 /// When an RTA's jobs come.
@@ -104,12 +105,14 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// The smallest reservation, and the smallest remainder beside one: the planner's rounding needs 2 ns in its shortest slice. A
-    /// reservation between this and a whole CPU less this stays as it is; one nearer to a whole CPU becomes one.
+    /// The smallest reservation, and the smallest remainder beside one: the planner's rounding needs 2 ns in its
+    /// shortest slice. A reservation between this and a whole CPU less this stays as it is; one nearer to a whole CPU
+    /// becomes one.
     pub const GRAIN_PPM: u64 = 10;
 
-    /// A vCPU with these RTAs. `slack` is what it gets beyond their needs, once in the shortest of their periods (RTVirt, section
-    /// 3.3: 500 us for the scheduling overhead of both levels). `affinity`: the CPUs it may run on; None is all.
+    /// A vCPU with these RTAs. `slack` is what it gets beyond their needs, once in the shortest of their periods
+    /// (RTVirt, section 3.3: 500 us for the scheduling overhead of both levels). `affinity`: the CPUs it may run on;
+    /// None is all.
     ///
     /// # Errors
     /// [`ModelError::Overfull`].
@@ -153,11 +156,13 @@ impl Vcpu {
         self.rtas.iter().any(|rta| rta.arrivals == Arrivals::Sporadic)
     }
 
-    /// The slack from which on every deadline is guaranteed, whatever other tenants' deadlines are. With less, a deadline less than the shortest
-    /// slice (250 us) from another's may be missed, by less than a slice. None: no slack guarantees it, the period is too short.
+    /// The slack from which on every deadline is guaranteed, whatever other tenants' deadlines are. With less, a
+    /// deadline less than the shortest slice (250 us) from another's may be missed, by less than a slice. None: no
+    /// slack guarantees it, the period is too short.
     ///
     /// Between arrival and deadline d apart, a vCPU may be without plan for L: less than a slice at each end; beside
-    /// other RTAs of the same vCPU, a sporadic arrival up to the slack. What it is sure of, bandwidth x (d - L), must be its need x d.
+    /// other RTAs of the same vCPU, a sporadic arrival up to the slack. What it is sure of, bandwidth x (d - L), must
+    /// be its need x d.
     pub fn slack_for_all(&self) -> Option<Nanos> {
         let period = self.period()?;
         let mixed = self.rtas.len() > 1 && self.sporadic();

@@ -1,12 +1,13 @@
 //! The planner at work: RTAs in guests under EDF, their vCPUs under DP-WRAP, event by event, without overheads.
 //!
-//! In: tenants, CPUs, how long. Out: jobs and misses of each RTA, what the planner did, and the schedule's beginning. Every vCPU gets
-//! its planned time and nothing more: what is left over, which a host gives to backlogs and to bulk, is not used here, so
-//! a miss counts that a lucky host might have avoided.
+//! In: tenants, CPUs, how long. Out: jobs and misses of each RTA, what the planner did, and the schedule's beginning.
+//! Every vCPU gets its planned time and nothing more: what is left over, which a host gives to backlogs and to bulk, is
+//! not used here, so a miss counts that a lucky host might have avoided.
 //!
-//! What a guest publishes here is what the guest module does: a pending job's deadline; for a vCPU with one RTA that waits, the earliest
-//! next arrival plus its period; beside other RTAs, a waiting periodic one's next arrival, and a waiting sporadic one bounds the slices
-//! to the vCPU's slack, as its arrival then finds time that other jobs may have used already.
+//! What a guest publishes here is what the guest module does: a pending job's deadline; for a vCPU with one RTA that
+//! waits, the earliest next arrival plus its period; beside other RTAs, a waiting periodic one's next arrival, and a
+//! waiting sporadic one bounds the slices to the vCPU's slack, as its arrival then finds time that other jobs may have
+//! used already.
 
 mod stays;
 
@@ -82,6 +83,8 @@ pub struct Outcome {
     pub used: Nanos,
     /// The schedule's beginning.
     pub runs: Vec<Run>,
+    /// The deadlines within it: of which RTA, and when.
+    pub deadlines: Vec<(usize, Nanos)>,
 }
 
 impl Outcome {
@@ -96,7 +99,8 @@ impl Outcome {
     }
 }
 
-/// Simulates vCPUs as admitted. vCPUs without RTAs stay idle. An overloaded set (an `admitted` made by hand) is planned as far as CPUs go.
+/// Simulates vCPUs as admitted. vCPUs without RTAs stay idle. An overloaded set (an `admitted` made by hand) is planned
+/// as far as CPUs go.
 pub fn simulate(vcpus: &[Vcpu], admitted: &Admitted, options: &Options) -> Outcome {
     let mut run = Simulation::new(vcpus, admitted, options);
     while run.now < options.duration {
@@ -237,6 +241,9 @@ impl<'a> Simulation<'a> {
             source.pending += 1;
             source.next = at + period;
             let job = Job { deadline: at + period, rta: index, arrival: at, left: source.rta.slice() };
+            if job.deadline <= self.options.record {
+                self.outcome.deadlines.push((index, job.deadline));
+            }
             let sporadic = source.rta.arrivals() == Arrivals::Sporadic;
             let delay = if sporadic { self.draw(self.options.sporadic_delay) } else { Nanos::ZERO };
             self.arrivals.push(Reverse((at + period + delay, index)));

@@ -100,10 +100,11 @@ impl fmt::Display for Nanos {
 /// The largest part of a fraction: the sum of two products of two such still fits 128 bits.
 const PART_MAX: u64 = 1 << 62;
 
-/// A part of CPU time: nanoseconds of running per nanoseconds of time, 1 being one whole CPU. Exact: a reduced fraction.
+/// A part of CPU time: nanoseconds of running per nanoseconds of time, 1 being one whole CPU. Exact: a reduced
+/// fraction.
 ///
-/// Where a sum of fractions needs more than 62 bits, it is rounded up, by less than one part in 2^60: a sum never claims less than it
-/// is, so admission stays safe.
+/// Where a sum of fractions needs more than 62 bits, it is rounded up, by less than one part in 2^60: a sum never
+/// claims less than it is, so admission stays safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Bandwidth {
     runtime: u64,
@@ -271,7 +272,8 @@ mod tests {
         #[test]
         fn small_fractions_add_exactly(a in 0u64..1000, b in 1u64..1000, c in 0u64..1000, d in 1u64..1000) {
             let sum = Bandwidth::new(Nanos(a), Nanos(b)).unwrap() + Bandwidth::new(Nanos(c), Nanos(d)).unwrap();
-            prop_assert_eq!(u128::from(sum.runtime()) * u128::from(b * d), u128::from(sum.period()) * u128::from(a * d + c * b));
+            let (left, right) = (u128::from(sum.runtime()) * u128::from(b * d), u128::from(a * d + c * b));
+            prop_assert_eq!(left, u128::from(sum.period()) * right);
         }
     }
 }

@@ -1,16 +1,29 @@
 //! Which CPU does whose share of a slice, and in which order: McNaughton's wrap, kept up through sleeps and wake-ups.
 //!
-//! At a slice's start [`Wrap::assign`] lays all shares, those of sleepers too, one after the other over the CPUs. For this slice each vCPU is
-//! then *bound* to a CPU; only one that *crosses* from a CPU to the next is shared between these two. [`Wrap::lay_out`] makes
-//! segments of it, at the start and again whenever somebody sleeps or wakes. On each CPU, without a gap:
+//! At a slice's start [`Wrap::assign`] lays all shares, those of sleepers too, one after the other over the CPUs. For
+//! this slice each vCPU is then *bound* to a CPU; only one that *crosses* from a CPU to the next is shared between
+//! these two. [`Wrap::lay_out`] makes segments of it, at the start and again whenever somebody sleeps or wakes. On each
+//! CPU, without a gap:
 //!
 //! | first | then | last |
 //! |---|---|---|
 //! | the part `ahead` of what crosses from the CPU before | the bound | the rest of what crosses to the next |
 //!
-//! A vCPU that crosses never runs on both at once if `ahead` is at most what its own CPU does before the rest. A sleeper lets that
-//! shrink, and `ahead` with it; a waker pushes the rest out at the slice's end, and `ahead` grows by that. Nothing else moves to another CPU.
-//! docs/plan.md has the proof that it always fits.
+//! A vCPU that crosses never runs on both at once if `ahead` is at most what its own CPU does before the rest. A
+//! sleeper lets that shrink, and `ahead` with it; a waker pushes the rest out at the slice's end, and `ahead` grows by
+//! that. Nothing else moves to another CPU.
+//!
+//! Why the layout always fits: let y be what is left of the slice. *Inner* to a row of neighbouring CPUs are vCPUs that
+//! are bound to one of them or cross between two of them. Claim: (1) what the inner vCPUs still have, with what is kept
+//! for those that sleep and what crosses into the row (`ahead`), is at most y times these CPUs; (2) no vCPU has more
+//! than y.
+//!
+//! - Start: no share exceeds what pinned vCPUs leave of a shared CPU, so no vCPU crosses more than one border.
+//! - Time passes: a CPU works on what crosses in, then on the bound, last on what crosses out. f of inner work becomes
+//!   max(0, f - s) after s, at most f (y - s) / y. What is kept, and the right side, shrink in that proportion.
+//! - A sleep moves time from "has" to "kept" and lets `ahead` shrink, so the left side of (1) only falls. A wake-up
+//!   pushes over the border what exceeds y: the new `ahead` is that CPU's load less y, and (1) for the row that begins
+//!   with this CPU is (1) for the row after it. For one CPU, (1) says that nothing is cut.
 
 use crate::dpwrap::{Segment, VcpuId};
 use crate::units::Nanos;
@@ -85,8 +98,9 @@ impl Wrap {
         self.bound.reserve(vcpus.saturating_sub(self.bound.len()));
     }
 
-    /// Spreads a slice of `length` ns over the CPUs. `pinned` is (CPU, vCPU), sorted; `claimed` what those take, ns per CPU; `free` all others with
-    /// their shares, ns. None of these may exceed what `claimed` leaves of a shared CPU, or it is cut.
+    /// Spreads a slice of `length` ns over the CPUs. `pinned` is (CPU, vCPU), sorted; `claimed` what those take, ns per
+    /// CPU; `free` all others with their shares, ns. None of these may exceed what `claimed` leaves of a shared CPU, or
+    /// it is cut.
     pub(crate) fn assign(
         &mut self,
         length: u64,

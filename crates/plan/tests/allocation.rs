@@ -18,7 +18,8 @@ fn allocations() -> u64 {
 
 struct Counting;
 
-// SAFETY: everything is the system allocator's; counting does not allocate: the count needs neither to be made nor dropped.
+// SAFETY: everything is the system allocator's; counting does not allocate: the count needs neither to be made nor
+// dropped.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));

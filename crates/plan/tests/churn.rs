@@ -1,8 +1,8 @@
-//! A host whose tenants come, go, change, sleep and wake at any time: whoever is admitted and awake has its bandwidth times the time since at every
-//! global deadline.
+//! A host whose tenants come, go, change, sleep and wake at any time: whoever is admitted and awake has its bandwidth
+//! times the time since at every global deadline.
 //!
-//! The test is the daemon: it asks admission for every change, tells the planner, and follows the plans as the CPUs would. What a vCPU had
-//! is counted from the segments alone.
+//! The test is the daemon: it asks admission for every change, tells the planner, and follows the plans as the CPUs
+//! would. What a vCPU had is counted from the segments alone.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
@@ -28,7 +28,8 @@ enum Event {
     Change(usize, u64, u64),
 }
 
-/// Since when a vCPU is due its bandwidth without a break, what it had since, and how much less than due it may have had, ns.
+/// Since when a vCPU is due its bandwidth without a break, what it had since, and how much less than due it may have
+/// had, ns.
 struct Account {
     from: Nanos,
     had: u64,
@@ -76,7 +77,8 @@ impl Host {
         self.vcpus.iter().map(|vcpu| vcpu.ask.clone()).collect()
     }
 
-    /// Tells the planner what was admitted: the vCPUs there are, one of them with another bandwidth, or a new one at the end.
+    /// Tells the planner what was admitted: the vCPUs there are, one of them with another bandwidth, or a new one at
+    /// the end.
     fn take(&mut self, asked: Vec<Reservation>, admitted: &Admitted) {
         self.planner.set_shared(&admitted.shared);
         self.shared.clone_from(&admitted.shared);

@@ -85,9 +85,14 @@ fn sleep_and_wake(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Always busy: at each global deadline every vCPU has had its bandwidth x time, exact to a nanosecond, even with the host exactly full.
+    /// Always busy: at each global deadline every vCPU has had its bandwidth x time, exact to a nanosecond, even with
+    /// the host exactly full.
     #[test]
-    fn sums_are_exact((cpus, set) in sets(), scale in 1u64..10, steps in prop::collection::vec(1u64..3_000_000, 1..40)) {
+    fn sums_are_exact(
+        (cpus, set) in sets(),
+        scale in 1u64..10,
+        steps in prop::collection::vec(1u64..3_000_000, 1..40),
+    ) {
         let (mut asked, mut admitted) = fill(cpus, &set, scale);
         let before = asked.len();
         match top_up(cpus, &mut asked) {
@@ -143,7 +148,10 @@ proptest! {
     #[test]
     fn hostile_input_is_harmless(
         cpus in 0usize..4, asked in prop::collection::vec((any::<u64>(), 1..=u64::MAX), 0..10),
-        slices in prop::collection::vec((any::<u64>(), prop::collection::vec((any::<u64>(), any::<bool>()), 0..12)), 1..10),
+        slices in prop::collection::vec(
+            (any::<u64>(), prop::collection::vec((any::<u64>(), any::<bool>()), 0..12)),
+            1..10,
+        ),
     ) {
         let admitted = Admitted { home: vec![None; asked.len()], shared: vec![true; cpus], total: Bandwidth::ZERO };
         let mut planner = Planner::new(&admitted.shared);
@@ -151,7 +159,8 @@ proptest! {
             planner.add(Bandwidth::new(Nanos(*runtime), Nanos(*period)).unwrap(), None);
         }
         for (now, published) in slices {
-            let demands: Vec<_> = published.iter().map(|(at, idle)| Demand { deadline: Nanos(*at), idle: *idle }).collect();
+            let demand = |(at, idle): &(u64, bool)| Demand { deadline: Nanos(*at), idle: *idle };
+            let demands: Vec<_> = published.iter().map(demand).collect();
             planner.plan(Nanos(now), &demands);
             check_layout(&planner, &admitted, Nanos(now));
         }

@@ -1,5 +1,6 @@
-//! The simulator against an exact test: a set with deadlines on the planner's grid meets all of them if and only if its bandwidth is at most
-//! that of the CPUs, and each vCPU's at most one (the optimality of DP-WRAP, Levin et al., theorem 6).
+//! The simulator against an exact test: a set with deadlines on the planner's grid meets all of them if and only if its
+//! bandwidth is at most that of the CPUs, and each vCPU's at most one (the optimality of DP-WRAP, Levin et al., theorem
+//! 6).
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
@@ -84,7 +85,8 @@ proptest! {
         }
     }
 
-    /// One sporadic RTA a vCPU, some pinned, arriving at any nanosecond; periods are long enough for the shortest slice not to matter beside the slack.
+    /// One sporadic RTA a vCPU, some pinned, arriving at any nanosecond; periods are long enough for the shortest slice
+    /// not to matter beside the slack.
     #[test]
     fn sporadic_sets_with_slack_meet_all_deadlines(
         set in prop::collection::vec((1u64..=1000, 8_000_000u64..30_000_000, pins()), 1..12),
@@ -107,7 +109,10 @@ proptest! {
     /// Several RTAs a vCPU, sporadic ones among them, some vCPUs pinned: the slices are then as short as the slack.
     #[test]
     fn mixed_guests_with_slack_meet_all_deadlines(
-        set in prop::collection::vec((prop::collection::vec((1u64..=1000, 12_000_000u64..40_000_000, any::<bool>()), 1..4), pins()), 1..6),
+        set in prop::collection::vec(
+            (prop::collection::vec((1u64..=1000, 12_000_000u64..40_000_000, any::<bool>()), 1..4), pins()),
+            1..6,
+        ),
         cpus in 1u32..4, delay in 0u64..20_000_000, seed in any::<u64>(), scattered in any::<bool>(),
     ) {
         let slack = Nanos::from_micros(1_000);

@@ -1,4 +1,5 @@
-//! One vCPU's account: at which place it stands, what it has of its share, whether its periods were whole. Pure: readings come in.
+//! One vCPU's account: at which place it stands, what it has of its share, whether its periods were whole. Pure:
+//! readings come in.
 //!
 //! Units: ns of CLOCK_MONOTONIC. Nothing is allocated.
 
@@ -12,8 +13,8 @@ use crate::published::Next;
 use crate::settle::Reserved;
 use crate::show::Standing;
 
-/// A share with no more than this left counts as used up, ns: a look for less would cost more. What was left is kept for the next one. Of
-/// small budgets it is an eighth, and not below the least.
+/// A share with no more than this left counts as used up, ns: a look for less would cost more. What was left is kept
+/// for the next one. Of small budgets it is an eighth, and not below the least.
 const GRAIN: u64 = 20_000;
 const GRAIN_MIN: u64 = 2_000;
 
@@ -56,7 +57,8 @@ pub trait Threads {
     fn next(&mut self, seat: usize, after: u64) -> Option<Next>;
     /// Its share, where its guest has taken what it was offered ([`crate::ledger`]) since this was asked last.
     fn claimed(&mut self, seat: usize) -> Option<Share>;
-    /// Changes its place, and reads it. A change that the kernel refuses counts as made: it is tried again with the next one.
+    /// Changes its place, and reads it. A change that the kernel refuses counts as made: it is tried again with the
+    /// next one.
     fn place(&mut self, seat: usize, place: Place) -> Option<Counts>;
 }
 
@@ -71,7 +73,8 @@ pub struct Tally {
     pub overruns: AtomicU64,
     /// Periods that were looked at.
     pub periods: AtomicU64,
-    /// Periods in which it had less than its budget although it wanted it: it waited for longer than the period less the budget.
+    /// Periods in which it had less than its budget although it wanted it: it waited for longer than the period less
+    /// the budget.
     pub misses: AtomicU64,
     /// Changes of place.
     pub flips: AtomicU64,
@@ -164,8 +167,8 @@ impl Account {
         self.begin_period(now);
     }
 
-    /// Goes on where another account of the same thread ends, of which it was `given` so much of the time to come: it keeps place and debt, and its period if
-    /// that is the same.
+    /// Goes on where another account of the same thread ends, of which it was `given` so much of the time to come: it
+    /// keeps place and debt, and its period if that is the same.
     pub fn take_over(&mut self, before: &Account, given: u64) {
         self.place = before.place;
         self.counts = before.counts;
@@ -221,8 +224,8 @@ impl Account {
         }
     }
 
-    /// Gives it the place that `target` says after a reading. A reading before the change may lack up to a tick where the thread runs on another
-    /// CPU, the one after it is exact: hence a second try.
+    /// Gives it the place that `target` says after a reading. A reading before the change may lack up to a tick where
+    /// the thread runs on another CPU, the one after it is exact: hence a second try.
     pub fn advance(&mut self, index: usize, threads: &mut impl Threads, target: impl Fn(&Account) -> Place) {
         for _ in 0..2 {
             if self.gone {
@@ -271,7 +274,8 @@ impl Account {
         let length = now.saturating_sub(self.since);
         let budget = self.share(length);
         let waited = self.counts.waited.saturating_sub(self.at_since.waited);
-        // A period is judged at a look, which comes late by microseconds; and the share of the last one may be a grain short.
+        // A period is judged at a look, which comes late by microseconds; and the share of the last one may be a grain
+        // short.
         let tolerance = budget / 50 + 2 * self.grain;
         let had = self.had.saturating_add(self.owed).saturating_add(tolerance);
         if had < budget && waited > length.saturating_sub(budget) + tolerance {

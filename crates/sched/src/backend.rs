@@ -6,8 +6,8 @@
 //! | `sched_ext` | the same pacers, which write places into the table of a scheduler in BPF ([`crate::ext`]) | everybody of SCHED_OTHER is that scheduler's; vCPUs on one CPU each |
 //! | `deadline` | the kernel's SCHED_DEADLINE, one reservation a vCPU: each on its own, as RT-Xen's servers | no share of what is left; each thread's affinity must be all CPUs of its root domain |
 //!
-//! Neither sets a thread's policy for the first time, nor gives it back: that is the daemon's plan, whose journal keeps originals. A
-//! back end says which policy the plan is to give ([`Backend::place`]).
+//! Neither sets a thread's policy for the first time, nor gives it back: that is the daemon's plan, whose journal keeps
+//! originals. A back end says which policy the plan is to give ([`Backend::place`]).
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -78,7 +78,8 @@ pub trait Backend: Debug {
     /// The policy that a vCPU's thread has when this back end takes it over, and that its plan sees from then on.
     fn place(&self, reserved: &Reserved) -> Policy;
 
-    /// The policies that this back end moves threads between, so that they are not to be put right; None where it moves none.
+    /// The policies that this back end moves threads between, so that they are not to be put right; None where it moves
+    /// none.
     fn places(&self) -> Option<Places>;
 
     /// Looks no longer after vCPUs that are not in `settled`: the plan may place them now.
@@ -232,8 +233,8 @@ impl Paced {
 
 impl Backend for Paced {
     fn place(&self, _reserved: &Reserved) -> Policy {
-        // A pass may take long, and until its end nobody keeps a new one that spins from taking the CPU that the pass needs: among the
-        // bulk it neither starves nor has its way. The pacers put it ahead as soon as they have it.
+        // A pass may take long, and until its end nobody keeps a new one that spins from taking the CPU that the pass
+        // needs: among the bulk it neither starves nor has its way. The pacers put it ahead as soon as they have it.
         Policy::BULK
     }
 

@@ -21,7 +21,8 @@ const PERIODS: std::ops::RangeInclusive<Nanos> = Nanos(2 * SLICE_MIN.0)..=Nanos:
 /// The shortest period that a guest may ask for where nothing is said and its declared one is longer.
 const DEADLINE_PERIOD: Nanos = Nanos::from_millis(4);
 
-/// What of each CPU is kept for everybody else where nothing is said, in millionths: what the kernel's own protections leave.
+/// What of each CPU is kept for everybody else where nothing is said, in millionths: what the kernel's own protections
+/// leave.
 const RESERVE_PPM: u64 = 50_000;
 
 /// What a vCPU runs as once it has had its share.
@@ -107,8 +108,8 @@ struct Entry {
 }
 
 impl SchedConfig {
-    /// Reads `DIRECTORY/sched.toml` and `DIRECTORY/sched.conf.d/*.toml`; of what the host has one of, a later file has the last
-    /// word. `slack` is for the reservations of its own file.
+    /// Reads `DIRECTORY/sched.toml` and `DIRECTORY/sched.conf.d/*.toml`; of what the host has one of, a later file has
+    /// the last word. `slack` is for the reservations of its own file.
     ///
     /// # Errors
     /// [`ConfigError`], with file, line, what is wrong and what is allowed.
@@ -212,7 +213,8 @@ fn checked_reserve(text: &Text, reserve: &Spanned<f64>) -> Result<Bandwidth, Con
         return Ok(Bandwidth::ppm((value * 1e6).ceil() as u64));
     }
     let what = format!(
-        "reserve {value} is not one of 0.01 to 0.9 (of each CPU, for the host and bulk tenants: without any they would starve)"
+        "reserve {value} is not one of 0.01 to 0.9 (of each CPU, for the host and bulk tenants: without any they would \
+         starve)"
     );
     Err(text.error(&reserve.span(), what))
 }

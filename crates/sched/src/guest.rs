@@ -1,10 +1,11 @@
 //! What a guest's deadline tasks ask for, and what the host has to supply so that they have it. Pure.
 //!
-//! A guest asks for `budget` in each `period` of a vCPU: the sum of its tasks' shares in the shortest of their periods. Its periods
-//! begin when its tasks say, the host's slices when all vCPUs' do. As RTVirt's guests do, one may publish its next deadlines
-//! ([`crate::published`]): slices end there, and it needs what it asks for, no more. For one that does not, the host supplies as a periodic resource
-//! whose phase nobody knows (Shin and Lee's PRM): in each `P` at least `Q`, in the worst case nothing for `2 (P - Q)` first. What that
-//! costs is the price of not knowing the deadline ([`supply`]).
+//! A guest asks for `budget` in each `period` of a vCPU: the sum of its tasks' shares in the shortest of their periods.
+//! Its periods begin when its tasks say, the host's slices when all vCPUs' do. As RTVirt's guests do, one may publish
+//! its next deadlines ([`crate::published`]): slices end there, and it needs what it asks for, no more. For one that
+//! does not, the host supplies as a periodic resource whose phase nobody knows (Shin and Lee's PRM): in each `P` at
+//! least `Q`, in the worst case nothing for `2 (P - Q)` first. What that costs is the price of not knowing the deadline
+//! ([`supply`]).
 
 use std::collections::BTreeMap;
 
@@ -89,10 +90,11 @@ pub fn needs(held: &ledger::Table) -> Vec<GuestNeed> {
 /// What guests ask for, by VM.
 pub type Asks = BTreeMap<String, Ask>;
 
-/// Budget and period of the host that give a guest its `budget` in every `period`, wherever that begins; None where a whole CPU does not.
+/// Budget and period of the host that give a guest its `budget` in every `period`, wherever that begins; None where a
+/// whole CPU does not.
 ///
-/// The smallest Q with Q (t - 2 (P - Q)) / P >= t budget / period for t = period: the left side is the least supply of any interval of t
-/// (its linear bound), and for longer t it grows faster than the right one.
+/// The smallest Q with Q (t - 2 (P - Q)) / P >= t budget / period for t = period: the left side is the least supply of
+/// any interval of t (its linear bound), and for longer t it grows faster than the right one.
 pub fn supply(budget: Nanos, period: Nanos) -> Option<(Nanos, Nanos)> {
     let own = Nanos((period.0 / PART).clamp(PERIOD_MIN.0, PERIOD_MAX.0));
     let (need, length, per) = (i128::from(budget.0), i128::from(period.0), i128::from(own.0));

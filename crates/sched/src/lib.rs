@@ -1,7 +1,8 @@
-//! CPU time reserved for vCPUs, and kept: declared in `/etc/ontime/sched.toml`, admitted exactly, enforced on any kernel and VMM.
+//! CPU time reserved for vCPUs, and kept: declared in `/etc/ontime/sched.toml`, admitted exactly, enforced on any
+//! kernel and VMM.
 //!
-//! In: the configuration, the tenants found, the CPUs that are online. Out: which vCPUs have a reservation and which are refused
-//! and why ([`settle`]); vCPU threads kept to their shares by a [`Backend`]; what each had ([`Use`]).
+//! In: the configuration, the tenants found, the CPUs that are online. Out: which vCPUs have a reservation and which
+//! are refused and why ([`settle`]); vCPU threads kept to their shares by a [`Backend`]; what each had ([`Use`]).
 //!
 //! | file | |
 //! |---|---|

@@ -1,8 +1,10 @@
 //! What each guest is offered, to be taken without asking ([`crate::ledger`]). Pure.
 //!
-//! In: what was admitted, and what was offered before. Out: an [`Offer`] for each vCPU whose guest publishes its deadlines and whose device process has a ledger: what it holds, and an equal
-//! part of what is left on its CPU (of all CPUs that are shared, where it has none of its own), at the most what sched.toml allows it. All of that fits together, whoever takes it: the
-//! admission is asked. As long as everybody holds within what he is offered, and nobody came or went, offers stay.
+//! In: what was admitted, and what was offered before. Out: an [`Offer`] for each vCPU whose guest publishes its
+//! deadlines and whose device process has a ledger: what it holds, and an equal part of what is left on its CPU (of all
+//! CPUs that are shared, where it has none of its own), at the most what sched.toml allows it. All of that fits
+//! together, whoever takes it: the admission is asked. As long as everybody holds within what he is offered, and nobody
+//! came or went, offers stay.
 
 use std::collections::BTreeMap;
 

@@ -9,7 +9,8 @@ use crate::sim::admitted;
 
 const MS: u64 = 1_000_000;
 
-/// Of one vCPU each, with a tenth of a CPU declared, holding so many ms in 20 (None: nothing is to be offered), if they are admitted.
+/// Of one vCPU each, with a tenth of a CPU declared, holding so many ms in 20 (None: nothing is to be offered), if they
+/// are admitted.
 fn settled(cpus: u32, home: impl Fn(u32) -> Option<u32>, holds: &[Option<u64>], ledger: &Ledger) -> Option<Settled> {
     let declared = Bandwidth::ppm(100_000);
     let vcpu = |(number, holds): (u32, &Option<u64>)| {

@@ -1,29 +1,40 @@
 //! One CPU's vCPUs in the order of their deadlines. Pure: readings and the clock come in, changes of place go out.
 //!
-//! Where nobody can go to another CPU, no slice has to be shared among all: earliest deadline first keeps every share that fits, and leaves whoever is not
-//! due alone (Liu and Layland 1973; as servers, Spuri and Buttazzo, "Scheduling aperiodic tasks in dynamic priority systems", 1996). Each vCPU has *windows* that follow each other: one
-//! ends at the next deadline of its guest, or at the end of a period where that publishes none (at least 250 us, at most 100 ms). At its start it is granted its bandwidth times its
-//! length, to be had before its end; what it did not want is forfeited, what it took too much is paid back. So by each of its own deadlines a vCPU has had what DP-WRAP would have
-//! given it; and a deadline of somebody else's costs it nothing.
+//! Where nobody can go to another CPU, no slice has to be shared among all: earliest deadline first keeps every share
+//! that fits, and leaves whoever is not due alone (Liu and Layland 1973; as servers, Spuri and Buttazzo, "Scheduling
+//! aperiodic tasks in dynamic priority systems", 1996). Each vCPU has *windows* that follow each other: one ends at the
+//! next deadline of its guest, or at the end of a period where that publishes none (at least 250 us, at most 100 ms).
+//! At its start it is granted its bandwidth times its length, to be had before its end; what it did not want is
+//! forfeited, what it took too much is paid back. So by each of its own deadlines a vCPU has had what DP-WRAP would
+//! have given it; and a deadline of somebody else's costs it nothing.
 //!
-//! **Two places for an order.** A host's FIFO has no order within a priority, so those that are next are at [`Place::Planned`] and the others that have something left at
-//! [`Place::Entitled`]. How many are next, and for how long that may stay, follows from what is left to everybody: time that whoever is later may take before one misses its
-//! deadline is its *slack*, the time to its deadline less what it and all that are before it may still want, and less what these are granted until then. The planned are a number of vCPUs
-//! from the earliest deadline on; one alone, or as many as can all be done by the first one's deadline in whatever order. Of these numbers the one is taken with which the order holds the
-//! longest, and the pacer looks again when that time is over: at the next end of a window as a rule.
+//! **Two places for an order.** A host's FIFO has no order within a priority, so those that are next are at
+//! [`Place::Planned`] and the others that have something left at [`Place::Entitled`]. How many are next, and for how
+//! long that may stay, follows from what is left to everybody: time that whoever is later may take before one misses
+//! its deadline is its *slack*, the time to its deadline less what it and all that are before it may still want, and
+//! less what these are granted until then. The planned are a number of vCPUs from the earliest deadline on; one alone,
+//! or as many as can all be done by the first one's deadline in whatever order. Of these numbers the one is taken with
+//! which the order holds the longest, and the pacer looks again when that time is over: at the next end of a window as
+//! a rule.
 //!
-//! **Looks.** A vCPU that ran since the last look is looked at when its share may be used up. One that did not run, although for a quarter of the time nobody of them ran, was asleep (three quarters, if
-//! it used its last share up; what is less may have gone to interrupts; and the kernel is asked whether it sleeps, once a window at the most, and where the answer matters): what it may still want
-//! shrinks with the time that is left (DP-Fair, for sporadic tasks). One that sleeps and wakes is noticed at the next look; until then it may take more than its share of the
-//! others' slack, or of [`FLOOR`].
+//! **Looks.** A vCPU that ran since the last look is looked at when its share may be used up. One that did not run,
+//! although for a quarter of the time nobody of them ran, was asleep (three quarters, if it used its last share up;
+//! what is less may have gone to interrupts; and the kernel is asked whether it sleeps, once a window at the most, and
+//! where the answer matters): what it may still want shrinks with the time that is left (DP-Fair, for sporadic tasks).
+//! One that sleeps and wakes is noticed at the next look; until then it may take more than its share of the others'
+//! slack, or of [`FLOOR`].
 //!
-//! **What is not wanted** is a vCPU's own for 100 ms: it pays for what that takes too much, and where everybody's slack is long ([`Ordered::lend`]) nobody looks before it is used up as well,
-//! so an application whose job comes in one piece costs no look in its midst and is not kept waiting for its next one. What is too much for that those have who have used their shares up,
-//! the one that is due first before the others, and all of them ahead of bulk; [`UNUSED_MAX`] is kept for them. Then they pay back. So all together never have more than their bandwidth in the long
-//! run, and bulk has what is nobody's.
+//! **What is not wanted** is a vCPU's own for 100 ms: it pays for what that takes too much, and where everybody's slack
+//! is long ([`Ordered::lend`]) nobody looks before it is used up as well, so an application whose job comes in one
+//! piece costs no look in its midst and is not kept waiting for its next one. What is too much for that those have who
+//! have used their shares up, the one that is due first before the others, and all of them ahead of bulk;
+//! [`UNUSED_MAX`] is kept for them. Then they pay back. So all together never have more than their bandwidth in the
+//! long run, and bulk has what is nobody's.
 //!
-//! **Calm.** Where no guest has live deadlines and nobody used an eighth of its share in its last window, all are at [`Place::Planned`] and there is one look a shortest period; where nobody ran
-//! at all, looks come ever more seldom, [`CALM_MAX`] apart at last. Hence the price: when all have been calm and one begins to spin, all others wait for it until that look, once.
+//! **Calm.** Where no guest has live deadlines and nobody used an eighth of its share in its last window, all are at
+//! [`Place::Planned`] and there is one look a shortest period; where nobody ran at all, looks come ever more seldom,
+//! [`CALM_MAX`] apart at last. Hence the price: when all have been calm and one begins to spin, all others wait for it
+//! until that look, once.
 //!
 //! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`Ordered::new`].
 
@@ -43,8 +54,8 @@ use crate::wrapped::Wrapped;
 pub const FLOOR: u64 = 250_000;
 /// Nor sooner than this many costs of a look.
 const COST_FACTOR: u64 = 4;
-/// So much time in which nobody ran, and a quarter of all, shows that one who did not run was asleep: less may have gone to interrupts. One that used its
-/// last share up takes three quarters.
+/// So much time in which nobody ran, and a quarter of all, shows that one who did not run was asleep: less may have
+/// gone to interrupts. One that used its last share up takes three quarters.
 const IDLE: u64 = 20_000;
 const IDLE_QUARTERS: [u64; 2] = [1, 3];
 /// So much of what it did not want lately a vCPU may have beyond its share: its part of this time, ns.
@@ -65,7 +76,8 @@ struct Seat {
     /// Its window, and what it was granted for it.
     end: u64,
     granted: u64,
-    /// What it did not want lately, ns: this pays for what it takes when nobody needs it; what is too much for that, until the CPU's others have it.
+    /// What it did not want lately, ns: this pays for what it takes when nobody needs it; what is too much for that,
+    /// until the CPU's others have it.
     spare: u64,
     unused: u64,
     /// What it may have beyond its share until the next look, ns.
@@ -82,12 +94,13 @@ struct Seat {
     wants: bool,
     greedy: bool,
     asleep: bool,
-    /// Whether it may sleep or wait, which only the kernel knows; whether the CPU was idle enough for sleep to be likely; how long others ran for
-    /// which it would have waited.
+    /// Whether it may sleep or wait, which only the kernel knows; whether the CPU was idle enough for sleep to be
+    /// likely; how long others ran for which it would have waited.
     unsure: bool,
     idle: bool,
     behind: u64,
-    /// What it may still want of its window, ns; the least slack of those that are after it; whether it is one of the next.
+    /// What it may still want of its window, ns; the least slack of those that are after it; whether it is one of the
+    /// next.
     need: u64,
     after: u64,
     next: bool,
@@ -165,14 +178,15 @@ impl Seat {
         u64::try_from(self.account.balance.saturating_add(signed(self.lent))).unwrap_or(0)
     }
 
-    /// Judges whether it sleeps, after a time of which vCPUs at its place or ahead of it ran for `busy`, and none of them for a part if `idle`. The kernel is
-    /// asked about one that wanted the CPU, for looks go by that.
+    /// Judges whether it sleeps, after a time of which vCPUs at its place or ahead of it ran for `busy`, and none of
+    /// them for a part if `idle`. The kernel is asked about one that wanted the CPU, for looks go by that.
     fn doze(&mut self, now: u64, busy: u64, idle: bool, threads: &mut impl Threads) {
         let may = !self.ran && idle;
         self.idle = idle;
         // One that was behind bulk wants more than it had.
         let ask = self.wants && self.was != Place::Beyond;
-        // Interrupt threads may have had the time, while it waited; and nobody would look at it again before its window ends.
+        // Interrupt threads may have had the time, while it waited; and nobody would look at it again before its window
+        // ends.
         self.asleep = may && (self.asleep || ask && threads.sleeps(self.index));
         self.unsure = !self.ran && !self.asleep && !ask;
         self.wants = self.ran || self.was == Place::Beyond || self.wants && !self.asleep;
@@ -282,7 +296,8 @@ pub struct Ordered {
 }
 
 impl Ordered {
-    /// Of the vCPUs of this CPU (as the planner counts), which are at [`Place::Entitled`] now. Each has the tally that `tally` gives.
+    /// Of the vCPUs of this CPU (as the planner counts), which are at [`Place::Entitled`] now. Each has the tally that
+    /// `tally` gives.
     pub fn new(settled: &Settled, cpu: usize, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
         let alone = settled.cpus.len() == 1;
         let here = |reserved: &Reserved| alone || reserved.home.is_some_and(|home| usize::try_from(home) == Ok(cpu));
@@ -311,8 +326,8 @@ impl Ordered {
         }
     }
 
-    /// Takes each vCPU's first reading: what it had before is not counted. By who looks after them from `now` on: what they take
-    /// between this and the first look is charged to them.
+    /// Takes each vCPU's first reading: what it had before is not counted. By who looks after them from `now` on: what
+    /// they take between this and the first look is charged to them.
     pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
         for seat in &mut self.seats {
             seat.account.begin(now, threads.read(seat.index));
@@ -321,8 +336,8 @@ impl Ordered {
         (self.last, self.end) = (now, now);
     }
 
-    /// Goes on where `old` ends: vCPUs of both keep their place, their debt, their period and their window. One with another bandwidth has it from now on. To
-    /// be called after [`Self::begin`].
+    /// Goes on where `old` ends: vCPUs of both keep their place, their debt, their period and their window. One with
+    /// another bandwidth has it from now on. To be called after [`Self::begin`].
     pub fn take_over(&mut self, old: &Ordered) {
         let now = self.last;
         for seat in &mut self.seats {
@@ -411,8 +426,8 @@ impl Ordered {
             seat.doze(now, busy, passed > busy.saturating_add(IDLE.max(least)), threads);
         }
         let mut holds = self.choose(now);
-        // What sleepers may still want matters where it cuts the time short; and where the order holds no longer than the next
-        // look takes, a vCPU that waits unseen must not stand behind one with a later deadline.
+        // What sleepers may still want matters where it cuts the time short; and where the order holds no longer than
+        // the next look takes, a vCPU that waits unseen must not stand behind one with a later deadline.
         self.end = self.seats.iter().filter(|seat| !seat.account.gone).map(|seat| seat.end).min().unwrap_or(NEVER);
         let unsure = |seat: &Seat| seat.unsure && seat.need > 0 && (seat.idle || holds < FLOOR);
         if holds < self.end.saturating_sub(now) && self.seats.iter().any(unsure) {
@@ -429,8 +444,8 @@ impl Ordered {
         self.cost.saturating_mul(COST_FACTOR)
     }
 
-    /// Lets vCPUs go on beyond their shares where nobody misses the time: each for what it did not want itself, then the one that is due first and wants
-    /// the CPU for what others did not want.
+    /// Lets vCPUs go on beyond their shares where nobody misses the time: each for what it did not want itself, then
+    /// the one that is due first and wants the CPU for what others did not want.
     fn lend(&mut self, holds: u64) {
         let unhurried = holds >= 2 * FLOOR.max(self.patience());
         let Self { seats, order, unused, .. } = self;
@@ -485,7 +500,8 @@ impl Ordered {
         order.clear();
         order.extend((0..seats.len()).filter(|at| seats.get(*at).is_some_and(|seat| !seat.account.gone)));
         order.sort_unstable_by_key(|at| seats.get(*at).map_or(u64::MAX, |seat| seat.end));
-        // What is wanted up to the deadline of each: what is left to all up to it, and what they are granted until then.
+        // What is wanted up to the deadline of each: what is left to all up to it, and what they are granted until
+        // then.
         let (mut wanted, mut rate, mut before) = (0_u64, 0_u64, now);
         for at in order.iter() {
             let Some(seat) = seats.get_mut(*at) else { continue };
@@ -536,7 +552,8 @@ impl Ordered {
         holds
     }
 
-    /// Moves each vCPU to its place, the earliest deadline first: FIFO appends a thread that is raised to those of its priority.
+    /// Moves each vCPU to its place, the earliest deadline first: FIFO appends a thread that is raised to those of its
+    /// priority.
     fn place(&mut self, threads: &mut impl Threads) {
         let Self { seats, order, .. } = self;
         for at in order.iter() {

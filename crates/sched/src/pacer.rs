@@ -1,12 +1,15 @@
-//! The pacers: one thread a CPU, which does what [`crate::shares`] says and sleeps until the next time that it is needed.
+//! The pacers: one thread a CPU, which does what [`crate::shares`] says and sleeps until the next time that it is
+//! needed.
 //!
-//! Each runs at SCHED_FIFO just below the cap watcher, on its own CPU, in locked memory, and allocates nothing after its start. It
-//! sleeps in a futex with an absolute time-out: on PREEMPT_RT that of a real-time thread expires in the interrupt itself, while
-//! a timerfd's needs `ktimers/N`, which a spinning vCPU keeps from running (`kernel/time/hrtimer.c`, `__hrtimer_setup_sleeper`).
+//! Each runs at SCHED_FIFO just below the cap watcher, on its own CPU, in locked memory, and allocates nothing after
+//! its start. It sleeps in a futex with an absolute time-out: on PREEMPT_RT that of a real-time thread expires in the
+//! interrupt itself, while a timerfd's needs `ktimers/N`, which a spinning vCPU keeps from running
+//! (`kernel/time/hrtimer.c`, `__hrtimer_setup_sleeper`).
 //!
-//! Pacers share the state under a mutex that nobody else takes; they are all of one priority, on different CPUs, and hold it for a few
-//! changes of place. The daemon's thread, which may be kept from running for long, talks to them by two cells that are swapped,
-//! never locked: [`Order`]s go in, and come back carried out, to be freed where they were made.
+//! Pacers share the state under a mutex that nobody else takes; they are all of one priority, on different CPUs, and
+//! hold it for a few changes of place. The daemon's thread, which may be kept from running for long, talks to them by
+//! two cells that are swapped, never locked: [`Order`]s go in, and come back carried out, to be freed where they were
+//! made.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -197,7 +200,8 @@ impl Shared {
         due
     }
 
-    /// Puts everybody behind: a vCPU that spins and that nobody looks after would keep the daemon itself from its CPU, which is to place it.
+    /// Puts everybody behind: a vCPU that spins and that nobody looks after would keep the daemon itself from its CPU,
+    /// which is to place it.
     fn leave(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pacing) = &mut state.pacing {
@@ -319,8 +323,8 @@ impl Pacers {
         }
     }
 
-    /// The pacer that has carried the order out wakes this thread, at normal priority: a sleep would end by `ktimers/N`, which a vCPU that spins and that
-    /// this thread has still to cap keeps from running.
+    /// The pacer that has carried the order out wakes this thread, at normal priority: a sleep would end by
+    /// `ktimers/N`, which a vCPU that spins and that this thread has still to cap keeps from running.
     fn order(&mut self, order: Order) -> Result<Box<Order>, PacerError> {
         drop(Shared::put(&self.shared.inbox, Box::new(order)));
         self.shared.wake_all();
@@ -342,7 +346,8 @@ impl Pacers {
 }
 
 impl Drop for Pacers {
-    /// Ends the pacers, which put vCPUs behind everybody. One that does not end is not waited for for ever: it is at most in a system call.
+    /// Ends the pacers, which put vCPUs behind everybody. One that does not end is not waited for for ever: it is at
+    /// most in a system call.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake_all();

@@ -1,15 +1,18 @@
 //! Next deadlines that guests publish: where slices have to end (RTVirt, section 3.3).
 //!
-//! A guest writes, for each of its vCPUs, its deadline tasks' next deadlines and periods into memory of its own (`struct ontime_next_vcpu` of
-//! abi/ontime_abi.h); a pacer reads that at the start of each slice. The guest is hostile: whatever stands there, a slice is never shorter than
-//! the planner's minimum, a vCPU ends slices at most [`CUTS`] times in its period in the long run, and what it says counts for the place of its own
-//! slices' ends only. How much it has was admitted before, and is not read here.
+//! A guest writes, for each of its vCPUs, its deadline tasks' next deadlines and periods into memory of its own
+//! (`struct ontime_next_vcpu` of abi/ontime_abi.h); a pacer reads that at the start of each slice. The guest is
+//! hostile: whatever stands there, a slice is never shorter than the planner's minimum, a vCPU ends slices at most
+//! [`CUTS`] times in its period in the long run, and what it says counts for the place of its own slices' ends only.
+//! How much it has was admitted before, and is not read here.
 //!
-//! **Why read, not mapped.** Whoever holds the guest's memory may truncate it or punch holes into it: through a mapping that is a SIGBUS in
-//! the daemon. A read gives zeros or less. It takes no lock but the page's own, for as long as the kernel looks it up.
+//! **Why read, not mapped.** Whoever holds the guest's memory may truncate it or punch holes into it: through a mapping
+//! that is a SIGBUS in the daemon. A read gives zeros or less. It takes no lock but the page's own, for as long as the
+//! kernel looks it up.
 //!
-//! Times in the page are ns of the host's CLOCK_REALTIME, which a guest can know exactly (KVM_HC_CLOCK_PAIRING). `paired` counts its
-//! readings of that clock: the distance to CLOCK_MONOTONIC is taken when it changes, so that a step of the clock later moves no deadline.
+//! Times in the page are ns of the host's CLOCK_REALTIME, which a guest can know exactly (KVM_HC_CLOCK_PAIRING).
+//! `paired` counts its readings of that clock: the distance to CLOCK_MONOTONIC is taken when it changes, so that a step
+//! of the clock later moves no deadline.
 
 use std::fs::File;
 use std::io;
@@ -63,7 +66,8 @@ impl Page {
     /// At `offset` of a VM's memory.
     ///
     /// # Errors
-    /// A file that a pacer might have to wait for: not of huge pages, nor of memory on a host without swap; or an offset that is none.
+    /// A file that a pacer might have to wait for: not of huge pages, nor of memory on a host without swap; or an
+    /// offset that is none.
     pub fn new(file: File, offset: u64) -> io::Result<Self> {
         if !is_memory(&file) {
             return Err(io::Error::other("its memory is no memory file"));
@@ -90,8 +94,8 @@ impl Page {
         rustix::fs::fstat(file).is_ok_and(|stat| (id(&stat), offset) == (self.0.id, self.0.offset))
     }
 
-    /// A vCPU's deadline tasks as its guest tells of them, the earliest deadline first: for people to read, and the guest's word. For who may
-    /// wait for the page.
+    /// A vCPU's deadline tasks as its guest tells of them, the earliest deadline first: for people to read, and the
+    /// guest's word. For who may wait for the page.
     pub fn tasks(&self, vcpu: u32) -> Vec<Task> {
         let now = clock_gettime(ClockId::Realtime);
         let now = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
@@ -185,7 +189,8 @@ impl Published {
         self.follow.set_period(period);
     }
 
-    /// Goes on where another of the same vCPU ends: what it knows of the guest's clock, and how often slices have ended for it.
+    /// Goes on where another of the same vCPU ends: what it knows of the guest's clock, and how often slices have ended
+    /// for it.
     pub(crate) fn go_on(&mut self, before: &Published) {
         if (&self.page, self.vcpu) == (&before.page, before.vcpu) {
             self.follow = Follow { distance: self.follow.distance, ..before.follow };
@@ -275,8 +280,8 @@ impl Follow {
     }
 }
 
-/// The first of `deadline`, `deadline + period`, ... after `after`: a task whose deadline has passed has its next release then, at the earliest.
-/// None for what no task can have.
+/// The first of `deadline`, `deadline + period`, ... after `after`: a task whose deadline has passed has its next
+/// release then, at the earliest. None for what no task can have.
 fn following(deadline: i128, period: u64, after: u64, is: bool) -> Option<Next> {
     if !is || !(SLICE_MIN.0..=PERIOD_MAX).contains(&period) {
         return None;
@@ -351,7 +356,8 @@ mod tests {
         assert_eq!(follow.next(&line(0, &[(real(120), 20 * MS)]), 110 * MS, AHEAD), None, "it never read the clock");
     }
 
-    /// Pacers are replaced whenever a VM comes or goes: neither a step of the clock before nor a guest that cuts time into pieces gains by that.
+    /// Pacers are replaced whenever a VM comes or goes: neither a step of the clock before nor a guest that cuts time
+    /// into pieces gains by that.
     #[test]
     fn who_takes_over_knows_what_was_known() {
         let file = tempfile::tempfile().unwrap();
@@ -446,7 +452,12 @@ mod tests {
     proptest! {
         /// Whatever stands in the page, the answer is after now and within reach.
         #[test]
-        fn any_bytes(bytes in proptest::array::uniform32(any::<u32>()), after in 0..u64::MAX / 2, period in any::<u64>(), ahead in any::<i64>()) {
+        fn any_bytes(
+            bytes in proptest::array::uniform32(any::<u32>()),
+            after in 0..u64::MAX / 2,
+            period in any::<u64>(),
+            ahead in any::<i64>(),
+        ) {
             let mut line = [0; LINE];
             for (place, word) in line.chunks_exact_mut(4).zip(bytes) {
                 place.copy_from_slice(&word.to_le_bytes());

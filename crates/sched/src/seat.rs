@@ -1,13 +1,15 @@
-//! One vCPU thread: what it has had, and its change of place. Two system calls a change where the place is a policy, at most two
-//! where it stands in a table; no allocation.
+//! One vCPU thread: what it has had, and its change of place. Two system calls a change where the place is a policy, at
+//! most two where it stands in a table; no allocation.
 //!
-//! The thread's `schedstat` file is held open, which names the thread and not its number: reading it fails with ESRCH once the
-//! thread has ended, whoever has the number then. It is read right after every change, the same proof as `ontime_tenants::thread` gives by pidfd: who took over
-//! the number meanwhile gets back what it had. Source of its form: `fs/proc/base.c`, `proc_pid_schedstat`. Whether the thread sleeps is in its `stat`
-//! (`fs/proc/array.c`, `do_task_stat`), which takes three times as long.
+//! The thread's `schedstat` file is held open, which names the thread and not its number: reading it fails with ESRCH
+//! once the thread has ended, whoever has the number then. It is read right after every change, the same proof as
+//! `ontime_tenants::thread` gives by pidfd: who took over the number meanwhile gets back what it had. Source of its
+//! form: `fs/proc/base.c`, `proc_pid_schedstat`. Whether the thread sleeps is in its `stat` (`fs/proc/array.c`,
+//! `do_task_stat`), which takes three times as long.
 //!
-//! A thread that did not run when it was read last is read only if its process has had some of a CPU since, by the process's clock: where nobody of it ran, the
-//! thread did not, and has not waited to the end either. That question takes a quarter of a reading, and most vCPUs sleep at most looks.
+//! A thread that did not run when it was read last is read only if its process has had some of a CPU since, by the
+//! process's clock: where nobody of it ran, the thread did not, and has not waited to the end either. That question
+//! takes a quarter of a reading, and most vCPUs sleep at most looks.
 
 use std::fs::File;
 use std::io;
@@ -36,7 +38,8 @@ pub struct Places {
 }
 
 impl Places {
-    /// By the priority table. Among reservations time is shared by the plan, not by level: all have the first level's places.
+    /// By the priority table. Among reservations time is shared by the plan, not by level: all have the first level's
+    /// places.
     pub fn of(table: PriorityTable, beyond: Beyond) -> Self {
         let rt = Class::Rt(Level::HIGHEST);
         Self {
@@ -154,8 +157,9 @@ impl Seat {
         Ok(seat)
     }
 
-    /// The same thread as one that was opened before, by its files. That it has ended meanwhile shows in the first reading, which is for its pacer: a
-    /// file is read under a lock of its own (`fs/seq_file.c`), which the daemon's thread must not hold.
+    /// The same thread as one that was opened before, by its files. That it has ended meanwhile shows in the first
+    /// reading, which is for its pacer: a file is read under a lock of its own (`fs/seq_file.c`), which the daemon's
+    /// thread must not hold.
     pub fn with(files: Arc<Files>, id: ThreadId, hand: Hand, tally: Arc<Tally>, guest: Guest) -> Self {
         let clock = ProcessClock::new(id.pid);
         let Guest { published, claims } = guest;
@@ -167,7 +171,8 @@ impl Seat {
         Arc::clone(&self.files)
     }
 
-    /// Its share, where that may be another than when this was asked last. On a pacer: no system call, nothing allocated.
+    /// Its share, where that may be another than when this was asked last. On a pacer: no system call, nothing
+    /// allocated.
     pub(crate) fn claimed(&mut self) -> Option<Share> {
         let Claims { offer, vcpu, seen } = self.claims.as_mut()?;
         let held = offer.ledger.news(*vcpu, seen)?;
@@ -211,8 +216,9 @@ impl Seat {
         counts(line.get(..length).unwrap_or_default()).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Whether it sleeps, or is stopped, or has ended: one that waits for a CPU does not, nor one that waits for a lock of the kernel. The kernel takes
-    /// the process's signal lock for it, whose holder has the pacer's priority meanwhile on PREEMPT_RT.
+    /// Whether it sleeps, or is stopped, or has ended: one that waits for a CPU does not, nor one that waits for a lock
+    /// of the kernel. The kernel takes the process's signal lock for it, whose holder has the pacer's priority
+    /// meanwhile on PREEMPT_RT.
     pub fn sleeps(&self) -> bool {
         // Number and name, of which the kernel gives 15 bytes, are well within these.
         let mut line = [0; 64];
@@ -220,7 +226,8 @@ impl Seat {
         matches!(state(line.get(..length).unwrap_or_default()), None | Some(b'S' | b'T' | b't' | b'Z' | b'X'))
     }
 
-    /// Gives it a place, which what it makes does not inherit, and says what it has had then. A change that the kernel refuses is counted.
+    /// Gives it a place, which what it makes does not inherit, and says what it has had then. A change that the kernel
+    /// refuses is counted.
     ///
     /// # Errors
     /// ESRCH where it has ended: who took over its number, if somebody did, has what it had.

@@ -1,11 +1,11 @@
 //! Which of the declared reservations hold on this host, for the VMs that run now. Pure.
 //!
-//! In: the configuration, the tenants, the CPUs online, what held before. Out: admitted vCPUs with what the planner needs,
-//! and everybody refused with the reason. A VM is admitted whole or not at all. Who was admitted stays admitted whoever comes or goes, and
-//! stays on its CPU if it may; among others the VM that started first is first.
+//! In: the configuration, the tenants, the CPUs online, what held before. Out: admitted vCPUs with what the planner
+//! needs, and everybody refused with the reason. A VM is admitted whole or not at all. Who was admitted stays admitted
+//! whoever comes or goes, and stays on its CPU if it may; among others the VM that started first is first.
 //!
-//! The reserve is kept on *each* CPU, not of all together: a thread of the kernel that is bound to a CPU has nowhere else to go. The
-//! planner sees it as one more vCPU, pinned there, that nobody is.
+//! The reserve is kept on *each* CPU, not of all together: a thread of the kernel that is bound to a CPU has nowhere
+//! else to go. The planner sees it as one more vCPU, pinned there, that nobody is.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -164,7 +164,8 @@ impl Settled {
         table
     }
 
-    /// Whether this is what was `before`, but for what guests took of their offers, of which their pacers hear by themselves.
+    /// Whether this is what was `before`, but for what guests took of their offers, of which their pacers hear by
+    /// themselves.
     pub fn is_heard(&self, before: &Settled) -> bool {
         let heard = |(vcpu, old): (&Reserved, &Reserved)| {
             let taken = Reserved {
@@ -187,7 +188,8 @@ impl Settled {
     }
 }
 
-/// Settles whose reservations hold. Where what a guest asks for beside does not, its VM has what is declared, and is named all the same.
+/// Settles whose reservations hold. Where what a guest asks for beside does not, its VM has what is declared, and is
+/// named all the same.
 pub fn settle(config: &SchedConfig, tenants: &[Tenant], online: &CpuList, before: &Settled, asks: &Asks) -> Settled {
     let mut settled = settle_by(at_once, config, tenants, online, before, asks);
     offer::spread(&mut settled, before);
@@ -348,13 +350,15 @@ fn asked(
                 })?;
                 if more > most {
                     return Err(format!(
-                        "vCPU {number} needs {more} of a CPU for {} in {}, and `deadlines` in sched.toml allows it {most}",
+                        "vCPU {number} needs {more} of a CPU for {} in {}, and `deadlines` in sched.toml allows it \
+                         {most}",
                         need.budget, need.period
                     ));
                 }
                 if need.period < declared.deadline_period {
                     return Err(format!(
-                        "vCPU {number} asks for a period of {}, and `deadline-period` in sched.toml allows {} at the least",
+                        "vCPU {number} asks for a period of {}, and `deadline-period` in sched.toml allows {} at the \
+                         least",
                         need.period, declared.deadline_period
                     ));
                 }
@@ -387,15 +391,17 @@ fn affinity(number: u32, thread: &TenantThread, cpus: &[u32]) -> Result<Option<B
     let within: BTreeSet<u32> = (0..).zip(cpus).filter(|(_, cpu)| allowed.contains(**cpu)).map(|(at, _)| at).collect();
     if within.is_empty() {
         return Err(format!(
-            "vCPU {number} may run on CPUs {} only, none of which is for reservations; widen its pinning, or `cpus` in sched.toml",
+            "vCPU {number} may run on CPUs {} only, none of which is for reservations; widen its pinning, or `cpus` in \
+             sched.toml",
             thread.affinity
         ));
     }
     Ok(Some(within))
 }
 
-/// Admits all of these, where nobody's place is to be chosen and all fit. One after the other would give the same, for what fits together fits in parts, but
-/// takes as many times as long as there are VMs, for each change that a guest asks for.
+/// Admits all of these, where nobody's place is to be chosen and all fit. One after the other would give the same, for
+/// what fits together fits in parts, but takes as many times as long as there are VMs, for each change that a guest
+/// asks for.
 fn at_once(settled: &mut Settled, all: Vec<(&Tenant, Result<Vec<Asked>, String>)>) -> bool {
     if all.is_empty() {
         return true;
@@ -418,7 +424,8 @@ fn at_once(settled: &mut Settled, all: Vec<(&Tenant, Result<Vec<Asked>, String>)
 
 fn admit(settled: &mut Settled, tenant: &Tenant, asked: Vec<Asked>) -> Result<(), String> {
     let mut all = settled.vcpus.clone();
-    // A home once given stays: moving it is harmless to its own guarantee, but not to its caches, nor to who has a home on the other CPU.
+    // A home once given stays: moving it is harmless to its own guarantee, but not to its caches, nor to who has a home
+    // on the other CPU.
     let only = |home: u32| BTreeSet::from([home]);
     let mut stay: Vec<Option<BTreeSet<u32>>> = settled.vcpus.iter().map(|vcpu| vcpu.home.map(only)).collect();
     let mut free = stay.clone();
@@ -460,7 +467,8 @@ fn fit(
     let beside = reserve + Bandwidth::ppm(ROUNDING_PPM);
     if let Some(at) = vcpus.iter().position(|vcpu| vcpu.bandwidth + beside > Bandwidth::ONE) {
         return Err(format!(
-            "{} asks for more of a CPU than is left beside the reserve ({reserve} of each CPU); ask for less, or reserve less",
+            "{} asks for more of a CPU than is left beside the reserve ({reserve} of each CPU); ask for less, or \
+             reserve less",
             name(at)
         ));
     }

@@ -1,4 +1,5 @@
-//! Who runs at which place until when: by the order of deadlines where every vCPU has a CPU of its own to stay on, else by slices that all share.
+//! Who runs at which place until when: by the order of deadlines where every vCPU has a CPU of its own to stay on, else
+//! by slices that all share.
 
 use std::sync::Arc;
 
@@ -49,8 +50,8 @@ impl Shares {
         Self::Ordered((0..cpus).map(|cpu| Ordered::new(settled, cpu, now, &tally)).collect())
     }
 
-    /// Takes each vCPU's first reading: what it had before is not counted. By who looks after them from `now` on: what they take
-    /// between this and the first look is charged to them.
+    /// Takes each vCPU's first reading: what it had before is not counted. By who looks after them from `now` on: what
+    /// they take between this and the first look is charged to them.
     pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
         match self {
             Self::Wrapped(wrapped) => wrapped.begin(now, threads),
@@ -58,8 +59,8 @@ impl Shares {
         }
     }
 
-    /// Goes on where `old` ends: vCPUs of both keep their place, their debt and their period. To be called after [`Self::begin`], when `old`
-    /// [yields](Self::yields).
+    /// Goes on where `old` ends: vCPUs of both keep their place, their debt and their period. To be called after
+    /// [`Self::begin`], when `old` [yields](Self::yields).
     pub fn take_over(&mut self, old: &Shares) {
         match (self, old) {
             (Self::Wrapped(new), Self::Wrapped(old)) => new.take_over(old),
@@ -95,7 +96,8 @@ impl Shares {
         }
     }
 
-    /// Says how long a step on a CPU took, ns. Looks that follow each other as fast as they can would leave vCPUs no time to use their shares up.
+    /// Says how long a step on a CPU took, ns. Looks that follow each other as fast as they can would leave vCPUs no
+    /// time to use their shares up.
     pub fn took(&mut self, cpu: usize, ns: u64) {
         match self {
             Self::Wrapped(wrapped) => wrapped.took(ns),

@@ -20,7 +20,8 @@ fn count(counter: &AtomicU64) -> u64 {
 fn who_stays_on_a_cpu_needs_no_slices() {
     let kind = |cpus, period, pinned, planning| {
         let settled = settled(cpus, 50_000, &[(period / 10, period); 2], pinned).unwrap();
-        matches!(Shares::new(&settled, planning, 0, |_| Arc::default()), Shares::Ordered(each) if each.len() == cpus as usize)
+        let shares = Shares::new(&settled, planning, 0, |_| Arc::default());
+        matches!(shares, Shares::Ordered(each) if each.len() == cpus as usize)
     };
     assert!(kind(1, 10 * MS, false, Planning::Best) && kind(2, 10 * MS, true, Planning::Best));
     assert!(!kind(2, 10 * MS, false, Planning::Best), "they may go to another");
@@ -186,7 +187,8 @@ fn one_that_begins_to_spin_in_calm_times_pays_back_and_others_are_served_from_th
         host.run(&mut shares, 5_000 * MS, 0);
         for (vm, share) in [(0, 30), (1, 20)] {
             let ran = host.vms[vm].counts.ran;
-            // Its share of the calm time in which it woke was not used up yet, and it may have what it did not want in the last 100 ms.
+            // Its share of the calm time in which it woke was not used up yet, and it may have what it did not want in
+            // the last 100 ms.
             let most = (4_300 * MS + CALM_MAX + 100 * MS) * share / 100 + UNUSED_MAX;
             assert!(ran <= most, "{planning:?}: VM {vm} had {ran}, more than its share {most}");
         }
@@ -219,7 +221,8 @@ fn looks_leave_time_to_run() {
     }
 }
 
-/// Behind bulk it does not run, and sleeps no more than one that waits: else it would be let loose for a slice again and again.
+/// Behind bulk it does not run, and sleeps no more than one that waits: else it would be let loose for a slice again
+/// and again.
 #[test]
 fn who_pays_back_is_not_asleep() {
     for planning in BOTH {
@@ -236,7 +239,8 @@ fn who_pays_back_is_not_asleep() {
     }
 }
 
-/// Interrupt threads of an emulated or a busy host take 50 us and more between two looks: those who wait then do not sleep.
+/// Interrupt threads of an emulated or a busy host take 50 us and more between two looks: those who wait then do not
+/// sleep.
 #[test]
 fn who_waits_for_interrupt_threads_is_not_asleep() {
     let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS), (2 * MS, 20 * MS)];
@@ -394,7 +398,8 @@ fn who_is_kept_waiting_by_others_than_the_plan_has_missed() {
     }
 }
 
-/// Random sets whose tasks are all released together, one task a VM beside a VM that spins: (sets with late jobs, sets, late jobs).
+/// Random sets whose tasks are all released together, one task a VM beside a VM that spins: (sets with late jobs, sets,
+/// late jobs).
 fn released_together(seeds: std::ops::Range<u64>) -> (u64, u64, u64) {
     let (mut late_sets, mut sets, mut late) = (0, 0, 0);
     for seed in seeds {
@@ -434,12 +439,13 @@ fn released_together(seeds: std::ops::Range<u64>) -> (u64, u64, u64) {
 fn vcpus_of_one_place_run_by_deadline() {
     let counted = released_together(0..400);
     println!("figures: {counted:?}");
-    // 59 sets and 688 jobs were late while the order among vCPUs of a place was arbitrary and waiting ones went unseen. The two that are left have
-    // less slack than the FLOOR of a look.
+    // 59 sets and 688 jobs were late while the order among vCPUs of a place was arbitrary and waiting ones went unseen.
+    // The two that are left have less slack than the FLOOR of a look.
     assert!(counted.1 > 300 && counted.0 <= 2 && counted.2 <= 11, "sets with late jobs, sets, late jobs: {counted:?}");
 }
 
-/// RTVirt's Table 5: ten VMs with ten applications each, slices divided by 30; what pacers take is what they take in the lab.
+/// RTVirt's Table 5: ten VMs with ten applications each, slices divided by 30; what pacers take is what they take in
+/// the lab.
 #[test]
 fn ten_vms_of_ten_tasks_fit_one_cpu() {
     let groups =
@@ -469,8 +475,8 @@ fn ten_vms_of_ten_tasks_fit_one_cpu() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever set is admitted, on one or several CPUs: whoever spins has its share in every one of its periods, and beyond that no more than
-    /// others do not want of theirs, while bulk wants the CPU; and bulk has what is left.
+    /// Whatever set is admitted, on one or several CPUs: whoever spins has its share in every one of its periods, and
+    /// beyond that no more than others do not want of theirs, while bulk wants the CPU; and bulk has what is left.
     #[test]
     fn admitted_shares_are_kept(
         cpus in 1u32..=3,
@@ -497,7 +503,8 @@ proptest! {
                 prop_assert_eq!(vm.counts.ran, 0);
                 continue;
             }
-            // A pacer comes late, the simulation has ticks: a few of them a slice, which may be an eighth of this period.
+            // A pacer comes late, the simulation has ticks: a few of them a slice, which may be an eighth of this
+            // period.
             let slack = budget / 50 + 10 * (late + 1) * TICK;
             prop_assert!(vm.least + slack >= *budget, "{} of {} in {}", vm.least, budget, period);
             spinning += vm.counts.ran;
@@ -507,7 +514,8 @@ proptest! {
         prop_assert_eq!(host.bulk + spinning, length * u64::from(cpus));
     }
 
-    /// Deadline tasks of guests that publish them, beside one that never idles: jobs are in time, whatever they are released at.
+    /// Deadline tasks of guests that publish them, beside one that never idles: jobs are in time, whatever they are
+    /// released at.
     #[test]
     fn published_deadlines_are_kept(
         planning in Just(Planning::Best),

@@ -1,4 +1,5 @@
-//! A simulated host, to test plans on: CPUs that run the highest places first, as the kernel's FIFO with push and pull does, and bulk beneath.
+//! A simulated host, to test plans on: CPUs that run the highest places first, as the kernel's FIFO with push and pull
+//! does, and bulk beneath.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

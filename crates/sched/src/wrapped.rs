@@ -1,7 +1,8 @@
 //! Who runs at which place until when. Pure: readings and the clock come in, changes of place go out.
 //!
-//! Time is cut into slices that end at the next deadline of any vCPU: what its guest publishes, else its period's end (at least 250 us, at most 100 ms). At a slice's start the
-//! planner gives every vCPU its share of it as one or two segments. From then on a vCPU is
+//! Time is cut into slices that end at the next deadline of any vCPU: what its guest publishes, else its period's end
+//! (at least 250 us, at most 100 ms). At a slice's start the planner gives every vCPU its share of it as one or two
+//! segments. From then on a vCPU is
 //!
 //! | place | while |
 //! |---|---|
@@ -9,31 +10,38 @@
 //! | [`Place::Entitled`] | it is in none and has some left: it runs when nobody planned wants the CPU, ahead of bulk |
 //! | [`Place::Beyond`] | its share of the slice is used up |
 //!
-//! Use is *measured*, at every change of place and whenever a share may have been used up. So time that one does not use goes to
-//! the others that are entitled; what nobody of a slice wanted, the one that had used its share up and is due first has beside its share
-//! of the next; the rest goes to bulk. A vCPU that never idles has no more than that while others want the CPU. A look takes time itself, and is followed by the next only after whoever is looked at could have run for what it has left; who waits for its turn is looked
-//! at seldom enough that such looks take a fifth of the CPU at most. What it took too much (a look comes some microseconds late) is taken off its next share; what it did not want is forfeited.
-//! Within a slice the order in which shares are had does not matter to anybody's deadline, which is never before its end.
+//! Use is *measured*, at every change of place and whenever a share may have been used up. So time that one does not
+//! use goes to the others that are entitled; what nobody of a slice wanted, the one that had used its share up and is
+//! due first has beside its share of the next; the rest goes to bulk. A vCPU that never idles has no more than that
+//! while others want the CPU. A look takes time itself, and is followed by the next only after whoever is looked at
+//! could have run for what it has left; who waits for its turn is looked at seldom enough that such looks take a fifth
+//! of the CPU at most. What it took too much (a look comes some microseconds late) is taken off its next share; what it
+//! did not want is forfeited. Within a slice the order in which shares are had does not matter to anybody's deadline,
+//! which is never before its end.
 //!
-//! **Sleepers.** A vCPU that did not run in one slice, and had its share before it, is only entitled in the next, and looked at no sooner than at its end: it costs a
-//! reading a slice. Should it wake and spin, the planned do not notice; others wait for it until that look, and it pays back what it took.
-//! One whose guest publishes deadlines may not wait so: where a task of it ran lately it is planned as who is awake, since its tasks are
-//! released when slices begin; else it is at [`Place::Planned`] all the slice and looked at as often as its share could be used up. While it
-//! slept the others went ahead of their plan, so that there is room for its share whenever it wakes (on one CPU; on several it may keep one that is planned
-//! elsewhere waiting, for its share at most).
+//! **Sleepers.** A vCPU that did not run in one slice, and had its share before it, is only entitled in the next, and
+//! looked at no sooner than at its end: it costs a reading a slice. Should it wake and spin, the planned do not notice;
+//! others wait for it until that look, and it pays back what it took. One whose guest publishes deadlines may not wait
+//! so: where a task of it ran lately it is planned as who is awake, since its tasks are released when slices begin;
+//! else it is at [`Place::Planned`] all the slice and looked at as often as its share could be used up. While it slept
+//! the others went ahead of their plan, so that there is room for its share whenever it wakes (on one CPU; on several
+//! it may keep one that is planned elsewhere waiting, for its share at most).
 //!
-//! **Prompt.** A vCPU whose period is at most [`PROMPT`] and whose guest publishes nothing answers requests: one that has to be served soon, and seldom. With one CPU the
-//! order within a slice is free, and as long as it has half of its budget left it is at [`Place::Planned`] all the slice, everybody else at [`Place::Entitled`], and its
-//! period ends no slice: sixteen slices a video frame would cost more than it asks for. What it did not use of its share it keeps, up to one budget: a slice of 250 us has half
-//! of a budget of 500 us, and a request is not to wait for the next. So it may have one budget more than its share of a slice, once, and others that much less of that slice. Who
-//! has less than half of it left is as everybody again.
+//! **Prompt.** A vCPU whose period is at most [`PROMPT`] and whose guest publishes nothing answers requests: one that
+//! has to be served soon, and seldom. With one CPU the order within a slice is free, and as long as it has half of its
+//! budget left it is at [`Place::Planned`] all the slice, everybody else at [`Place::Entitled`], and its period ends no
+//! slice: sixteen slices a video frame would cost more than it asks for. What it did not use of its share it keeps, up
+//! to one budget: a slice of 250 us has half of a budget of 500 us, and a request is not to wait for the next. So it
+//! may have one budget more than its share of a slice, once, and others that much less of that slice. Who has less than
+//! half of it left is as everybody again.
 //!
-//! **Calm.** Where nobody has such deadlines and nobody used an eighth of its share, nobody needs a plan: all are at [`Place::Planned`], and there is one look a
-//! shortest period; where nobody ran at all, looks come ever more seldom, [`CALM_MAX`] apart at last. Hence the price: when all
-//! have been calm and one begins to spin, all others wait for it until that look, once.
+//! **Calm.** Where nobody has such deadlines and nobody used an eighth of its share, nobody needs a plan: all are at
+//! [`Place::Planned`], and there is one look a shortest period; where nobody ran at all, looks come ever more seldom,
+//! [`CALM_MAX`] apart at last. Hence the price: when all have been calm and one begins to spin, all others wait for it
+//! until that look, once.
 //!
-//! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`Wrapped::new`], and a step reads a vCPU only where something of it is
-//! due.
+//! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`Wrapped::new`], and a step reads a vCPU only where
+//! something of it is due.
 
 use std::sync::Arc;
 
@@ -49,7 +57,8 @@ use crate::show::{Planned, Snapshot};
 
 /// Longer is no prompt vCPU's period, ns.
 pub(crate) const PROMPT: u64 = 1_000_000;
-/// Who is only entitled and did not run waits for its turn: it is looked at no more often than this many costs of a look apart.
+/// Who is only entitled and did not run waits for its turn: it is looked at no more often than this many costs of a
+/// look apart.
 const COST_FACTOR: u64 = 4;
 /// A part of the present plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -93,7 +102,8 @@ impl Seat {
         used.saturating_mul(signed(part)) > signed(self.granted)
     }
 
-    /// Has what its guest has taken of what it was offered, from now on: within the slice, which ends at `end`, beside the plan, which has room for it.
+    /// Has what its guest has taken of what it was offered, from now on: within the slice, which ends at `end`, beside
+    /// the plan, which has room for it.
     fn hear(&mut self, index: usize, now: u64, end: u64, planner: &mut Planner, threads: &mut impl Threads) {
         if let Some(more) = self.account.hear(index, now, end, threads) {
             self.granted = self.granted.saturating_add_signed(more);
@@ -116,7 +126,8 @@ impl Seat {
         });
     }
 
-    /// When its place may have to change next, at most at `end`; a look takes `cost`, in which it does not run, and it may have `waited` since the last.
+    /// When its place may have to change next, at most at `end`; a look takes `cost`, in which it does not run, and it
+    /// may have `waited` since the last.
     fn due(&self, now: u64, end: u64, cost: u64, waited: bool) -> u64 {
         let Account { gone, place, grain, balance, .. } = self.account;
         if gone || self.asleep || place == Place::Beyond {
@@ -213,8 +224,8 @@ impl Wrapped {
         }
     }
 
-    /// Takes each vCPU's first reading: what it had before is not counted. By who looks after them from `now` on: what they take
-    /// between this and the first look is charged to them.
+    /// Takes each vCPU's first reading: what it had before is not counted. By who looks after them from `now` on: what
+    /// they take between this and the first look is charged to them.
     pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
         for (index, seat) in self.seats.iter_mut().enumerate() {
             seat.account.begin(now, threads.read(index));
@@ -223,8 +234,8 @@ impl Wrapped {
         (self.start, self.end) = (now, now);
     }
 
-    /// Goes on where `old` ends: vCPUs of both keep their place, their debt and their period. To be called at the end of a slice, after
-    /// [`Self::begin`].
+    /// Goes on where `old` ends: vCPUs of both keep their place, their debt and their period. To be called at the end
+    /// of a slice, after [`Self::begin`].
     pub fn take_over(&mut self, old: &Wrapped) {
         for seat in &mut self.seats {
             let is_of = |before: &&Seat| before.account.id == seat.account.id && !before.account.gone;
@@ -270,7 +281,8 @@ impl Wrapped {
         std::mem::take(&mut self.stirred)
     }
 
-    /// Says how long a step took, ns. Looks that follow each other as fast as they can would leave vCPUs no time to use their shares up.
+    /// Says how long a step took, ns. Looks that follow each other as fast as they can would leave vCPUs no time to use
+    /// their shares up.
     pub fn took(&mut self, ns: u64) {
         self.cost = (3 * self.cost + ns) / 4;
     }
@@ -385,8 +397,8 @@ impl Wrapped {
         self.lend();
     }
 
-    /// Lets the one that has used its share up and is due first have what others did not want, beside its share. Not where the order within the slice is free: there
-    /// nobody's share would be kept from that.
+    /// Lets the one that has used its share up and is due first have what others did not want, beside its share. Not
+    /// where the order within the slice is free: there nobody's share would be kept from that.
     fn lend(&mut self) {
         if self.seats.iter().any(|seat| seat.below) {
             return;

@@ -47,7 +47,8 @@ impl Call {
         crate::abi::CALL_LEN + usize::from(self.words.control_len)
     }
 
-    /// Bytes of data that it has received into its room. With MSG_TRUNC it is asked of streams only, whose bytes go nowhere then.
+    /// Bytes of data that it has received into its room. With MSG_TRUNC it is asked of streams only, whose bytes go
+    /// nowhere then.
     pub fn written(&self) -> usize {
         match self.request {
             Request::Recv { flags } if flags & libc::MSG_TRUNC == 0 => self.moved,
@@ -171,7 +172,8 @@ impl List {
 }
 
 impl Pool {
-    /// `calls` that may wait, with buffers of `segments` in each direction, one more for refusals, and one that is put off.
+    /// `calls` that may wait, with buffers of `segments` in each direction, one more for refusals, and one that is put
+    /// off.
     pub fn new(calls: usize, segments: usize) -> Self {
         Self {
             free: (0..calls + 2).map(|_| Box::new(Call::new(segments))).collect(),

@@ -15,7 +15,8 @@ use crate::vring::Vring;
 impl Engine {
     /// The next call, until the queue is empty or `left` calls were taken; then the rest wait for their turn.
     ///
-    /// Calls are looked for on each event but that of a call that waited: one that came meanwhile saves its own wake-up.
+    /// Calls are looked for on each event but that of a call that waited: one that came meanwhile saves its own
+    /// wake-up.
     pub(crate) fn next(&mut self, memory: &Memory, calls: &Vring, left: &mut usize) -> Option<Box<Call>> {
         // A ring whose index is nonsense always seems to hold more: it is tried a second time, not for ever.
         for _ in 0..2 {
@@ -37,7 +38,8 @@ impl Engine {
         None
     }
 
-    /// The next call of the queue, read and checked as far as every call is the same. What is not even a call is used up.
+    /// The next call of the queue, read and checked as far as every call is the same. What is not even a call is used
+    /// up.
     fn next_call(&mut self, memory: &Memory, vring: &Vring) -> Option<Box<Call>> {
         if !self.live(vring) {
             return None;
@@ -218,7 +220,8 @@ impl Engine {
         self.give(memory, vring, Owed { call, reply: *reply, ready, seq });
     }
 
-    /// Gives an answer. A ring that stands is left alone: its memory may be anybody's until it goes on or is set up anew.
+    /// Gives an answer. A ring that stands is left alone: its memory may be anybody's until it goes on or is set up
+    /// anew.
     pub(crate) fn give(&mut self, memory: &Memory, vring: &Vring, owed: Owed) {
         if !self.live(vring) {
             self.owed.push_back(owed);
@@ -264,7 +267,8 @@ impl Engine {
         served
     }
 
-    /// The socket has an error: a waiting call gets it, or else the guest by an event. A stream's data come before its error.
+    /// The socket has an error: a waiting call gets it, or else the guest by an event. A stream's data come before its
+    /// error.
     pub(crate) fn failed(&mut self, memory: &Memory, vring: &Vring, socket: &Socket, error: i32) {
         let index = socket.index;
         let data = socket.protocol == Protocol::Tcp

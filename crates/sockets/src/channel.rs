@@ -1,5 +1,5 @@
-//! A channel's real-time thread, `ontime-sock/N`, SCHED_FIFO at the VM's priority: waits, and runs the engine. What it is given at its
-//! start is its own; it allocates nothing after that.
+//! A channel's real-time thread, `ontime-sock/N`, SCHED_FIFO at the VM's priority: waits, and runs the engine. What it
+//! is given at its start is its own; it allocates nothing after that.
 
 use std::io;
 use std::sync::Arc;

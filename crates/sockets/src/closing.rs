@@ -13,10 +13,11 @@
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use crate::free::Free;
 use crate::host;
 
 /// How often the thread looks at what is left.
@@ -24,21 +25,14 @@ const EVERY: Duration = Duration::from_millis(50);
 /// A connection of which the other end has taken nothing for so long is reset. The kernel gives an orphan about as
 /// long.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often a free place is taken for while other threads take places at the same moment.
-const TRIES: usize = 64;
 /// No descriptor.
 const FREE: RawFd = -1;
-/// No place.
-const NOWHERE: u32 = u32::MAX;
 
 /// See above.
 pub struct Closing {
     places: Box<[AtomicI32]>,
-    /// The free places, a stack: the topmost in the low half, and in the high half how often it has changed, so that a
-    /// thread that was held up notices. Any thread takes a place, only the thread `closing` returns one.
-    free: AtomicU64,
-    /// The free place below each.
-    below: Box<[AtomicU32]>,
+    /// Any thread takes a place, only the thread `closing` returns one.
+    free: Free,
     thread: OnceLock<Thread>,
     rests: AtomicBool,
 }
@@ -65,46 +59,13 @@ impl Closing {
     /// For so many connections.
     pub fn new(most: u32) -> Self {
         let places = (0..most).map(|_| AtomicI32::new(FREE)).collect();
-        let below = (0..most).map(|at| AtomicU32::new(if at + 1 < most { at + 1 } else { NOWHERE })).collect();
-        let free = AtomicU64::new(if most > 0 { 0 } else { u64::from(NOWHERE) });
-        Self { places, free, below, thread: OnceLock::new(), rests: AtomicBool::new(false) }
-    }
-
-    /// The stack with another top.
-    fn changed(free: u64, top: u32) -> u64 {
-        (free >> 32).wrapping_add(1) << 32 | u64::from(top)
-    }
-
-    fn take_place(&self) -> Option<&AtomicI32> {
-        for _ in 0..TRIES {
-            let free = self.free.load(Ordering::Acquire);
-            let at = free as u32 as usize;
-            let below = self.below.get(at)?.load(Ordering::Relaxed);
-            let taken = Self::changed(free, below);
-            if self.free.compare_exchange(free, taken, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                return self.places.get(at);
-            }
-        }
-        None
-    }
-
-    fn return_place(&self, at: u32) {
-        let Some(below) = self.below.get(at as usize) else { return };
-        let mut free = self.free.load(Ordering::Relaxed);
-        loop {
-            below.store(free as u32, Ordering::Relaxed);
-            let returned = Self::changed(free, at);
-            match self.free.compare_exchange(free, returned, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return,
-                Err(now) => free = now,
-            }
-        }
+        Self { places, free: Free::new(most), thread: OnceLock::new(), rests: AtomicBool::new(false) }
     }
 
     /// Takes over a connection's descriptor whose FIN was sent. False: there is no place, the descriptor stays the
     /// caller's.
     pub fn put(&self, fd: RawFd) -> bool {
-        let Some(place) = self.take_place() else { return false };
+        let Some(place) = self.free.take().and_then(|at| self.places.get(at)) else { return false };
         place.store(fd, Ordering::SeqCst);
         // Either the thread sees it before it rests, or it rests by now.
         if self.rests.load(Ordering::SeqCst) && self.rests.swap(false, Ordering::SeqCst) {
@@ -158,7 +119,7 @@ impl Closing {
             }
             end(fd);
             place.store(FREE, Ordering::SeqCst);
-            self.return_place(at);
+            self.free.give(at);
         }
         left
     }
@@ -245,13 +206,13 @@ mod tests {
             // All but one in a hundred end, in another order each time.
             for at in (0..1000u32).map(|at| (at * 7 + round) % 1000).filter(|at| at % 100 != round) {
                 closing.places[at as usize].store(FREE, Ordering::SeqCst);
-                closing.return_place(at);
+                closing.free.give(at);
             }
             assert_eq!(closing.count(), 10);
             assert!((0..990).all(|number| closing.put(8000 + number)) && !closing.put(9000));
             for at in 0..1000 {
                 closing.places[at as usize].store(FREE, Ordering::SeqCst);
-                closing.return_place(at);
+                closing.free.give(at);
             }
         }
         // Several threads that take and one that returns lose none and give none twice.

@@ -136,7 +136,9 @@ fn check(text: &Text, entry: Entry) -> Result<Vm, ConfigError> {
         }
         Ok(Mapped { protocol: guest.protocol, guest: guest.first, host: *host })
     });
-    let map: Vec<Mapped> = map.collect::<Result<_, ConfigError>>()?;
+    let mut map: Vec<Mapped> = map.collect::<Result<_, ConfigError>>()?;
+    // Two guest ports may have one host port, of which the guest is told the first: however `tcp/09` is written.
+    map.sort_by_key(|mapped| (mapped.protocol == Protocol::Udp, mapped.guest));
     let limits = Limits {
         sockets: number(text, entry.sockets, "sockets", 1..=i64::from(SOCKETS_MAX), i64::from(limits.sockets))? as u32,
         backlog: number(text, entry.backlog, "backlog", 0..=65_535, i64::from(limits.backlog))? as i32,
@@ -223,8 +225,8 @@ mod tests {
 
     #[test]
     fn a_vm_has_what_its_table_says() {
-        let text = "[vm.web]\nbind = [\"tcp/80\", \"udp/5060-5070\"]\nreach = [\"192.0.2.0/24\"]\nmap = { \"tcp/80\" = 8080 }\n\
-                    sockets = 7\nchannels = 2\nwake = \"interrupt\"\n";
+        let text = "[vm.web]\nbind = [\"tcp/80\", \"udp/5060-5070\"]\nreach = [\"192.0.2.0/24\"]\nmap = \
+                    { \"tcp/80\" = 8080 }\nsockets = 7\nchannels = 2\nwake = \"interrupt\"\n";
         let vm = read(text, "web").unwrap().unwrap();
         assert_eq!(vm.policy.bind.len(), 2);
         assert_eq!(vm.policy.bind[1], Ports { protocol: Protocol::Udp, first: 5060, last: 5070 });

@@ -2,6 +2,7 @@
 //! behind bulk data. These may wait here for the daemon's answer ([`crate::deadlines`]).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use vhost_user_backend::VringT;
 use vm_memory::{
@@ -58,7 +59,8 @@ impl ControlQueue {
                 let _ = vring.add_used(head, self.answer(memory, vring));
                 used = true;
             }
-            // A ring whose index is nonsense always seems to hold more: where nothing came it is tried a second time, not for ever.
+            // A ring whose index is nonsense always seems to hold more: where nothing came it is tried a second time,
+            // not for ever.
             if !matches!(vring.enable_notification(), Ok(true)) || std::mem::replace(&mut again, true) {
                 break;
             }
@@ -68,7 +70,8 @@ impl ControlQueue {
         }
     }
 
-    /// What the driver before said by this queue counts no more. Before the first call of the new one, which comes by it too.
+    /// What the driver before said by this queue counts no more. Before the first call of the new one, which comes by
+    /// it too.
     fn forget(&self) {
         for channel in 1..self.shared.channels() {
             if self.shared.name_vcpu(channel, 0).is_err() {
@@ -100,21 +103,29 @@ impl ControlQueue {
     }
 
     fn run(&self, memory: &Memory, vring: &Vring, words: &ontime_call) -> Result<(), Errno> {
-        let invalid = Errno(libc::EINVAL);
         if let Some(error) = self.buffers.malformed {
             return Err(error);
         }
         let parts = request::parts(words, self.buffers.readable.len, self.buffers.writable.len, DATA_MAX)?;
         match u32::from(words.op) {
             ONTIME_CTL_VCPU => self.vcpu(memory, vring, words, parts.data),
-            ONTIME_CTL_PING if parts.data == 0 && words.arg == [0; 4] => Ok(()),
-            ONTIME_CTL_PING => Err(invalid),
+            ONTIME_CTL_PING => self.ping(words, parts.data),
             op @ (ONTIME_CTL_INC_BW | ONTIME_CTL_DEC_BW | ONTIME_CTL_INC_DEC_BW) if self.shared.vm.deadlines => {
                 self.bandwidth(memory, op, words, parts.data)
             }
             ONTIME_CTL_NEXT if self.shared.vm.deadlines => self.next(memory, words, parts.data),
             _ => Err(Errno(libc::EOPNOTSUPP)),
         }
+    }
+
+    /// A sign of life is asked for, and a number of the guest's told.
+    fn ping(&self, words: &ontime_call, data: usize) -> Result<(), Errno> {
+        let [stayed_local, a1, a2, a3] = words.arg;
+        if data != 0 || [a1, a2, a3] != [0; 3] {
+            return Err(Errno(libc::EINVAL));
+        }
+        self.shared.counters.stayed_local.store(stayed_local.into(), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Where the guest publishes its next deadlines: the daemon is given that part of its memory.

@@ -75,8 +75,8 @@ impl Engine {
         self.shared.vm.policy.seen(protocol, name)
     }
 
-    /// Looks how ready the socket is now, and why it failed: a guest that sees the one asks for the other. Calls that wait
-    /// have a right to the error; the event that is on its way gives it to them.
+    /// Looks how ready the socket is now, and why it failed: a guest that sees the one asks for the other. Calls that
+    /// wait have a right to the error; the event that is on its way gives it to them.
     pub(crate) fn look(&mut self, socket: &Socket) {
         let mut ready = readiness::ask(socket);
         let Some(local) = self.local(socket.index).filter(|local| local.owned) else { return };
@@ -94,8 +94,9 @@ impl Engine {
         }
     }
 
-    /// What a receive leaves behind, asked of the kernel only where it is not known otherwise: a stream that gave less than there was room
-    /// for is empty, and what comes later is an event; a socket that nobody polls (`blind`) is asked again by its next receive.
+    /// What a receive leaves behind, asked of the kernel only where it is not known otherwise: a stream that gave less
+    /// than there was room for is empty, and what comes later is an event; a socket that nobody polls (`blind`) is
+    /// asked again by its next receive.
     fn look_behind(&mut self, socket: &Socket, short: bool, blind: bool) {
         let Some(local) = self.local(socket.index) else { return };
         let quiet = local.ready & !(ONTIME_READY_IN | ONTIME_READY_OUT) == 0 && local.error == 0 && !local.urgent;
@@ -175,8 +176,8 @@ impl Engine {
         let wait = u32::from(call.words.flags) & ONTIME_CALL_WAIT != 0 && !now;
         let nothing = self.local(socket.index).is_some_and(|local| local.ready == ONTIME_READY_OUT);
         if nothing && wait && call.moved == 0 && call.parts.room > 0 {
-            // Known without asking: nothing has come since the socket was last looked at. (One that is ready for nothing may be a
-            // listener, which never receives.)
+            // Known without asking: nothing has come since the socket was last looked at. (One that is ready for
+            // nothing may be a listener, which never receives.)
             return Ok(Outcome::Wait);
         }
         let urgent = self.local(socket.index).is_some_and(|local| local.ready & ONTIME_READY_PRI != 0);

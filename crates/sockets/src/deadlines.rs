@@ -1,13 +1,15 @@
 //! Bandwidth that the guest asks for (RTVirt's hypercall), passed on to whoever admits it.
 //!
-//! This process is unprivileged and decides nothing. The daemon connects to the VM's `deadlines.sock` (only root may) and admits;
-//! it is sent what *all* vCPUs need, a JSON line each time ([`Asked`]), and answers with a line ([`Answer`]). So nothing depends on
-//! what was said before: a daemon that was restarted connects, is sent what the guest holds, and goes on. When this process
-//! ends, with the VM, the connection ends, and the bandwidth is free. Files come with the line that says so (SCM_RIGHTS): the guest's memory, where that publishes its next
-//! deadlines, and the [`Ledger`].
+//! This process is unprivileged and decides nothing. The daemon connects to the VM's `deadlines.sock` (only root may)
+//! and admits; it is sent what *all* vCPUs need, a JSON line each time ([`Asked`]), and answers with a line
+//! ([`Answer`]). So nothing depends on what was said before: a daemon that was restarted connects, is sent what the
+//! guest holds, and goes on. When this process ends, with the VM, the connection ends, and the bandwidth is free. Files
+//! come with the line that says so (SCM_RIGHTS): the guest's memory, where that publishes its next deadlines, and the
+//! [`Ledger`].
 //!
-//! **What is offered is taken.** By the ledger the daemon offers beforehand what is free. A change within that is claimed there, and the guest has its answer: pacers and the daemon read it there
-//! when they need it, so nobody is told.
+//! **What is offered is taken.** By the ledger the daemon offers beforehand what is free. A change within that is
+//! claimed there, and the guest has its answer: pacers and the daemon read it there when they need it, so nobody is
+//! told.
 //!
 //! In: calls of the control queue's thread. Out: admitted or not. Without a daemon more bandwidth is refused; less is
 //! always taken.
@@ -592,7 +594,8 @@ mod tests {
                 .collect();
             if let Ok((table, _)) = changed(&Table::new(), op, &entries) {
                 for (vcpu, (budget, period)) in table {
-                    prop_assert!(vcpu < ONTIME_VCPUS_MAX && budget > 0 && budget <= period && PERIODS.contains(&period));
+                    prop_assert!(vcpu < ONTIME_VCPUS_MAX && budget > 0);
+                    prop_assert!(budget <= period && PERIODS.contains(&period));
                 }
             }
         }

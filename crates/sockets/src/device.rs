@@ -182,7 +182,7 @@ impl VhostUserBackend for Device {
     }
 
     fn features(&self) -> u64 {
-        let own = 1 << ONTIME_F_SOCKETS | 1 << ONTIME_F_CHANNELS | 1 << ONTIME_F_HINTS;
+        let own = 1 << ONTIME_F_SOCKETS | 1 << ONTIME_F_CHANNELS | 1 << ONTIME_F_HINTS | 1 << ONTIME_F_LOCAL;
         let main = u64::from(self.channel == 0 && self.shared.vm.deadlines) << ONTIME_F_DEADLINE;
         own | main | INDIRECT_DESC | EVENT_IDX | VERSION_1 | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
     }
@@ -218,7 +218,8 @@ impl VhostUserBackend for Device {
         new_event_consumer_and_notifier(EventFlag::NONBLOCK | EventFlag::CLOEXEC).ok()
     }
 
-    /// The ring is marked: no thread begins with it any more. One that is at it ends before the VMM is told that it stands.
+    /// The ring is marked: no thread begins with it any more. One that is at it ends before the VMM is told that it
+    /// stands.
     fn stop_vring(&self, index: u32) -> std::io::Result<()> {
         let serves = |queues: &u64| queues >> index & 1 == 1;
         let thread = self.queues_per_thread().iter().position(serves);

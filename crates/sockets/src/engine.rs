@@ -1,5 +1,6 @@
-//! What a thread does that owns sockets: takes calls from its queue, runs those that cannot block, keeps those that wait,
-//! reports readiness. The real-time thread of a channel is an engine; the worker is one with more calls (`worker`).
+//! What a thread does that owns sockets: takes calls from its queue, runs those that cannot block, keeps those that
+//! wait, reports readiness. The real-time thread of a channel is an engine; the worker is one with more calls
+//! (`worker`).
 //!
 //! After it is made, an engine allocates nothing, takes no lock another thread holds for long, and bounds each loop by
 //! the queue's size, the number of sockets or the call's segments.
@@ -130,7 +131,8 @@ impl Engine {
         self.catch_up(memory, calls);
         let answered = self.event(memory, vrings, event, ready);
         let mut left = QUEUE_MAX;
-        // Whose call was answered goes on first. Calls that came meanwhile have rung; those that do not (receives ahead) come with one that does.
+        // Whose call was answered goes on first. Calls that came meanwhile have rung; those that do not (receives
+        // ahead) come with one that does.
         let queue = Some(calls).filter(|_| !answered);
         let mut later = None;
         while let Some(call) = queue.and_then(|calls| self.next(memory, calls, &mut left)) {
@@ -145,8 +147,8 @@ impl Engine {
         self.finish(memory, vrings);
     }
 
-    /// Gives the answers that were held back while the ring stood still; looks at the sockets whose turn was over, and at every one
-    /// if events were missed meanwhile.
+    /// Gives the answers that were held back while the ring stood still; looks at the sockets whose turn was over, and
+    /// at every one if events were missed meanwhile.
     pub(crate) fn catch_up(&mut self, memory: &Memory, calls: &Vring) {
         for _ in 0..self.owed.len() {
             let Some(owed) = self.owed.pop_front() else { break };
@@ -168,7 +170,8 @@ impl Engine {
         }
     }
 
-    /// What an event asks for, besides a look at the queue. Whether it was a socket's, and a call that waited for it was answered.
+    /// What an event asks for, besides a look at the queue. Whether it was a socket's, and a call that waited for it
+    /// was answered.
     pub(crate) fn event(&mut self, memory: &Memory, vrings: &[Vring], event: u16, ready: u32) -> bool {
         match (event, vrings) {
             (BELL_EVENT, _) => self.notifier.again(&self.shared, memory, vrings),
@@ -211,7 +214,8 @@ impl Engine {
             // So does the vCPU word, unless the new driver has named its own by now.
             self.shared.drop_vcpu(self.channel, self.word);
         }
-        // What is named while the ring is not up is the next driver's, who names by main, and may be ahead of this ring's connection.
+        // What is named while the ring is not up is the next driver's, who names by main, and may be ahead of this
+        // ring's connection.
         if self.live(calls) {
             self.word = named;
         }
@@ -287,8 +291,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Notes how ready a socket is. The kernel tells of EPOLLOUT only where that is awaited: else each message that has left would be an
-    /// event.
+    /// Notes how ready a socket is. The kernel tells of EPOLLOUT only where that is awaited: else each message that has
+    /// left would be an event.
     pub(crate) fn note(&mut self, socket: &Socket, ready: u32) {
         let Some(local) = self.local(socket.index) else { return };
         local.ready = ready;
@@ -334,8 +338,8 @@ impl Engine {
         local.seq
     }
 
-    /// Closes a connection that was accepted here: of that nothing blocks, as no host socket lingers, and an accepted one has no members of
-    /// groups and no connections that wait.
+    /// Closes a connection that was accepted here: of that nothing blocks, as no host socket lingers, and an accepted
+    /// one has no members of groups and no connections that wait.
     ///
     /// # Errors
     /// EOPNOTSUPP for other sockets, and where the worker uses it just now: then it is main's to close.
@@ -400,7 +404,8 @@ impl Engine {
     }
 }
 
-/// Whether EPOLLOUT is news of a socket that is so ready: it cannot be sent to now, or is not connected (HUP) and may be some day.
+/// Whether EPOLLOUT is news of a socket that is so ready: it cannot be sent to now, or is not connected (HUP) and may
+/// be some day.
 pub(crate) fn awaits_out(ready: u32) -> bool {
     ready & (ONTIME_READY_OUT | ONTIME_READY_HUP) != ONTIME_READY_OUT
 }

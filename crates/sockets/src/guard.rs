@@ -1,8 +1,8 @@
-//! The guard over wake-ups: a thread of normal priority that has one sent again which shows no effect (docs/device.md, "The vCPU word and
-//! notifications").
+//! The guard over wake-ups: a thread of normal priority that has one sent again which shows no effect (docs/device.md,
+//! "The vCPU word and notifications").
 //!
-//! It costs a real-time thread one atomic increment a wake-up, and one system call where the guard rests. It touches no ring itself:
-//! their locks are the real-time threads' own.
+//! It costs a real-time thread one atomic increment a wake-up, and one system call where the guard rests. It touches no
+//! ring itself: their locks are the real-time threads' own.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

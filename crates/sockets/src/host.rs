@@ -126,7 +126,8 @@ pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
     check(unsafe { libc::shutdown(fd, how) }).map(drop)
 }
 
-/// Has the socket's close reset its connection: SO_LINGER with no time. One that cannot be reset is closed all the same.
+/// Has the socket's close reset its connection: SO_LINGER with no time. One that cannot be reset is closed all the
+/// same.
 pub fn abort_at_close(fd: RawFd) {
     let linger = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()];
     let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, linger.as_flattened());
@@ -247,7 +248,8 @@ pub fn watch(epoll: RawFd, fd: RawFd, data: u64, events: u32) -> Result<(), Errn
     control(epoll, libc::EPOLL_CTL_ADD, fd, events, data)
 }
 
-/// Has an epoll that waits for a descriptor already wait for these events of it, edge-triggered. What is ready already is an event.
+/// Has an epoll that waits for a descriptor already wait for these events of it, edge-triggered. What is ready already
+/// is an event.
 ///
 /// # Errors
 /// The kernel's: ENOENT where it does not wait for it.
@@ -299,7 +301,8 @@ pub unsafe fn recv(
         // Of a datagram that was cut the kernel tells its whole length so.
         let truncated = if protocol == Protocol::Udp { libc::MSG_TRUNC } else { 0 };
         let name = (&raw mut from.storage).cast();
-        // SAFETY: the iovec's memory is the caller's promise, the storage is valid for `len` bytes, which the kernel updates.
+        // SAFETY: the iovec's memory is the caller's promise, the storage is valid for `len` bytes, which the kernel
+        // updates.
         let whole = check_size(unsafe {
             libc::recvfrom(fd, one.iov_base, one.iov_len, flags | truncated, name, &raw mut from.len)
         })?;
@@ -310,7 +313,8 @@ pub unsafe fn recv(
     let mut message = header(iov, control);
     message.msg_name = (&raw mut from.storage).cast();
     message.msg_namelen = from.len;
-    // SAFETY: every pointer of the header is valid for its length: the caller's promise for the iovecs, borrows for the rest.
+    // SAFETY: every pointer of the header is valid for its length: the caller's promise for the iovecs, borrows for the
+    // rest.
     let len = check_size(unsafe { libc::recvmsg(fd, &raw mut message, flags) })?;
     from.len = message.msg_namelen;
     Ok(Received { len, flags: message.msg_flags, from, control: message.msg_controllen })
@@ -338,7 +342,8 @@ pub unsafe fn send(
     let mut message = header(iov, control);
     message.msg_name = name.cast_mut().cast();
     message.msg_namelen = name_len;
-    // SAFETY: every pointer of the header is valid for its length: the caller's promise for the iovecs, borrows for the rest.
+    // SAFETY: every pointer of the header is valid for its length: the caller's promise for the iovecs, borrows for the
+    // rest.
     check_size(unsafe { libc::sendmsg(fd, &raw const message, flags) })
 }
 

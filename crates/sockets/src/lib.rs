@@ -12,15 +12,16 @@
 //! | `host` | system calls |
 //! | `engine`, `calls`, `data`, `readiness`, `notify` | a thread that owns sockets; its queue; its calls on sockets; their readiness; waking and interrupting the vCPU |
 //! | `guard` | has wake-ups without effect sent again |
-//! | `closing`, `held`, `bucket` | what bounds a guest's effect on the host: connections that are closed and not gone; kernel switches that stay on; how often |
+//! | `closing`, `free`, `held`, `bucket` | what bounds a guest's effect on the host: connections that are closed and not gone; kernel switches that stay on; how often |
 //! | `channel`, `wait` | a channel's real-time thread; what it waits by |
 //! | `vring`, `turns` | a queue whose doorbell is not read; whether a thread is at work |
-//! | `worker`, `orders`, `control_queue` | calls that may block; what channels are told of that; calls about the VM |
+//! | `worker`, `orders`, `room`, `control_queue` | calls that may block; what channels are told of that; calls about the VM |
 //! | `deadlines` | bandwidth that the guest asks for, and the daemon that admits it |
 //! | `fuzzing` | private parts as the crate `ontime-fuzz` needs them |
 //! | `device`, `process`, `peer`, `sandbox`, `status` | vhost-user; the process; who may connect to it; what it gives up; what it tells |
 
 pub mod abi;
+mod atomic;
 mod bucket;
 mod call;
 mod calls;
@@ -33,6 +34,7 @@ mod data;
 pub mod deadlines;
 mod device;
 mod engine;
+mod free;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guard;
@@ -49,6 +51,7 @@ pub mod policy;
 pub mod process;
 mod readiness;
 pub mod request;
+mod room;
 pub mod sandbox;
 mod shared;
 pub mod status;

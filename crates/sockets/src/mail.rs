@@ -1,18 +1,19 @@
-//! What the threads of one VM's device tell each other: between the worker and each channel a ring each way, of one producer and
-//! one consumer, and a bell for each thread.
+//! What the threads of one VM's device tell each other: between the worker and each channel a ring each way, of one
+//! producer and one consumer, and a bell for each thread.
 //!
-//! The rings are wait-free: a real-time thread takes what is there and goes on, also where the worker is preempted in the middle
-//! of an order. (The receiver of `std::sync::mpsc` spins until a sender that has taken a place has filled it.)
+//! The rings are wait-free: a real-time thread takes what is there and goes on, also where the worker is preempted in
+//! the middle of an order. (The receiver of `std::sync::mpsc` spins until a sender that has taken a place has filled
+//! it.)
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::abi::Errno;
+use crate::room::Room;
 use crate::shared::QUEUE_MAX;
 use crate::status::SocketStatus;
 
@@ -75,7 +76,7 @@ pub struct WorkerEnds {
 pub struct Mail {
     bells: Vec<EventFd>,
     /// By channel: the worker waits for room in its ring.
-    awaited: Vec<AtomicBool>,
+    awaited: Vec<Room>,
     ask: SyncSender<Ask>,
     worker: Mutex<Option<WorkerEnds>>,
     channels: Vec<Mutex<Option<ChannelEnd>>>,
@@ -89,7 +90,7 @@ impl Mail {
     pub fn new(channels: u32) -> std::io::Result<Self> {
         let bell = |_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let bells = (0..=channels).map(bell).collect::<Result<_, _>>()?;
-        let awaited = (0..=channels).map(|_| AtomicBool::new(false)).collect();
+        let awaited = (0..=channels).map(|_| Room::new()).collect();
         let (ask, asked) = sync_channel(ROOM);
         let ends = (0..channels).map(|_| {
             let (to_channel, orders) = RingBuffer::new(ROOM);
@@ -114,17 +115,14 @@ impl Mail {
 
     /// The worker wants to know of room in a channel's ring, and tries once more after this.
     pub fn await_room(&self, channel: u32) {
-        if let Some(awaited) = self.awaited.get(channel as usize) {
-            awaited.store(true, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
+        if let Some(room) = self.awaited.get(channel as usize) {
+            room.wait();
         }
     }
 
     /// The channel's thread took orders: wakes the worker if that waits for room.
     pub fn made_room(&self, channel: u32) {
-        fence(Ordering::SeqCst);
-        let awaited = self.awaited.get(channel as usize);
-        if awaited.is_some_and(|awaited| awaited.load(Ordering::Relaxed) && awaited.swap(false, Ordering::Relaxed)) {
+        if self.awaited.get(channel as usize).is_some_and(Room::made) {
             self.ring(0);
         }
     }

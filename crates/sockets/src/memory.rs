@@ -1,7 +1,7 @@
 //! Guest memory as a call's buffers: segments read once from the ring, bytes in and out, iovecs for the kernel.
 //!
-//! Segments keep guest addresses, not pointers: a waiting call is translated anew each time it is tried, so that a change
-//! of the guest's memory in between leads to EFAULT and not elsewhere.
+//! Segments keep guest addresses, not pointers: a waiting call is translated anew each time it is tried, so that a
+//! change of the guest's memory in between leads to EFAULT and not elsewhere.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice};
 
@@ -130,8 +130,8 @@ impl Segments {
         if rest.is_empty() { Ok(()) } else { Err(Errno(libc::EINVAL)) }
     }
 
-    /// Fills `out` with iovecs of `len` bytes from `offset` on. They are valid as long as `memory` is; the guest may change
-    /// what they name at any time. Never allocates: `out`'s capacity is the limit.
+    /// Fills `out` with iovecs of `len` bytes from `offset` on. They are valid as long as `memory` is; the guest may
+    /// change what they name at any time. Never allocates: `out`'s capacity is the limit.
     ///
     /// # Errors
     /// EFAULT as for `read`, E2BIG where `out`'s capacity is not enough.
@@ -306,7 +306,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn iovecs_stay_in_memory(descriptors in proptest::collection::vec((0u64..0xa000, 0u32..0x3000, any::<bool>()), 0..8), offset in 0usize..0x4000, len in 0usize..0x4000) {
+        fn iovecs_stay_in_memory(
+            descriptors in proptest::collection::vec((0u64..0xa000, 0u32..0x3000, any::<bool>()), 0..8),
+            offset in 0usize..0x4000,
+            len in 0usize..0x4000,
+        ) {
             let memory = memory();
             let chain = buffers(&descriptors, 8);
             let mut iov = Iovecs::with_capacity(16);
@@ -316,7 +320,8 @@ mod tests {
                 for v in iov.iter() {
                     let inside = memory.iter().any(|region| {
                         let base = region.as_ptr() as usize;
-                        (base..=base + region.len() as usize).contains(&(v.iov_base as usize + v.iov_len)) && v.iov_base as usize >= base
+                        (base..=base + region.len() as usize).contains(&(v.iov_base as usize + v.iov_len))
+                            && v.iov_base as usize >= base
                     });
                     prop_assert!(inside);
                 }

@@ -63,7 +63,8 @@ impl Notifier {
         match rule(seen, waiter) {
             Notice::Nothing => {}
             Notice::Wake => {
-                // If it changed meanwhile, the vCPU went on by itself, and looks: before it runs a thread it does (step 2).
+                // If it changed meanwhile, the vCPU went on by itself, and looks: before it runs a thread it does (step
+                // 2).
                 let halted = state.compare_exchange(seen, ONTIME_VCPU_WOKEN, Ordering::SeqCst, Ordering::Relaxed);
                 if halted.is_ok() {
                     wake(vrings);
@@ -112,8 +113,8 @@ pub fn word_fits(memory: &Memory, address: u64) -> bool {
 fn word(memory: &Memory, address: u64, offset: u64) -> Option<&AtomicU32> {
     let slice = memory.get_slice(GuestAddress(address + offset), 4).ok()?;
     let at = slice.ptr_guard_mut().as_ptr().cast::<u32>();
-    // SAFETY: 4 bytes of mapped guest memory, aligned (the word's address is a multiple of 64), valid as long as `memory` is
-    // borrowed; everybody accesses them by atomic instructions only.
+    // SAFETY: 4 bytes of mapped guest memory, aligned (the word's address is a multiple of 64), valid as long as
+    // `memory` is borrowed; everybody accesses them by atomic instructions only.
     at.is_aligned().then(|| unsafe { AtomicU32::from_ptr(at) })
 }
 

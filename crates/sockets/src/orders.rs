@@ -1,8 +1,9 @@
-//! The worker's orders to the channels. None is lost, also where a channel's thread is kept from running for long and its ring is full: what does not
-//! fit waits here, in its order, and goes when there is room. The real-time thread pays nothing for that but a look at a flag.
+//! The worker's orders to the channels. None is lost, also where a channel's thread is kept from running for long and
+//! its ring is full: what does not fit waits here, in its order, and goes when there is room. The real-time thread pays
+//! nothing for that but a look at a flag.
 //!
-//! What waits is bounded, whatever a guest does: a socket is given away once at a time, a look at it is waited for once, and other orders have a call of the
-//! guest's each, or come with a reset, which withdraws what waits.
+//! What waits is bounded, whatever a guest does: a socket is given away once at a time, a look at it is waited for
+//! once, and other orders have a call of the guest's each, or come with a reset, which withdraws what waits.
 
 use std::collections::{BTreeSet, VecDeque};
 

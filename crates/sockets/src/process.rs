@@ -205,8 +205,8 @@ fn rings(options: &Options, channels: u32) -> Vec<Ring> {
     rings.unwrap_or_else(|error| {
         tracing::warn!(
             vm = options.name,
-            "channels wait by epoll, which makes a doorbell dearer on a PREEMPT_RT host: no io_uring ({error}); it takes Linux 6.1 and \
-             kernel.io_uring_disabled=0"
+            "channels wait by epoll, which makes a doorbell dearer on a PREEMPT_RT host: no io_uring ({error}); it \
+             takes Linux 6.1 and kernel.io_uring_disabled=0"
         );
         Vec::new()
     })
@@ -339,8 +339,8 @@ fn serve(shared: &Arc<Shared>, channel: u32, mut entrance: Entrance, ring: Optio
     }
 }
 
-/// Who connects, one after the other. Where there is no descriptor for one it is looked for again a moment later: the kernel says so at
-/// once, whether somebody waits or not.
+/// Who connects, one after the other. Where there is no descriptor for one it is looked for again a moment later: the
+/// kernel says so at once, whether somebody waits or not.
 pub(crate) fn connections(listener: &UnixListener) -> impl Iterator<Item = UnixStream> {
     listener.incoming().filter_map(|stream| stream.inspect_err(|_| std::thread::sleep(NO_DESCRIPTOR)).ok())
 }

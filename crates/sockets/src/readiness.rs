@@ -13,10 +13,12 @@ use crate::table::Socket;
 use crate::vring::Vring;
 
 impl Engine {
-    /// Something happened to a socket: `said` are the EPOLL* bits it came with. Whether a call that waited was answered.
+    /// Something happened to a socket: `said` are the EPOLL* bits it came with. Whether a call that waited was
+    /// answered.
     pub(crate) fn socket_event(&mut self, memory: &Memory, vring: &Vring, index: u32, said: Option<u32>) -> bool {
         if !self.live(vring) {
-            // The VM is paused, or its driver is being set up. Edges do not come twice: all are looked at when it goes on.
+            // The VM is paused, or its driver is being set up. Edges do not come twice: all are looked at when it goes
+            // on.
             self.missed = true;
             return false;
         }
@@ -34,8 +36,8 @@ impl Engine {
         if out_watched && !awaits_out(before) && said.unwrap_or(0) & ONTIME_READY_OUT != 0 {
             self.watch_out(&socket, false);
         }
-        // A call of the same batch of events may have taken what had come: only a receiver, who finds out, takes their word for it. And a
-        // stream has more to tell than the wake-up.
+        // A call of the same batch of events may have taken what had come: only a receiver, who finds out, takes their
+        // word for it. And a stream has more to tell than the wake-up.
         let more = ONTIME_READY_ERR | ONTIME_READY_HUP | ONTIME_READY_RDHUP;
         let word = |bits: &u32| bits & (ONTIME_READY_IN | more) == ONTIME_READY_IN;
         let told = said.filter(word).filter(|_| receiver && socket.protocol == Protocol::Udp);
@@ -55,7 +57,8 @@ impl Engine {
         let [received, sent] = self.serve(memory, vring, &socket);
         let Some(local) = self.local(index) else { return received };
         let changed = local.ready != before && !received && !sent;
-        // IN that nobody waited for is a new arrival even if it was reported before: edge-triggered pollers want to know.
+        // IN that nobody waited for is a new arrival even if it was reported before: edge-triggered pollers want to
+        // know.
         let arrived = local.ready & ONTIME_READY_IN != 0 && !received;
         if local.error != 0 || changed || arrived {
             self.mark_dirty(index);
@@ -89,8 +92,9 @@ impl Engine {
                 return;
             }
             let Some(popped) = events.pop(memory) else {
-                // None left: the guest is asked to say when there are. Of some that came just before it does not say so: they are tried, and
-                // then only if one was of use once more (a ring whose index is nonsense always seems to hold more).
+                // None left: the guest is asked to say when there are. Of some that came just before it does not say
+                // so: they are tried, and then only if one was of use once more (a ring whose index is nonsense always
+                // seems to hold more).
                 if matches!(events.enable_notification(), Ok(true)) && !std::mem::replace(&mut again, true) {
                     continue;
                 }
@@ -154,7 +158,8 @@ pub(crate) fn ask(socket: &Socket) -> u32 {
     let ready = host::ready(socket.fd);
     let told = ONTIME_READY_IN | ONTIME_READY_RDHUP;
     let may_end = socket.protocol == Protocol::Tcp && ready & (told | ONTIME_READY_PRI | ONTIME_READY_ERR) == told;
-    // Who is told so need not ask for it. But a receive would also pass an urgent byte, which would be unread at the close.
+    // Who is told so need not ask for it. But a receive would also pass an urgent byte, which would be unread at the
+    // close.
     let none = |request| host::query(socket.fd, request) == Ok(0);
     let at_end = may_end && none(libc::FIONREAD as libc::Ioctl) && none(SIOCATMARK);
     if at_end { ready | ONTIME_READY_END } else { ready }

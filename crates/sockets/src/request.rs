@@ -101,7 +101,8 @@ pub struct Parts {
 /// Checks the fields every call has against the lengths of its buffers.
 ///
 /// # Errors
-/// EINVAL where they contradict each other or a reserved field is not 0, EMSGSIZE where there is more data than allowed.
+/// EINVAL where they contradict each other or a reserved field is not 0, EMSGSIZE where there is more data than
+/// allowed.
 pub fn parts(call: &ontime_call, readable: usize, writable: usize, data_max: usize) -> Result<Parts, Errno> {
     let invalid = Errno(libc::EINVAL);
     let limit = ONTIME_CONTROL_MAX as u16;

@@ -38,7 +38,8 @@ pub struct Options {
 #[derive(Debug, Error)]
 pub enum SandboxError {
     /// No such namespace, or no right to enter it.
-    #[error("network namespace {}: {source}; make it with `ip netns add`, and start as root or let systemd set it", .path.display())]
+    #[error("network namespace {}: {source}; make it with `ip netns add`, and start as root or let systemd set \
+        it", .path.display())]
     Network {
         /// Which.
         path: PathBuf,
@@ -53,8 +54,8 @@ pub enum SandboxError {
     Root,
     /// It would be in the host's network.
     #[error(
-        "the VM's sockets would be in the host's own network namespace; give the VM its own (NetworkNamespacePath= in the \
-         unit, or --netns NAME), or say --allow-host-network"
+        "the VM's sockets would be in the host's own network namespace; give the VM its own (NetworkNamespacePath= in \
+         the unit, or --netns NAME), or say --allow-host-network"
     )]
     HostNetwork,
     /// A system call failed.

@@ -53,6 +53,8 @@ pub struct Counters {
     pub refused_limit: AtomicU64,
     /// Connections that were reset at their close: too many that were closed are not gone.
     pub reset_limit: AtomicU64,
+    /// Sockets of the guest that stayed with its own stack because the last ones are kept for its root, as it says.
+    pub stayed_local: AtomicU64,
     /// Wake-ups sent to halted vCPUs.
     pub wakes: AtomicU64,
     /// Wake-ups sent again by the guard.
@@ -128,18 +130,18 @@ impl Shared {
         self.vcpu_named(channel) & !VCPU_COUNT
     }
 
-    /// The same, and in the low bits, which are 0 in such an address, how often one was named: a new driver's word may lie where the old
-    /// one's did.
+    /// The same, and in the low bits, which are 0 in such an address, how often one was named: a new driver's word may
+    /// lie where the old one's did.
     pub fn vcpu_named(&self, channel: u32) -> u64 {
         self.vcpus.get(channel as usize).map_or(0, |word| word.load(Ordering::SeqCst))
     }
 
-    /// Names a channel's `ontime_vcpu`, or takes it back (0). When this returns the channel's thread, which takes note of it, uses the word before
-    /// no more: it may be freed. For the control queue's thread only.
+    /// Names a channel's `ontime_vcpu`, or takes it back (0). When this returns the channel's thread, which takes note
+    /// of it, uses the word before no more: it may be freed. For the control queue's thread only.
     ///
     /// # Errors
-    /// EBUSY where the thread is at it for longer than [`PATIENCE`], kept from running by others: it has no word from then on, and may still write to the
-    /// one before.
+    /// EBUSY where the thread is at it for longer than [`PATIENCE`], kept from running by others: it has no word from
+    /// then on, and may still write to the one before.
     pub fn name_vcpu(&self, channel: u32, address: u64) -> Result<(), Errno> {
         let (Some(word), Some(turns)) = (self.vcpus.get(channel as usize), self.turns(channel)) else { return Ok(()) };
         let count = word.load(Ordering::Relaxed).wrapping_add(1) & VCPU_COUNT;
@@ -157,7 +159,8 @@ impl Shared {
         self.turns.get(channel as usize)
     }
 
-    /// Takes a word back, unless another one was named since it was `seen`: for the channel's thread, whose driver is gone.
+    /// Takes a word back, unless another one was named since it was `seen`: for the channel's thread, whose driver is
+    /// gone.
     pub fn drop_vcpu(&self, channel: u32, seen: u64) {
         if let Some(word) = self.vcpus.get(channel as usize) {
             let _ = word.compare_exchange(seen, seen & VCPU_COUNT, Ordering::AcqRel, Ordering::Relaxed);

@@ -1,13 +1,14 @@
 //! The VM's sockets: which id is which host socket, and which channel's thread owns it.
 //!
-//! Shared by all threads, lock-free. Rules: whoever claims a slot opens it; only the channel in `owner` does data calls on
-//! the descriptor; others use it only while they hold it ([`Table::hold`]). The worker closes descriptors, when the owner has let go; a channel
-//! closes a connection that it has accepted and holds. So no thread ever uses a number that was closed and given to another file.
+//! Shared by all threads, lock-free. Rules: whoever claims a slot opens it; only the channel in `owner` does data calls
+//! on the descriptor; others use it only while they hold it ([`Table::hold`]). The worker closes descriptors, when the
+//! owner has let go; a channel closes a connection that it has accepted and holds. So no thread ever uses a number that
+//! was closed and given to another file.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 
 use crate::abi::{Errno, ONTIME_SOCK_INDEX_BITS, ONTIME_SOCK_NONE};
+use crate::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 use crate::host;
 use crate::request::{Family, Protocol};
 
@@ -137,8 +138,8 @@ impl Table {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Has a socket to oneself among those who are not its owner, and its owner where that closes it. None: another has it. Nobody waits for it: a
-    /// channel's thread may be what keeps the other from running.
+    /// Has a socket to oneself among those who are not its owner, and its owner where that closes it. None: another has
+    /// it. Nobody waits for it: a channel's thread may be what keeps the other from running.
     pub fn hold(&self, index: u32) -> Option<Held<'_>> {
         let held = &self.slots.get(index as usize)?.held;
         held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Held(held))

@@ -18,8 +18,8 @@ impl Turns {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Waits until what was under way has ended. False where that takes longer. What was stored before (SeqCst) is what every later turn loads
-    /// (SeqCst).
+    /// Waits until what was under way has ended. False where that takes longer. What was stored before (SeqCst) is what
+    /// every later turn loads (SeqCst).
     pub fn wait(&self, patience: Duration) -> bool {
         let (seen, start) = (self.0.load(Ordering::SeqCst), Instant::now());
         while seen % 2 == 1 && self.0.load(Ordering::SeqCst) == seen {

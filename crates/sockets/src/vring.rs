@@ -1,9 +1,10 @@
 //! A virtqueue whose doorbell need not be read: vhost-user-backend's, with an edge-triggered eventfd.
 //!
-//! vhost-user-backend reads a ring's eventfd at each doorbell, because it waits for it level-triggered. On a PREEMPT_RT host
-//! that read is dear: the doorbell's wake-up preempts the vCPU thread inside `eventfd_signal` (`fs/eventfd.c`), with the
-//! eventfd's lock held, so that the reader waits for the lock, lends its priority, and is switched to a second time. Waited for
-//! by edge, the count may grow as it likes. A channel's doorbells are handed over to its own thread (`wait`).
+//! vhost-user-backend reads a ring's eventfd at each doorbell, because it waits for it level-triggered. On a PREEMPT_RT
+//! host that read is dear: the doorbell's wake-up preempts the vCPU thread inside `eventfd_signal` (`fs/eventfd.c`),
+//! with the eventfd's lock held, so that the reader waits for the lock, lends its priority, and is switched to a second
+//! time. Waited for by edge, the count may grow as it likes. A channel's doorbells are handed over to its own thread
+//! (`wait`).
 //!
 //! It also counts how often it was set up anew, which its user cannot see from where it stands.
 
@@ -41,16 +42,16 @@ pub struct Vring {
     set_up: Arc<AtomicU32>,
     /// A driver has looked for the device since the ring was stopped.
     probed: Arc<AtomicBool>,
-    /// The notification's eventfd, out of the lock: real-time threads notify by main's control ring, whose lock belongs to a thread of
-    /// normal priority.
+    /// The notification's eventfd, out of the lock: real-time threads notify by main's control ring, whose lock belongs
+    /// to a thread of normal priority.
     call: Arc<ArcSwapOption<File>>,
     /// The doorbell, on its way to the thread that waits for it.
     doorbell: Arc<Mutex<Option<OwnedFd>>>,
 }
 
 impl Vring {
-    /// Waits for the doorbell by edge from now on, in this epoll, where it has this number. The thread that waits calls this
-    /// after each event; it does something once.
+    /// Waits for the doorbell by edge from now on, in this epoll, where it has this number. The thread that waits calls
+    /// this after each event; it does something once.
     pub fn wait_by_edge(&self, epoll: RawFd, number: u16) {
         if self.edge.load(Ordering::Acquire) {
             return;
@@ -67,8 +68,8 @@ impl Vring {
         }
     }
 
-    /// Leaves the doorbell to another thread, and has this epoll no longer wait for it. The thread that waits by this epoll calls this after
-    /// each event; it does something once.
+    /// Leaves the doorbell to another thread, and has this epoll no longer wait for it. The thread that waits by this
+    /// epoll calls this after each event; it does something once.
     pub fn hand_over(&self, epoll: RawFd) {
         if self.edge.load(Ordering::Acquire) {
             return;
@@ -89,8 +90,8 @@ impl Vring {
         }
     }
 
-    /// The doorbell that was left by [`Self::hand_over`], once. Does not wait for the thread that is leaving one: it rings the bell
-    /// afterwards.
+    /// The doorbell that was left by [`Self::hand_over`], once. Does not wait for the thread that is leaving one: it
+    /// rings the bell afterwards.
     pub fn take_doorbell(&self) -> Option<OwnedFd> {
         self.doorbell.try_lock().ok()?.take()
     }
@@ -100,8 +101,8 @@ impl Vring {
         self.up.load(Ordering::SeqCst) == ENABLED | READY
     }
 
-    /// Notes one of both. It is off before the ring's own state is, and on after it: by SeqCst, as who stops a ring looks at what the
-    /// threads do after that (`device::Turns`).
+    /// Notes one of both. It is off before the ring's own state is, and on after it: by SeqCst, as who stops a ring
+    /// looks at what the threads do after that (`device::Turns`).
     fn note(&self, bit: u8, on: bool, set: impl FnOnce()) {
         if on {
             set();
@@ -124,8 +125,8 @@ impl Vring {
         Some(if chain.head_index() < queue.size() { Ok(chain) } else { Err(Errno(libc::EINVAL)) })
     }
 
-    /// How often the driver set the ring up anew: 0 before the first time, the same after a pause. It does not change while
-    /// the ring runs.
+    /// How often the driver set the ring up anew: 0 before the first time, the same after a pause. It does not change
+    /// while the ring runs.
     pub fn set_up(&self) -> u32 {
         self.set_up.load(Ordering::Acquire)
     }

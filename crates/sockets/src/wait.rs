@@ -1,15 +1,15 @@
-//! How the thread of an engine waits for its sockets, and a channel's for its doorbells and its bell as well: by io_uring, where there is
-//! one, or by epoll. All by edge.
+//! How the thread of an engine waits for its sockets, and a channel's for its doorbells and its bell as well: by
+//! io_uring, where there is one, or by epoll. All by edge.
 //!
-//! Why not by epoll alone: a doorbell's eventfd is signalled by the vCPU thread, and epoll wakes its waiter with the epoll's own lock
-//! held (`fs/eventpoll.c`, `ep_poll_callback`). On a PREEMPT_RT host the waiter, who stands above the vCPU, preempts it at once,
-//! finds that lock taken, lends its priority, and two more changes of thread follow. io_uring's wake-up (`io_uring/poll.c`,
-//! `io_poll_wake`) leaves a note for the waiter and wakes it, and what the waiter does then takes no lock of the eventfd. And the note is
-//! the event: nobody has to ask an epoll for it.
+//! Why not by epoll alone: a doorbell's eventfd is signalled by the vCPU thread, and epoll wakes its waiter with the
+//! epoll's own lock held (`fs/eventpoll.c`, `ep_poll_callback`). On a PREEMPT_RT host the waiter, who stands above the
+//! vCPU, preempts it at once, finds that lock taken, lends its priority, and two more changes of thread follow.
+//! io_uring's wake-up (`io_uring/poll.c`, `io_poll_wake`) leaves a note for the waiter and wakes it, and what the
+//! waiter does then takes no lock of the eventfd. And the note is the event: nobody has to ask an epoll for it.
 //!
-//! A ring can do more than wait, past the system call filter. It is made before the filter, is restricted to polls and their end for good
-//! (IORING_REGISTER_RESTRICTIONS), and the filter lets no other be made. A poll keeps a socket open that is closed: until the wait after
-//! [`Wait::unwatch`], which ends the thread's turn.
+//! A ring can do more than wait, past the system call filter. It is made before the filter, is restricted to polls and
+//! their end for good (IORING_REGISTER_RESTRICTIONS), and the filter lets no other be made. A poll keeps a socket open
+//! that is closed: until the wait after [`Wait::unwatch`], which ends the thread's turn.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -40,8 +40,8 @@ const NO_IOWAIT: u32 = 1 << 7;
 pub struct Event {
     /// The number it was waited for by.
     pub number: u16,
-    /// EPOLL* bits: what the wake-up was for. That is all there is to know of a datagram socket; a stream's may say EPOLLPRI with every arrival
-    /// (`sock_def_readable`).
+    /// EPOLL* bits: what the wake-up was for. That is all there is to know of a datagram socket; a stream's may say
+    /// EPOLLPRI with every arrival (`sock_def_readable`).
     pub ready: u32,
 }
 
@@ -57,7 +57,8 @@ impl Ring {
     /// Made before the system call filter.
     ///
     /// # Errors
-    /// The kernel's: EPERM where it is not allowed (`kernel.io_uring_disabled`, a container's filter), EINVAL before 6.1, ENOSYS.
+    /// The kernel's: EPERM where it is not allowed (`kernel.io_uring_disabled`, a container's filter), EINVAL before
+    /// 6.1, ENOSYS.
     pub fn new() -> io::Result<Self> {
         let uring = IoUring::builder()
             .setup_r_disabled()
@@ -161,7 +162,8 @@ impl Wait {
         self.without_ring(enabled);
     }
 
-    /// Waits for this doorbell by this number, below [`DOORBELLS`], and no longer for the one before it. Rung already is an event.
+    /// Waits for this doorbell by this number, below [`DOORBELLS`], and no longer for the one before it. Rung already
+    /// is an event.
     pub fn doorbell(&mut self, number: u16, fd: OwnedFd) {
         let raw = fd.as_raw_fd();
         let Some(place) = self.doorbells.get_mut(usize::from(number)) else { return };
@@ -201,7 +203,8 @@ impl Wait {
         Ok(())
     }
 
-    /// No longer waits for a descriptor, and holds it open no longer than until the next wait. Not having waited is no error.
+    /// No longer waits for a descriptor, and holds it open no longer than until the next wait. Not having waited is no
+    /// error.
     pub fn unwatch(&mut self, number: u16, fd: RawFd) {
         let before = self.set(number, -1, 0);
         if self.ring.is_none() {
@@ -244,7 +247,8 @@ impl Wait {
         }
     }
 
-    /// Waits, and puts what happened into `events`, in place of what is there. Never allocates: [`Events`] has room for all.
+    /// Waits, and puts what happened into `events`, in place of what is there. Never allocates: [`Events`] has room for
+    /// all.
     ///
     /// # Errors
     /// The kernel's, where waiting is not possible at all.

@@ -120,7 +120,8 @@ impl Worker {
                 Ok(request) => self.run(memory, calls, call, request),
                 Err(error) => self.engine.malformed(memory, calls, call, error),
             }
-            // A call may have waited for a token: whoever asks what sockets there are has an answer in time all the same.
+            // A call may have waited for a token: whoever asks what sockets there are has an answer in time all the
+            // same.
             self.mail(memory, calls);
         }
         self.engine.finish(memory, vrings);
@@ -557,7 +558,8 @@ mod tests {
             worker.orders.flush(&shared.mail);
         }
         assert_eq!(adopted, (0..all).collect::<Vec<_>>());
-        // The guest boots anew while the thread does not run: what it does not know of is closed at once, and the rest when it has let go.
+        // The guest boots anew while the thread does not run: what it does not know of is closed at once, and the rest
+        // when it has let go.
         for index in 0..all {
             worker.order(1, Order::Adopt { index }).unwrap();
         }
@@ -571,7 +573,8 @@ mod tests {
         assert_eq!(forgets.filter(|order| matches!(order, Order::Forget { .. })).count(), 1);
     }
 
-    /// A worker and two channels, all on the test's thread, and a ring that never runs: answers are held back, in their order.
+    /// A worker and two channels, all on the test's thread, and a ring that never runs: answers are held back, in their
+    /// order.
     struct Bench {
         shared: Arc<Shared>,
         worker: Worker,

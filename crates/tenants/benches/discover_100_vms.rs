@@ -23,9 +23,9 @@ fn host() -> common::Host {
         let devices: String = (0..60)
             .map(|d| {
                 format!(
-                    "<controller type='pci' index='{d}' model='pcie-root-port'><model name='pcie-root-port'/><target chassis='{d}' \
-                     port='0x{d:x}'/><alias name='pci.{d}'/><address type='pci' domain='0x0000' bus='0x00' slot='0x02' \
-                     function='0x0' multifunction='on'/></controller>\n"
+                    "<controller type='pci' index='{d}' model='pcie-root-port'><model name='pcie-root-port'/><target \
+                     chassis='{d}' port='0x{d:x}'/><alias name='pci.{d}'/><address type='pci' domain='0x0000' \
+                     bus='0x00' slot='0x02' function='0x0' multifunction='on'/></controller>\n"
                 )
             })
             .collect();
@@ -51,7 +51,8 @@ fn host() -> common::Host {
 fn bench(criterion: &mut Criterion) {
     let host = host();
     let sources = host.sources();
-    let text = "[[tenant]]\nname = \"vm1*\"\nclass = \"rt\"\n[[tenant]]\ncgroup = \"/machine.slice/libpod-*\"\nclass = \"bulk\"\n";
+    let text = "[[tenant]]\nname = \"vm1*\"\nclass = \"rt\"\n[[tenant]]\ncgroup = \"/machine.slice/libpod-*\"\nclass \
+        = \"bulk\"\n";
     let Ok(rules) = Rules::parse(&[Text::new("tenants.toml", text)]) else { return };
     let found = discover(&sources, &rules);
     assert_eq!(found.tenants.len(), 150, "100 VMs and 50 containers: {:?}", found.problems);

@@ -5,8 +5,10 @@
 //! all of them together. A small tenant is read whole also when the last limit is used up ([`Limits::least`]). What was
 //! not read is counted, and reported once for each account.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::{Duration, Instant};
 
 /// What is read of a process in numbers that it decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,17 +78,31 @@ impl fmt::Display for Account {
     }
 }
 
+/// How long reading the items of each account took. It differs from look to look, so it is no part of a comparison.
+#[derive(Debug, Clone, Default)]
+pub struct Costs(pub BTreeMap<Account, Duration>);
+
+impl PartialEq for Costs {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
 /// What one look has read so far.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
+    costs: Costs,
+    /// When the item that is being read was allowed.
+    since: Cell<Option<Instant>>,
     read: BTreeMap<(Account, Item), usize>,
     all: BTreeMap<Item, usize>,
     cut: BTreeMap<Account, BTreeMap<Item, usize>>,
 }
 
 impl Budget {
-    /// How much of an item may be read of the next process.
+    /// How much of an item may be read of the next process. The time until the charge for it is the account's.
     pub(crate) fn allowed(&self, account: &Account, item: Item) -> usize {
+        self.since.set(Some(Instant::now()));
         let limits = limits(item);
         if *account == Account::System {
             return limits.process;
@@ -99,6 +115,9 @@ impl Budget {
 
     /// So much of an item was read of a process, and that was all of it or not.
     pub(crate) fn charge(&mut self, account: &Account, item: Item, count: usize, whole: bool) {
+        if let Some(since) = self.since.take() {
+            *self.costs.0.entry(account.clone()).or_default() += since.elapsed();
+        }
         if *account != Account::System {
             *self.read.entry((account.clone(), item)).or_default() += count;
             *self.all.entry(item).or_default() += count;
@@ -106,6 +125,11 @@ impl Budget {
         if !whole {
             *self.cut.entry(account.clone()).or_default().entry(item).or_default() += 1;
         }
+    }
+
+    /// What each account cost.
+    pub(crate) fn costs(&mut self) -> Costs {
+        std::mem::take(&mut self.costs)
     }
 
     /// What was not read whole: a sentence for each account.
@@ -155,6 +179,22 @@ mod tests {
         assert_eq!(read(&mut budget, &Account::User(5), item, 1, 30), 30, "a small one is read whole");
         assert_eq!(read(&mut budget, &Account::System, item, 20, 3000), 60_000);
         assert_eq!(budget.unread().count(), 500);
+    }
+
+    #[test]
+    fn reading_is_charged_to_the_account_that_it_is_for() {
+        let mut budget = Budget::default();
+        let (user, container) = (Account::User(1000), Account::Container("/a.scope".to_owned()));
+        for (account, wait) in [(&user, 2), (&container, 0), (&user, 2)] {
+            budget.allowed(account, Item::Threads);
+            std::thread::sleep(Duration::from_millis(wait));
+            budget.charge(account, Item::Threads, 1, true);
+        }
+        // Not allowed before, it has taken no time.
+        budget.charge(&Account::System, Item::Threads, 1, true);
+        let Costs(costs) = budget.costs();
+        assert!(costs.keys().eq([&user, &container]) && costs[&user] >= Duration::from_millis(4), "{costs:?}");
+        assert!(budget.costs().0.is_empty());
     }
 
     #[test]

@@ -144,8 +144,9 @@ pub enum Policy {
 impl Policy {
     /// What a bulk thread runs at.
     pub const BULK: Policy = Policy::Other { nice: 0 };
-    /// Where interrupt and NAPI threads of bulk NICs run: still below every RT thread, but ahead of the bulk tenants' own threads,
-    /// as softirqs are where nothing is threaded. Level with them, a NIC's ring overflows while they use up their slices.
+    /// Where interrupt and NAPI threads of bulk NICs run: still below every RT thread, but ahead of the bulk tenants'
+    /// own threads, as softirqs are where nothing is threaded. Level with them, a NIC's ring overflows while they use
+    /// up their slices.
     pub const BULK_DRIVER: Policy = Policy::Other { nice: -20 };
 }
 
@@ -181,13 +182,15 @@ impl PriorityTable {
     pub const KTIMERS: Policy = Policy::Fifo(2);
     /// A polling thread: below all of these, so that they and every vCPU go on.
     pub const POLLER: Policy = Policy::Fifo(1);
-    /// vhost of a bulk tenant that sends by a transmit queue which RT tenants use too (method `vatc`): below all of these, ahead of every thread without
-    /// real-time priority.
+    /// vhost of a bulk tenant that sends by a transmit queue which RT tenants use too (method `vatc`): below all of
+    /// these, ahead of every thread without real-time priority.
     pub const SHARED_SENDER: Policy = Policy::Fifo(1);
-    /// Interrupt and NAPI threads that do nothing but free what such a queue has sent (method `vatc`): ahead of its bulk senders, who fill the queue, and below
-    /// every thread of an RT path, which it would interrupt for bulk packets.
+    /// Interrupt and NAPI threads that do nothing but free what such a queue has sent (method `vatc`): ahead of its
+    /// bulk senders, who fill the queue, and below every thread of an RT path, which it would interrupt for bulk
+    /// packets.
     pub const SHARED_COMPLETIONS: Policy = Policy::Fifo(2);
-    /// Main threads of RT VMs' monitors, of every level: ahead of every thread without real-time priority, below every vCPU, also of other tenants.
+    /// Main threads of RT VMs' monitors, of every level: ahead of every thread without real-time priority, below every
+    /// vCPU, also of other tenants.
     pub const VMM: Policy = Policy::Fifo(3);
     /// `rcuc`, as tuned's realtime profiles place it.
     pub const RCUC: Policy = Policy::Fifo(4);
@@ -214,9 +217,10 @@ impl PriorityTable {
         Policy::Fifo(self.base + 4)
     }
 
-    /// The priority of the kernel's threads that tell the cap watcher of interrupts (`irq_work/N`): above every thread that may have to make
-    /// way, and the watcher's own. Below it, the watcher would preempt a thread that wakes it, wait for the lock of the queue that this holds, and
-    /// have to be switched to once more (on PREEMPT_RT that lock sleeps).
+    /// The priority of the kernel's threads that tell the cap watcher of interrupts (`irq_work/N`): above every thread
+    /// that may have to make way, and the watcher's own. Below it, the watcher would preempt a thread that wakes it,
+    /// wait for the lock of the queue that this holds, and have to be switched to once more (on PREEMPT_RT that lock
+    /// sleeps).
     pub fn teller(self) -> Policy {
         self.watcher()
     }

@@ -1,7 +1,8 @@
 //! What a process has had of the CPUs, by its clock.
 
-/// The CPU clock of a whole process: at least what each of its threads takes, in one cheap system call, which adds up what its threads have
-/// had (`kernel/sched/cputime.c`, `thread_group_cputime`): some ten of a VM, whose number its guest does not choose. A thread's files cost several times that, and `stat` takes locks that others hold.
+/// The CPU clock of a whole process: at least what each of its threads takes, in one cheap system call, which adds up
+/// what its threads have had (`kernel/sched/cputime.c`, `thread_group_cputime`): some ten of a VM, whose number its
+/// guest does not choose. A thread's files cost several times that, and `stat` takes locks that others hold.
 #[derive(Debug)]
 pub struct ProcessClock {
     id: libc::clockid_t,
@@ -17,7 +18,8 @@ impl ProcessClock {
         clock
     }
 
-    /// ns taken since the last call; `u64::MAX` where the process has ended or another has its number, so that somebody looks.
+    /// ns taken since the last call; `u64::MAX` where the process has ended or another has its number, so that somebody
+    /// looks.
     pub fn take(&mut self) -> u64 {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the kernel writes a timespec, which outlives the call; a clock that is none gives EINVAL.

@@ -198,8 +198,8 @@ pub fn files(directory: &Path, name: &str) -> Result<Vec<PathBuf>, ConfigError> 
 /// No name that may stand in a file is that long, bytes: what is longer is near to none.
 const NAME_MAX: usize = 64;
 
-/// From serde's "unknown field `x`, expected one of `a`, `b`", or the same about a variant, the allowed name nearest to x.
-/// x is the file's, and may hold anything.
+/// From serde's "unknown field `x`, expected one of `a`, `b`", or the same about a variant, the allowed name nearest to
+/// x. x is the file's, and may hold anything.
 fn suggestion(message: &str) -> Option<String> {
     let (named, allowed) = message.strip_prefix("unknown ")?.rsplit_once(", expected ")?;
     let unknown = named.split_once('`')?.1.strip_suffix('`').filter(|name| name.len() <= NAME_MAX)?;

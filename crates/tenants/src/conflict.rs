@@ -63,8 +63,8 @@ impl fmt::Display for Conflict {
         match self {
             Conflict::AbovePath { thread, policy, limit, .. } => write!(
                 f,
-                "thread `{thread}` runs at {policy}, at or above the place of vhost threads ({limit}): while it runs, no \
-                 packet reaches it or anybody on its CPU"
+                "thread `{thread}` runs at {policy}, at or above the place of vhost threads ({limit}): while it runs, \
+                 no packet reaches it or anybody on its CPU"
             ),
             Conflict::BelowKernel { thread, policy } => write!(
                 f,
@@ -76,8 +76,8 @@ impl fmt::Display for Conflict {
             }
             Conflict::VhostApart { vhost, vhost_cpus, vcpu_cpus } => write!(
                 f,
-                "`{vhost}` may run on CPUs {vhost_cpus}, its vCPUs on {vcpu_cpus}: every packet crosses CPUs and waits for \
-                 what runs there"
+                "`{vhost}` may run on CPUs {vhost_cpus}, its vCPUs on {vcpu_cpus}: every packet crosses CPUs and waits \
+                 for what runs there"
             ),
             Conflict::SharedCpu { cpu, other } => {
                 write!(f, "its vCPU and one of `{other}` are both pinned to CPU {cpu} alone, at the same priority")
@@ -91,21 +91,21 @@ impl Conflict {
     pub fn remedy(&self) -> &'static str {
         match self {
             Conflict::AbovePath { by_libvirt: true, .. } => {
-                "remove <vcpusched> (<iothreadsched>, <emulatorsched>) from the domain, or give it a priority below the vhost \
-                 place; Ontime then places the vCPUs"
+                "remove <vcpusched> (<iothreadsched>, <emulatorsched>) from the domain, or give it a priority below \
+                 the vhost place; Ontime then places the vCPUs"
             }
             Conflict::AbovePath { by_libvirt: false, .. } => {
-                "give the thread a lower priority (chrt -f -p PRIO TID; a device process: `priority` in sockets.toml), or raise \
-                 `priorities.base` in tenants.toml"
+                "give the thread a lower priority (chrt -f -p PRIO TID; a device process: `priority` in sockets.toml), \
+                 or raise `priorities.base` in tenants.toml"
             }
             Conflict::BelowKernel { .. } => "remove <vcpusched> from the domain, so that Ontime places its vCPUs",
             Conflict::BulkAtRealTime { .. } => {
-                "give the tenant class rt, or remove its real-time policy (<vcpusched>, chrt -o -p 0 TID; a device process: \
-                 LimitRTPRIO=0 in its unit)"
+                "give the tenant class rt, or remove its real-time policy (<vcpusched>, chrt -o -p 0 TID; a device \
+                 process: LimitRTPRIO=0 in its unit)"
             }
             Conflict::VhostApart { .. } => {
-                "let <emulatorpin>, whose CPUs vhost threads inherit, include a CPU of the vCPUs; Ontime's priorities keep \
-                 the emulator from disturbing them"
+                "let <emulatorpin>, whose CPUs vhost threads inherit, include a CPU of the vCPUs; Ontime's priorities \
+                 keep the emulator from disturbing them"
             }
             Conflict::SharedCpu { .. } => "pin them apart with <vcpupin>, or give the tenants different levels",
         }
@@ -125,7 +125,8 @@ pub fn conflicts(tenants: &[Tenant], table: &PriorityTable) -> Vec<(String, Conf
 }
 
 fn of_thread(tenant: &Tenant, thread: &TenantThread, table: &PriorityTable) -> Option<Conflict> {
-    // What was asked for counts before what is: libvirt may be about to set it. What Ontime is about to set is no conflict.
+    // What was asked for counts before what is: libvirt may be about to set it. What Ontime is about to set is no
+    // conflict.
     let policy = thread.libvirt.sched.unwrap_or(thread.policy);
     let comm = || thread.comm.clone();
     let priority = match policy {

@@ -2,9 +2,9 @@
 //!
 //! In: the processes to follow. Out: [`Event`]s. Source: `include/uapi/linux/cn_proc.h`, `drivers/connector/cn_proc.c`.
 //!
-//! Every fork and exit on the host makes an event. A classic BPF filter on the socket drops, before anybody wakes, all but:
-//! programs starting (exec), threads made, named or ended in a followed process, children of a followed process, and kernel
-//! threads being made. Its cost is a few compares an event, and nothing at all while nobody forks.
+//! Every fork and exit on the host makes an event. A classic BPF filter on the socket drops, before anybody wakes, all
+//! but: programs starting (exec), threads made, named or ended in a followed process, children of a followed process,
+//! and kernel threads being made. Its cost is a few compares an event, and nothing at all while nobody forks.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -162,7 +162,8 @@ impl Connector {
         self.socket.send(&message, 0).map(|_| ())
     }
 
-    /// The kernel answers LISTEN with an event NONE that carries an error number; outside the initial namespaces it is silent.
+    /// The kernel answers LISTEN with an event NONE that carries an error number; outside the initial namespaces it is
+    /// silent.
     fn wait_for_acknowledgement(&self) -> io::Result<()> {
         let deadline = Instant::now() + Duration::from_millis(500);
         loop {

@@ -58,15 +58,17 @@ impl Identity {
 /// The container that a process of conmon has started, and the name that Podman or CRI-O told it, by its arguments. In
 /// them is also the name of a container that no storage has on record (`podman run --rootfs`, another user's).
 pub fn started_by_conmon(arguments: &[String]) -> Option<(String, String)> {
-    let value = |short: &str, long: &str| {
-        arguments.iter().enumerate().skip(1).find_map(|(at, word)| match word.split_once('=') {
-            Some((option, value)) if option == long => Some(value),
-            _ if word == short || word == long => arguments.get(at + 1).map(String::as_str),
-            _ => None,
-        })
-    };
-    let name = value("-n", "--name").filter(|name| !name.is_empty())?;
-    Some((hex_id(value("-c", "--cid")?)?, given_name(name)))
+    let name = option(arguments, &["-n", "--name"]).filter(|name| !name.is_empty())?;
+    Some((hex_id(option(arguments, &["-c", "--cid"])?)?, given_name(name)))
+}
+
+/// The value of the first of these options in a program's arguments: `--name VALUE` or `--name=VALUE`.
+fn option<'a>(arguments: &'a [String], names: &[&str]) -> Option<&'a str> {
+    arguments.iter().enumerate().skip(1).find_map(|(at, word)| match word.split_once('=') {
+        Some((option, value)) if names.contains(&option) => Some(value),
+        _ if names.contains(&word.as_str()) => arguments.get(at + 1).map(String::as_str),
+        _ => None,
+    })
 }
 
 /// A name as it is shown: of a pod's container, which CRI-O and cri-dockerd call
@@ -168,6 +170,23 @@ fn is_helper(prefix: &str) -> bool {
     prefix.contains("conmon")
 }
 
+/// Whether a path leads to the monitor of a container, which stands beside it: conmon, LXC's, systemd-nspawn. (The
+/// last, and Podman in a service, take the name `supervisor`, below their unit.)
+pub fn is_monitors(path: &str) -> bool {
+    let parents = std::iter::once("").chain(path.split('/'));
+    path.split('/').zip(parents).any(|(component, parent)| {
+        let of_scope = component.strip_suffix(".scope").and_then(|unit| unit.rsplit_once('-'));
+        of_scope.is_some_and(|(prefix, _)| is_helper(prefix))
+            || component.starts_with("lxc.monitor")
+            || (component == "supervisor" && is_unit(parent))
+    })
+}
+
+/// Whether a cgroup is the one of a service or scope of systemd's.
+pub fn is_unit(path: &str) -> bool {
+    [".service", ".scope"].iter().any(|kind| path.ends_with(kind))
+}
+
 /// systemd-nspawn in a service: by its template's name, or by the cgroups that it makes below any service
 /// (`--keep-unit`).
 fn service(component: &str, unit: &str, child: Option<&str>) -> Option<Identity> {
@@ -228,6 +247,18 @@ pub fn vm_scope(path: &str) -> Option<&str> {
     None
 }
 
+/// The machine's name in a scope that [`vm_scope`] found; libvirt's have driver and number before it, and may have
+/// shortened it (`virDomainGenerateMachineName`).
+pub fn name_of_scope(scope: &str) -> Option<String> {
+    let name = scope.rsplit('/').next()?;
+    let machine = match name.strip_suffix(".libvirt-qemu") {
+        Some(machine) => machine.to_owned(),
+        None => unescape(name.strip_prefix("machine-")?.strip_suffix(".scope")?),
+    };
+    let own = if is_libvirt_vm(&machine) { machine.splitn(3, '-').nth(2)? } else { machine.as_str() };
+    (!own.is_empty()).then(|| own.to_owned())
+}
+
 /// Whether a path is in a cgroup that libvirt made for a VM.
 pub fn libvirt_scope(path: &str) -> Option<&str> {
     let scope = vm_scope(path)?;
@@ -280,6 +311,9 @@ pub struct Names {
     docker: Vec<PathBuf>,
     containerd: Vec<PathBuf>,
     storage: Vec<PathBuf>,
+    lxc: Vec<PathBuf>,
+    /// Docker's places of state for containers with a user namespace, read once.
+    remapped: Option<Vec<PathBuf>>,
     /// The directories of containerd's namespaces, Kubernetes' and nerdctl's, read once.
     namespaces: Option<Vec<PathBuf>>,
     /// From `containers/storage`, read once: identifier to name.
@@ -288,9 +322,11 @@ pub struct Names {
 
 /// Where Docker keeps its state, unless `data-root` in its configuration says otherwise; the last is the snap's.
 const DOCKER: [&str; 2] = ["/var/lib/docker", "/var/snap/docker/common/var-lib-docker"];
-/// Where containerd keeps its state: a distribution's or one's own, k3s' and RKE2's, k0s', MicroK8s', Docker's own.
-const CONTAINERD: [&str; 5] = [
+/// Where containerd keeps its state: a distribution's or one's own, k3s' and RKE2's, k0s', MicroK8s', Docker's own,
+/// Bottlerocket's for the host's containers.
+const CONTAINERD: [&str; 6] = [
     "/run/containerd",
+    "/run/host-containerd",
     "/run/k3s/containerd",
     "/run/k0s/containerd",
     "/var/snap/microk8s/common/run/containerd",
@@ -300,7 +336,7 @@ const CONTAINERD: [&str; 5] = [
 const STORAGE: [&str; 2] = ["/var/lib/containers/storage", "/run/containers/storage"];
 /// Where LXC, Incus and LXD keep a directory for each container.
 const LXC: [&str; 4] =
-    ["var/lib/lxc", "var/lib/incus/containers", "var/lib/lxd/containers", "var/snap/lxd/common/lxd/containers"];
+    ["/var/lib/lxc", "/var/lib/incus/containers", "/var/lib/lxd/containers", "/var/snap/lxd/common/lxd/containers"];
 
 #[derive(Deserialize)]
 struct DockerConfig {
@@ -358,6 +394,9 @@ impl Names {
             .filter_map(|file| toml::from_str::<StorageConfig>(&text(file)?).ok())
             .flat_map(|config| [config.storage.graphroot, config.storage.runroot])
             .flatten();
+        let lxc = text("etc/lxc/lxc.conf").unwrap_or_default();
+        let lxc = lxc.lines().filter_map(|line| line.split_once('='));
+        let lxc = lxc.filter(|(key, _)| key.trim() == "lxc.lxcpath").map(|(_, path)| path.trim().to_owned());
         let places = |configured: Vec<String>, usual: &[&str]| {
             let mut places: Vec<PathBuf> =
                 configured.iter().map(String::as_str).chain(usual.iter().copied()).map(at).collect();
@@ -366,11 +405,40 @@ impl Names {
         };
         Self {
             root: root.to_owned(),
+            lxc: places(lxc.collect(), &LXC),
+            remapped: None,
             docker: places(docker.map(|config| config.data_root).into_iter().collect(), &DOCKER),
             containerd: places(containerd.map(|config| config.state).into_iter().collect(), &CONTAINERD),
             storage: places(storage.collect(), &STORAGE),
             namespaces: None,
             stored: None,
+        }
+    }
+
+    /// Learns from the command line of a runtime's daemon where it keeps its state.
+    pub fn started(&mut self, program: &str, arguments: &[String]) {
+        let at = |path: &str| self.root.join(path.trim_start_matches('/'));
+        let file = option(arguments, &["--config-file", "--config", "-c"]).map(at);
+        let configuration = || read_state(file.as_deref()?);
+        let (places, place) = match program {
+            "dockerd" => {
+                let in_file = || serde_json::from_slice(&configuration()?).ok().map(|it: DockerConfig| it.data_root);
+                let given = option(arguments, &["--data-root", "--graph", "-g"]).map(str::to_owned);
+                (&mut self.docker, given.or_else(in_file))
+            }
+            "containerd" => {
+                let text = || String::from_utf8(configuration()?).ok();
+                let in_file = || toml::from_str(&text()?).ok().map(|it: ContainerdConfig| it.state);
+                let given = option(arguments, &["--state"]).map(str::to_owned);
+                (&mut self.containerd, given.or_else(in_file))
+            }
+            _ => return,
+        };
+        let Some(place) = place.filter(|place| place.starts_with('/')) else { return };
+        let place = self.root.join(place.trim_start_matches('/'));
+        if !places.contains(&place) {
+            places.insert(0, place);
+            (self.namespaces, self.remapped) = (None, None);
         }
     }
 
@@ -399,9 +467,16 @@ impl Names {
         })
     }
 
-    fn docker_name(&self, id: &str) -> Option<String> {
+    fn docker_name(&mut self, id: &str) -> Option<String> {
+        let docker = &self.docker;
+        // With `userns-remap` all is in a directory that is called by the user's and the group's number.
+        let remapped = self.remapped.get_or_insert_with(|| {
+            let all = docker.iter().flat_map(|root| subdirectories(root));
+            all.filter(|path| path.file_name().is_some_and(|name| is_pair_of_numbers(&name.to_string_lossy())))
+                .collect()
+        });
         let file = |root: &PathBuf| root.join("containers").join(id).join("config.v2.json");
-        let state: DockerState = self.docker.iter().map(file).find_map(|path| read_json(&path))?;
+        let state: DockerState = docker.iter().chain(remapped.iter()).map(file).find_map(|path| read_json(&path))?;
         Some(state.name.trim_start_matches('/').to_owned())
     }
 
@@ -447,9 +522,14 @@ impl Names {
     /// The name without the number that LXC adds where the cgroup of that name is left over (`cgfsng_payload_create`);
     /// with it where there is such a container.
     fn lxc_name(&self, cgroup: &str) -> String {
-        let exists = LXC.iter().any(|place| self.root.join(place).join(cgroup).is_dir());
+        let exists = self.lxc.iter().any(|place| place.join(cgroup).is_dir());
         without_number(cgroup).filter(|_| !exists).unwrap_or(cgroup).to_owned()
     }
+}
+
+fn is_pair_of_numbers(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    name.split_once('.').is_some_and(|(user, group)| is_number(user) && is_number(group))
 }
 
 /// The part before `-N`, N from 1 on.
@@ -595,6 +675,17 @@ mod tests {
             ("/machine/qemu-2-rt1.libvirt-qemu/emulator", "/machine/qemu-2-rt1.libvirt-qemu"),
         ] {
             assert_eq!(vm_scope(path), Some(scope), "{path}");
+        }
+        for (scope, name) in [
+            (r"/machine.slice/machine-qemu\x2d1\x2drt1.scope", Some("rt1")),
+            (r"/machine.slice/machine-ch\x2d31\x2dmy\x2dpress.scope", Some("my-press")),
+            ("/machine.slice/machine-vm9.scope", Some("vm9")),
+            ("/machine/qemu-2-rt1.libvirt-qemu", Some("rt1")),
+            (r"/machine.slice/machine-qemu\x2d1\x2d.scope", None),
+            ("/machine.slice/x.scope", None),
+            ("", None),
+        ] {
+            assert_eq!(name_of_scope(scope).as_deref(), name, "{scope}");
         }
         let a = id('a');
         for path in [
@@ -748,6 +839,87 @@ mod tests {
             assert_eq!(names.task(path).map(|found| found.cgroup).as_deref(), cgroup, "{path}");
         }
         assert_eq!(names.task("/plant/mill.2").unwrap().id, Identity::Name("mill.2".to_owned()));
+    }
+
+    #[test]
+    fn daemons_and_configurations_tell_where_the_state_is() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: String, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let task = "io.containerd.runtime.v2.task";
+        for (place, digit, name) in [
+            ("mnt/data", '1', "flag"),
+            ("mnt/short", '2', "short"),
+            ("mnt/file", '3', "file"),
+            ("var/lib/docker/165536.165537", '4', "remapped"),
+            ("mnt/data/231072.231072", '5', "both"),
+            ("var/lib/docker/231072.x", '6', "no numbers"),
+            ("relative", '7', "relative"),
+        ] {
+            let file = format!("{place}/containers/{}/config.v2.json", id(digit));
+            write(file, &format!(r#"{{"Name":"/{name}"}}"#));
+        }
+        for (place, digit, name) in [("mnt/c1", 'a', "state"), ("mnt/c2", 'b', "configured")] {
+            let file = format!("{place}/{task}/plant/{}/config.json", id(digit));
+            write(file, &format!(r#"{{"annotations":{{"nerdctl/name":"{name}"}}}}"#));
+        }
+        write("opt/docker.json".into(), r#"{"data-root":"/mnt/file"}"#);
+        write("opt/containerd.toml".into(), "version = 2\nstate = \"/mnt/c2\"\n");
+        write("etc/lxc/lxc.conf".into(), "# where they are\nlxc.lxcpath = /mnt/lxc\n");
+        std::fs::create_dir_all(root.path().join("mnt/lxc/saw-2")).unwrap();
+        let mut names = Names::below(root.path());
+        assert_eq!(names.recorded(&Identity::Id(id('a'))), None, "nothing told where it is");
+        for (program, line) in [
+            ("dockerd", "dockerd -H fd:// --data-root=/mnt/data"),
+            ("dockerd", "dockerd -g /mnt/short"),
+            ("dockerd", "dockerd --config-file /opt/docker.json"),
+            ("dockerd", "dockerd --data-root relative"),
+            ("dockerd", "dockerd --data-root"),
+            ("containerd", "containerd --state /mnt/c1 --root /x"),
+            ("containerd", "containerd -c /opt/containerd.toml"),
+            ("containerd", "containerd --config=/nowhere"),
+            ("other", "other --data-root=/x"),
+        ] {
+            let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            names.started(program, &arguments);
+        }
+        for (digit, name) in [
+            ('1', Some("flag")),
+            ('2', Some("short")),
+            ('3', Some("file")),
+            ('4', Some("remapped")),
+            ('5', Some("both")),
+            ('6', None),
+            ('7', None),
+            ('a', Some("state")),
+            ('b', Some("configured")),
+        ] {
+            assert_eq!(names.recorded(&Identity::Id(id(digit))).as_deref(), name, "{digit}");
+        }
+        for (cgroup, name) in [("saw-2", "saw-2"), ("mill-2", "mill")] {
+            assert_eq!(names.recorded(&Identity::Lxc(cgroup.to_owned())).as_deref(), Some(name));
+        }
+    }
+
+    #[test]
+    fn monitors_of_containers_are_known_by_their_cgroups() {
+        let a = id('a');
+        for path in [
+            format!("/machine.slice/libpod-conmon-{a}.scope"),
+            format!("/kubepods.slice/crio-conmon-{a}.scope"),
+            "/lxc.monitor.web".to_owned(),
+            "/lxc.monitor/web".to_owned(),
+            "/system.slice/press.service/supervisor".to_owned(),
+            "/machine.slice/machine-box.scope/supervisor/x".to_owned(),
+        ] {
+            assert!(is_monitors(&path), "{path}");
+        }
+        for path in ["/", "", "/rt.slice/supervisor", "/rt.slice/conmon.service", "/lxc.payload.web", "/a-conmon/x"] {
+            assert!(!is_monitors(path), "{path}");
+        }
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Device processes (`ontime device --vm NAME`), and the VM that each was found to serve.
 //!
-//! Who serves a VM is under the VM's runtime cap. Such a process is as hostile as its guest once that has taken it over, and may write what it likes where its command line is
-//! read from. So it is believed once: whoever was found to serve a VM does so until it ends. Of a process that is seen for the first time, by a daemon that was restarted, the unit
-//! that it is in (`ontime-device@NAME.service`) counts first, for a process cannot leave its cgroup by itself.
+//! Who serves a VM is under the VM's runtime cap. Such a process is as hostile as its guest once that has taken it
+//! over, and may write what it likes where its command line is read from. So it is believed once: whoever was found to
+//! serve a VM does so until it ends. Of a process that is seen for the first time, by a daemon that was restarted, the
+//! unit that it is in (`ontime-device@NAME.service`) counts first, for a process cannot leave its cgroup by itself.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

@@ -22,8 +22,8 @@ thread_local! {
     static EXHAUSTED: Cell<Option<Errno>> = const { Cell::new(None) };
 }
 
-/// Whether reading failed in this thread, since this was last asked, for want of descriptors or memory: not because of the file, which
-/// may well be there.
+/// Whether reading failed in this thread, since this was last asked, for want of descriptors or memory: not because of
+/// the file, which may well be there.
 pub(crate) fn exhausted() -> Option<Errno> {
     EXHAUSTED.take()
 }

@@ -1,7 +1,7 @@
 //! Where a host is read from, and its processes as they are at one moment.
 //!
-//! In: a [`Sources`] with the roots of `/proc`, `/run/libvirt`, `/sys`. Out: processes, kernel threads and threads, read once
-//! each. What vanishes while it is read is left out: that is no error.
+//! In: a [`Sources`] with the roots of `/proc`, `/run/libvirt`, `/sys`. Out: processes, kernel threads and threads,
+//! read once each. What vanishes while it is read is left out: that is no error.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -396,7 +396,11 @@ mod tests {
         }
 
         #[test]
-        fn no_damage_to_a_good_text_makes_it_panic(at in 0..STATUS.len(), cut in 0..40usize, put in "[<>'\"&;/a0]{0,3}") {
+        fn no_damage_to_a_good_text_makes_it_panic(
+            at in 0..STATUS.len(),
+            cut in 0..40usize,
+            put in "[<>'\"&;/a0]{0,3}",
+        ) {
             let mut bytes = STATUS.as_bytes().to_vec();
             let end = (at + cut).min(bytes.len());
             bytes.splice(at..end, put.bytes());

@@ -105,8 +105,8 @@ pub struct Vnic {
     pub lower: Vec<String>,
 }
 
-/// An interface in a container's network namespace that sends by one of the host's: macvlan, ipvlan, a VLAN. The host has none that stands for
-/// it.
+/// An interface in a container's network namespace that sends by one of the host's: macvlan, ipvlan, a VLAN. The host
+/// has none that stands for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
     /// Its name, in there.

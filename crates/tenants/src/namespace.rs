@@ -1,4 +1,5 @@
-//! Looking into a tenant's network namespace: for the end of its veth pair that is there, and for what stands on the host's NICs.
+//! Looking into a tenant's network namespace: for the end of its veth pair that is there, and for what stands on the
+//! host's NICs.
 //!
 //! Only sockets are used inside, in a thread of its own that ends with the call: nothing of the tenant's files is read.
 
@@ -10,7 +11,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::thread::ThreadId;
 
-/// For a socket and what it answers; the daemon's memory is locked, so that a stack of the usual size would be two megabytes.
+/// For a socket and what it answers; the daemon's memory is locked, so that a stack of the usual size would be two
+/// megabytes.
 const STACK: usize = 256 << 10;
 
 /// Runs `run` in the network namespace of a process; in this thread where that is its own.

@@ -1,7 +1,8 @@
 //! Who decides about a thread, libvirt or Ontime, and what Ontime wants of it. Pure.
 //!
-//! `vcpupin`, `vcpusched`, `emulatorpin` and their kin stay libvirt's: where the domain says something, Ontime keeps its hands
-//! off and at most reports a conflict. vhost and kvm-pit threads, for which libvirt has no words, are Ontime's.
+//! `vcpupin`, `vcpusched`, `emulatorpin` and their kin stay libvirt's: where the domain says something, Ontime keeps
+//! its hands off and at most reports a conflict. vhost and kvm-pit threads, for which libvirt has no words, are
+//! Ontime's.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,12 +35,13 @@ pub fn owner(tenant: &Tenant, thread: &TenantThread) -> Owner {
 /// The policy Ontime wants the thread to have; `None` where it leaves the thread alone.
 ///
 /// Bulk tenants are left alone whole: they keep what they have, and a bulk thread at a real-time place is reported, not
-/// demoted. So are iothreads of RT VMs: they serve block devices, off the request's path. Its monitor's main thread serves management, and holds
-/// meanwhile the lock that a vCPU takes which leaves its guest for a device that the monitor emulates: QEMU's has no priority inheritance.
+/// demoted. So are iothreads of RT VMs: they serve block devices, off the request's path. Its monitor's main thread
+/// serves management, and holds meanwhile the lock that a vCPU takes which leaves its guest for a device that the
+/// monitor emulates: QEMU's has no priority inheritance.
 ///
-/// A container's thread is to it what a vCPU is to a VM. One that chose its own real-time policy keeps it: the program's
-/// author knew the threads' order. A thread at one of the table's own vCPU places is taken as placed by Ontime, so a changed
-/// level moves it.
+/// A container's thread is to it what a vCPU is to a VM. One that chose its own real-time policy keeps it: the
+/// program's author knew the threads' order. A thread at one of the table's own vCPU places is taken as placed by
+/// Ontime, so a changed level moves it.
 pub fn wanted(tenant: &Tenant, thread: &TenantThread, table: &PriorityTable) -> Option<Policy> {
     if thread.libvirt.sched.is_some() {
         return None;
@@ -58,8 +60,8 @@ fn role_of(tenant: &Tenant, thread: &TenantThread) -> Option<Role> {
     }
     match thread.role {
         ThreadRole::Vcpu(_) | ThreadRole::Container => Some(Role::VcpuPlanned),
-        // kvm-pit raises the guest's timer interrupt. Like vhost it works for a vCPU that may be spinning on the same CPU,
-        // so it must come before the vCPU; it is no NIC interrupt, so it stays after those.
+        // kvm-pit raises the guest's timer interrupt. Like vhost it works for a vCPU that may be spinning on the same
+        // CPU, so it must come before the vCPU; it is no NIC interrupt, so it stays after those.
         ThreadRole::Vhost | ThreadRole::KvmPit => Some(Role::Vnic),
         ThreadRole::Emulator if thread.id.tid == thread.id.pid => Some(Role::Vmm),
         // Device processes take the place that sockets.toml gives them.

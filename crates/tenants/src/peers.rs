@@ -1,13 +1,15 @@
-//! Which of the host's interfaces lead into which container: the near ends of veth (and netkit) pairs, and those that a container's macvlan, ipvlan
-//! or VLAN stands on.
+//! Which of the host's interfaces lead into which container: the near ends of veth (and netkit) pairs, and those that a
+//! container's macvlan, ipvlan or VLAN stands on.
 //!
-//! In: the kernel's link table, and a process of the container. Out: interface names. No file of the container is read, since
-//! it could put anything there: the kernel says into which network namespace each pair leads (`IFLA_LINK_NETNSID`), and
-//! which number that namespace has (`RTM_GETNSID`). Source: `net/core/rtnetlink.c`, `net/core/net_namespace.c`.
+//! In: the kernel's link table, and a process of the container. Out: interface names. No file of the container is read,
+//! since it could put anything there: the kernel says into which network namespace each pair leads
+//! (`IFLA_LINK_NETNSID`), and which number that namespace has (`RTM_GETNSID`). Source: `net/core/rtnetlink.c`,
+//! `net/core/net_namespace.c`.
 //!
-//! A macvlan has no near end, and its NIC does not tell of it, so the kernel is asked from within the container's namespace: there it says on
-//! which interface of which namespace each stands. That is not the container's word: who has no rights outside cannot put an interface on one that is
-//! outside (`rtnl_newlink` asks for CAP_NET_ADMIN there, `net/core/rtnetlink.c`).
+//! A macvlan has no near end, and its NIC does not tell of it, so the kernel is asked from within the container's
+//! namespace: there it says on which interface of which namespace each stands. That is not the container's word: who
+//! has no rights outside cannot put an interface on one that is outside (`rtnl_newlink` asks for CAP_NET_ADMIN there,
+//! `net/core/rtnetlink.c`).
 
 use std::collections::HashMap;
 use std::io;
@@ -146,7 +148,8 @@ fn link(message: LinkMessage) -> Link {
     link
 }
 
-/// The number that the socket's namespace has for that of a process or thread; `None` where it has none, so no link leads there.
+/// The number that the socket's namespace has for that of a process or thread; `None` where it has none, so no link
+/// leads there.
 fn number_of(socket: &Socket, pid: i32) -> io::Result<Option<i32>> {
     let mut message = NsidMessage::default();
     message.attributes.push(NsidAttribute::Pid(u32::try_from(pid).map_err(io::Error::other)?));
@@ -210,7 +213,10 @@ fn read_datagram(datagram: &[u8], replies: &mut Vec<RouteNetlinkMessage>) -> io:
             match message.payload {
                 NetlinkPayload::InnerMessage(reply) => replies.push(reply),
                 NetlinkPayload::Done(_) => return Ok(true),
-                NetlinkPayload::Error(error) => return Err(error.to_io()),
+                // Not `to_io()`, which overflows for the smallest number.
+                NetlinkPayload::Error(error) => {
+                    return Err(io::Error::from_raw_os_error(error.raw_code().saturating_neg()));
+                }
                 _ => {}
             }
         }

@@ -156,8 +156,8 @@ impl Problem {
             ProblemKind::Unreadable(what) => what.clone(),
             ProblemKind::StaleDomain(pid) => {
                 format!(
-                    "libvirt's file says that process {pid} runs it, which is no QEMU of that name that libvirt started: \
-                     another program, \
+                    "libvirt's file says that process {pid} runs it, which is no QEMU of that name that libvirt \
+                     started: another program, \
                      another user's, or one that was started after the file was written"
                 )
             }

@@ -127,9 +127,10 @@ pub fn parse_cmdline(bytes: &[u8]) -> Vec<String> {
     bytes.split(|byte| *byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
 }
 
-/// Time on a CPU in ns, from `schedstat`'s first field.
-pub fn parse_schedstat(text: &[u8]) -> Option<u64> {
-    std::str::from_utf8(text).ok()?.split_ascii_whitespace().next()?.parse().ok()
+/// Time on a CPU, and time runnable without running, in ns: the first two fields of `schedstat`.
+pub fn parse_schedstat(text: &[u8]) -> Option<(u64, u64)> {
+    let mut fields = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
 /// Text from outside, fit for a terminal and a log: control characters become `?`, and 255 characters are enough.

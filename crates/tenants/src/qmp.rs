@@ -3,9 +3,9 @@
 //! In: a Unix socket on which a QEMU process listens for QMP. Out: thread number to vCPU number, or a sentence why not.
 //! Source: QEMU `docs/interop/qmp-spec.rst`, `query-cpus-fast`.
 //!
-//! A monitor serves one client at a time. It is therefore asked only where names do not tell, only for a moment, never where
-//! libvirt owns it, and an answer is kept while its threads live. The path comes from a process of any user: nothing is sent
-//! before the socket is known to belong to that very process (`SO_PEERCRED`).
+//! A monitor serves one client at a time. It is therefore asked only where names do not tell, only for a moment, never
+//! where libvirt owns it, and an answer is kept while its threads live. The path comes from a process of any user:
+//! nothing is sent before the socket is known to belong to that very process (`SO_PEERCRED`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -227,7 +227,8 @@ mod tests {
         let (_dir, path) = monitor(&[
             "{\"QMP\":{}}\n{\"event\":\"RESUME\"}\n",
             "{\"return\":{}}\n",
-            "{\"event\":\"X\"}\n{\"return\":[{\"cpu-index\":0,\"thread-id\":11,\"more\":1},{\"cpu-index\":1,\"thread-id\":12}]}\n",
+            "{\"event\":\"X\"}\n{\"return\":[{\"cpu-index\":0,\"thread-id\":11,\"more\":1},\
+             {\"cpu-index\":1,\"thread-id\":12}]}\n",
         ]);
         assert_eq!(ask(me(), &path, WAIT).unwrap(), BTreeMap::from([(11, 0), (12, 1)]));
     }

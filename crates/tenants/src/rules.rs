@@ -2,10 +2,10 @@
 //!
 //! In: the rule files and what is known of a tenant. Out: a [`Decision`].
 //!
-//! Precedence: a rule with `override = true`, then libvirt's `<metadata>`, then the other rules, then bulk. Among rules the
-//! first that matches wins; the main file comes before its drop-ins. Metadata comes before ordinary rules, because it was
-//! written for that one domain and travels with it; only who may define domains can write it, never the guest. The
-//! host's administrator has the last word by `override`.
+//! Precedence: a rule with `override = true`, then libvirt's `<metadata>`, then the other rules, then bulk. Among rules
+//! the first that matches wins; the main file comes before its drop-ins. Metadata comes before ordinary rules, because
+//! it was written for that one domain and travels with it; only who may define domains can write it, never the guest.
+//! The host's administrator has the last word by `override`.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! A thread's identity, and its policy read and set without ever leaving a change on a thread that took over its number.
+//! A thread's identity, and its policy read and set without ever leaving a change on a thread that took over its
+//! number.
 //!
 //! In: a process and thread number. Out: a [`ThreadId`] whose every operation first proves that it still means the
 //! same thread.
@@ -10,15 +11,15 @@
 //! 1. open a pidfd: from now on the identity behind the descriptor is fixed, whatever happens to the number;
 //! 2. compare the start time in `/proc`: the number, and so the descriptor, means the thread that was found;
 //! 3. make the change;
-//! 4. ask the pidfd whether the thread still lives. If it does, it held its number throughout step 3, so the change is on
-//!    it and on nothing else.
+//! 4. ask the pidfd whether the thread still lives. If it does, it held its number throughout step 3, so the change is
+//!    on it and on nothing else.
 //!
 //! If step 4 says that the thread ended, its number may have been free in step 3. The kernel hands out numbers in a
 //! circle (`kernel/pid.c`, `idr_alloc_cyclic`), so somebody must have arranged that the circle closes within those
-//! microseconds; still, whatever thread then has the number gets back what it inherited from its creator, and the caller
-//! sees [`ThreadError::Gone`]. From Linux 6.9 the pidfd is the thread's own (`PIDFD_THREAD`). Before, it is the
-//! process's, and the thread's start time is compared again: a number reused inside the same process within one clock tick
-//! stays unnoticed, which touches nobody but that same tenant.
+//! microseconds; still, whatever thread then has the number gets back what it inherited from its creator, and the
+//! caller sees [`ThreadError::Gone`]. From Linux 6.9 the pidfd is the thread's own (`PIDFD_THREAD`). Before, it is the
+//! process's, and the thread's start time is compared again: a number reused inside the same process within one clock
+//! tick stays unnoticed, which touches nobody but that same tenant.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -171,15 +172,16 @@ impl ThreadId {
     /// The reset-on-fork flag stays as it is. For kernel threads, which make no others.
     ///
     /// # Errors
-    /// [`ThreadError::Gone`] where the thread ended (nothing is left changed); [`ThreadError::Os`] where the kernel refuses.
+    /// [`ThreadError::Gone`] where the thread ended (nothing is left changed); [`ThreadError::Os`] where the kernel
+    /// refuses.
     pub fn set_policy(self, policy: Policy) -> Result<(), ThreadError> {
         self.change(&Change::Policy(policy))
     }
 
     /// Gives the thread a policy that its children do not inherit where it is a real-time one (SCHED_RESET_ON_FORK); a
-    /// policy that is none takes the flag away. For tenants' threads: what they make is placed, and capped, when it has been found.
-    /// At its first run a vCPU makes the VM's own kernel worker (`kvm_mmu_start_lpage_recovery` in `arch/x86/kvm/mmu/mmu.c`), which
-    /// would stay at real-time priority for good.
+    /// policy that is none takes the flag away. For tenants' threads: what they make is placed, and capped, when it has
+    /// been found. At its first run a vCPU makes the VM's own kernel worker (`kvm_mmu_start_lpage_recovery` in
+    /// `arch/x86/kvm/mmu/mmu.c`), which would stay at real-time priority for good.
     ///
     /// # Errors
     /// As [`Self::set_policy`].
@@ -212,6 +214,18 @@ impl ThreadId {
     /// # Errors
     /// [`ThreadError::Gone`] where the thread ended; [`ThreadError::Os`] where the kernel keeps no such statistics.
     pub fn cpu_time(self) -> Result<u64, ThreadError> {
+        self.times().map(|(ran, _)| ran)
+    }
+
+    /// Time in which it was runnable and did not run, ns: of a vCPU, the guest's stolen time.
+    ///
+    /// # Errors
+    /// As [`Self::cpu_time`].
+    pub fn wait_time(self) -> Result<u64, ThreadError> {
+        self.times().map(|(_, waited)| waited)
+    }
+
+    fn times(self) -> Result<(u64, u64), ThreadError> {
         let text = self.read("schedstat", "reading its CPU time")?;
         proc::parse_schedstat(&text).ok_or(ThreadError::Os {
             tid: self.tid,
@@ -236,8 +250,8 @@ impl ThreadId {
         Err(ThreadError::Gone(self))
     }
 
-    /// Takes `policy` from a thread that took over the number of this one, which has ended, if it has that. For who places threads by number and learns
-    /// afterwards that they had ended. Allocates nothing.
+    /// Takes `policy` from a thread that took over the number of this one, which has ended, if it has that. For who
+    /// places threads by number and learns afterwards that they had ended. Allocates nothing.
     pub fn undo_policy_on_successor(self, policy: Policy) {
         self.undo_on_successor(&Change::PolicyAlone(policy));
     }
@@ -251,7 +265,8 @@ impl ThreadId {
         let number = |key| proc::status_value(status, key).and_then(|value| value.parse::<i32>().ok());
         let (Some(leader), Some(parent)) = (number("Tgid"), number("PPid")) else { return };
         let creator = if leader == self.tid { parent } else { leader };
-        // Nothing to report to: the successor may itself be gone by now, and the caller learns of the lost thread anyway.
+        // Nothing to report to: the successor may itself be gone by now, and the caller learns of the lost thread
+        // anyway.
         let _ = change.undo(self.tid, creator);
     }
 
@@ -299,10 +314,12 @@ fn pidfd_open(number: i32, flags: libc::c_uint) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Name, Umask, State, Tgid, Ngid, Pid and PPid of `/proc/TID/status` are well within so many bytes (`fs/proc/array.c`, `proc_pid_status`).
+/// Name, Umask, State, Tgid, Ngid, Pid and PPid of `/proc/TID/status` are well within so many bytes (`fs/proc/array.c`,
+/// `proc_pid_status`).
 const STATUS_HEAD: usize = 512;
 
-/// Reads the beginning of `/proc/TID/status`. The path is short enough for the standard library to keep it on the stack.
+/// Reads the beginning of `/proc/TID/status`. The path is short enough for the standard library to keep it on the
+/// stack.
 fn read_status(tid: i32, into: &mut [u8]) -> io::Result<usize> {
     let mut path = [0; 32];
     let mut rest = &mut path[..];
@@ -471,7 +488,8 @@ mod tests {
         if !may_place() {
             return;
         }
-        // The successor of the ended thread's number is played by a live thread: `undo_on_successor` sees only the number.
+        // The successor of the ended thread's number is played by a live thread: `undo_on_successor` sees only the
+        // number.
         let mut successor = Sleeper::start();
         sched::set_policy(successor.id.tid, Policy::Fifo(47)).unwrap();
         successor.id.undo_on_successor(&Change::Policy(Policy::Fifo(46)));

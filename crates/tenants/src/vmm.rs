@@ -1,7 +1,7 @@
 //! Virtual machine monitors: which executables they are, and what their threads do, by name.
 //!
-//! Pure. A name alone proves nothing: a process names its threads as it likes. What would give a thread a place above its
-//! vCPUs (vhost, kvm-pit) must also carry the kernel's own flag, which user space cannot set.
+//! Pure. A name alone proves nothing: a process names its threads as it likes. What would give a thread a place above
+//! its vCPUs (vhost, kvm-pit) must also carry the kernel's own flag, which user space cannot set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -38,7 +38,7 @@ static OTHERS: [OtherVmm; 7] = [
     // Programs that are linked to libkrun; of crun, the container is the tenant.
     OtherVmm { programs: &["krunvm", "muvm", "krun", "msb", "msbrun", "msbserver"], vcpu: "fc_vcpu N" },
     OtherVmm { programs: &["lkvm", "kvmtool"], vcpu: "kvm-vcpu-N" },
-    OtherVmm { programs: &["VBoxHeadless", "VirtualBoxVM"], vcpu: "EMT-N" },
+    OtherVmm { programs: &["VBoxHeadless", "VirtualBoxVM", "VBoxSDL"], vcpu: "EMT-N" },
 ];
 
 /// A program of any name that has KVM's descriptors and has run a guest.
@@ -96,8 +96,8 @@ impl Vmm {
             Vmm::Other(OtherVmm { programs, vcpu }) => {
                 let program = programs.first().copied().unwrap_or_default();
                 format!(
-                    "start its guest, if it has none yet: {program} itself names the vCPUs of one that runs `{vcpu}` and has no option \
-                     for it. If it has, take a version of {program} that does"
+                    "start its guest, if it has none yet: {program} itself names the vCPUs of one that runs `{vcpu}` \
+                     and has no option for it. If it has, take a version of {program} that does"
                 )
             }
         }
@@ -140,11 +140,17 @@ pub fn served(arguments: &[String]) -> Option<&str> {
     None
 }
 
-/// Of the target of `/proc/PID/exe`: after an upgrade of the package the running program has no name any more. A
-/// program that NixOS wraps is a hidden file beside its wrapper.
+/// Of the target of `/proc/PID/exe`: after an upgrade of the package the running program has no name any more.
 pub(crate) fn file_name(target: &str) -> Option<&str> {
-    let name = target.strip_suffix(" (deleted)").unwrap_or(target).rsplit('/').next()?;
-    Some(name.strip_prefix('.').and_then(|hidden| hidden.strip_suffix("-wrapped")).unwrap_or(name))
+    Some(unwrapped(target.strip_suffix(" (deleted)").unwrap_or(target).rsplit('/').next()?))
+}
+
+/// The name of a program that has wrappers: it is a hidden file beside them, `.NAME-wrapped` on NixOS (with a `_` for
+/// each further wrapper; nixpkgs `make-wrapper.sh`), `.NAME-real` on Guix (`guix/build/utils.scm`, `wrap-program`).
+fn unwrapped(name: &str) -> &str {
+    let hidden = name.strip_prefix('.').map(|hidden| hidden.trim_end_matches('_'));
+    let own = hidden.and_then(|hidden| ["-wrapped", "-real"].iter().find_map(|word| hidden.strip_suffix(word)));
+    own.map_or(name, unwrapped)
 }
 
 /// Whether a file is called like a program, possibly with more behind.
@@ -266,7 +272,8 @@ pub fn qemu_arguments(arguments: &[String]) -> QemuArguments {
 pub enum Delay {
     /// `kernel-irqchip=off`: there is no irqfd.
     NoIrqchip,
-    /// A device without MSI-X (`vectors=0`): irqfd is for MSI-X alone (`hw/virtio/virtio-pci.c`, `virtio_pci_set_guest_notifiers`).
+    /// A device without MSI-X (`vectors=0`): irqfd is for MSI-X alone (`hw/virtio/virtio-pci.c`,
+    /// `virtio_pci_set_guest_notifiers`).
     NoVectors(String),
     /// A device whose doorbell is answered by the vCPU's own thread (`ioeventfd=off`).
     NoDoorbell(String),
@@ -294,20 +301,23 @@ impl fmt::Display for Delay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Delay::NoIrqchip => f.write_str(
-                "KVM does not keep its interrupt controllers (kernel-irqchip=off): each interrupt goes through QEMU's main thread and lock",
+                "KVM does not keep its interrupt controllers (kernel-irqchip=off): each interrupt goes through QEMU's \
+                 main thread and lock",
             ),
             Delay::NoVectors(device) => write!(
                 f,
-                "device {device} has no MSI-X (vectors=0): KVM cannot be given its interrupts directly (irqfd), so each goes through QEMU's main \
-                 thread and lock"
+                "device {device} has no MSI-X (vectors=0): KVM cannot be given its interrupts directly (irqfd), so \
+                 each goes through QEMU's main thread and lock"
             ),
             Delay::NoDoorbell(device) => write!(
                 f,
-                "device {device} has no ioeventfd: its vCPU leaves the guest for QEMU with each packet, and vhost is not used"
+                "device {device} has no ioeventfd: its vCPU leaves the guest for QEMU with each packet, and vhost is \
+                 not used"
             ),
             Delay::HiddenIdle => f.write_str(
-                "its vCPUs halt without leaving the guest (-overcommit cpu-pm=on): to the host they compute all the time, so that an idle one \
-                 keeps others of its level waiting and is paused by its runtime cap, and a device process cannot wake it (wake = \"idle\")",
+                "its vCPUs halt without leaving the guest (-overcommit cpu-pm=on): to the host they compute all the \
+                 time, so that an idle one keeps others of its level waiting and is paused by its runtime cap, and a \
+                 device process cannot wake it (wake = \"idle\")",
             ),
         }
     }
@@ -497,6 +507,9 @@ mod tests {
     fn monitors_are_known_by_the_stem_of_their_names() {
         for path in [
             "/nix/store/x/bin/.qemu-kvm-wrapped",
+            "/nix/store/x/bin/.qemu-system-ppc64-wrapped__",
+            "/nix/store/x/bin/..qemu-kvm-wrapped-wrapped",
+            "/gnu/store/x/bin/.qemu-system-riscv64-real (deleted)",
             "/usr/bin/qemu-lite-system-x86_64",
             "/opt/kata/bin/qemu-virtiofs-system-aarch64",
             "/usr/libexec/qemu-kvm.distrib",
@@ -513,6 +526,7 @@ mod tests {
             "/usr/bin/stratovirt",
             "/usr/bin/lkvm-static",
             "/usr/lib/virtualbox/VBoxHeadless",
+            "/usr/lib/virtualbox/VBoxSDL",
             "/usr/bin/muvm",
         ] {
             let found = Vmm::of_executable(path);

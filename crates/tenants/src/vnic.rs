@@ -1,7 +1,8 @@
 //! Virtual NICs: from a VM's open files to the host's interfaces, and from those to the physical NICs below.
 //!
 //! In: `/proc/PID/fd`, `/proc/PID/fdinfo`, `/sys/class/net`. Out: [`Vnic`]s.
-//! Source: `drivers/net/tun.c` (`tun_chr_show_fdinfo` prints `iff:`), `net/core/dev.c` (`lower_*` links), `net/bridge/br_sysfs_br.c`.
+//! Source: `drivers/net/tun.c` (`tun_chr_show_fdinfo` prints `iff:`), `net/core/dev.c` (`lower_*` links),
+//! `net/bridge/br_sysfs_br.c`.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap};
@@ -67,9 +68,9 @@ impl Network {
         }
     }
 
-    /// The bridge that an interface is a port of. A master that is none says nothing of which ports its packets leave by: a VRF routes
-    /// them, and a datapath of Open vSwitch (`ovs-system`) is the master of the ports of all its bridges
-    /// (`net/openvswitch/vport-netdev.c`, `ovs_netdev_link`).
+    /// The bridge that an interface is a port of. A master that is none says nothing of which ports its packets leave
+    /// by: a VRF routes them, and a datapath of Open vSwitch (`ovs-system`) is the master of the ports of all its
+    /// bridges (`net/openvswitch/vport-netdev.c`, `ovs_netdev_link`).
     fn bridge_of(&self, ifname: &str) -> Option<String> {
         let master = std::fs::read_link(self.root.join(ifname).join("master")).ok()?;
         let name = master.file_name()?.to_string_lossy().into_owned();

@@ -1,7 +1,8 @@
 //! Learning that tenants or their threads came or went, without polling.
 //!
-//! In: process events from the kernel ([`crate::connector`]) and changes in libvirt's directory (inotify). Out: a descriptor
-//! that is readable when it is worth discovering again. Idle, nothing runs: the descriptor sleeps in the kernel.
+//! In: process events from the kernel ([`crate::connector`]) and changes in libvirt's directory (inotify). Out: a
+//! descriptor that is readable when it is worth discovering again. Idle, nothing runs: the descriptor sleeps in the
+//! kernel.
 //!
 //! ```no_run
 //! # fn main() -> std::io::Result<()> {
@@ -52,7 +53,8 @@ pub const RESCAN: Duration = Duration::from_secs(60);
 /// The same, where they are not.
 pub const RESCAN_BLIND: Duration = Duration::from_secs(5);
 
-/// The first look again where a VM's vCPUs could not be told, for it may just be starting; the next ones are twice as far each.
+/// The first look again where a VM's vCPUs could not be told, for it may just be starting; the next ones are twice as
+/// far each.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Why it is worth discovering again.
@@ -66,8 +68,8 @@ pub enum Change {
     Lost,
 }
 
-/// A VM whose vCPUs are told by their threads' names. QEMU starts and ends threads for disk reads all the time, which have no place:
-/// only those that have one matter, or may.
+/// A VM whose vCPUs are told by their threads' names. QEMU starts and ends threads for disk reads all the time, which
+/// have no place: only those that have one matter, or may.
 #[derive(Debug)]
 struct Named {
     vmm: Vmm,
@@ -202,7 +204,8 @@ impl Watcher {
         Some(Named { vmm, placed: placed.collect() })
     }
 
-    /// Whether a process that is followed only now has other threads than were found: no event told, for none was asked for.
+    /// Whether a process that is followed only now has other threads than were found: no event told, for none was asked
+    /// for.
     fn changed(&self, pid: i32, found: &Discovery) -> bool {
         let threads = found.tenants.iter().flat_map(|tenant| &tenant.threads);
         let known: BTreeSet<i32> = threads.filter(|thread| thread.id.pid == pid).map(|thread| thread.id.tid).collect();
@@ -234,8 +237,8 @@ impl Watcher {
 
     /// Looks at what made the descriptor readable; tells a change once it has settled. Never blocks.
     ///
-    /// The first sign of anything closes the ears for [`SETTLE`]; then all that has come is judged at once. So the host's
-    /// programs may start as fast as they like: this wakes at most once in that time.
+    /// The first sign of anything closes the ears for [`SETTLE`]; then all that has come is judged at once. So the
+    /// host's programs may start as fast as they like: this wakes at most once in that time.
     ///
     /// # Errors
     /// What the kernel says of its descriptors.
@@ -424,8 +427,9 @@ impl Watcher {
 
 const KTHREADD: i32 = 2;
 
-/// Whether nothing is done about a monitor's thread, apart from its main thread: it has no place, and the policy that every thread starts with. (One
-/// made in a pause of its maker is at SCHED_IDLE, and at real-time priority it is capped.)
+/// Whether nothing is done about a monitor's thread, apart from its main thread: it has no place, and the policy that
+/// every thread starts with. (One made in a pause of its maker is at SCHED_IDLE, and at real-time priority it is
+/// capped.)
 fn is_bystander(role: ThreadRole, policy: Policy) -> bool {
     role == ThreadRole::Emulator && matches!(policy, Policy::Other { .. } | Policy::Ext { .. } | Policy::Batch { .. })
 }

@@ -196,11 +196,15 @@ fn a_machines_scope_is_its_vms_and_gives_helpers_nothing() {
         &["ch", "--name", "saw"],
     );
     host.process(310, "/usr/bin/swtpm", r"/machine.slice/machine-ch\x2d2\x2dsaw.scope", 0, &["swtpm"]);
+    // One that was not told its name has its scope's.
+    let untold = r"/machine.slice/machine-ch\x2d5\x2dthe\x2dmill.scope/libvirt/emulator";
+    host.process(400, "/usr/bin/cloud-hypervisor", untold, 0, &["cloud-hypervisor", "--api-socket", "fd=9"]);
     for text in ["name = \"*\"", "cgroup = \"/machine.slice/*\"\nname = \"cell7\""] {
         let found = discover(&host.sources(), &rules(&format!("[[tenant]]\n{text}\nclass = \"rt\"\n")));
         let vm = named(&found, "cell7");
         assert_eq!((vm.class, vm.cgroup.as_deref(), vm.kind), (RT, Some(vmspawn), Kind::Qemu), "{text}");
         assert_eq!(named(&found, "inner").class, Class::Bulk);
+        assert_eq!(named(&found, "the-mill").process.pid, 400);
         let processes = |tenant: &Tenant| tenant.threads.iter().map(|thread| thread.id.pid).collect::<Vec<_>>();
         let all: Vec<i32> = found.tenants.iter().flat_map(processes).collect();
         assert!(![110, 120, 220, 310].iter().any(|helper| all.contains(helper)), "{text}: {all:?}");
@@ -480,4 +484,68 @@ fn containers_that_a_client_of_containerds_named_are_found() {
     assert_eq!(names(&found), wanted);
     assert_eq!(named(&found, "mill").cgroup.as_deref(), Some("/plant/mill"));
     assert_eq!(words(&found), [("inner", "rule-withheld")]);
+}
+
+#[test]
+fn a_rule_for_cgroups_gives_helpers_of_vms_and_containers_nothing() {
+    let (host, a) = (Host::new(), id('a'));
+    // Monitors of containers.
+    host.process(10, "/usr/bin/conmon", &format!("/machine.slice/libpod-conmon-{a}.scope"), 0, &["conmon"]);
+    host.process(11, "/usr/bin/conmon", "/edge.slice/cell.service/supervisor", 0, &["conmon"]);
+    host.process(12, "/usr/bin/systemd-nspawn", "/machine.slice/machine-box.scope/supervisor", 0, &["systemd-nspawn"]);
+    host.process(13, "/usr/bin/lxc-start", "/edge.slice/lxc.monitor.web", 0, &["lxc-start"]);
+    // Helpers of VMs that no manager has put into scopes: a unit's, libvirt's session's, systemd-run's.
+    for (pid, unit) in [(100, "press.service"), (200, "run-u7.scope"), (300, "vm@saw.service")] {
+        host.vm(pid, unit, &format!("/edge.slice/{unit}"));
+        host.process(pid + 20, "/usr/bin/swtpm", &format!("/edge.slice/{unit}"), 0, &["swtpm"]);
+        host.process(pid + 30, "/usr/libexec/virtiofsd", &format!("/edge.slice/{unit}/helpers"), 0, &["virtiofsd"]);
+    }
+    // The containers themselves, and what else is in the slice.
+    host.process(20, "/usr/bin/app", &format!("/machine.slice/libpod-{a}.scope/container"), 0, &["app"]);
+    host.process(21, "/usr/bin/app", &format!("/edge.slice/cell.service/libpod-payload-{}", id('b')), 0, &["app"]);
+    host.process(22, "/sbin/init", "/machine.slice/machine-box.scope/payload", 0, &["init"]);
+    host.process(23, "/usr/bin/loop", "/edge.slice/loop.service", 0, &["loop"]);
+    let found = discover(&host.sources(), &rules("[[tenant]]\ncgroup = \"/{edge,machine}.slice/*\"\nclass = \"rt\"\n"));
+    let of = |tenant: &Tenant| tenant.threads.iter().map(|thread| thread.id.pid).collect::<Vec<_>>();
+    let contained: Vec<i32> =
+        found.tenants.iter().filter(|tenant| tenant.kind == Kind::Container).flat_map(of).collect();
+    assert_eq!(
+        {
+            let mut all = contained;
+            all.sort_unstable();
+            all
+        },
+        [20, 21, 22, 23]
+    );
+    assert!(found.tenants.iter().all(|tenant| tenant.class == RT), "{found:?}");
+}
+
+#[test]
+fn the_hosts_container_daemons_tell_where_they_keep_their_state() {
+    let host = Host::new();
+    for (place, digit, name) in [
+        ("srv/fast", 'a', "press"),
+        ("home/u/docker", 'b', "users"),
+        ("inner", 'c', "inner"),
+        ("of-a-task", 'e', "of-a-task"),
+    ] {
+        let directory = host.path(place).join("containers").join(id(digit));
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("config.v2.json"), format!(r#"{{"Name":"/{name}"}}"#)).unwrap();
+    }
+    let dockerd = |pid, cgroup: &str, uid, place: &str| {
+        host.process(pid, "/usr/bin/dockerd", cgroup, uid, &["dockerd", "--data-root", place]);
+    };
+    dockerd(10, "/system.slice/docker.service", 0, "/srv/fast");
+    // A user's and a container's are not heard.
+    dockerd(11, "/user.slice/user-1000.slice/user@1000.service/docker.service", 1000, "/home/u/docker");
+    dockerd(12, &format!("/system.slice/docker-{}.scope", id('d')), 0, "/inner");
+    fs::create_dir_all(host.path("run").join("containerd/io.containerd.runtime.v2.task/default/mill")).unwrap();
+    dockerd(13, "/default/mill", 0, "/of-a-task");
+    for (pid, digit) in [(20, 'a'), (30, 'b'), (40, 'c'), (50, 'e')] {
+        host.process(pid, "/usr/bin/app", &format!("/system.slice/docker-{}.scope", id(digit)), 0, &["app"]);
+    }
+    let found = discover(&host.sources(), &Rules::default());
+    let seen: Vec<&str> = found.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
+    assert_eq!(seen, ["bbbbbbbbbbbb", "cccccccccccc", "dddddddddddd", "eeeeeeeeeeee", "mill", "press"]);
 }

@@ -1,6 +1,6 @@
-//! Reused thread numbers: in a process namespace in which all numbers but three are taken, so that a freed one is given out again
-//! at once, threads of one process are placed while they end, and threads of another, which take over their numbers, must
-//! not stay changed.
+//! Reused thread numbers: in a process namespace in which all numbers but three are taken, so that a freed one is given
+//! out again at once, threads of one process are placed while they end, and threads of another, which take over their
+//! numbers, must not stay changed.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::process::{Command, Stdio};
@@ -13,7 +13,8 @@ const PLACE: Policy = Policy::Fifo(7);
 const PID_MAX: &str = "/proc/sys/kernel/pid_max";
 const RUN: Duration = Duration::from_secs(3);
 
-/// `pid_max` belongs to the process namespace from Linux 6.14; before, it is the whole host's and not for a test to change.
+/// `pid_max` belongs to the process namespace from Linux 6.14; before, it is the whole host's and not for a test to
+/// change.
 fn can_run() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());

@@ -244,7 +244,8 @@ proptest! {
     #[test]
     fn no_rule_file_makes_it_panic(
         lines in proptest::collection::vec(
-            "(\\[\\[tenant\\]\\]|\\[priorities\\]|base|name|class|level|cgroup|user|uuid)? ?=? ?(\"[^\"]{0,8}\"|-?[0-9]{1,20}|nan|\\PC{0,9})",
+            "(\\[\\[tenant\\]\\]|\\[priorities\\]|base|name|class|level|cgroup|user|uuid)? ?=? \
+             ?(\"[^\"]{0,8}\"|-?[0-9]{1,20}|nan|\\PC{0,9})",
             0..10,
         ),
     ) {

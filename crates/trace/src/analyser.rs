@@ -1,7 +1,8 @@
 //! From events to findings: requests with their segments, inversions, and the worst requests in full.
 //!
-//! In: a [`Watch`], events in time order. Out: a [`Findings`] that grows; each completed request as it comes. Memory is bounded:
-//! figures of the last [`SAMPLES`] requests a path, [`Analyser::keep`] worst requests, [`CULPRITS`] inversions by name.
+//! In: a [`Watch`], events in time order. Out: a [`Findings`] that grows; each completed request as it comes. Memory is
+//! bounded: figures of the last [`SAMPLES`] requests a path, [`Analyser::keep`] worst requests, [`CULPRITS`] inversions
+//! by name.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -138,7 +139,8 @@ pub struct Analyser {
 }
 
 impl Analyser {
-    /// Analyses the paths of a watch. What delays less than `floor` ns is no inversion; the `keep` worst requests are kept.
+    /// Analyses the paths of a watch. What delays less than `floor` ns is no inversion; the `keep` worst requests are
+    /// kept.
     pub fn new(watch: Watch, floor: u64, keep: usize) -> Self {
         let paths = watch.paths.len();
         let mut analyser = Self {

@@ -1,8 +1,8 @@
 //! What a probe costs on this machine, measured.
 //!
 //! A signal to ourselves that is ignored passes exactly one tracepoint (`signal_generate`, `kernel/signal.c`) and does
-//! nothing else. The same system call with the tracepoint off and on, in turns, the fastest turn of each: the difference is
-//! one record with its filter and its time stamp, as ours have.
+//! nothing else. The same system call with the tracepoint off and on, in turns, the fastest turn of each: the
+//! difference is one record with its filter and its time stamp, as ours have.
 
 use std::path::Path;
 

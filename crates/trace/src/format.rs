@@ -282,7 +282,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_record_is_read_without_harm(mut record in prop::collection::vec(any::<u8>(), 0..64), time in any::<u64>()) {
+        fn any_record_is_read_without_harm(
+            mut record in prop::collection::vec(any::<u8>(), 0..64),
+            time in any::<u64>(),
+        ) {
             if record.len() >= 2 {
                 record[..2].copy_from_slice(&7_u16.to_ne_bytes());
             }
@@ -290,7 +293,8 @@ mod tests {
         }
 
         #[test]
-        fn any_format_file_is_read_without_harm(text in "(ID: [0-9]{0,8}\n|\tfield:[a-z_ \\[\\]]{0,12};\toffset:[0-9]{0,22};\tsize:[0-9]{0,3};\n|\\PC{0,20}\n){0,8}") {
+        fn any_format_file_is_read_without_harm(text in "(ID: \
+            [0-9]{0,8}\n|\tfield:[a-z_ \\[\\]]{0,12};\toffset:[0-9]{0,22};\tsize:[0-9]{0,3};\n|\\PC{0,20}\n){0,8}") {
             if let Ok(format) = Format::parse(Probe::SoftirqEntry, &text) {
                 let _ = Decoder::new([format]).decode(0, 0, &[0; 32]);
             }

@@ -1,7 +1,7 @@
 //! The page: figures, inversions with their cures, and a timeline of each of the worst requests.
 //!
-//! In: an [`Analyser`] and its [`Document`]. Out: one HTML file in light and dark, without script or network; its frame is the
-//! bench report's. What stands behind a bar is told by the browser when the pointer rests on it (`<title>`).
+//! In: an [`Analyser`] and its [`Document`]. Out: one HTML file in light and dark, without script or network; its frame
+//! is the bench report's. What stands behind a bar is told by the browser when the pointer rests on it (`<title>`).
 
 use maud::{Markup, html};
 use ontime_figures::number;
@@ -34,9 +34,9 @@ pub fn html(analyser: &Analyser, document: &Document) -> String {
             p.soft { "Ontime trace of " (tenants.join(", ")) ", kernel " (document.kernel) ", "
                 (number::significant(document.duration_s)) " s" }
             (news(document))
-            (segments(document))
-            (inversions(document))
             (worst(analyser, document))
+            (inversions(document))
+            (segments(document))
             (tracing(document))
         },
     )
@@ -63,7 +63,8 @@ fn segments(document: &Document) -> Markup {
     html! {
         h2 { "Segments" }
         div.scroll tabindex="0" role="region" aria-label="Segments" { table {
-            caption { "Times in µs, as Access'18, IV-D, divides the path: from the interrupt to the VM entry, to the VM exit that sends, to the NIC." }
+            caption { "Times in µs, as Access'18, IV-D, divides the path: from the interrupt to the VM entry, to the \
+                VM exit that sends, to the NIC." }
             thead { tr {
                 th.left scope="col" { "tenant" } th.left scope="col" { "segment" }
                 @for name in ["count", "min", "mean", "p50", "p95", "p99", "p99.9", "max"] { th scope="col" { (name) } }
@@ -101,20 +102,29 @@ fn inversions(document: &Document) -> Markup {
             p { @if document.inversions_looked_for { "None." } @else { "Not looked for." } }
         } @else {
             div.scroll tabindex="0" role="region" aria-label="Priority inversions" { table.wrap {
-                caption { "By the time they took in all, µs. The cure is the rule of " code { "ontime doctor" } " and docs/hostnet.md." }
+                caption { "By the time they took in all, µs. The cure is the rule \
+                    of " code { "ontime doctor" } " and docs/hostnet.md." }
                 thead { tr {
-                    th.left scope="col" { "the longest" } th scope="col" { "requests" } th scope="col" { "in all" }
-                    th scope="col" { "max" } th.left scope="col" { "rule" } th.left scope="col" { "cure" }
+                    th.left scope="col" { "cure, and below the longest of each inversion" } th scope="col" { "requests" }
+                    th scope="col" { "in all" } th scope="col" { "max" }
                 } }
-                tbody { @for inversion in &document.inversions { tr {
-                    th scope="row" { (inversion.example) small { (inversion.tenant) } }
-                    td { (number::count(inversion.requests)) } td { (number::us(inversion.total_us)) } td { (number::us(inversion.max_us)) }
-                    td.left { @match inversion.rule { Some(rule) => { code { (rule) } } None => { "–" } } }
-                    td.left { (inversion.cure) }
-                } } }
+                @for of in document.by_cure() { tbody {
+                    tr {
+                        th.left scope="rowgroup" {
+                            @match of.rule { Some(rule) => { code { (rule) } ": " } None => {} } (of.cure)
+                        }
+                        td { (number::count(of.times())) } td { (number::us(of.total_us())) } td { (number::us(of.max_us())) }
+                    }
+                    @for inversion in &of.inversions { tr {
+                        td.left { (inversion.example) small { (inversion.tenant) } }
+                        td { (number::count(inversion.requests)) } td { (number::us(inversion.total_us)) }
+                        td { (number::us(inversion.max_us)) }
+                    } }
+                } }
             } }
         }
-        @if document.inversions_unnamed > 0 { p { (document.inversions_unnamed) " more, by too many names to tell apart." } }
+        @if document.inversions_unnamed > 0 { p { (document.inversions_unnamed) " more, by too many names to tell \
+            apart." } }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Interrupts of guests, told as they become pending: for the thread that puts their vCPUs ahead.
 //!
-//! KVM's own tracepoint `kvm_apic_accept_irq` (`arch/x86/kvm/lapic.c`, `__apic_accept_irq`) says which vCPU of a VM, and the current thread whose
-//! VM that is: the VM's vhost thread, its device process's, VMM thread, or vCPU itself. Whatever another thread injects (a kworker where irqfd cannot do it at
-//! once, an interrupt thread of a passed-through device) is not told. One half of this makes and filters the probe and is the planner's
-//! ([`Interrupts`]); the other reads ([`Rings`]): at any priority, without allocating, and never for longer than a page takes.
+//! KVM's own tracepoint `kvm_apic_accept_irq` (`arch/x86/kvm/lapic.c`, `__apic_accept_irq`) says which vCPU of a VM,
+//! and the current thread whose VM that is: the VM's vhost thread, its device process's, VMM thread, or vCPU itself.
+//! Whatever another thread injects (a kworker where irqfd cannot do it at once, an interrupt thread of a passed-through
+//! device) is not told. One half of this makes and filters the probe and is the planner's ([`Interrupts`]); the other
+//! reads ([`Rings`]): at any priority, without allocating, and never for longer than a page takes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};

@@ -2,8 +2,8 @@
 //!
 //! In: a request, the CPUs' timeline, the threads' waits, the classes of threads and NICs. Out: [`Inversion`]s.
 //!
-//! Not in the way are: the path's own threads, threads of tenants of its level or a more urgent one, and an idle CPU. The
-//! same time is never counted twice: what a waiting thread explains is not held against the packet as well.
+//! Not in the way are: the path's own threads, threads of tenants of its level or a more urgent one, and an idle CPU.
+//! The same time is never counted twice: what a waiting thread explains is not held against the packet as well.
 
 use ontime_hostnet::{RULES, RuleId};
 use ontime_tenants::Class;
@@ -19,16 +19,18 @@ use crate::waits::{Wait, Waits};
 const WATCHER: &str = "ontime-cap";
 
 // Cures that are no rule's.
-const WATCHED: &str = "Ontime's own cap watcher: above every RT thread, so that it can stop one that spins; by right, and not \
-    for nothing. A longer cap.period-ms makes it rarer (daemon.toml)";
-const PAUSED: &str = "the runtime cap paused it: it, or the RT threads of its CPU together, had used up their share, and the rest is everybody \
-    else's (cap.cpu-share in daemon.toml). More CPUs, or one of its own: exclusive-cpu, poll_cpu for a NIC that is polled";
-const OUTSIDE: &str = "a real-time thread outside Ontime's table: lower its priority, or give its tenant a class (ontime ps, \
-    ontime doctor)";
-const LENT: &str = "a bulk thread at a real-time priority, which it has by inheritance while an RT thread waits for its lock (a queue's or \
-    driver's that both send by: an own NIC or transmit queue for RT keeps these apart), or which somebody else gave it (ontime ps)";
-const SECTION: &str = "a thread of lower priority held the CPU in a kernel section that cannot be preempted: a PREEMPT_RT kernel, or \
-    a CPU of its own (exclusive-cpu)";
+const WATCHED: &str = "Ontime's own cap watcher: above every RT thread, so that it can stop one that spins; by right, \
+    and not for nothing. A longer cap.period-ms makes it rarer (daemon.toml)";
+const PAUSED: &str = "the runtime cap paused it: it, or the RT threads of its CPU together, had used up their share, \
+    and the rest is everybody else's (cap.cpu-share in daemon.toml). More CPUs, or one of its own: exclusive-cpu, \
+    poll_cpu for a NIC that is polled";
+const OUTSIDE: &str = "a real-time thread outside Ontime's table: lower its priority, or give its tenant a class \
+    (ontime ps, ontime doctor)";
+const LENT: &str = "a bulk thread at a real-time priority, which it has by inheritance while an RT thread waits for \
+    its lock (a queue's or driver's that both send by: an own NIC or transmit queue for RT keeps these apart), or \
+    which somebody else gave it (ontime ps)";
+const SECTION: &str = "a thread of lower priority held the CPU in a kernel section that cannot be preempted: a \
+    PREEMPT_RT kernel, or a CPU of its own (exclusive-cpu)";
 const NOBODY_WOKEN: &str =
     "the NIC's NAPI has a thread, and nobody had woken it: the NIC said late that there was a packet (ethtool -c)";
 

@@ -1,6 +1,7 @@
 //! Where the requests of RT tenants spend their time on this host, and who was in their way.
 //!
-//! In: the kernel's stock tracepoints. Out: segments, named priority inversions with their cures, the worst requests in full.
+//! In: the kernel's stock tracepoints. Out: segments, named priority inversions with their cures, the worst requests in
+//! full.
 //!
 //! ```text
 //! tenants, inventory, intent --> path::Watch --filters--> tracefs::Session (rings in the kernel)
@@ -11,8 +12,8 @@
 //!                               report::Document --> JSON, html, perfetto, text
 //! ```
 //!
-//! Only [`tracefs`], [`interrupts`], [`cost`] and [`hints`] do I/O; everything else is a function of recorded events and is tested on
-//! streams recorded from real hosts (`tests/`). Definitions are in docs/trace.md.
+//! Only [`tracefs`], [`interrupts`], [`cost`] and [`hints`] do I/O; everything else is a function of recorded events
+//! and is tested on streams recorded from real hosts (`tests/`). Definitions are in docs/trace.md.
 
 pub mod analyser;
 pub mod cost;

@@ -1,7 +1,7 @@
 //! The CPUs' events in one order of time.
 //!
-//! In: each CPU's events, in its order. Out: all of them, in time order, up to a moment before which no CPU can still have one
-//! that was not read.
+//! In: each CPU's events, in its order. Out: all of them, in time order, up to a moment before which no CPU can still
+//! have one that was not read.
 
 use crate::event::Event;
 
@@ -22,7 +22,8 @@ impl Merger {
         self.pending.extend(events);
     }
 
-    /// Events from before `read_at` (CLOCK_MONOTONIC, ns, taken before the rings were read), less what may be in flight.
+    /// Events from before `read_at` (CLOCK_MONOTONIC, ns, taken before the rings were read), less what may be in
+    /// flight.
     pub fn take(&mut self, read_at: u64) -> Vec<Event> {
         self.up_to(read_at.saturating_sub(IN_FLIGHT))
     }
@@ -55,7 +56,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_events_come_once_and_in_order(times in prop::collection::vec((0_u32..4, 0_u64..1_000), 0..100), step in 1_u64..300) {
+        fn all_events_come_once_and_in_order(
+            times in prop::collection::vec((0_u32..4, 0_u64..1_000), 0..100),
+            step in 1_u64..300,
+        ) {
             let mut per_cpu: Vec<Vec<u64>> = vec![Vec::new(); 4];
             for (cpu, time) in &times {
                 per_cpu[*cpu as usize].push(*time + IN_FLIGHT);

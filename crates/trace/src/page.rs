@@ -1,8 +1,8 @@
 //! A page of the kernel's trace ring, taken apart.
 //!
 //! In: what a read of `per_cpu/cpuN/trace_pipe_raw` gives. Out: records with their time, and how many were lost.
-//! Source: `kernel/trace/ring_buffer.c`, `include/linux/ring_buffer.h`; `events/header_page`, `events/header_event`. The
-//! page's layout has been the same since 2.6.30 on 64-bit little-endian machines.
+//! Source: `kernel/trace/ring_buffer.c`, `include/linux/ring_buffer.h`; `events/header_page`, `events/header_event`.
+//! The page's layout has been the same since 2.6.30 on 64-bit little-endian machines.
 
 /// Bytes before the data: time (8) and commit (8).
 const HEADER: usize = 16;

@@ -1,7 +1,7 @@
 //! What is watched: the paths of the chosen tenants, and who everybody else is.
 //!
-//! In: tenants, the inventory of NICs, interrupts and kernel threads, the intent (classes). Out: [`Watch`], and the kernel's
-//! filters for it, so that what is not on a path costs as little as can be.
+//! In: tenants, the inventory of NICs, interrupts and kernel threads, the intent (classes). Out: [`Watch`], and the
+//! kernel's filters for it, so that what is not on a path costs as little as can be.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -54,8 +54,8 @@ pub struct Path {
     pub nics: BTreeSet<Name>,
     /// The host's side of its virtual NICs.
     pub vnics: BTreeSet<Name>,
-    /// Packets are given to a virtual NIC's driver on the host (tap, veth), where they can be seen; else (macvtap, macvlan, a
-    /// process of the host) the receiver's wake-up stands for it.
+    /// Packets are given to a virtual NIC's driver on the host (tap, veth), where they can be seen; else (macvtap,
+    /// macvlan, a process of the host) the receiver's wake-up stands for it.
     pub seen_at_vnic: bool,
     /// Threads, by number.
     pub threads: BTreeMap<i32, PathRole>,
@@ -111,13 +111,14 @@ pub enum PathError {
     },
     /// Nothing to watch.
     #[error(
-        "no RT tenant runs here: name one with --vm or --container, or a NIC with --nic, or give a tenant class rt in tenants.toml"
+        "no RT tenant runs here: name one with --vm or --container, or a NIC with --nic, or give a tenant class rt in \
+         tenants.toml"
     )]
     Nothing,
     /// A tenant without NIC.
     #[error(
-        "{tenant}: no NIC of this host is known to lead to its interfaces ({interfaces}), as behind NAT, a router or Open \
-         vSwitch; name the NIC that its requests come by: --nic NIC ({known})"
+        "{tenant}: no NIC of this host is known to lead to its interfaces ({interfaces}), as behind NAT, a router or \
+         Open vSwitch; name the NIC that its requests come by: --nic NIC ({known})"
     )]
     NoPath {
         /// The tenant.
@@ -155,7 +156,8 @@ pub struct Watch {
     pub polled: BTreeSet<Name>,
     /// The CPUs that a path may use; all where none is known.
     pub cpus: Vec<u32>,
-    /// Whether softirqs share a lock on each CPU, which bulk threads hold as well (PREEMPT_RT before 6.18); not in older recordings.
+    /// Whether softirqs share a lock on each CPU, which bulk threads hold as well (PREEMPT_RT before 6.18); not in
+    /// older recordings.
     #[serde(default)]
     pub shared_lock: bool,
 }
@@ -238,7 +240,8 @@ impl Watch {
             }
             Probe::IrqExit | Probe::SoftirqEntry | Probe::SoftirqExit => None,
             Probe::NapiPoll => some(self.polls()),
-            // A container's entry is a switch; a VM's is not. Where a packet is handed over unseen, it counts who is asleep.
+            // A container's entry is a switch; a VM's is not. Where a packet is handed over unseen, it counts who is
+            // asleep.
             Probe::Switch => {
                 let mut terms = pids("next_pid", self.threads(PathRole::App).chain(self.blind()));
                 terms.extend(pids("prev_pid", self.blind()));
@@ -393,9 +396,9 @@ fn bare(inventory: &Inventory, intent: &Intent, nics: &[&Nic]) -> Path {
     }
 }
 
-/// Interrupts of a NIC that may announce a packet: those of its NAPI instances where the driver says so, else all whose handler is
-/// not named for transmission (`eth0-tx-0`, `virtio2-output.0`). One that only ends a transmission is followed by no
-/// reception, and would make the next request begin with it.
+/// Interrupts of a NIC that may announce a packet: those of its NAPI instances where the driver says so, else all whose
+/// handler is not named for transmission (`eth0-tx-0`, `virtio2-output.0`). One that only ends a transmission is
+/// followed by no reception, and would make the next request begin with it.
 fn announcing(inventory: &Inventory, nic: &Nic) -> Vec<u32> {
     let of_napi: Vec<u32> = nic.napis.iter().filter_map(|napi| napi.irq).collect();
     if !of_napi.is_empty() {

@@ -1,13 +1,13 @@
 //! The worst requests for ui.perfetto.dev: a TrackEvent trace.
 //!
-//! In: an [`Analyser`]. Out: protobuf. Perfetto's own documentation recommends TrackEvent and keeps its JSON form for legacy
-//! traces only (perfetto.dev, FAQ: "The JSON trace format is considered a legacy trace format"). The messages are the
-//! few fields needed of `protos/perfetto/trace/trace_packet.proto`, `track_event.proto`, `track_descriptor.proto` and
-//! `debug_annotation.proto`, by their numbers there.
+//! In: an [`Analyser`]. Out: protobuf. Perfetto's own documentation recommends TrackEvent and keeps its JSON form for
+//! legacy traces only (perfetto.dev, FAQ: "The JSON trace format is considered a legacy trace format"). The messages
+//! are the few fields needed of `protos/perfetto/trace/trace_packet.proto`, `track_event.proto`,
+//! `track_descriptor.proto` and `debug_annotation.proto`, by their numbers there.
 //!
-//! Tracks: a group a tenant with its requests and their segments, its threads' waits and what was in the way; a group of the
-//! CPUs with what each did. Times are the machine's CLOCK_MONOTONIC, given without a clock, as the documentation does for
-//! traces converted from elsewhere. Of requests that were under way together the later one is cut.
+//! Tracks: a group a tenant with its requests and their segments, its threads' waits and what was in the way; a group
+//! of the CPUs with what each did. Times are the machine's CLOCK_MONOTONIC, given without a clock, as the documentation
+//! does for traces converted from elsewhere. Of requests that were under way together the later one is cut.
 
 use std::collections::BTreeMap;
 

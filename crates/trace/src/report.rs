@@ -75,6 +75,34 @@ impl Figures {
     }
 }
 
+/// Values of segments, in the path's order: a map in JSON.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InOrder<T>(Vec<(&'static str, T)>);
+
+impl<T> InOrder<T> {
+    /// The segment's value.
+    pub fn get(&self, segment: &str) -> Option<&T> {
+        self.iter().find(|(name, _)| *name == segment).map(|(_, value)| value)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &T)> {
+        self.0.iter().map(|(name, value)| (*name, value))
+    }
+}
+
+impl<T> FromIterator<(&'static str, T)> for InOrder<T> {
+    fn from_iter<I: IntoIterator<Item = (&'static str, T)>>(values: I) -> Self {
+        Self(values.into_iter().collect())
+    }
+}
+
+impl<T: Serialize> Serialize for InOrder<T> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
 /// One tenant's path.
 #[derive(Debug, Clone, Serialize)]
 pub struct PathReport {
@@ -91,8 +119,9 @@ pub struct PathReport {
     /// From interrupt to NIC.
     pub total: Option<Figures>,
     /// Each segment, by its name in Access'18.
-    pub segments: BTreeMap<&'static str, Figures>,
-    /// Time in which a vCPU (a container's thread) was runnable and did not run, a request: what the guest sees as stolen.
+    pub segments: InOrder<Figures>,
+    /// Time in which a vCPU (a container's thread) was runnable and did not run, a request: what the guest sees as
+    /// stolen.
     pub stolen: Option<Figures>,
     /// The slowest of all, also of those that are in no percentile any more.
     pub max_us: f64,
@@ -127,6 +156,34 @@ pub struct InversionReport {
     pub cure: String,
 }
 
+/// The inversions of one cure, the one of most time first.
+#[derive(Debug, Clone)]
+pub struct ByCure<'a> {
+    /// The rule of `ontime doctor`.
+    pub rule: Option<RuleId>,
+    /// The cure.
+    pub cure: &'a str,
+    /// The inversions.
+    pub inversions: Vec<&'a InversionReport>,
+}
+
+impl ByCure<'_> {
+    /// How often a request was hindered by one of them.
+    pub fn times(&self) -> u64 {
+        self.inversions.iter().map(|inversion| inversion.requests).sum()
+    }
+
+    /// For how long in all.
+    pub fn total_us(&self) -> f64 {
+        self.inversions.iter().map(|inversion| inversion.total_us).sum()
+    }
+
+    /// The longest.
+    pub fn max_us(&self) -> f64 {
+        self.inversions.iter().map(|inversion| inversion.max_us).fold(0.0, f64::max)
+    }
+}
+
 /// A slow request.
 #[derive(Debug, Clone, Serialize)]
 pub struct WorstReport {
@@ -135,7 +192,7 @@ pub struct WorstReport {
     /// In all.
     pub total_us: f64,
     /// Each segment.
-    pub segments_us: BTreeMap<&'static str, f64>,
+    pub segments_us: InOrder<f64>,
     /// Its stations, CLOCK_MONOTONIC.
     pub stations_ns: crate::request::Request,
     /// What was in its way, the longest first.
@@ -248,6 +305,22 @@ impl Document {
         }
     }
 
+    /// The inversions by their cure, the cure of most time first.
+    pub fn by_cure(&self) -> Vec<ByCure<'_>> {
+        let mut cures: Vec<ByCure<'_>> = Vec::new();
+        for inversion in &self.inversions {
+            match cures.iter_mut().find(|of| of.rule == inversion.rule && of.cure == inversion.cure) {
+                Some(of) => of.inversions.push(inversion),
+                None => {
+                    let (rule, cure) = (inversion.rule, inversion.cure.as_str());
+                    cures.push(ByCure { rule, cure, inversions: vec![inversion] });
+                }
+            }
+        }
+        cures.sort_by(|a, b| b.total_us().total_cmp(&a.total_us()));
+        cures
+    }
+
     /// Events lost on all CPUs, at least.
     pub fn lost(&self) -> u64 {
         self.tracing.lost.values().sum()
@@ -282,7 +355,7 @@ fn worst(tenant: String, detail: &Detail) -> WorstReport {
     WorstReport {
         tenant,
         total_us: us(request.total()),
-        segments_us: Segment::ALL.map(|segment| (segment.name(), us(request.segment(segment)))).into(),
+        segments_us: Segment::ALL.into_iter().map(|segment| (segment.name(), us(request.segment(segment)))).collect(),
         stations_ns: request,
         inversions: detail.inversions.clone(),
         words: detail.inversions.iter().map(crate::inversion::Inversion::text).collect(),

@@ -2,13 +2,13 @@
 //!
 //! In: events in time order. Out: [`Request`]s and what could not be told ([`Counts`]).
 //!
-//! The segments are those of Access'18, IV-D (Fig. 10): **host receive** from the interrupt to the VM entry, **guest** from there
-//! to the VM exit that sends, **host send** from there to the NIC. For a container, in place of entry and exit: its thread is
-//! switched to, and it gives a packet to an interface.
+//! The segments are those of Access'18, IV-D (Fig. 10): **host receive** from the interrupt to the VM entry, **guest**
+//! from there to the VM exit that sends, **host send** from there to the NIC. For a container, in place of entry and
+//! exit: its thread is switched to, and it gives a packet to an interface.
 //!
-//! A packet is the same while its `sk_buff` is; a reply belongs to the oldest request that is open. So a path whose requests
-//! overlap is told apart by order alone, and packets that are no answer (ARP aside, which is known by its ethertype) would shift it:
-//! they are counted where they show.
+//! A packet is the same while its `sk_buff` is; a reply belongs to the oldest request that is open. So a path whose
+//! requests overlap is told apart by order alone, and packets that are no answer (ARP aside, which is known by its
+//! ethertype) would shift it: they are counted where they show.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -21,7 +21,8 @@ use crate::path::{Path, PathRole};
 const REMEMBERED: usize = 1_024;
 /// A request without a reply is given up after so long, ns.
 const GIVE_UP: u64 = 1_000_000_000;
-/// A thread that polls and runs again has looked at the NIC's ring after so long, ns: what it finds later has come since.
+/// A thread that polls and runs again has looked at the NIC's ring after so long, ns: what it finds later has come
+/// since.
 const FIRST_POLL: u64 = 10_000;
 /// Ethertype of ARP, which is no request.
 const ARP: u16 = 0x0806;
@@ -31,7 +32,8 @@ const ARP: u16 = 0x0806;
 pub struct Request {
     /// Which path, by its place in the watch.
     pub path: usize,
-    /// The interrupt; where the NIC was being polled already, the reception, or when the thread that polls was put off right before it.
+    /// The interrupt; where the NIC was being polled already, the reception, or when the thread that polls was put off
+    /// right before it.
     pub begin: u64,
     /// The stack took it from the NIC.
     pub received: u64,
@@ -130,7 +132,8 @@ struct Arrival {
     pid: i32,
 }
 
-/// A NAPI thread that wanted to go on and was put off: what comes meanwhile lies in the NIC's ring, and no interrupt tells of it.
+/// A NAPI thread that wanted to go on and was put off: what comes meanwhile lies in the NIC's ring, and no interrupt
+/// tells of it.
 #[derive(Debug, Clone, Copy)]
 struct PutOff {
     since: u64,

@@ -9,10 +9,13 @@ use ontime_figures::number;
 use crate::report::{Document, Figures, PathReport};
 use crate::request::Segment;
 
-/// Inversions shown; the rest is in the JSON.
-const SHOWN: usize = 12;
+/// Cures shown, and inversions of each; the rest is in the JSON.
+const CURES: usize = 6;
+const OF_CURE: usize = 3;
+/// Columns of a line.
+const WIDTH: usize = 80;
 
-/// The report as text.
+/// The report as text, in lines of at most 80 columns.
 pub fn text(document: &Document) -> String {
     let mut out = String::new();
     for path in &document.paths {
@@ -20,7 +23,19 @@ pub fn text(document: &Document) -> String {
     }
     inversions(&mut out, document);
     footer(&mut out, document);
-    out
+    out.lines().map(wrapped).collect()
+}
+
+/// The line, continued below its own indentation and two more where it is too long.
+fn wrapped(line: &str) -> String {
+    let own = line.chars().take_while(|c| *c == ' ').count().min(WIDTH / 2);
+    let (first, rest) = (" ".repeat(own), " ".repeat(own + 2));
+    let options = textwrap::Options::new(WIDTH).initial_indent(&first).subsequent_indent(&rest);
+    let options = options.word_splitter(textwrap::WordSplitter::NoHyphenation);
+    let mut text =
+        if line.chars().count() <= WIDTH { line.to_owned() } else { textwrap::fill(line.trim_start(), options) };
+    text.push('\n');
+    text
 }
 
 fn of_path(out: &mut String, path: &PathReport) {
@@ -43,7 +58,7 @@ fn of_path(out: &mut String, path: &PathReport) {
     }
     if let Some(total) = &path.total {
         let head = ["min", "mean", "p50", "p95", "p99", "p99.9", "max"];
-        let _ = writeln!(out, "  {:22}{}  us", "", head.map(|name| format!("{name:>9}")).concat());
+        let _ = writeln!(out, "  {:22}{}", "us", head.map(|name| format!("{name:>8}")).concat());
         for segment in Segment::ALL {
             if let Some(figures) = path.segments.get(segment.name()) {
                 row(out, segment.name(), figures);
@@ -58,7 +73,7 @@ fn of_path(out: &mut String, path: &PathReport) {
 
 fn row(out: &mut String, name: &str, figures: &Figures) {
     let Figures { min, mean, p50, p95, p99, p99_9, max, .. } = *figures;
-    let cells = [min, mean, p50, p95, p99, p99_9, max].map(|value| format!("{:>9}", number::us(value))).concat();
+    let cells = [min, mean, p50, p95, p99, p99_9, max].map(|value| format!("{:>8}", number::us(value))).concat();
     let _ = writeln!(out, "  {name:22}{cells}");
 }
 
@@ -70,13 +85,19 @@ fn inversions(out: &mut String, document: &Document) {
         return;
     }
     let _ = writeln!(out, "\npriority inversions ({} requests hindered)", number::count(document.hindered));
-    for inversion in document.inversions.iter().take(SHOWN) {
-        let times = format!("{} x, max {} us", number::count(inversion.requests), number::us(inversion.max_us));
-        let _ = writeln!(out, "  {times:24}  {}", inversion.example);
-        let rule = inversion.rule.map_or_else(|| "no rule".to_owned(), |rule| rule.to_string());
-        let _ = writeln!(out, "  {:24}  cure [{rule}]: {}", "", inversion.cure);
+    let cures = document.by_cure();
+    let mut shown = 0;
+    for of in cures.iter().take(CURES) {
+        let rule = of.rule.map_or_else(|| "no rule".to_owned(), |rule| rule.to_string());
+        let (times, max) = (number::count(of.times()), number::us(of.max_us()));
+        let _ = writeln!(out, "  {times} x, max {max} us, cure [{rule}]: {}", of.cure);
+        for inversion in of.inversions.iter().take(OF_CURE) {
+            let (times, max) = (number::count(inversion.requests), number::us(inversion.max_us));
+            let _ = writeln!(out, "    {times} x, max {max} us: {}", inversion.example);
+            shown += 1;
+        }
     }
-    let more = document.inversions.len().saturating_sub(SHOWN) as u64 + document.inversions_unnamed;
+    let more = document.inversions.len().saturating_sub(shown) as u64 + document.inversions_unnamed;
     if more > 0 {
         let _ = writeln!(out, "  and {more} more (--json has them)");
     }

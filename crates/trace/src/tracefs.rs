@@ -1,8 +1,9 @@
 //! The kernel's trace rings: a private instance, its probes, and reading them.
 //!
 //! In: a [`Watch`]. Out: its events. The instance has rings, filters, clock and CPUs of its own
-//! (`Documentation/trace/ftrace.rst`, "Instances"), so nobody else's tracing is touched. It does not end with its process:
-//! [`Instance`] removes it when dropped, a guardian when we are killed ([`remove`]), and the next start what both left.
+//! (`Documentation/trace/ftrace.rst`, "Instances"), so nobody else's tracing is touched. It does not end with its
+//! process: [`Instance`] removes it when dropped, a guardian when we are killed ([`remove`]), and the next start what
+//! both left.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -29,7 +30,8 @@ const PAGES: usize = 4_096;
 pub enum TraceError {
     /// Not mounted, and cannot be.
     #[error(
-        "{root}: no tracefs there ({source}); mount it: mount -t tracefs none {root}. Where the kernel has none (CONFIG_FTRACE), ontime trace cannot work"
+        "{root}: no tracefs there ({source}); mount it: mount -t tracefs none {root}. Where the kernel has none \
+         (CONFIG_FTRACE), ontime trace cannot work"
     )]
     NoTracefs {
         /// The directory.
@@ -39,7 +41,8 @@ pub enum TraceError {
     },
     /// No right to.
     #[error(
-        "{path}: {source}. ontime trace needs root; under kernel lockdown \"confidentiality\" the kernel allows no tracing at all (cat /sys/kernel/security/lockdown), \"integrity\" does"
+        "{path}: {source}. ontime trace needs root; under kernel lockdown \"confidentiality\" the kernel allows no \
+         tracing at all (cat /sys/kernel/security/lockdown), \"integrity\" does"
     )]
     Denied {
         /// The file.
@@ -138,8 +141,8 @@ impl Drop for Instance {
     }
 }
 
-/// Switches an instance off and removes it. Its rings must not be open, but for a process that was killed and closes them just now:
-/// they are waited for, 5 s at most. What is not there is no error.
+/// Switches an instance off and removes it. Its rings must not be open, but for a process that was killed and closes
+/// them just now: they are waited for, 5 s at most. What is not there is no error.
 pub fn remove(dir: &Path) {
     let _ = fs::write(dir.join("events/enable"), "0");
     for _ in 0..250 {
@@ -208,8 +211,8 @@ struct Reach {
 }
 
 impl Reach {
-    /// A page's events. A gap before them is told where it begins, but not before the `horizon` up to which events were handed out already, and
-    /// where it ends: whatever other CPUs say of the time between lacks what this one did.
+    /// A page's events. A gap before them is told where it begins, but not before the `horizon` up to which events were
+    /// handed out already, and where it ends: whatever other CPUs say of the time between lacks what this one did.
     fn events(
         &mut self,
         page: Page<'_>,

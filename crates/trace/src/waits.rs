@@ -1,7 +1,7 @@
 //! When a thread of a path was runnable and did not run.
 //!
-//! In: `sched_waking` and `sched_switch`, in time order. Out: [`Wait`]s of the recent past. The CPU is the one where the thread
-//! ran at last; what it waited behind is in that CPU's timeline.
+//! In: `sched_waking` and `sched_switch`, in time order. Out: [`Wait`]s of the recent past. The CPU is the one where
+//! the thread ran at last; what it waited behind is in that CPU's timeline.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 

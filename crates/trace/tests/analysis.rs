@@ -346,6 +346,21 @@ fn foreign_work_in_a_thread_of_the_path_is_named() {
     let worst = &analyser.findings().worst[0].inversions[0];
     assert_eq!((worst.kind, worst.ns), (Kind::Foreign, 400_000));
     assert_eq!(worst.waiter.map(|waiter| waiter.task.pid), Some(NAPI));
+    // The report has it below its cure, with counts.
+    let document = Document::new(&analyser, &Run::default());
+    let (text, cures) = (text::text(&document), document.by_cure());
+    fits_80_columns(&text);
+    assert!(!cures.is_empty());
+    assert_eq!(cures.iter().map(|of| of.inversions.len()).sum::<usize>(), document.inversions.len());
+    for of in &cures {
+        assert!(of.inversions.iter().all(|inversion| (inversion.rule, inversion.cure.as_str()) == (of.rule, of.cure)));
+        let times: u64 = of.inversions.iter().map(|inversion| inversion.requests).sum();
+        assert!(of.times() == times && text.contains(&format!("{times} x, max ")), "{text}");
+    }
+}
+
+fn fits_80_columns(text: &str) {
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
 #[test]
@@ -359,7 +374,9 @@ fn lost_events_drop_what_was_open_and_are_told() {
     assert_eq!(analyser.counts()[0].dropped, 1);
     let document = Document::new(&analyser, &Run::default());
     assert_eq!(document.lost(), 77);
-    assert!(text::text(&document).contains("LOST at least 77 events (CPU 0: 77)"));
+    let text = text::text(&document);
+    assert!(text.contains("LOST at least 77 events (CPU 0: 77)"));
+    fits_80_columns(&text);
 }
 
 #[test]
@@ -374,7 +391,14 @@ fn only_the_worst_are_kept_and_the_forms_hold_them() {
     assert!(worst.is_sorted_by(|a, b| a >= b));
     assert_eq!(worst[0], analyser.findings().samples[0].total.iter().copied().max().unwrap());
     let document = Document::new(&analyser, &Run { kernel: "<script>".to_owned(), ..Run::default() });
+    let text = text::text(&document);
+    fits_80_columns(&text);
+    // Segments in the path's order, in JSON too.
+    let written = serde_json::to_string(&document.paths[0]).unwrap();
+    let at = |name: &str| written.find(&format!("\"{name}\":{{")).unwrap();
+    assert!(at("host receive") < at("guest") && at("guest") < at("host send"), "{written}");
     let page = html::html(&analyser, &document);
+    assert!(page.find("The worst requests") < page.find("Priority inversions"));
     assert!(page.contains("default-src 'none'") && !page.contains("<script") && !page.contains("http://"));
     assert!(page.matches("<svg class=\"rows\"").count() == 5);
     assert!(perfetto::perfetto(&analyser).len() > 500);

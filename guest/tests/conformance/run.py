@@ -3,7 +3,7 @@
 
     run.py SUITE OUT KNOWN [PREFIX...]
 
-SUITE: `default`, `all`, or names of suites separated by commas. OUT: the directory for logs and results.json. KNOWN: the
+SUITE: `ci`, `default`, `all`, or names of suites separated by commas. OUT: the directory for logs and results.json. KNOWN: the
 file of known differences. PREFIX: what starts the outsourced run, for example `taskset -c 0 chrt -f 40` for a channel.
 
 Each suite runs once on each stack. The tests whose verdicts differ run AGAIN times more on each. The table counts the first
@@ -29,42 +29,43 @@ STEER = "/sys/module/ontime/parameters/steer"
 PERL = "/lab/perl"
 HERE = os.path.abspath(__file__)
 
-# Name, kind, what is run, whether `default` has it.
+# Name, kind, what is run, the smallest set that has it: `ci` is part of `default`, and that of `all`.
+SETS = ["ci", "default", "all"]
 SUITES = [
-    ("socket", "python", "test.test_socket", True),
-    ("asyncio-sock", "python", "test.test_asyncio.test_sock_lowlevel", True),
-    ("asyncio-selector", "python", "test.test_asyncio.test_selector_events", True),
-    ("asyncio-streams", "python", "test.test_asyncio.test_streams", True),
-    ("select", "python", "test.test_select", True),
-    ("selectors", "python", "test.test_selectors", True),
-    ("go-net", "go", "net", True),
-    ("libuv", "libuv", "tcp udp getsockname connect accept listen ping_pong shutdown close_order poll_", True),
-    ("perl-core", "perl", "t/io/socket.t t/io/socketpair.t", True),
-    ("perl-io", "perl", "dist/IO/t/io_*.t dist/IO/t/cachepropagate-*.t dist/IO/t/IO.t", True),
-    ("perl-socket", "perl", "cpan/Socket/t/*.t", True),
-    ("perl-socket-ip", "perl", "cpan/IO-Socket-IP/t/*.t", False),
-    ("go-http", "go", "net-http", False),
-    ("go-rpc", "go", "net-rpc", False),
-    ("go-smtp", "go", "net-smtp", False),
-    ("asyncio-events", "python", "test.test_asyncio.test_events", False),
-    ("asyncio-server", "python", "test.test_asyncio.test_server", False),
-    ("asyncio-sendfile", "python", "test.test_asyncio.test_sendfile", False),
-    ("asyncio-buffered", "python", "test.test_asyncio.test_buffered_proto", False),
-    ("asyncio-base", "python", "test.test_asyncio.test_base_events", False),
-    ("asyncio-ssl", "python", "test.test_asyncio.test_ssl", False),
-    ("asyncio-sslproto", "python", "test.test_asyncio.test_sslproto", False),
-    ("poll", "python", "test.test_poll", False),
-    ("epoll", "python", "test.test_epoll", False),
-    ("socketserver", "python", "test.test_socketserver", False),
-    ("ssl", "python", "test.test_ssl", False),
-    ("httplib", "python", "test.test_httplib", False),
-    ("httpservers", "python", "test.test_httpservers", False),
-    ("ftplib", "python", "test.test_ftplib", False),
-    ("smtplib", "python", "test.test_smtplib", False),
-    ("poplib", "python", "test.test_poplib", False),
-    ("imaplib", "python", "test.test_imaplib", False),
-    ("urllib", "python", "test.test_urllib2_localnet", False),
-    ("xmlrpc", "python", "test.test_xmlrpc", False),
+    ("socket", "python", "test.test_socket", "default"),
+    ("asyncio-sock", "python", "test.test_asyncio.test_sock_lowlevel", "ci"),
+    ("asyncio-selector", "python", "test.test_asyncio.test_selector_events", "default"),
+    ("asyncio-streams", "python", "test.test_asyncio.test_streams", "default"),
+    ("select", "python", "test.test_select", "ci"),
+    ("selectors", "python", "test.test_selectors", "ci"),
+    ("go-net", "go", "net", "default"),
+    ("libuv", "libuv", "tcp udp getsockname connect accept listen ping_pong shutdown close_order poll_", "default"),
+    ("perl-core", "perl", "t/io/socket.t t/io/socketpair.t", "ci"),
+    ("perl-io", "perl", "dist/IO/t/io_*.t dist/IO/t/cachepropagate-*.t dist/IO/t/IO.t", "default"),
+    ("perl-socket", "perl", "cpan/Socket/t/*.t", "default"),
+    ("perl-socket-ip", "perl", "cpan/IO-Socket-IP/t/*.t", "all"),
+    ("go-http", "go", "net-http", "all"),
+    ("go-rpc", "go", "net-rpc", "all"),
+    ("go-smtp", "go", "net-smtp", "all"),
+    ("asyncio-events", "python", "test.test_asyncio.test_events", "all"),
+    ("asyncio-server", "python", "test.test_asyncio.test_server", "all"),
+    ("asyncio-sendfile", "python", "test.test_asyncio.test_sendfile", "all"),
+    ("asyncio-buffered", "python", "test.test_asyncio.test_buffered_proto", "all"),
+    ("asyncio-base", "python", "test.test_asyncio.test_base_events", "all"),
+    ("asyncio-ssl", "python", "test.test_asyncio.test_ssl", "all"),
+    ("asyncio-sslproto", "python", "test.test_asyncio.test_sslproto", "all"),
+    ("poll", "python", "test.test_poll", "all"),
+    ("epoll", "python", "test.test_epoll", "all"),
+    ("socketserver", "python", "test.test_socketserver", "all"),
+    ("ssl", "python", "test.test_ssl", "all"),
+    ("httplib", "python", "test.test_httplib", "all"),
+    ("httpservers", "python", "test.test_httpservers", "all"),
+    ("ftplib", "python", "test.test_ftplib", "all"),
+    ("smtplib", "python", "test.test_smtplib", "all"),
+    ("poplib", "python", "test.test_poplib", "all"),
+    ("imaplib", "python", "test.test_imaplib", "all"),
+    ("urllib", "python", "test.test_urllib2_localnet", "all"),
+    ("xmlrpc", "python", "test.test_xmlrpc", "all"),
 ]
 
 
@@ -486,7 +487,7 @@ def show(results, known):
 def main():
     wanted, out, known_file, *prefix = sys.argv[1:]
     chosen = [suite for suite in SUITES
-              if wanted == "all" or (wanted == "default" and suite[3]) or suite[0] in wanted.split(",")]
+              if suite[0] in wanted.split(",") or wanted in SETS[SETS.index(suite[3]):]]
     for suite in [suite for suite in chosen if suite[1] != "python" and not os.path.isdir(f"/lab/{suite[1]}")]:
         print(f"left out: {suite[0]}")
         chosen.remove(suite)

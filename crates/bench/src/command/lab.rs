@@ -28,7 +28,11 @@ pub enum Command {
     /// A console on an emulated host (end it with Ctrl-A X, or by leaving the shell)
     Shell(Host),
     /// Build the lab's images if they are missing
-    Images,
+    Images {
+        /// Also build and test the emulator of several CPUs on the virtual clock, which `--cpus` does otherwise
+        #[arg(long)]
+        several_cpus: bool,
+    },
     /// Run the lab's commands (started by the emulated host)
     #[command(hide = true)]
     Agent,
@@ -36,13 +40,14 @@ pub enum Command {
 
 #[derive(Debug, clap::Args)]
 pub struct Host {
-    /// What time is inside: virtual (instructions executed, one CPU) or real (this machine's, several CPUs)
+    /// What time is inside: virtual (instructions executed; CPUs take turns) or real (this machine's)
     #[arg(long, default_value = "virtual")]
     clock: Clock,
-    /// CPUs: 1 on the virtual clock, 1 to 8 on the real one (default 2 there)
+    /// CPUs, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
     #[arg(long)]
     cpus: Option<u8>,
-    /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime-lab bench` measures on)
+    /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime-lab
+    /// bench` measures on)
     #[arg(long, value_name = "NS", default_value = "4", value_parser = icount_shift)]
     instruction: u8,
     /// Kernel: 7.2-rt, 7.2 or 6.12-rt, all Debian's
@@ -77,8 +82,8 @@ pub struct Run {
     /// Bring the guest module, built if it is missing: `lab-vm start NAME ROLE sockets:rt ADDRESS` has it inside
     #[arg(long)]
     guest_module: bool,
-    /// A shell command for the clients' side, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its directory
-    /// is /lab; it ends with the command
+    /// A shell command for the clients' side, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its
+    /// directory is /lab; it ends with the command
     #[arg(long, value_name = "SHELL")]
     client: Option<String>,
     /// The command and its arguments
@@ -100,11 +105,11 @@ fn icount_shift(nanoseconds: &str) -> Result<u8, String> {
 pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Agent => agent::inside::serve().map(|()| ExitCode::SUCCESS).map_err(unsupported),
-        Command::Images => images().map(|_| ExitCode::SUCCESS),
+        Command::Images { several_cpus } => images(*several_cpus).map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
             run.machine().check()?;
             // Here, where there is a network: the namespaces have none.
-            let images = images()?;
+            let images = images(run.machine().takes_turns())?;
             if run.host_module {
                 host_module(&images, run.host.kernel)?;
             }
@@ -114,17 +119,21 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
             run_command(run, &images, &isolate::enter().map_err(unsupported)?)
         }
         Command::Shell(host) => {
-            machine(host, Console::Terminal).check()?;
-            let images = images()?;
+            let machine = machine(host, Console::Terminal);
+            machine.check()?;
+            let images = images(machine.takes_turns())?;
             shell(host, &images, &isolate::enter().map_err(unsupported)?)
         }
     }
 }
 
-/// The lab's images, built first where they are missing, with progress on standard error.
-pub fn images() -> anyhow::Result<Images> {
+/// The lab's images, built first where they are missing, with progress on standard error; `turns`: with the emulator
+/// of several CPUs on the virtual clock.
+pub fn images(turns: bool) -> anyhow::Result<Images> {
     isolate::possible().map_err(unsupported)?;
-    Ok(Images::ready(&mut |line| eprintln!("{line}"))?)
+    let mut progress = |line: &str| eprintln!("{line}");
+    let images = Images::ready(&mut progress)?;
+    Ok(if turns { images.with_turns(&mut progress)? } else { images })
 }
 
 /// The guest's module for the lab's guests, built first where it is missing, with progress on standard error.

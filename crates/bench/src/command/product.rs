@@ -29,7 +29,8 @@ fn find(asked: Option<&Path>, lab: &Path) -> anyhow::Result<PathBuf> {
     let ontime = asked.map_or_else(|| lab.with_file_name("ontime"), Path::to_path_buf);
     if !ontime.is_file() {
         usage!(
-            "the emulated host needs the binary `ontime`, and {} is no file: build it (`cargo build --release`), or name it with --ontime",
+            "the emulated host needs the binary `ontime`, and {} is no file: build it (`cargo build --release`), or \
+             name it with --ontime",
             ontime.display()
         );
     }

@@ -1,9 +1,10 @@
-//! `bulk`: Access'18, IV-F (Figure 13). What a byte of bulk TCP costs the host and the guest, received and sent, through
-//! vhost-net and by outsourced sockets.
+//! `bulk`: Access'18, IV-F (Figure 13). What a byte of bulk TCP costs the host and the guest, received and sent,
+//! through vhost-net and by outsourced sockets.
 //!
-//! In: cases on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-receive` and `METHOD-send`: throughput at the
-//! NIC, and CPU time a byte. One bulk VM runs a stock `iperf3` server; the client is outside. On the virtual clock CPU time is
-//! instructions (1 ns each). The guest's part is what the host's tick accounts to guests (`/proc/stat`), the host's is all the rest.
+//! In: cases on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-receive` and `METHOD-send`:
+//! throughput at the NIC, and CPU time a byte. One bulk VM runs a stock `iperf3` server; the client is outside. On the
+//! virtual clock CPU time is instructions (1 ns each). The guest's part is what the host's tick accounts to guests
+//! (`/proc/stat`), the host's is all the rest.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -46,8 +47,8 @@ pub fn name(method: &str, send: bool) -> String {
     format!("{method}-{}", if send { "send" } else { "receive" })
 }
 
-/// Boots the host and measures every method both ways. A case that fails is passed to `missing` with its name, and the rest is
-/// measured, as long as the host lives.
+/// Boots the host and measures every method both ways. A case that fails is passed to `missing` with its name, and the
+/// rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host does not come up, the guest module cannot be built.
@@ -198,8 +199,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         .emulated
         .measure(with_module, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![
-        "paper (Access'18, IV-B and IV-F, its hardware): outsourcing has 5.6 % more bulk throughput than threaded at 32 % less CPU, \
-         0.64 of its CPU a byte; two copies through vhost-net, one by outsourced sockets"
+        "paper (Access'18, IV-B and IV-F, its hardware): outsourcing has 5.6 % more bulk throughput than threaded at \
+         32 % less CPU, 0.64 of its CPU a byte; two copies through vhost-net, one by outsourced sockets"
             .to_owned(),
     ];
     let measured = Measured { experiment: "bulk", seed: 1, results, missing, notes };
@@ -213,7 +214,8 @@ pub struct Bulk;
 impl Experiment for Bulk {
     command!(
         "bulk",
-        "Access'18 IV-F (Fig. 13): what a byte of bulk TCP costs host and guest, through vhost-net and by outsourced sockets",
+        "Access'18 IV-F (Fig. 13): what a byte of bulk TCP costs host and guest, through vhost-net and by outsourced \
+         sockets",
         Options,
         execute
     );
@@ -232,7 +234,8 @@ impl Experiment for Bulk {
     }
 
     fn meaning(&self) -> &'static str {
-        "CPU time of a byte of bulk payload: the host's is everything but idle and guests, the guests' is by the host's tick."
+        "CPU time of a byte of bulk payload: the host's is everything but idle and guests, the guests' is by the \
+         host's tick."
     }
 
     fn goals(&self) -> &'static [GoalSpec] {

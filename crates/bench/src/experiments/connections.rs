@@ -1,8 +1,10 @@
-//! `connections`: how many TCP connections a second a VM can take, each of one request, its reply and its end, through vhost-net and by
-//! outsourced sockets. No paper has it: it is where others who outsource sockets collapsed (docs/bench/outsourcing.md).
+//! `connections`: how many TCP connections a second a VM can take, each of one request, its reply and its end, through
+//! vhost-net and by outsourced sockets. No paper has it: it is where others who outsource sockets collapsed
+//! (docs/bench/outsourcing.md).
 //!
-//! In: methods on one emulated host, nobody beside. Out: a [`MethodResult`] for each, with the rate at the NIC. The RT VM runs a stock
-//! `memcached`; clients outside connect, ask for a key that it does not have, read the answer and close, each as fast as it can.
+//! In: methods on one emulated host, nobody beside. Out: a [`MethodResult`] for each, with the rate at the NIC. The RT
+//! VM runs a stock `memcached`; clients outside connect, ask for a key that it does not have, read the answer and
+//! close, each as fast as it can.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -288,7 +290,8 @@ pub struct Connections;
 impl Experiment for Connections {
     command!(
         "connections",
-        "How many fresh TCP connections a second a VM takes, of one request each, through vhost-net and by outsourced sockets",
+        "How many fresh TCP connections a second a VM takes, of one request each, through vhost-net and by outsourced \
+         sockets",
         Options,
         execute
     );
@@ -306,7 +309,8 @@ impl Experiment for Connections {
     }
 
     fn meaning(&self) -> &'static str {
-        "TCP connections of one request each, answered and closed by both sides, at the NIC. On the virtual clock a second is a count of instructions."
+        "TCP connections of one request each, answered and closed by both sides, at the NIC. On the virtual clock a \
+         second is a count of instructions."
     }
 
     fn goals(&self) -> &'static [GoalSpec] {

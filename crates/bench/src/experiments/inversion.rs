@@ -1,9 +1,10 @@
-//! `inversion`: each row of hostnet's table switched off alone, under a flood: what the RT server's requests take then, and what
-//! `ontime doctor` says of it.
+//! `inversion`: each row of hostnet's table switched off alone, under a flood: what the RT server's requests take then,
+//! and what `ontime doctor` says of it.
 //!
-//! In: the rows' names, on one emulated host. Out: a [`MethodResult`] for `all` (every rule in force, measured first and again last) and
-//! for `without-RULE`. The load is `rt-server`'s, small packets; besides, a bulk process of the host reads a disk all the time, for
-//! the rule of disks' interrupts. A rule is switched off by `without` of `host.toml`, as an administrator would.
+//! In: the rows' names, on one emulated host. Out: a [`MethodResult`] for `all` (every rule in force, measured first
+//! and again last) and for `without-RULE`. The load is `rt-server`'s, small packets; besides, a bulk process of the
+//! host reads a disk all the time, for the rule of disks' interrupts. A rule is switched off by `without` of
+//! `host.toml`, as an administrator would.
 
 use std::fs;
 use std::process::ExitCode;
@@ -44,39 +45,45 @@ pub fn name(rule: &str) -> String {
     format!("without-{rule}")
 }
 
-/// What a row needs to make a difference and this set-up has not; a figure equal to `all`'s is no proof against such a row.
+/// What a row needs to make a difference and this set-up has not; a figure equal to `all`'s is no proof against such a
+/// row.
 pub fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
     Some(match rule {
         "rt-tx-queue" => {
             "a NIC with several transmit queues that both classes use: here each class has a NIC, of one queue"
         }
         "backlog" | "veth" => {
-            "a path by the per-CPU backlog, such as a container's veth without GRO: here a VM is asked by tap and bridge"
+            "a path by the per-CPU backlog, such as a container's veth without GRO: here a VM is asked by tap and \
+             bridge"
         }
         "skb-defer" => "several CPUs: buffers are deferred to the CPU that allocated them, and here is one",
         "halt-poll" => {
-            "an RT vCPU that is alone on its CPU after its hlt: KVM does not poll where another thread is runnable, and here all share one CPU"
+            "an RT vCPU that is alone on its CPU after its hlt: KVM does not poll where another thread is runnable, \
+             and here all share one CPU"
         }
         "rt-protections" => {
-            "bulk threads that are starved for a second: runtime caps and an RT VM that sleeps leave them more than the fair server would"
+            "bulk threads that are starved for a second: runtime caps and an RT VM that sleeps leave them more than \
+             the fair server would"
         }
         "napi-weight" | "tap-batch" if !kernel.takes_host_module() => {
             "a kernel whose softirqs share a lock on each CPU: --kernel 6.12-rt"
         }
         "tap-batch" => "bulk VMs that send small packets, such as TCP's acknowledgements: here they receive UDP",
         "vmm-place" => {
-            "a vCPU that leaves its guest for a device that QEMU emulates, and a tool that asks QEMU something: here requests pass vhost"
+            "a vCPU that leaves its guest for a device that QEMU emulates, and a tool that asks QEMU something: here \
+             requests pass vhost"
         }
         "moderation" => {
-            "packets that come sooner after each other than the driver's interval, 50 us and more: here 1 to 10 ms are between requests"
+            "packets that come sooner after each other than the driver's interval, 50 us and more: here 1 to 10 ms are \
+             between requests"
         }
         "softirq-threads" => "timers of the request's path, such as TCP's: here requests are UDP",
         _ => return None,
     })
 }
 
-/// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is measured, as long as
-/// the host lives.
+/// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is
+/// measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a VM does not come up.
@@ -91,7 +98,8 @@ pub fn measure(
     boot_vm(host.lab()?, &RT_VM, progress)?;
     // Direct, so that every block is an interrupt of the disk; ended with the host.
     host.shell(
-        "{ while dd if=/dev/vdb of=/dev/null bs=4k count=20000 iflag=direct 2> /dev/null; do :; done; } > /dev/null 2>&1 < /dev/null &",
+        "{ while dd if=/dev/vdb of=/dev/null bs=4k count=20000 iflag=direct 2> /dev/null; do :; done; } > /dev/null \
+         2>&1 < /dev/null &",
     )?;
     let rows = plan.rules.iter().map(|rule| (name(rule), Some(rule.as_str())));
     let cases = [(ALL.to_owned(), None)].into_iter().chain(rows).chain([(AGAIN.to_owned(), None)]);
@@ -143,7 +151,8 @@ fn switch_off(host: &mut Host, rule: Option<&str>) -> Result<(), MeasureError> {
     let holds = rule.map_or_else(|| "! ontime status | grep -q 'is switched off'".to_owned(), said);
     host.configure(&format!("{without}{text}"))?;
     host.shell(&format!(
-        "for try in $(seq 200); do {{ {holds}; }} && break; sleep 0.1; done; {{ {holds}; }} || {{ tail -n 5 /lab/daemon.log; exit 1; }}"
+        "for try in $(seq 200); do {{ {holds}; }} && break; sleep 0.1; done; {{ {holds}; }} || \
+         {{ tail -n 5 /lab/daemon.log; exit 1; }}"
     ))?;
     host.apply("partitioned")
 }
@@ -163,7 +172,10 @@ struct Check {
 }
 
 fn doctor(host: &mut Host, rule: &str) -> Result<Vec<Metric>, MeasureError> {
-    host.shell("ontime doctor --json > /lab/doctor.json 2> /lab/doctor.err; [ -s /lab/doctor.json ] || { cat /lab/doctor.err; exit 1; }")?;
+    host.shell(
+        "ontime doctor --json > /lab/doctor.json 2> /lab/doctor.err; [ -s /lab/doctor.json ] || \
+        { cat /lab/doctor.err; exit 1; }",
+    )?;
     let path = host.dir.join("files/doctor.json");
     let text = fs::read_to_string(&path).map_err(|source| MeasureError::File { path: path.clone(), source })?;
     let diagnosis: Diagnosis =
@@ -204,7 +216,9 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         .emulated
         .measure(false, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![
-        "a row's cost here is that of this set-up: two NICs, each of one class, one CPU; a note says which rows it cannot show".to_owned(),
+        "a row's cost here is that of this set-up: two NICs, each of one class, one CPU; a note says which rows it \
+         cannot show"
+            .to_owned(),
     ];
     let measured = Measured { experiment: "inversion", seed: args.seed, results, missing, notes };
     measured.report(&args.output)
@@ -245,7 +259,8 @@ impl Experiment for Inversion {
     }
 
     fn meaning(&self) -> &'static str {
-        "The 99th percentile by that of every rule in force, and what `ontime doctor` says of the rule that is switched off."
+        "The 99th percentile by that of every rule in force, and what `ontime doctor` says of the rule that is \
+         switched off."
     }
 }
 

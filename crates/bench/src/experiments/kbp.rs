@@ -1,11 +1,12 @@
-//! `kbp`: KBP (IEICE'22), sections 5 and 6. Round trips and zero-loss throughput of a UDP echo in a VM and in containers, by polling and by
-//! interrupts.
+//! `kbp`: KBP (IEICE'22), sections 5 and 6. Round trips and zero-loss throughput of a UDP echo in a VM and in
+//! containers, by polling and by interrupts.
 //!
-//! In: methods, places and frame sizes, on one emulated host. Out: for each a [`MethodResult`] named `METHOD-PLACE-FRAME`: round trips of a
-//! closed loop while two bulk VMs are flooded with small packets on the other NIC, and the highest rate without loss (RFC 2544, 26.1: a binary
-//! search) without that flood; and one named `METHOD-PLACE-FRAME-fast`: round trips of an open loop at a steady rate, under the flood. Where hours are asked for,
-//! one named `METHOD-PLACE-FRAME-hours` in place of them: the same open loop for as long.
-//! On the virtual clock a rate is a count of instructions, not of a machine's time.
+//! In: methods, places and frame sizes, on one emulated host. Out: for each a [`MethodResult`] named
+//! `METHOD-PLACE-FRAME`: round trips of a closed loop while two bulk VMs are flooded with small packets on the other
+//! NIC, and the highest rate without loss (RFC 2544, 26.1: a binary search) without that flood; and one named
+//! `METHOD-PLACE-FRAME-fast`: round trips of an open loop at a steady rate, under the flood. Where hours are asked for,
+//! one named `METHOD-PLACE-FRAME-hours` in place of them: the same open loop for as long. On the virtual clock a rate
+//! is a count of instructions, not of a machine's time.
 
 use std::process::ExitCode;
 
@@ -26,7 +27,8 @@ use crate::trial::{self, Requests, SETTLED, Trial};
 use crate::wire::{self, RtFlow};
 use crate::workload::{self, Workload};
 
-/// Nothing applied; the paper's tuned baseline; KBP by the kernel's own means; the same, polling only while packets come.
+/// Nothing applied; the paper's tuned baseline; KBP by the kernel's own means; the same, polling only while packets
+/// come.
 pub const METHODS: [&str; 5] = ["napi", "napi-tuned", "partitioned", "busypoll", "busypoll-adaptive"];
 /// A VM (virtio-net, vhost-net, bridge), a container behind a bridge with NAT as Docker's, a container with a macvlan.
 pub const PLACES: [&str; 3] = ["vm", "nat", "macvlan"];
@@ -42,7 +44,8 @@ const FIRST_RATE: f64 = 1_000.0;
 const CLOSE: f64 = 1.1;
 /// Or after so many trials, where nothing else is said.
 pub const TRIALS: u32 = 12;
-/// A trial is so long at least, s of the host's clock (RFC 2544: 60): what rings and buffers on the way hold, some hundred frames, takes no rate to get through.
+/// A trial is so long at least, s of the host's clock (RFC 2544: 60): what rings and buffers on the way hold, some
+/// hundred frames, takes no rate to get through.
 const TRIAL_S: f64 = 0.25;
 
 /// What to measure on one host.
@@ -81,8 +84,8 @@ pub fn long(case: &str) -> String {
     format!("{case}-hours")
 }
 
-/// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is measured, as long as
-/// the host lives.
+/// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is
+/// measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a bulk VM does not come up.
@@ -211,7 +214,8 @@ struct NicPolling {
     saved_seconds: f64,
 }
 
-/// How long the RT NIC has polled and rested under this method, after a rest as long as the linger time twice; of adaptive polling only.
+/// How long the RT NIC has polled and rested under this method, after a rest as long as the linger time twice; of
+/// adaptive polling only.
 fn polling(host: &mut Host, method: &str) -> Result<Vec<Metric>, MeasureError> {
     if method != "busypoll-adaptive" {
         return Ok(Vec::new());
@@ -321,7 +325,8 @@ fn trial(host: &mut Host, load: &Paced) -> Result<(f64, u64), MeasureError> {
 
 #[derive(Debug, clap::Args)]
 struct Options {
-    /// Methods: napi (nothing applied), napi-tuned (the paper's baseline), partitioned (without polling), busypoll, busypoll-adaptive
+    /// Methods: napi (nothing applied), napi-tuned (the paper's baseline), partitioned (without polling), busypoll,
+    /// busypoll-adaptive
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// Places of the server: vm, nat (a container behind a bridge with NAT, as Docker's), macvlan (a container)
@@ -342,7 +347,8 @@ struct Options {
     /// Most trials of the search; 0: the open loop alone
     #[arg(long, default_value_t = TRIALS)]
     trials: u32,
-    /// In place of all that: the open loop alone, for so many hours of the host's clock (the paper: 12); 0.01 for a trial
+    /// In place of all that: the open loop alone, for so many hours of the host's clock (the paper: 12); 0.01 for a
+    /// trial
     #[arg(long, value_name = "HOURS", value_parser = hours, conflicts_with_all = ["requests", "frames_each", "trials"])]
     hours: Option<f64>,
     #[command(flatten)]
@@ -367,11 +373,13 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let measure = |ground: Ground<'_>| measure(&plan, ground, &mut say, &mut noted(&mut missing));
     let (results, mut notes) = args.whose.measure(workload::HEADERS, |site| site, measure)?;
     notes.extend([
-        "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and milliseconds for NAPI, 98.8 % less at \
-         1 Gb/s with 1518 bytes; containers 21.1 to 96.1 % less; without loss 1.36, 1.75 and 3.28 times NAPI's rate in a VM at 64, 512 and 1518 \
-         bytes, up to 1.28 times in a container; in 12 hours none over 250 us for KBP in a VM, but at 1 Gb/s with 64 bytes"
+        "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and \
+         milliseconds for NAPI, 98.8 % less at 1 Gb/s with 1518 bytes; containers 21.1 to 96.1 % less; without loss \
+         1.36, 1.75 and 3.28 times NAPI's rate in a VM at 64, 512 and 1518 bytes, up to 1.28 times in a container; in \
+         12 hours none over 250 us for KBP in a VM, but at 1 Gb/s with 64 bytes"
             .to_owned(),
-        "the paper has 60 s a trial and CPUs kept for polling; here a trial is a count of frames, and on the virtual clock one CPU does all"
+        "the paper has 60 s a trial and CPUs kept for polling; here a trial is a count of frames, and on the virtual \
+         clock one CPU does all"
             .to_owned(),
     ]);
     let measured = Measured { experiment: "kbp", seed: 1, results, missing, notes };
@@ -393,7 +401,8 @@ pub struct Kbp;
 impl Experiment for Kbp {
     command!(
         "kbp",
-        "KBP 5 and 6 (Figs. 8, 9, 11, 12): round trips and zero-loss throughput by polling and by interrupts, VM and containers",
+        "KBP 5 and 6 (Figs. 8, 9, 11, 12): round trips and zero-loss throughput by polling and by interrupts, VM and \
+         containers",
         Options,
         execute
     );
@@ -411,7 +420,9 @@ impl Experiment for Kbp {
     }
 
     fn meaning(&self) -> &'static str {
-        "The highest rate at which every frame was answered, by a binary search (RFC 2544). On the virtual clock it is a count of instructions. `no loss at least`: the client could not send faster. Saved: the share of the time that adaptive polling rested."
+        "The highest rate at which every frame was answered, by a binary search (RFC 2544). On the virtual clock it \
+         is a count of instructions. `no loss at least`: the client could not send faster. Saved: the share of the \
+         time that adaptive polling rested."
     }
 
     fn goals(&self) -> &'static [GoalSpec] {

@@ -1,7 +1,8 @@
 //! The experiments, one file each: name, arguments, cases, measurement, figures, goals and the paper's figures.
 //!
-//! To add one: its file with an implementation of [`Experiment`], then a `mod` line and a line in [`EXPERIMENTS`] below. Its
-//! figures besides response times are [`crate::schema::Metric`]s; table, CSV, page and JSON are made of them.
+//! To add one: its file with an implementation of [`Experiment`], then a `mod` line and a line in [`EXPERIMENTS`]
+//! below. Its figures besides response times are [`crate::schema::Metric`]s; table, CSV, page and JSON are made of
+//! them.
 
 pub mod bulk;
 pub mod connections;
@@ -84,7 +85,8 @@ pub trait Experiment: Debug + Sync {
     }
 }
 
-/// The first four functions of an [`Experiment`]: name, help, options that clap derives, and a function that takes them.
+/// The first four functions of an [`Experiment`]: name, help, options that clap derives, and a function that takes
+/// them.
 macro_rules! command {
     ($name:literal, $about:literal, $options:ty, $execute:expr) => {
         fn name(&self) -> &'static str {

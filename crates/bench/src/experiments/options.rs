@@ -1,4 +1,5 @@
-//! What experiments share on the command line: the host that is measured, where a report goes, and how it is put together.
+//! What experiments share on the command line: the host that is measured, where a report goes, and how it is put
+//! together.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, bail};
 use ontime_cli::{OK, WARNING, usage};
 use ontime_lab::images::Images;
-use ontime_lab::{Clock, Kernel, isolate};
+use ontime_lab::{Clock, Kernel, Machine, isolate};
 
 use super::find;
 use crate::command::lab;
@@ -24,9 +25,9 @@ pub(crate) struct Emulated {
     /// What time is in the host: virtual or real
     #[arg(long, default_value = "virtual")]
     pub(crate) clock: Clock,
-    /// CPUs of the host on the real clock
-    #[arg(long, default_value_t = 2)]
-    pub(crate) cpus: u8,
+    /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub(crate) cpus: Option<u8>,
     /// The host's kernel: 7.2-rt, 7.2 or 6.12-rt
     #[arg(long, default_value = "7.2-rt")]
     pub(crate) kernel: Kernel,
@@ -49,12 +50,19 @@ impl Emulated {
     ) -> anyhow::Result<T> {
         self.product.find()?;
         // What is missing is built where there is a network: the namespaces have none.
-        let images = lab::images()?;
+        let images = lab::images(self.machine().takes_turns())?;
         if with_module {
             lab::guest_module(&images)?;
         }
         lab::host_module(&images, self.kernel)?;
         self.measure_inside(&images, measure)
+    }
+
+    pub(crate) fn machine(&self) -> Machine {
+        let mut machine = host::machine(self.clock, self.kernel);
+        machine.cpus = self.cpus.unwrap_or(machine.cpus);
+        machine.silence_seconds = self.silence;
+        machine
     }
 
     /// Measures on it, in namespaces of its own, where all that it takes has been built.
@@ -64,11 +72,7 @@ impl Emulated {
         measure: impl FnOnce(Site, &Images) -> Result<T, MeasureError>,
     ) -> anyhow::Result<T> {
         let scratch = isolate::enter()?;
-        let mut machine = host::machine(self.clock, self.kernel);
-        if self.clock == Clock::Real {
-            machine.cpus = self.cpus;
-        }
-        machine.silence_seconds = self.silence;
+        let machine = self.machine();
         let dir = self.out.clone().unwrap_or(scratch);
         fs::create_dir_all(&dir).with_context(|| format!("directory {}", dir.display()))?;
         let programs = self.product.find()?;
@@ -83,13 +87,15 @@ impl Emulated {
 /// A real host, in place of an emulated one.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Hardware {
-    /// Measure a real host with its owner's VMs, which this file describes (docs/hardware.md), in place of an emulated one
+    /// Measure a real host with its owner's VMs, which this file describes (docs/hardware.md), in place of an emulated
+    /// one
     #[arg(long, value_name = "SITE", conflicts_with_all = ["clock", "cpus", "kernel", "silence"])]
     pub(crate) hardware: Option<PathBuf>,
 }
 
 impl Hardware {
-    /// Measures on it, with what a reader must know of it; `captured` bytes of an RT frame are kept. `None` where the host is emulated.
+    /// Measures on it, with what a reader must know of it; `captured` bytes of an RT frame are kept. `None` where the
+    /// host is emulated.
     pub(crate) fn measure<T>(
         &self,
         out: Option<&Path>,
@@ -106,7 +112,8 @@ impl Hardware {
         Ok(Some((measure(Ground::Real(Box::new(target)))?, notes)))
     }
 
-    /// The methods asked for, or else `defaults`. Refuses what only the other kind of host has; `all` are the experiment's own.
+    /// The methods asked for, or else `defaults`. Refuses what only the other kind of host has; `all` are the
+    /// experiment's own.
     pub(crate) fn methods(&self, asked: &[String], defaults: &[&str], all: &[&str]) -> anyhow::Result<Vec<String>> {
         let (as_is, own): (Vec<_>, Vec<_>) = asked.iter().cloned().partition(|method| method == AS_IS);
         if !as_is.is_empty() && self.hardware.is_none() {
@@ -127,8 +134,8 @@ pub(crate) struct Whose {
 }
 
 impl Whose {
-    /// Measures on it, with what a reader must know of a real one; `captured` bytes of a real host's RT frame are kept, `prepare` sets the
-    /// emulated machine up.
+    /// Measures on it, with what a reader must know of a real one; `captured` bytes of a real host's RT frame are kept,
+    /// `prepare` sets the emulated machine up.
     pub(crate) fn measure<T>(
         &self,
         captured: u32,
@@ -176,7 +183,8 @@ pub(crate) struct Output {
     /// Write the response times' histogram in the layout of `rtla timerlat hist`
     #[arg(long)]
     pub(crate) rtla: Option<PathBuf>,
-    /// Write each result's percentile distribution as METHOD-LOAD-KERNEL.hgrm, HDR histogram's layout, into this directory; -2 and so on behind it where results of several runs have the same
+    /// Write each result's percentile distribution as METHOD-LOAD-KERNEL.hgrm, HDR histogram's layout, into this
+    /// directory; -2 and so on behind it where results of several runs have the same
     #[arg(long, value_name = "DIR")]
     pub(crate) hgrm: Option<PathBuf>,
 }

@@ -16,8 +16,8 @@ const DEFAULTS: [&str; 3] = ["partitioned", "outsourcing", "host-process"];
 
 #[derive(Debug, clap::Args)]
 struct Options {
-    /// Methods: vanilla (with --kernel 7.2), rt-default, threaded, partitioned, outsourcing, outsourcing-interrupt, outsourcing-only,
-    /// host-process; default: partitioned, outsourcing, host-process
+    /// Methods: vanilla (with --kernel 7.2), rt-default, threaded, partitioned, outsourcing, outsourcing-interrupt,
+    /// outsourcing-only, host-process; default: partitioned, outsourcing, host-process
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// The server: sockperf, memcached (over one connection) or kamailio (asked by OPTIONS)
@@ -58,18 +58,23 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
 fn methods(args: &Options) -> anyhow::Result<Vec<String>> {
     if args.hardware.is_some() {
         usage!(
-            "path has no --hardware: only an emulated CPU tells every instruction; `ontime trace` shows a real host's segments"
+            "path has no --hardware: only an emulated CPU tells every instruction; `ontime trace` shows a real host's \
+             segments"
         );
     }
     if args.emulated.clock == Clock::Real {
         usage!("path is for the virtual clock, on which tracing takes no time; leave out --clock real");
+    }
+    if args.emulated.cpus.is_some_and(|cpus| cpus > 1) {
+        usage!("path follows a request's instructions on one CPU; leave out --cpus");
     }
     let asked = chosen("method", &args.methods, &path::METHODS)?;
     let methods = if args.methods.is_empty() { DEFAULTS.map(str::to_owned).to_vec() } else { asked };
     let is_plain = args.emulated.kernel == Kernel::Plain72;
     if methods.iter().any(|method| (method == "vanilla") != is_plain) {
         usage!(
-            "vanilla is the kernel without PREEMPT_RT, and the others need it: `--kernel 7.2 --method vanilla` alone, or neither"
+            "vanilla is the kernel without PREEMPT_RT, and the others need it: `--kernel 7.2 --method vanilla` alone, \
+             or neither"
         );
     }
     Ok(methods)

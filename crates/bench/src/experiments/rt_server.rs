@@ -2,9 +2,9 @@
 //!
 //! In: which [`Case`]s on which emulated host. Out: a [`MethodResult`] for each. One [`measure`] is one boot of the
 //! host: three VMs are started as a user would (QEMU, vhost-net, bridges), `ontime daemon` runs, and each case is a
-//! method that `ontime apply` switches to, and a place of the server ([`crate::server`]). Requests come from outside; so does
-//! the flood ([`crate::flood`]); so do all times. `ablation` and `segments` are the same with other cases, `memcached` and `voip` with
-//! another [`Workload`].
+//! method that `ontime apply` switches to, and a place of the server ([`crate::server`]). Requests come from outside;
+//! so does the flood ([`crate::flood`]); so do all times. `ablation` and `segments` are the same with other cases,
+//! `memcached` and `voip` with another [`Workload`].
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::command::product::Product;
 use crate::goals::Figure::{Bulk, Own, P99, Sd};
 use crate::goals::{GoalSpec, goal, idle, small, tcp};
 use crate::hardware::HardwareError;
-use crate::host::{AS_IS, BULK_VMS, Ground, Host, MeasureError, RT_VM, Site};
+use crate::host::{self, AS_IS, BULK_VMS, Ground, Host, MeasureError, RT_VM, Site};
 use crate::memcached::ACCESS;
 use crate::paper::Figures;
 use crate::schema::{Load, MethodResult, PaperRow};
@@ -34,8 +34,8 @@ use crate::workload::{SOCKPERF, Workload};
 /// Requests at the start of each case that do not count: caches, ARP, the client learning the clock.
 const WARM_UP: u64 = 20;
 
-/// What can be measured: methods of `ontime apply`; `rt-default`, which is `vanilla` on an RT kernel; outsourced sockets; the
-/// limit; and whatever is in force on a real host.
+/// What can be measured: methods of `ontime apply`; `rt-default`, which is `vanilla` on an RT kernel; outsourced
+/// sockets; the limit; and whatever is in force on a real host.
 pub const CASES: [&str; 10] = [
     "vanilla",
     "rt-default",
@@ -124,8 +124,8 @@ pub struct Plan {
     pub seed: u64,
 }
 
-/// Boots the host, starts the VMs (a real one has both) and measures every case. A case that fails is passed to `missing` with its name, and the
-/// rest is measured, as long as the host lives.
+/// Boots the host, starts the VMs (a real one has both) and measures every case. A case that fails is passed to
+/// `missing` with its name, and the rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a bulk VM does not come up.
@@ -238,9 +238,10 @@ const SEGMENTS: Kind = Kind {
     methods: &["vanilla", "rt-default", "threaded", "partitioned"],
     traced: Some(Depth::Segments),
 };
-const SEGMENTS_PAPER: &str = "paper (Access'18, IV-D): Figure 11 is a plot without numbers. Its findings: most of the variance is in host \
-    receive and in the guest; the inversions of host receive are gone with an exclusive CPU and with partitioned softirqs; four probes \
-    cost under 0.5 us. The paper's figures beside ours are the whole response's, Table 3";
+const SEGMENTS_PAPER: &str = "paper (Access'18, IV-D): Figure 11 is a plot without numbers. Its findings: most of the \
+    variance is in host receive and in the guest; the inversions of host receive are gone with an exclusive CPU and \
+    with partitioned softirqs; four probes cost under 0.5 us. The paper's figures beside ours are the whole \
+    response's, Table 3";
 
 /// What an application is measured with where nothing is said: as the RT server.
 const APPLICATION: &[&str] = &["vanilla", "threaded", "partitioned", "outsourcing", "host-process"];
@@ -297,15 +298,16 @@ fn segments(args: &SegmentsOptions) -> anyhow::Result<ExitCode> {
 #[derive(Debug, clap::Args)]
 struct Args {
     /// Methods: vanilla (a kernel without PREEMPT_RT), rt-default, threaded, exclusive, partitioned, outsourcing,
-    /// outsourcing-interrupt, outsourcing-only (on threaded's path), host-process (the limit); default: those of the experiment
+    /// outsourcing-interrupt, outsourcing-only (on threaded's path), host-process (the limit); default: those of the
+    /// experiment
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
-    /// What time is in the host: virtual or real; `exclusive` needs real, and brings what it is compared with
+    /// What time is in the host: virtual or real
     #[arg(long, default_value = "virtual")]
     clock: Clock,
-    /// CPUs of the host on the real clock
-    #[arg(long, default_value_t = 2)]
-    cpus: u8,
+    /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one); `exclusive` needs 2
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=8))]
+    cpus: Option<u8>,
     /// The host's RT kernel: 7.2-rt or 6.12-rt (may be given twice)
     #[arg(id = "kernel", long = "kernel", default_value = "7.2-rt", value_delimiter = ',')]
     kernels: Vec<Kernel>,
@@ -315,7 +317,8 @@ struct Args {
     /// Seed of the gaps between requests
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A line for the host's host.toml (docs/hostnet.md; may be repeated): 'without = ["napi-weight"]', 'bulk_napi_weight = 8'
+    /// A line for the host's host.toml (docs/hostnet.md; may be repeated): 'without = ["napi-weight"]',
+    /// 'bulk_napi_weight = 8'
     #[arg(long = "host-toml", value_name = "LINE")]
     settings: Vec<String>,
     /// A word for the command line of the RT guest's kernel (may be repeated): sysctl.net.core.busy_read=1
@@ -367,8 +370,9 @@ fn plan(args: &Args, kind: &Kind, methods: &[String]) -> Plan {
 /// Which hosts the wanted methods need: `vanilla` a kernel without PREEMPT_RT, `exclusive` two CPUs.
 fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Part>> {
     let wanted = args.hardware.methods(&args.methods, kind.methods, &CASES)?;
-    if wanted.iter().any(|method| method == "exclusive") && (args.clock == Clock::Virtual || args.cpus < 2) {
-        usage!("exclusive keeps a CPU for the RT group, and the virtual clock has one: add --clock real --cpus 2");
+    let cpus = args.cpus.unwrap_or(host::machine(args.clock, Kernel::Rt72).cpus);
+    if cpus < 2 && wanted.iter().any(|method| method == "exclusive") {
+        usage!("exclusive keeps a CPU for the RT group, and this host has one: add --cpus 2");
     }
     let mut hosts = Vec::new();
     if wanted.iter().any(|method| method == "vanilla") {
@@ -401,7 +405,7 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let hosts = hosts(args, kind)?;
     args.product.find()?;
     // Here, where there is a network: a part is in a namespace without one.
-    let images = lab::images()?;
+    let images = lab::images(args.clock == Clock::Virtual && args.cpus.is_some_and(|cpus| cpus > 1))?;
     let cases = |host: &Part| plan(args, kind, &host.methods).cases;
     if hosts.iter().flat_map(cases).any(|case| case.is_outsourced()) {
         lab::guest_module(&images)?;
@@ -479,7 +483,6 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::R
     let mut line: Vec<String> = vec!["bench".into(), kind.name.into(), "--part".into()];
     for (option, value) in [
         ("--clock", clock.to_owned()),
-        ("--cpus", args.cpus.to_string()),
         ("--kernel", host.kernel.to_string()),
         ("--method", host.methods.join(",")),
         ("--requests", args.requests.to_string()),
@@ -488,6 +491,7 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::R
     ] {
         line.extend([option.to_owned(), value]);
     }
+    line.extend(args.cpus.map(|cpus| format!("--cpus={cpus}")));
     if let Some(out) = &args.out {
         let out = out.join(format!("{}-{number}", host.kernel));
         line.extend(["--out".to_owned(), out.to_string_lossy().into_owned()]);
@@ -515,7 +519,7 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let emulated = Emulated { clock, cpus, kernel, silence, out: args.out.clone(), product: args.product.clone() };
     let plan = plan(args, kind, &args.methods);
     let mut missing = Vec::new();
-    let results = emulated.measure_inside(&lab::images()?, |mut site, images| {
+    let results = emulated.measure_inside(&lab::images(emulated.machine().takes_turns())?, |mut site, images| {
         site.machine.captured_bytes = kind.workload.captured();
         let ground = Ground::Emulated(&site, images);
         measure(&plan, ground, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
@@ -620,7 +624,8 @@ pub struct Ablation;
 impl Experiment for Ablation {
     command!(
         "ablation",
-        "Access'18 IV-C (Fig. 9): the same load with both of its techniques, with each alone, and with virtual interrupts",
+        "Access'18 IV-C (Fig. 9): the same load with both of its techniques, with each alone, and with virtual \
+         interrupts",
         Args,
         ablation
     );
@@ -789,7 +794,7 @@ mod tests {
         let args = |methods: &[&str]| Args {
             methods: methods.iter().map(|&name| name.to_owned()).collect(),
             clock: Clock::Virtual,
-            cpus: 2,
+            cpus: None,
             kernels: vec![Kernel::Rt72],
             requests: 1,
             seed: 1,
@@ -815,6 +820,10 @@ mod tests {
         );
         let error = hosts(&args(&["outsourced"]), &RT_SERVER).unwrap_err().to_string();
         assert!(error.contains("host-process"), "{error}");
-        assert!(hosts(&args(&["exclusive"]), &RT_SERVER).unwrap_err().to_string().contains("--clock real"));
+        assert!(hosts(&args(&["exclusive"]), &RT_SERVER).unwrap_err().to_string().contains("--cpus 2"));
+        for cpus in [2, 8] {
+            let several = Args { cpus: Some(cpus), ..args(&["exclusive"]) };
+            assert_eq!(hosts(&several, &RT_SERVER).unwrap()[0].methods, ["exclusive"]);
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! `sampled-values`: frames of IEC 61850-9-2 into a VM, one every 250 us, beside bulk VMs ([`crate::sampled`]).
 //!
-//! In: methods and loads on one emulated host. Out: a [`MethodResult`] for each: from a frame's passage of the RT NIC to that of the answer, which a
-//! subscriber in the RT VM (raw socket, FIFO 50; `ontime_lab::role`) gives to each. That is more than the frame's own way, so a frame is late here
-//! sooner than for a subscriber that does not answer. Frames wait for no answer.
+//! In: methods and loads on one emulated host. Out: a [`MethodResult`] for each: from a frame's passage of the RT NIC
+//! to that of the answer, which a subscriber in the RT VM (raw socket, FIFO 50; `ontime_lab::role`) gives to each. That
+//! is more than the frame's own way, so a frame is late here sooner than for a subscriber that does not answer. Frames
+//! wait for no answer.
 
 use std::process::ExitCode;
 
@@ -41,8 +42,8 @@ impl Plan {
     }
 }
 
-/// Boots the host and its VMs and measures every method under every load. A case that fails is passed to `missing`, and the rest is
-/// measured, as long as the host lives.
+/// Boots the host and its VMs and measures every method under every load. A case that fails is passed to `missing`, and
+/// the rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a VM does not come up.

@@ -1,9 +1,10 @@
-//! `memcached-slo`: a memcached in an RT VM with a small reservation, by itself, beside VMs that never idle and beside VMs with deadlines of their
-//! own (RTVirt, section 4.4, Table 4, Figures 5a and 5b), on one CPU.
+//! `memcached-slo`: a memcached in an RT VM with a small reservation, by itself, beside VMs that never idle and beside
+//! VMs with deadlines of their own (RTVirt, section 4.4, Table 4, Figures 5a and 5b), on one CPU.
 //!
-//! In: methods and neighbours on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-NEIGHBOURS`: response times of GETs at the
-//! wire, against an objective of 500 us ([`memcached::RTVIRT`]); beside video VMs, their deadlines too. The reservation is declared for the VM
-//! (`sched.toml`), as the paper's is: the paper's time and period, no slack.
+//! In: methods and neighbours on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-NEIGHBOURS`:
+//! response times of GETs at the wire, against an objective of 500 us ([`memcached::RTVIRT`]); beside video VMs, their
+//! deadlines too. The reservation is declared for the VM (`sched.toml`), as the paper's is: the paper's time and
+//! period, no slack.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -23,9 +24,11 @@ use crate::server;
 use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
 
-/// The methods, in the order in which they are measured: the guests' module cannot be there for the first, which is Linux as it is.
+/// The methods, in the order in which they are measured: the guests' module cannot be there for the first, which is
+/// Linux as it is.
 pub const METHODS: [&str; 3] = ["credit", "deadline", "paced"];
-/// What the paper's video slices are divided by: ten VMs and five memcached had 7.44 CPUs of 15 there, four and one have half a CPU here.
+/// What the paper's video slices are divided by: ten VMs and five memcached had 7.44 CPUs of 15 there, four and one
+/// have half a CPU here.
 pub const VIDEO_SCALE: u64 = 7;
 /// VMs that never idle, as many a CPU as the paper's 19 on two.
 pub const NEIGHBOURS: u8 = 9;
@@ -122,8 +125,8 @@ pub fn name(method: &str, beside: Beside) -> String {
     format!("{method}-{}", beside.name())
 }
 
-/// Boots the host and its VMs and measures every method beside everybody. A case that fails is passed to `missing`, and the rest is measured, as
-/// long as the host lives.
+/// Boots the host and its VMs and measures every method beside everybody. A case that fails is passed to `missing`, and
+/// the rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a VM does not come up; the papers' figures cannot be read.
@@ -316,9 +319,10 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         measure(&plan, &figures, &plan.prepare(site), images, &mut say, &mut noted(&mut missing))
     })?;
     let notes = vec![format!(
-        "one CPU: {} VMs that never idle for the paper's 19 on two; four video VMs, one of each frame rate, with the paper's slices divided by {} (half a \
-         CPU in all with memcached, as the paper's 7.44 of 15), whose jobs compute for {WORK_PERCENT} % of their slice; gaps are normally distributed, mean 10 ms, standard \
-         deviation 1.7 ms (the paper does not say which), from an answer to the next request",
+        "one CPU: {} VMs that never idle for the paper's 19 on two; four video VMs, one of each frame rate, with the \
+         paper's slices divided by {} (half a CPU in all with memcached, as the paper's 7.44 of 15), whose jobs \
+         compute for {WORK_PERCENT} % of their slice; gaps are normally distributed, mean 10 ms, standard deviation \
+         1.7 ms (the paper does not say which), from an answer to the next request",
         args.neighbours, VIDEO_SCALE
     )];
     let measured = Measured { experiment: "memcached-slo", seed: args.seed, results, missing, notes };
@@ -332,7 +336,8 @@ pub struct MemcachedSlo;
 impl Experiment for MemcachedSlo {
     command!(
         "memcached-slo",
-        "RTVirt 4.4 (Table 4, Figs. 5a, 5b): p99.9 of memcached with 58 us in 500 us reserved, beside VMs that never idle, beside video VMs",
+        "RTVirt 4.4 (Table 4, Figs. 5a, 5b): p99.9 of memcached with 58 us in 500 us reserved, beside VMs that never \
+         idle, beside video VMs",
         Options,
         execute
     );

@@ -1,9 +1,9 @@
-//! `vatc` and `vatc-network`: VATC, sections IV-B and IV-C. A periodic RT request through a NIC by which up to four bulk VMs send
-//! small packets, or one sends large ones.
+//! `vatc` and `vatc-network`: VATC, sections IV-B and IV-C. A periodic RT request through a NIC by which up to four
+//! bulk VMs send small packets, or one sends large ones.
 //!
-//! In: methods and what the bulk VMs do, on one emulated host. Out: a [`MethodResult`] for each pair, named by [`name`].
-//! One [`measure`] is one boot: the RT VM and the bulk VMs share one NIC and bridge, as the paper's domains share one NIC.
-//! Bulk VMs are stock `iperf3` servers (`-R`).
+//! In: methods and what the bulk VMs do, on one emulated host. Out: a [`MethodResult`] for each pair, named by
+//! [`name`]. One [`measure`] is one boot: the RT VM and the bulk VMs share one NIC and bridge, as the paper's domains
+//! share one NIC. Bulk VMs are stock `iperf3` servers (`-R`).
 
 use std::fmt;
 use std::path::Path;
@@ -27,8 +27,8 @@ use crate::trial;
 use crate::wire::{self, RtFlow};
 use crate::workload::{HEADERS, SOCKPERF};
 
-/// The methods, in the order of the report: the paper's two comparisons, the kernel's defaults, VATC where packets go through the NIC's qdisc and where they
-/// bypass it.
+/// The methods, in the order of the report: the paper's two comparisons, the kernel's defaults, VATC where packets go
+/// through the NIC's qdisc and where they bypass it.
 pub const METHODS: [&str; 6] = ["prio", "fq_codel", "vanilla", "partitioned", "vatc-qdisc", "vatc"];
 /// The most bulk VMs, as in the paper.
 pub const STREAMS_MAX: u8 = 4;
@@ -89,8 +89,8 @@ impl Beside {
     }
 }
 
-/// Time between two interrupts of the NIC (Figures 6 and 7), as the driver of an emulated host's takes it: `ethtool -C rx-usecs`, where
-/// e1000e has numbers for its adaptive modes.
+/// Time between two interrupts of the NIC (Figures 6 and 7), as the driver of an emulated host's takes it: `ethtool -C
+/// rx-usecs`, where e1000e has numbers for its adaptive modes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interval {
     /// So many us, 0 (none) or 10 to 10,000.
@@ -313,7 +313,8 @@ fn moderate(host: &mut Host, interval: Interval) -> Result<(), MeasureError> {
     let wanted = interval.rx_usecs();
     // ethtool fails where nothing is to be changed.
     if rx_usecs(host)? != wanted.to_string() {
-        // Ends the adaptive mode, whose last word e1000e may still write: at the next interrupt, of which there is one in 2 s at least.
+        // Ends the adaptive mode, whose last word e1000e may still write: at the next interrupt, of which there is one
+        // in 2 s at least.
         let other = if wanted == 20 { 30 } else { 20 };
         host.shell(&format!(
             "{{ ethtool -C {NIC} rx-usecs {other} && sleep 3 && ethtool -C {NIC} rx-usecs {wanted}; }} 2>&1"
@@ -374,8 +375,8 @@ struct Common {
     methods: Vec<String>,
     #[command(flatten)]
     whose: Whose,
-    /// Times between two interrupts of the NIC, a case each: 0 (none), 10 to 10000 us, dynamic (14 to 250 us) or conservative (50 to 250);
-    /// default: as its driver has it
+    /// Times between two interrupts of the NIC, a case each: 0 (none), 10 to 10000 us, dynamic (14 to 250 us) or
+    /// conservative (50 to 250); default: as its driver has it
     #[arg(long = "interval", value_name = "US", value_delimiter = ',')]
     intervals: Vec<Interval>,
     /// Counted requests a case (1000 in the paper)
@@ -431,13 +432,14 @@ impl From<Stream> for Beside {
 fn small(args: &SmallOptions) -> anyhow::Result<ExitCode> {
     let beside = args.streams.iter().copied().map(Beside::Small).collect();
     let mut words = vec![
-        "paper (VATC, IV-B, its hardware): with two streams the 95th percentile of prio is 8 times VATC's on Linux 3.10 and 40 \
-         times on 3.18; VATC's does not depend on the number of streams"
+        "paper (VATC, IV-B, its hardware): with two streams the 95th percentile of prio is 8 times VATC's on Linux \
+         3.10 and 40 times on 3.18; VATC's does not depend on the number of streams"
             .to_owned(),
     ];
     if let Some(rate) = args.total_rate {
         words.push(format!(
-            "bulk VMs were told to send {rate} packets a second together; the paper's Figure 11, its hardware: worst 160 ms"
+            "bulk VMs were told to send {rate} packets a second together; the paper's Figure 11, its hardware: worst \
+             160 ms"
         ));
     }
     execute("vatc", beside, args.total_rate, &args.common, words)
@@ -447,7 +449,8 @@ fn small(args: &SmallOptions) -> anyhow::Result<ExitCode> {
 fn large(args: &LargeOptions) -> anyhow::Result<ExitCode> {
     let beside = args.stream.iter().copied().map(Beside::from).collect();
     let words = vec![
-        "paper (VATC, IV-C, its hardware): the link is saturated, what waits waits in the NIC, and VATC has little or no advantage"
+        "paper (VATC, IV-C, its hardware): the link is saturated, what waits waits in the NIC, and VATC has little or \
+         no advantage"
             .to_owned(),
         "an emulated NIC has no speed of its own: what is saturated there is the CPU".to_owned(),
     ];
@@ -470,8 +473,8 @@ fn execute(
     let (results, mut notes) = common.whose.measure(HEADERS, |site| site, measure)?;
     notes.extend(words);
     notes.push(
-        "a request comes from outside and is answered in the VM; the paper's comes from the VM and is answered outside: both ways \
-         pass the host in either"
+        "a request comes from outside and is answered in the VM; the paper's comes from the VM and is answered \
+         outside: both ways pass the host in either"
             .to_owned(),
     );
     let measured = Measured { experiment, seed: 1, results, missing, notes };

@@ -1,10 +1,11 @@
-//! `xen-arm`: Yoo, Kwak, Jo, Yoo, "Toward Under-Millisecond I/O Latency in Xen-ARM" (APSys'11), Figures 1, 3 and 6. Requests at random to a
-//! guest that has a CPU load of its own, beside a VM that never idles.
+//! `xen-arm`: Yoo, Kwak, Jo, Yoo, "Toward Under-Millisecond I/O Latency in Xen-ARM" (APSys'11), Figures 1, 3 and 6.
+//! Requests at random to a guest that has a CPU load of its own, beside a VM that never idles.
 //!
-//! In: methods, loads and neighbours on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-LOAD` beside a bulk VM and
-//! `METHOD-LOAD-rt` beside one of the same class and level. A request is an answered datagram (`sockperf server` at FIFO 50 in the guest), as the
-//! paper's is an answered ping; what is measured is its whole way, from its passage of the NIC to that of the answer. The load is a process of
-//! normal priority in the guest that works its share of each 10 ms (`ontime_lab::role::LOADED`).
+//! In: methods, loads and neighbours on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-LOAD` beside
+//! a bulk VM and `METHOD-LOAD-rt` beside one of the same class and level. A request is an answered datagram (`sockperf
+//! server` at FIFO 50 in the guest), as the paper's is an answered ping; what is measured is its whole way, from its
+//! passage of the NIC to that of the answer. The load is a process of normal priority in the guest that works its share
+//! of each 10 ms (`ontime_lab::role::LOADED`).
 //!
 //! An instruction takes 1 ns here: at 4 the VM's own path alone is longer than what is to be shown
 //! (docs/bench/xen-arm.md).
@@ -28,7 +29,8 @@ use crate::server;
 use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
 
-/// The methods, in the order of the report. `credit` is what Linux does where nothing is applied: every vCPU and vhost thread has its fair share.
+/// The methods, in the order of the report. `credit` is what Linux does where nothing is applied: every vCPU and vhost
+/// thread has its fair share.
 pub const METHODS: [&str; 3] = ["credit", "partitioned", "interrupt-context"];
 /// The paper's CPU loads of the RT guest, percent.
 pub const LOADS: [u8; 4] = [20, 40, 60, 80];
@@ -107,8 +109,8 @@ pub fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
     }
 }
 
-/// Boots the host and its VMs and measures every method with every load beside every neighbour. A case that fails is passed to `missing`, and
-/// the rest is measured, as long as the host lives.
+/// Boots the host and its VMs and measures every method with every load beside every neighbour. A case that fails is
+/// passed to `missing`, and the rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a VM does not come up.
@@ -276,8 +278,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         .emulated
         .measure(false, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![
-        "a delay is the request's whole way at the wire: from its passage of the NIC to that of the guest's answer; the paper's figures are of \
-         its parts"
+        "a delay is the request's whole way at the wire: from its passage of the NIC to that of the guest's answer; \
+         the paper's figures are of its parts"
             .to_owned(),
     ];
     let measured = Measured { experiment: "xen-arm", seed: args.seed, results, missing, notes };
@@ -291,7 +293,8 @@ pub struct XenArm;
 impl Experiment for XenArm {
     command!(
         "xen-arm",
-        "Xen-ARM 3 and 4 (Figs. 1, 3, 6): requests at random to a guest with a CPU load of its own beside a VM that never idles",
+        "Xen-ARM 3 and 4 (Figs. 1, 3, 6): requests at random to a guest with a CPU load of its own beside a VM that \
+         never idles",
         Options,
         execute
     );

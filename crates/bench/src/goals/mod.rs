@@ -34,7 +34,8 @@ pub const fn idle(method: &'static str) -> Case {
     Case { method, load: Load::None }
 }
 
-/// A goal of [`Measure::LeastCount`], where [`GoalSpec::of`], [`GoalSpec::only`] or [`GoalSpec::late`] says nothing else.
+/// A goal of [`Measure::LeastCount`], where [`GoalSpec::of`], [`GoalSpec::only`] or [`GoalSpec::late`] says nothing
+/// else.
 pub const fn goal(id: &'static str, text: &'static str) -> GoalSpec {
     GoalSpec { id, text, measure: Measure::LeastCount, bound: Bound::AtLeast, target: 0.0 }
 }
@@ -159,8 +160,8 @@ impl GoalSpec {
 }
 
 /// Looks at every goal for every kernel series that has a result on `clock`. Those of `promised` (a release or series)
-/// come first and are binding, but on a real clock, where other work of the machine counts; the others are for information. Where a case
-/// was measured more than once, the first result counts.
+/// come first and are binding, but on a real clock, where other work of the machine counts; the others are for
+/// information. Where a case was measured more than once, the first result counts.
 pub fn evaluate(specs: &[GoalSpec], results: &[MethodResult], clock: Clock, promised: &str) -> Vec<Goal> {
     let promised = kernel_series(promised);
     let exact = !matches!(clock, Clock::Real | Clock::Hardware);

@@ -1,4 +1,5 @@
-//! A packet socket with time stamps: the kernel's calls, nothing else (packet(7), `Documentation/networking/timestamping.rst`).
+//! A packet socket with time stamps: the kernel's calls, nothing else (packet(7),
+//! `Documentation/networking/timestamping.rst`).
 
 use std::ffi::CStr;
 use std::io;
@@ -119,14 +120,16 @@ impl Socket {
         check(unsafe { libc::bind(self.fd.as_raw_fd(), (&raw const address).cast(), length) }).map(|_| ())
     }
 
-    /// Lets only TCP pass, and of all else one frame in 64: a flood's sums need no more. IPv4 and IPv6 without tags or options.
+    /// Lets only TCP pass, and of all else one frame in 64: a flood's sums need no more. IPv4 and IPv6 without tags or
+    /// options.
     ///
     /// # Errors
     /// The kernel's.
     pub fn thin(&self) -> io::Result<()> {
         let code = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
         const RANDOM: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_RANDOM) as u32;
-        // BPF_LD|H|ABS 0x28, BPF_LD|B|ABS 0x30, BPF_JMP|JEQ|K 0x15, BPF_LD|W|ABS 0x20, BPF_JMP|JSET|K 0x45, BPF_RET|K 0x06.
+        // BPF_LD|H|ABS 0x28, BPF_LD|B|ABS 0x30, BPF_JMP|JEQ|K 0x15, BPF_LD|W|ABS 0x20, BPF_JMP|JSET|K 0x45, BPF_RET|K
+        // 0x06.
         let program = [
             code(0x28, 0, 0, 12),
             code(0x15, 0, 2, libc::ETH_P_IP as u32),

@@ -1,8 +1,8 @@
 //! A real host under measurement: its owner's VMs, and a client at the other end of a cable.
 //!
-//! In: a [`Site`], a file of its owner. Out: a [`Target`], which runs commands on the host and has the captures that its [`monitor`] makes.
-//! Nothing of the VMs is changed: who they are, and where they answer, the site says. What an experiment switches is the host's method,
-//! by its daemon, and that it gives back.
+//! In: a [`Site`], a file of its owner. Out: a [`Target`], which runs commands on the host and has the captures that
+//! its [`monitor`] makes. Nothing of the VMs is changed: who they are, and where they answer, the site says. What an
+//! experiment switches is the host's method, by its daemon, and that it gives back.
 
 mod capture;
 pub mod monitor;
@@ -30,7 +30,8 @@ pub enum HardwareError {
     },
     /// The client's namespace.
     #[error(
-        "network namespace '{name}' of the client cannot be entered: {source}; `ip netns list` names those there are, and it takes root"
+        "network namespace '{name}' of the client cannot be entered: {source}; `ip netns list` names those there are, \
+         and it takes root"
     )]
     Namespace {
         /// Which.
@@ -68,7 +69,8 @@ pub enum HardwareError {
     },
     /// No hardware stamps.
     #[error(
-        "'{nic}' does not stamp every frame that it receives ({source}); `ethtool -T {nic}` says what it can, and stamps = \"kernel\" takes the kernel's"
+        "'{nic}' does not stamp every frame that it receives ({source}); `ethtool -T {nic}` says what it can, and \
+         stamps = \"kernel\" takes the kernel's"
     )]
     NoStamps {
         /// Where.
@@ -116,7 +118,8 @@ pub enum HardwareError {
     },
     /// A tenant is not what the site says.
     #[error(
-        "tenant '{name}' is {found} on {host}, and the site has it as {wanted}; `ontime ps` there, and docs/tenants.md for its class"
+        "tenant '{name}' is {found} on {host}, and the site has it as {wanted}; `ontime ps` there, and docs/tenants.md \
+         for its class"
     )]
     Tenant {
         /// Its name.

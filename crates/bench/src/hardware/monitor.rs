@@ -1,7 +1,8 @@
 //! The monitor of a real wire: what passes an interface, with its time stamps, as a capture file that grows.
 //!
-//! In: an interface of this thread's network namespace. Out: a pcap (stamps in ns), written by a thread of its own until the value is dropped; how many
-//! frames it missed. Which stamps they are, and what is in them, [`Monitor::words`] says.
+//! In: an interface of this thread's network namespace. Out: a pcap (stamps in ns), written by a thread of its own
+//! until the value is dropped; how many frames it missed. Which stamps they are, and what is in them,
+//! [`Monitor::words`] says.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -170,11 +171,12 @@ impl Monitor {
         let Self { nic, driver, .. } = self;
         let what = match (self.stamps, self.device) {
             (Stamps::Kernel, true) => {
-                "the client's kernel, where a request is handed to the driver and where the driver hands on the reply: the client's own \
-                 interrupt and NAPI are in every time"
+                "the client's kernel, where a request is handed to the driver and where the driver hands on the reply: \
+                 the client's own interrupt and NAPI are in every time"
             }
             (Stamps::Kernel, false) => {
-                "the client's kernel; there is no device behind this interface, so no wire, no interrupt and no DMA are in the times"
+                "the client's kernel; there is no device behind this interface, so no wire, no interrupt and no DMA \
+                 are in the times"
             }
             (Stamps::Nic, _) => "the NIC, of both ways as it received them",
         };

@@ -41,7 +41,8 @@ pub struct Client {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stamps {
-    /// The kernel's, where a frame is handed to the driver and where the driver hands it on: the client's own interrupt is in them.
+    /// The kernel's, where a frame is handed to the driver and where the driver hands it on: the client's own interrupt
+    /// is in them.
     #[default]
     Kernel,
     /// The NIC's, of frames that it receives: of both ways only at a mirror port or tap.
@@ -96,8 +97,8 @@ impl Site {
         let own_monitor = self.rt.monitor.as_ref().is_none_or(|monitor| *monitor == self.rt.nic);
         if self.client.stamps == Stamps::Nic && own_monitor {
             return Err(format!(
-                "stamps = \"nic\" takes a monitor under [rt], a NIC that receives both ways from a mirror port or tap: {} stamps only what it receives, \
-                 and requests it sends",
+                "stamps = \"nic\" takes a monitor under [rt], a NIC that receives both ways from a mirror port or tap: \
+                 {} stamps only what it receives, and requests it sends",
                 self.rt.nic
             ));
         }

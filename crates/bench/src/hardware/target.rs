@@ -1,4 +1,5 @@
-//! A real host while it is measured: commands on it, captures of what passes the client, and its method, which it has back at the end.
+//! A real host while it is measured: commands on it, captures of what passes the client, and its method, which it has
+//! back at the end.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -42,14 +43,19 @@ struct Status {
 
 /// The part of `ontime ps --json` that is looked at.
 #[derive(Debug, Deserialize)]
+struct Tenants {
+    tenants: Vec<Tenant>,
+}
+
+#[derive(Debug, Deserialize)]
 struct Tenant {
     name: String,
     class: String,
 }
 
 impl Target {
-    /// Takes this thread into the client's namespace, begins to capture into `dir`, and looks whether the host answers; `captured` bytes of an RT frame
-    /// are kept.
+    /// Takes this thread into the client's namespace, begins to capture into `dir`, and looks whether the host answers;
+    /// `captured` bytes of an RT frame are kept.
     ///
     /// # Errors
     /// What the site names is not there, or not permitted.
@@ -94,8 +100,8 @@ impl Target {
             format!("its kernel's parameters: {}", next()),
         ];
         if !self.is_hardware() {
-            let lacks = "no hardware: what joins client and host here is virtual, so these figures show that the set-up works, and this machine's \
-                         scheduling; they are no measurement of a NIC";
+            let lacks = "no hardware: what joins client and host here is virtual, so these figures show that the \
+                         set-up works, and this machine's scheduling; they are no measurement of a NIC";
             notes.push(lacks.to_owned());
         }
         Ok(notes)
@@ -192,7 +198,8 @@ impl Target {
         command
     }
 
-    /// Switches the host to a method. Before the first switch its tenants must be what the site says; what was in force is kept.
+    /// Switches the host to a method. Before the first switch its tenants must be what the site says; what was in force
+    /// is kept.
     ///
     /// # Errors
     /// The host has no daemon, other tenants, or refuses the method.
@@ -219,7 +226,7 @@ impl Target {
             return Ok(());
         }
         let ontime = self.site.ontime.clone();
-        let tenants: Vec<Tenant> = self.json(&format!("{ontime} ps --json"))?;
+        let Tenants { tenants } = self.json(&format!("{ontime} ps --json"))?;
         let class_of = |name: &str| tenants.iter().find(|of| of.name == name).map(|of| of.class.as_str());
         let wanted = std::iter::once((self.site.rt.tenant.as_str(), "rt"));
         let bulk = self.site.bulk.iter().flat_map(|of| of.tenants.keys().map(|name| (name.as_str(), "bulk")));

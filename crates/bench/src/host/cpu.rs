@@ -1,14 +1,16 @@
 //! The host's CPU time, and who had it.
 
 /// Prints what [`CpuTime::parse`] takes.
-pub(super) const READ: &str = "read -r up idle < /proc/uptime; spin=0; pid=$(pgrep -x lab-spin) && read -r spin rest < /proc/$pid/schedstat; \
-                    guest=$(awk '$1 == \"cpu\" {print $10 + $11}' /proc/stat); pace=0; \
+pub(super) const READ: &str = "read -r up idle < /proc/uptime; spin=0; \
+                    for pid in $(pgrep -x lab-spin); do read -r ran rest < /proc/$pid/schedstat; spin=$((spin + ran)); \
+                    done; guest=$(awk '$1 == \"cpu\" {print $10 + $11}' /proc/stat); pace=0; \
                     for task in /proc/$(pgrep -x -f 'ontime daemon')/task/*; do \
-                    read -r name < $task/comm; case $name in ontime-pace/*) read -r ran rest < $task/schedstat; pace=$((pace + ran)) ;; esac; done; \
-                    echo $up $idle $spin $guest $pace";
+                    read -r name < $task/comm; case $name in ontime-pace/*) read -r ran rest < $task/schedstat; \
+                    pace=$((pace + ran)) ;; esac; done; echo $up $idle $spin $guest $pace";
 
-/// `/proc/uptime`, the run time of the process that stands for idleness on the virtual clock, what the tick accounts to guests
-/// (`/proc/stat`, `Documentation/filesystems/proc.rst`; in 1/100 s), and the run time of the daemon's pacers. Seconds.
+/// `/proc/uptime`, the run time of the processes that stand for idleness on the virtual clock, one a CPU, what the tick
+/// accounts to guests (`/proc/stat`, `Documentation/filesystems/proc.rst`; in 1/100 s), and the run time of the
+/// daemon's pacers. Seconds.
 #[derive(Debug)]
 pub struct CpuTime {
     uptime: f64,
@@ -18,7 +20,7 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// Of five numbers: seconds up, seconds idle, the spinner's nanoseconds, guests' ticks, the pacers' nanoseconds.
+    /// Of five numbers: seconds up, seconds idle, the spinners' nanoseconds, guests' ticks, the pacers' nanoseconds.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_whitespace().map(|word| word.parse::<f64>().ok());
         let (uptime, idle, spin_ns) = (words.next()??, words.next()??, words.next()??);

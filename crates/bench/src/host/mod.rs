@@ -1,8 +1,9 @@
 //! The host under measurement: VMs on it, `ontime daemon` in it, and what every experiment needs of it.
 //!
-//! In: a [`Ground`] and the VMs. Out: a [`Host`] that switches methods, sends requests from outside and reads its CPU use. On an emulated
-//! host VMs are started as a user would (QEMU, vhost-net, bridges); a real one ([`crate::hardware`]) has its owner's. An experiment does
-//! not know which it has, but where it changes the host's inside: that asks for [`Host::lab`]. `site`: what there is before; `cpu`: CPU time.
+//! In: a [`Ground`] and the VMs. Out: a [`Host`] that switches methods, sends requests from outside and reads its CPU
+//! use. On an emulated host VMs are started as a user would (QEMU, vhost-net, bridges); a real one
+//! ([`crate::hardware`]) has its owner's. An experiment does not know which it has, but where it changes the host's
+//! inside: that asks for [`Host::lab`]. `site`: what there is before; `cpu`: CPU time.
 
 mod cpu;
 mod site;
@@ -35,7 +36,8 @@ const LIMIT: Duration = Duration::from_secs(900);
 pub const AS_IS: &str = "as-is";
 
 /// Rules that make the VMs named `rt` and `rt2`, and what runs in the cgroup `rt.scope`, known to the daemon as RT.
-const TENANTS: &str = "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n[[tenant]]\nname = \"rt2\"\nclass = \"rt\"\nlevel = 0\nruntime-cap = 0.5\n[[tenant]]\ncgroup = \"/rt.scope\"\nclass = \"rt\"\nlevel = 0\n";
+const TENANTS: &str = "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n[[tenant]]\nname = \"rt2\"\nclass \
+    = \"rt\"\nlevel = 0\nruntime-cap = 0.5\n[[tenant]]\ncgroup = \"/rt.scope\"\nclass = \"rt\"\nlevel = 0\n";
 
 /// A real-time server on the host itself is no tenant: without this it would keep the kernel's protections on.
 const TRUSTED: &str = "[cap]\nuncapped = [\"/trusted\"]\n";
@@ -149,8 +151,8 @@ impl Host {
         }
         let start = "mkdir -p /etc/ontime && cp /lab/etc/* /etc/ontime/ && \
                      { ontime daemon > /lab/daemon.log 2>&1 & } && \
-                     for try in $(seq 100); do ontime status > /dev/null 2>&1; [ $? -le 2 ] && exit 0; sleep 0.1; done; \
-                     cat /lab/daemon.log; exit 1";
+                     for try in $(seq 100); do ontime status > /dev/null 2>&1; [ $? -le 2 ] && exit 0; sleep 0.1; \
+                     done; cat /lab/daemon.log; exit 1";
         lab.check(&["sh", "-c", start], LIMIT)?;
         let clock = match site.machine.clock {
             ontime_lab::Clock::Virtual => Clock::Virtual,
@@ -300,7 +302,8 @@ impl Host {
         }
     }
 
-    /// As [`Self::shell`], ahead of whatever else the emulated host has at normal priority: for short questions while it is busy.
+    /// As [`Self::shell`], ahead of whatever else the emulated host has at normal priority: for short questions while
+    /// it is busy.
     ///
     /// # Errors
     /// As [`Self::shell`].
@@ -317,8 +320,8 @@ impl Host {
     /// The daemon refuses it.
     pub fn apply(&mut self, method: &str) -> Result<(), MeasureError> {
         let apply = format!(
-            "ontime apply --method {method} > /lab/{method}.applied 2>&1; status=$?; ontime ps > /lab/{method}.threads; \
-             [ $status -le 2 ] || {{ cat /lab/{method}.applied; exit $status; }}"
+            "ontime apply --method {method} > /lab/{method}.applied 2>&1; status=$?; ontime ps > \
+             /lab/{method}.threads; [ $status -le 2 ] || {{ cat /lab/{method}.applied; exit $status; }}"
         );
         match &mut self.under {
             Under::Lab(_) => self.ask(&apply).map(|_| ()),
@@ -339,8 +342,8 @@ impl Host {
         .map(|_| ())
     }
 
-    /// Waits until all that was applied holds: the daemon sets a NIC's moderation twice, 3 s apart (rule `moderation`). For requests that
-    /// may come sooner after another than a moderated interrupt does.
+    /// Waits until all that was applied holds: the daemon sets a NIC's moderation twice, 3 s apart (rule `moderation`).
+    /// For requests that may come sooner after another than a moderated interrupt does.
     ///
     /// # Errors
     /// The host is no more.
@@ -371,8 +374,8 @@ impl Host {
         }
     }
 
-    /// Sends sockperf's requests from this process's namespace by the host's clock, which these captures carry, and watches the
-    /// host meanwhile.
+    /// Sends sockperf's requests from this process's namespace by the host's clock, which these captures carry, and
+    /// watches the host meanwhile.
     ///
     /// # Errors
     /// The host is no more, or nobody answers.
@@ -422,7 +425,8 @@ impl Host {
         }
     }
 
-    /// Sends a steady rate of datagrams from this process's namespace, by the host's clock, and watches the host meanwhile.
+    /// Sends a steady rate of datagrams from this process's namespace, by the host's clock, and watches the host
+    /// meanwhile.
     ///
     /// # Errors
     /// The host is no more, or the load cannot be sent.

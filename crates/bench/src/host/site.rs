@@ -32,8 +32,9 @@ pub const BULK_VMS: [Vm<'static>; 2] = [
     Vm { name: "bulk2", role: "bulk", net: "bulk", address: "10.2.0.3" },
 ];
 
-/// Nanoseconds of virtual time an instruction takes in experiments, as a power of two: 1 ns, some thousand million instructions a second as a
-/// CPU of today has. At 4 ns, which the lab's own tests run at, ticks take a tenth of the CPU, and time slices, which are fixed, are short beside paths.
+/// Nanoseconds of virtual time an instruction takes in experiments, as a power of two: 1 ns, some thousand million
+/// instructions a second as a CPU of today has. At 4 ns, which the lab's own tests run at, ticks take a tenth of the
+/// CPU, and time slices, which are fixed, are short beside paths.
 const ICOUNT_SHIFT: u8 = 0;
 
 /// The machine of an experiment.

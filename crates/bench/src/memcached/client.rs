@@ -12,7 +12,8 @@ use rand_chacha::ChaCha8Rng;
 use super::{KEYS, STORED, Traffic};
 use crate::client::{ClientError, Heard, Peer, is_timeout};
 
-/// Real time for a connection to come up, and for an answer while keys are stored: an emulated host under flood is slow.
+/// Real time for a connection to come up, and for an answer while keys are stored: an emulated host under flood is
+/// slow.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How much of a wrong answer is told, bytes.
 const TOLD: usize = 60;

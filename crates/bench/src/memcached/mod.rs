@@ -1,7 +1,8 @@
-//! memcached and who asks it ([`client`]), and what the wire says ([`wire`]): under the load of Access'18, IV-G 2 (Figure 15), and of RTVirt, section 4.4.
+//! memcached and who asks it ([`client`]), and what the wire says ([`wire`]): under the load of Access'18, IV-G 2
+//! (Figure 15), and of RTVirt, section 4.4.
 //!
-//! The papers' clients are memaslap, changed to send at random rates, and Mutilate; this one asks the same ([`Traffic`]) and checks what is
-//! answered. Keys and values are fixed, so that every answer is known beforehand.
+//! The papers' clients are memaslap, changed to send at random rates, and Mutilate; this one asks the same
+//! ([`Traffic`]) and checks what is answered. Keys and values are fixed, so that every answer is known beforehand.
 
 pub mod client;
 pub mod wire;

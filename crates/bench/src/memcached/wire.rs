@@ -1,9 +1,10 @@
 //! GET response times, read off the RT NIC's capture: TCP, one connection or several.
 //!
-//! In: a pcap cut to 96 bytes or more a frame. Out: an exchange a GET. A client has at most one request open on a connection
-//! ([`super::client`]), so what a connection's server side sends after a request, and acknowledges it with, is its answer. Requests
-//! are told by new bytes of the client's stream, so that a retransmission is a duplicate and no request. The clock starts when the
-//! last byte of the GET first passes the NIC, and stops when the last byte of its answer first does.
+//! In: a pcap cut to 96 bytes or more a frame. Out: an exchange a GET. A client has at most one request open on a
+//! connection ([`super::client`]), so what a connection's server side sends after a request, and acknowledges it with,
+//! is its answer. Requests are told by new bytes of the client's stream, so that a retransmission is a duplicate and no
+//! request. The clock starts when the last byte of the GET first passes the NIC, and stops when the last byte of its
+//! answer first does.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -182,7 +183,8 @@ impl Reader {
     }
 }
 
-/// Takes a segment with payload: the new bytes it brings to its side's stream, from and to; none where the first is not less.
+/// Takes a segment with payload: the new bytes it brings to its side's stream, from and to; none where the first is not
+/// less.
 fn advance(side: &mut Option<Counter>, segment: &Segment<'_>) -> (u64, u64) {
     let counter = side.get_or_insert_with(|| Counter::begin(segment.sequence));
     let start = counter.unwrap(segment.sequence);

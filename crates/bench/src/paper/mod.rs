@@ -1,8 +1,8 @@
 //! The papers' own figures, for the column beside ours.
 //!
 //! In: `papers/figures.toml`, which holds what the papers' texts state and nothing read off a plot; it is compiled in.
-//! Out: what experiments quote ([`crate::experiments::Experiment::paper`]). An unknown key is an error, so that a figure cannot
-//! be there and go unread by a misspelling. `shape`: the file's keys; `notes`: what is told in sentences.
+//! Out: what experiments quote ([`crate::experiments::Experiment::paper`]). An unknown key is an error, so that a
+//! figure cannot be there and go unread by a misspelling. `shape`: the file's keys; `notes`: what is told in sentences.
 
 mod notes;
 mod shape;

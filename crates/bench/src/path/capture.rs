@@ -1,8 +1,9 @@
 //! The trace of requests as they are sent: the only part that does I/O on the emulator's log.
 //!
-//! In: a host and its [`Names`]. Out: a [`Stretch`] a request. The emulator writes into a pipe (a FIFO); a thread of its own reads that and
-//! keeps runs of functions only, so that a request of 60,000 instructions, which are 5 MB of log, is some ten thousand small records. The log
-//! is on from just before a request is sent until its reply is here: the gaps between requests pass at the emulator's own pace.
+//! In: a host and its [`Names`]. Out: a [`Stretch`] a request. The emulator writes into a pipe (a FIFO); a thread of
+//! its own reads that and keeps runs of functions only, so that a request of 60,000 instructions, which are 5 MB of
+//! log, is some ten thousand small records. The log is on from just before a request is sent until its reply is here:
+//! the gaps between requests pass at the emulator's own pace.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
@@ -77,8 +78,8 @@ impl Reader {
         &self.path
     }
 
-    /// Waits until the log has begun with an idle host: the emulated CPU takes notice when it next looks up, which is at its next timer. One
-    /// that is never idle is asked all the same.
+    /// Waits until the log has begun with an idle host: the emulated CPU takes notice when it next looks up, which is
+    /// at its next timer. One that is never idle is asked all the same.
     fn begun(&self) {
         let start = Instant::now();
         while !self.shared.begun.load(Ordering::Relaxed) && start.elapsed() < BEGINNING {

@@ -1,7 +1,7 @@
 //! Function symbols of a program file (ELF, 64 bit, little endian), by offset in the file: what a mapping tells.
 //!
-//! In: the file's bytes. Out: where each function begins in the file, and its name, Rust's legacy mangling undone. Without a symbol table, or
-//! where anything does not add up, there are none.
+//! In: the file's bytes. Out: where each function begins in the file, and its name, Rust's legacy mangling undone.
+//! Without a symbol table, or where anything does not add up, there are none.
 
 /// A loaded part of the file.
 const PT_LOAD: u32 = 1;

@@ -34,7 +34,8 @@ impl Level {
         matches!(self, Level::GuestKernel | Level::GuestUser)
     }
 
-    /// By the flags of a translated block (`target/i386/cpu.h`: bits 0 and 1 are the privilege level, HF_GUEST is bit 21).
+    /// By the flags of a translated block (`target/i386/cpu.h`: bits 0 and 1 are the privilege level, HF_GUEST is bit
+    /// 21).
     fn of(flags: u64) -> Self {
         let (guest, user) = (flags >> 21 & 1 == 1, flags & 3 == 3);
         match (guest, user) {

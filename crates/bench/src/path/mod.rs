@@ -1,7 +1,9 @@
-//! `path`: where the instructions of a request go, exactly. No paper has it; it is Access'18's IV-D at the finest grain there is.
+//! `path`: where the instructions of a request go, exactly. No paper has it; it is Access'18's IV-D at the finest grain
+//! there is.
 //!
-//! In: methods on one emulated host (virtual clock), nobody beside. Out: a [`Document`]. The emulator tells every instruction that it executes
-//! from just before a request is sent until its reply is here, of host and guest alike, and no time passes in the host for that.
+//! In: methods on one emulated host (virtual clock), nobody beside. Out: a [`Document`]. The emulator tells every
+//! instruction that it executes from just before a request is sent until its reply is here, of host and guest alike,
+//! and no time passes in the host for that.
 //!
 //! ```text
 //! emulator --a line an instruction--> pipe --> line (address, level)          (capture: the thread that reads)
@@ -63,7 +65,8 @@ pub const WARM_UP: u64 = 100;
 #[derive(Debug, thiserror::Error)]
 pub enum PathError {
     /// The pipe.
-    #[error("the pipe for instructions {path}: {source}; is TMPDIR on a file system that has pipes?", path = path.display())]
+    #[error("the pipe for instructions {path}: {source}; is TMPDIR on a file system that has \
+        pipes?", path = path.display())]
     Pipe {
         /// Where.
         path: PathBuf,
@@ -120,8 +123,8 @@ impl Program {
         })
     }
 
-    /// The requests' response times at the wire, us: the median and the longest. Answers to OPTIONS are none of a call's messages, which is what is
-    /// read there.
+    /// The requests' response times at the wire, us: the median and the longest. Answers to OPTIONS are none of a
+    /// call's messages, which is what is read there.
     fn times(self, capture: &Path, plan: &Plan) -> Result<Option<(f64, f64)>, MeasureError> {
         if self == Self::Kamailio {
             return Ok(None);
@@ -168,8 +171,8 @@ pub struct Measured {
     pub kernel: String,
 }
 
-/// Boots the host and traces requests under every method. A method that fails is passed to `missing`, and the rest is traced, as long as the
-/// host lives.
+/// Boots the host and traces requests under every method. A method that fails is passed to `missing`, and the rest is
+/// traced, as long as the host lives.
 ///
 /// # Errors
 /// The host does not come up.

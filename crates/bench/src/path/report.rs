@@ -1,7 +1,8 @@
 //! The instructions of a method's requests, as a document and a table.
 //!
-//! In: [`Request`]s. Out: a [`Document`] (`--json`; docs/bench/path.schema.json is generated from it), the table in the terminal, and the
-//! median request's steps (`--sequence`). In every method stages and functions sum to the whole, or it is not written.
+//! In: [`Request`]s. Out: a [`Document`] (`--json`; docs/bench/path.schema.json is generated from it), the table in the
+//! terminal, and the median request's steps (`--sequence`). In every method stages and functions sum to the whole, or
+//! it is not written.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +50,8 @@ pub struct Method {
     pub median: u64,
     /// Those of the slowest.
     pub slowest: u64,
-    /// Median of the response times at the wire, us, of all requests while the log was switched on and off; `null` where nothing was answered.
+    /// Median of the response times at the wire, us, of all requests while the log was switched on and off; `null`
+    /// where nothing was answered.
     pub wire_p50_us: Option<f64>,
     /// The longest of them, us.
     pub wire_max_us: Option<f64>,

@@ -1,7 +1,7 @@
 //! What host and guest say of their addresses: symbols of their kernels, mappings of their programs.
 //!
-//! In: a host that runs, and a guest with the role `ontime_lab::role::SYMBOLS`. Out: [`Sources`]. Both are asked while they run, so that
-//! modules and a randomised layout are as they are.
+//! In: a host that runs, and a guest with the role `ontime_lab::role::SYMBOLS`. Out: [`Sources`]. Both are asked while
+//! they run, so that modules and a randomised layout are as they are.
 
 use std::fs;
 use std::io::{ErrorKind, Read};

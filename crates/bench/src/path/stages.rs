@@ -1,12 +1,13 @@
 //! Where the instructions of one request went.
 //!
-//! In: its [`Run`]s. Out: a [`Request`]: its instructions by stage, and by function. A stage is a phase, a thread and a level. All three are
-//! told from functions alone:
+//! In: its [`Run`]s. Out: a [`Request`]: its instructions by stage, and by function. A stage is a phase, a thread and a
+//! level. All three are told from functions alone:
 //!
-//! - The thread changes at `__switch_to_asm`, which counts for the one that goes. Who came is told by the first function that only one kind
-//!   of thread has: its main function, to which it comes back from where it waited, a guest, or a program.
-//! - The server's side is the guest, where there is one in the request, else the last program. What is before its first instruction is host
-//!   receive, what is behind its last is host send.
+//! - The thread changes at `__switch_to_asm`, which counts for the one that goes. Who came is told by the first
+//!   function that only one kind of thread has: its main function, to which it comes back from where it waited, a
+//!   guest, or a program.
+//! - The server's side is the guest, where there is one in the request, else the last program. What is before its first
+//!   instruction is host receive, what is behind its last is host send.
 
 use std::collections::BTreeMap;
 

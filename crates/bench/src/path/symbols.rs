@@ -1,7 +1,7 @@
 //! What an address means: which function, of which program, and what part it has in a request's path.
 //!
-//! In: `/proc/kallsyms` and `/proc/PID/maps` of the host and of the guest, as text, and the program file of `ontime`. Out: a [`Function`] for
-//! an instruction's address and level, as a small number ([`Names::of`]).
+//! In: `/proc/kallsyms` and `/proc/PID/maps` of the host and of the guest, as text, and the program file of `ontime`.
+//! Out: a [`Function`] for an instruction's address and level, as a small number ([`Names::of`]).
 
 use std::collections::HashMap;
 
@@ -71,8 +71,8 @@ impl Thread {
     }
 }
 
-/// Main functions of kernel threads (Linux 6.12 and 7.2), to which each comes back when it has waited; and what only a vCPU does when it is
-/// switched to.
+/// Main functions of kernel threads (Linux 6.12 and 7.2), to which each comes back when it has waited; and what only a
+/// vCPU does when it is switched to.
 fn thread(function: &str) -> Option<Thread> {
     Some(match function {
         "irq_thread" | "irq_thread_fn" | "irq_forced_thread_fn" => Thread::IrqThread,
@@ -119,7 +119,8 @@ impl Symbols {
         Self::new(lines.filter_map(symbol).collect())
     }
 
-    /// Of these, in any order. Of several names of one address the one counts that is not the linker's (`__irqentry_text_start`).
+    /// Of these, in any order. Of several names of one address the one counts that is not the linker's
+    /// (`__irqentry_text_start`).
     pub fn new(mut symbols: Vec<(u64, String)>) -> Self {
         symbols.sort_by_key(|(address, name)| (*address, !name.starts_with("__")));
         Self(symbols)
@@ -274,7 +275,8 @@ impl Names {
     }
 }
 
-/// What a function of the host's kernel says of the path. Parts that the compiler split off (`.isra.0`) count as the whole.
+/// What a function of the host's kernel says of the path. Parts that the compiler split off (`.isra.0`) count as the
+/// whole.
 fn mark(name: &str) -> Mark {
     let plain = name.split([' ', '.']).next().unwrap_or(name);
     match plain {
@@ -291,11 +293,13 @@ fn mark(name: &str) -> Mark {
 mod tests {
     use super::*;
 
-    const KALLSYMS: &str = "ffffffff81000000 T startup_64\n0000000000000000 A fixed\nffffffff81000000 T __text\nffffffff8129f6e0 T __switch_to_asm\n\
-        ffffffff8129f6d0 t __pfx_x\nffffffff8129f700 D data\nffffffffc04b9f20 t e1000_intr_msix_rx.isra.0\t[e1000e]\nodd\nzz T x\n";
-    const MAPS: &str = "process 12 ontime device\n55d000001000-55d000003000 r-xp 00001000 fe:00 12 /usr/local/bin/ontime\n\
-        7f0000000000-7f0000001000 r-xp 00000000 fe:00 9 /usr/lib/libc.so.6\n7f0000001000-7f0000002000 rw-p 00000000 00:00 0\n\
-        process 3 lab-spin\n00401000-00402000 r-xp 00001000 fe:00 1 /usr/local/sbin/lab-spin\nodd\n";
+    const KALLSYMS: &str = "ffffffff81000000 T startup_64\n0000000000000000 A fixed\nffffffff81000000 T \
+        __text\nffffffff8129f6e0 T __switch_to_asm\nffffffff8129f6d0 t __pfx_x\nffffffff8129f700 D \
+        data\nffffffffc04b9f20 t e1000_intr_msix_rx.isra.0\t[e1000e]\nodd\nzz T x\n";
+    const MAPS: &str = "process 12 ontime device\n55d000001000-55d000003000 r-xp 00001000 fe:00 12 \
+        /usr/local/bin/ontime\n7f0000000000-7f0000001000 r-xp 00000000 fe:00 9 \
+        /usr/lib/libc.so.6\n7f0000001000-7f0000002000 rw-p 00000000 00:00 0\nprocess 3 lab-spin\n00401000-00402000 \
+        r-xp 00001000 fe:00 1 /usr/local/sbin/lab-spin\nodd\n";
 
     fn names() -> Names {
         Names::new(Sources {

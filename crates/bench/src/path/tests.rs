@@ -1,4 +1,5 @@
-//! The whole way from the log's bytes to the document: on a recorded request, of which a line in three hundred is kept, and on made-up ones.
+//! The whole way from the log's bytes to the document: on a recorded request, of which a line in three hundred is kept,
+//! and on made-up ones.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panic")]
 

@@ -1,11 +1,12 @@
 //! A request cut out of the instructions of the whole host.
 //!
-//! In: the log's bytes of one stretch in which one request came and was answered. Out: its [`Run`]s: functions in order, each with how many
-//! instructions it executed before another one did.
+//! In: the log's bytes of one stretch in which one request came and was answered. Out: its [`Run`]s: functions in
+//! order, each with how many instructions it executed before another one did.
 //!
-//! A request begins behind the last instruction of idleness before the NIC's driver hears of it: what an interrupt does for it, and what kept
-//! the CPU then. It ends with the last instruction with which the NIC's driver sends the reply: where an interrupt (that of the NIC that
-//! has sent) or the driver's caller goes on. Only runs are kept, and no more than [`LONGEST`] of them.
+//! A request begins behind the last instruction of idleness before the NIC's driver hears of it: what an interrupt does
+//! for it, and what kept the CPU then. It ends with the last instruction with which the NIC's driver sends the reply:
+//! where an interrupt (that of the NIC that has sent) or the driver's caller goes on. Only runs are kept, and no more
+//! than [`LONGEST`] of them.
 
 use super::line::{self, Line};
 use super::symbols::{Function, Mark, Names};

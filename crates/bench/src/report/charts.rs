@@ -129,7 +129,8 @@ impl Frame {
                     text x=(px(left - 6.0)) y=(px(self.y(*level) + 4.0)) text-anchor="end" { (label) }
                 }
                 text x=(px((left + right) / 2.0)) y=(px(self.height - 6.0)) text-anchor="middle" { "response time" }
-                text transform=(format!("translate(12 {}) rotate(-90)", px((top + bottom) / 2.0))) text-anchor="middle" { (y_title) }
+                text transform=(format!("translate(12 {}) \
+                    rotate(-90)", px((top + bottom) / 2.0))) text-anchor="middle" { (y_title) }
             }
             line.axis x1=(px(left)) x2=(px(right)) y1=(px(bottom)) y2=(px(bottom)) {}
         }

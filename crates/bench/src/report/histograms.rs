@@ -10,7 +10,8 @@ use hdrhistogram::Histogram;
 
 use crate::schema::{MethodResult, Report};
 
-/// The layout of `rtla timerlat hist`: a row a microsecond (occupied rows only), a column a result that has response times.
+/// The layout of `rtla timerlat hist`: a row a microsecond (occupied rows only), a column a result that has response
+/// times.
 pub fn rtla(report: &Report) -> String {
     let columns: Vec<_> =
         report.results.iter().filter_map(|result| Some((result, result.latency_us.as_ref()?))).collect();
@@ -55,8 +56,8 @@ pub fn case(result: &MethodResult) -> String {
     format!("{}-{}-{}", result.method, result.load.name(), result.kernel_series())
 }
 
-/// The files of [`hgrm`], one for each result that has response times: name and text. Names are of letters, digits, `-`, `_` and `.`, whatever
-/// a method is called, and all different: results of several runs may be of the same case.
+/// The files of [`hgrm`], one for each result that has response times: name and text. Names are of letters, digits,
+/// `-`, `_` and `.`, whatever a method is called, and all different: results of several runs may be of the same case.
 pub fn hgrm_files(report: &Report) -> Vec<(String, String)> {
     let mut seen: BTreeMap<String, u32> = BTreeMap::new();
     let files = report.results.iter().filter_map(|result| {

@@ -73,8 +73,8 @@ fn steadiest(report: &Report, load: Load) -> Option<String> {
         ));
     }
     Some(format!(
-        "Under {}, {} answered 99 % of requests within {} µs and every one of the {} answered within {} µs; vanilla Linux needed \
-         {} µs and {} µs. That is a p99 {} times lower, on the {} clock.",
+        "Under {}, {} answered 99 % of requests within {} µs and every one of the {} answered within {} µs; vanilla \
+         Linux needed {} µs and {} µs. That is a p99 {} times lower, on the {} clock.",
         load.words(),
         best.label,
         number::us(own.p99),
@@ -171,7 +171,8 @@ fn figures(report: &Report) -> Markup {
             @if !meaning.is_empty() { p { (meaning) } }
         }
         @for own in &tables {
-            div.scroll tabindex="0" role="region" aria-label="Own figures" { table class=[own.has_sentences.then_some("wrap")] {
+            @let class = own.has_sentences.then_some("wrap");
+            div.scroll tabindex="0" role="region" aria-label="Own figures" { table class=[class] {
                 thead { tr {
                     th.left scope="col" { "method" }
                     @for (head, words) in own.heads.iter().zip(&own.words) {
@@ -245,7 +246,8 @@ fn distributions(report: &Report) -> Markup {
     let time = TimeAxis::of(report.results.iter());
     html! {
         h2 { "Distributions" }
-        p { "All charts share one logarithmic time axis. Dashed lines are without flood, dotted ones under small packets. The dotted lines in a histogram are its p50, p99 and maximum." }
+        p { "All charts share one logarithmic time axis. Dashed lines are without flood, dotted ones under small \
+            packets. The dotted lines in a histogram are its p50, p99 and maximum." }
         @for (group, (clock, series, results)) in groups(report).into_iter().enumerate() {
             @let drawn: Vec<&MethodResult> = results.iter().copied().filter(|result| result.count > 0).collect();
             h3 { "Linux " (series) ", " (clock.name()) " clock" }
@@ -290,7 +292,8 @@ fn conditions(report: &Report) -> Markup {
     html! {
         h2 { "How the runs went" }
         div.scroll tabindex="0" role="region" aria-label="Conditions of the runs" { table {
-            caption { "Every request is counted in exactly one column from counted to warm-up. Gaps are from a reply to the next request, at the NIC, in ms." }
+            caption { "Every request is counted in exactly one column from counted to warm-up. Gaps are from a reply \
+                to the next request, at the NIC, in ms." }
             thead { tr {
                 th.left scope="col" { "method" }
                 @for name in ["length, s", "requests", "counted", "lost", "open at end", "batched", "duplicates", "warm-up", "gap min", "gap mean", "gap max", "arrival grid, µs", "p99, 95 % interval, µs", "beyond p99.9", "max at, s"] {

@@ -1,4 +1,5 @@
-//! A report as people read it: a terminal table, CSV, one self-contained HTML page; and as other tools do: rtla's and HDR's histograms.
+//! A report as people read it: a terminal table, CSV, one self-contained HTML page; and as other tools do: rtla's and
+//! HDR's histograms.
 //!
 //! In: a [`Report`] (also one read back from its JSON). Out: text. Nothing here measures, and nothing is left out:
 //! [`unfavourable`] gathers what speaks against a method, and every form shows it.

@@ -1,7 +1,7 @@
 //! An experiment's own figures as tables: of each result as a whole, then of its parts.
 //!
-//! In: a [`Report`]. Out: [`Own`]. Columns are the figures that the experiment names, then its metrics in the order in which
-//! results have them.
+//! In: a [`Report`]. Out: [`Own`]. Columns are the figures that the experiment names, then its metrics in the order in
+//! which results have them.
 
 use super::experiment;
 use crate::goals::Figure;

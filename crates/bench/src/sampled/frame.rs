@@ -1,10 +1,11 @@
-//! A frame of Sampled Values: IEC 61850-9-2, as its guideline for merging units ("9-2LE") lays it out, one ASDU a frame.
+//! A frame of Sampled Values: IEC 61850-9-2, as its guideline for merging units ("9-2LE") lays it out, one ASDU a
+//! frame.
 //!
 //! ```text
 //! Ethernet: group, publisher, 0x88BA | APPID, length, 4 reserved | savPdu { noASDU, seqASDU { ASDU { svID, smpCnt, confRev, smpSynch, data } } }
 //! ```
-//! Numbers are big-endian, the savPdu is BER. The data is eight values of 4 bytes with 4 of quality; the first holds the frame's number here, since
-//! smpCnt begins again each second.
+//! Numbers are big-endian, the savPdu is BER. The data is eight values of 4 bytes with 4 of quality; the first holds
+//! the frame's number here, since smpCnt begins again each second.
 
 /// Frames a second (80 samples a period of 50 Hz): one every 250 us.
 pub const RATE: u64 = 4_000;

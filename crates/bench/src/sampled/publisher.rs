@@ -1,8 +1,9 @@
 //! The publisher, outside the host: a frame each period, never two at once.
 //!
-//! In: so many frames. Out: frames on the wire. On the virtual clock the emulator releases what waits at the RT NIC once a period; the
-//! publisher gives it the next frame as soon as the last one is in the capture, so that one frame goes with each release. Where this machine is
-//! too busy for that, a release goes by without a frame: a gap, never a burst; what the gaps were the capture says.
+//! In: so many frames. Out: frames on the wire. On the virtual clock the emulator releases what waits at the RT NIC
+//! once a period; the publisher gives it the next frame as soon as the last one is in the capture, so that one frame
+//! goes with each release. Where this machine is too busy for that, a release goes by without a frame: a gap, never a
+//! burst; what the gaps were the capture says.
 
 use std::mem::size_of;
 use std::net::Ipv4Addr;

@@ -1,6 +1,7 @@
 //! Response times of Sampled Values: from a frame's passage of the RT NIC to its answer's.
 //!
-//! In: a capture. Out: a [`WireAnalysis`] whose requests are frames; `intervals_ns` is from frame to frame, since frames wait for no answer.
+//! In: a capture. Out: a [`WireAnalysis`] whose requests are frames; `intervals_ns` is from frame to frame, since
+//! frames wait for no answer.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Clock {
-    /// Emulated host, time is instructions executed, 1 ns each (4 ns in reports up to version 5). Shows queueing and path length, not caches.
+    /// Emulated host, time is instructions executed, 1 ns each (4 ns in reports up to version 5). Shows queueing and
+    /// path length, not caches.
     Virtual,
     /// Emulated host, or a real one that is joined to its client without hardware; time is the machine's; noisy.
     Real,
@@ -29,14 +30,14 @@ impl Clock {
     pub fn meaning(self) -> &'static str {
         match self {
             Clock::Virtual => {
-                "The host is emulated and its clock counts the instructions it executed, 1 ns each. Figures show queueing, \
-                 priorities and path length, and repeat well. Caches, memory, interrupts' hardware cost and speculation \
-                 are not in them: a microsecond here is an instruction count, not a promise for a machine."
+                "The host is emulated and its clock counts the instructions it executed, 1 ns each. Figures show \
+                 queueing, priorities and path length, and repeat well. Caches, memory, interrupts' hardware cost and \
+                 speculation are not in them: a microsecond here is an instruction count, not a promise for a machine."
             }
             Clock::Real => {
-                "The host is emulated, or joined to its client without hardware (the report's notes say so), and its clock is the \
-                 machine's. Figures carry the emulator's and the machine's noise: read them as an indication, and compare only methods of \
-                 one run."
+                "The host is emulated, or joined to its client without hardware (the report's notes say so), and its \
+                 clock is the machine's. Figures carry the emulator's and the machine's noise: read them as an \
+                 indication, and compare only methods of one run."
             }
             Clock::Hardware => "A real host and a real NIC: figures are this machine's.",
         }

@@ -2,8 +2,8 @@
 //!
 //! In: what was measured ([`Run`]). Out: a [`Report`] as JSON and back. `docs/bench.schema.json` is generated from
 //! these types, and a test holds the two together. Any change of a field raises [`SCHEMA_VERSION`]. Units are in the
-//! names: us are microseconds on the result's own clock, Gbit are 10^9 bit. [`Report`] is here; `condition`: clock and load; `result`:
-//! [`MethodResult`]; `metric`: an experiment's own figures; `run`: what it is made from.
+//! names: us are microseconds on the result's own clock, Gbit are 10^9 bit. [`Report`] is here; `condition`: clock and
+//! load; `result`: [`MethodResult`]; `metric`: an experiment's own figures; `run`: what it is made from.
 
 mod condition;
 mod metric;
@@ -29,7 +29,8 @@ pub enum SchemaError {
     Invalid(#[from] serde_json::Error),
     /// A figure that JSON cannot hold.
     #[error(
-        "a figure of the report is NaN or infinite, or its version is not {SCHEMA_VERSION}: it is not written; this is a defect of Ontime"
+        "a figure of the report is NaN or infinite, or its version is not {SCHEMA_VERSION}: it is not written; this is \
+         a defect of Ontime"
     )]
     NotANumber,
     /// No version in it.

@@ -1,5 +1,5 @@
-//! A SIP proxy under the load of Access'18, IV-G 1 (Figure 14): Kamailio relays calls between two SIPp instances ([`sipp`]), and the
-//! wire says how long each message took through it ([`wire`]).
+//! A SIP proxy under the load of Access'18, IV-G 1 (Figure 14): Kamailio relays calls between two SIPp instances
+//! ([`sipp`]), and the wire says how long each message took through it ([`wire`]).
 
 pub mod sipp;
 pub mod wire;

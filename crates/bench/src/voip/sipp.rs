@@ -1,8 +1,10 @@
-//! The callers and the called: two stock SIPp with their own scenarios (`sipp -sd uac`, `-sd uas`) beside the emulated host.
+//! The callers and the called: two stock SIPp with their own scenarios (`sipp -sd uac`, `-sd uas`) beside the emulated
+//! host.
 //!
-//! In: how many calls. Out: calls through the proxy at random rates of 17 to 167 a second of the host's time, the same for every
-//! method. The paper changed SIPp for that; here the caller's scenario begins with SIPp's third-party command (`recvCmd`, `-3pcc`),
-//! so that each call starts when this process says so, on the clock of the host under test, however long calls take.
+//! In: how many calls. Out: calls through the proxy at random rates of 17 to 167 a second of the host's time, the same
+//! for every method. The paper changed SIPp for that; here the caller's scenario begins with SIPp's third-party command
+//! (`recvCmd`, `-3pcc`), so that each call starts when this process says so, on the clock of the host under test,
+//! however long calls take.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
@@ -77,8 +79,9 @@ impl Peer for Asker {
     fn ask(&mut self, sequence: u64) -> Result<bool, ClientError> {
         let Self { server, own, .. } = self;
         let request = format!(
-            "OPTIONS sip:{server} SIP/2.0\r\nVia: SIP/2.0/UDP {own};branch=z9hG4bK-{sequence}\r\nFrom: <sip:bench@{own}>;tag=1\r\n\
-             To: <sip:{server}>\r\nCall-ID: {sequence}@{own}\r\nCSeq: {sequence} OPTIONS\r\nMax-Forwards: 70\r\nContent-Length: 0\r\n\r\n"
+            "OPTIONS sip:{server} SIP/2.0\r\nVia: SIP/2.0/UDP {own};branch=z9hG4bK-{sequence}\r\nFrom: \
+             <sip:bench@{own}>;tag=1\r\nTo: <sip:{server}>\r\nCall-ID: {sequence}@{own}\r\nCSeq: {sequence} \
+             OPTIONS\r\nMax-Forwards: 70\r\nContent-Length: 0\r\n\r\n"
         );
         Ok(self.socket.send(request.as_bytes()).is_ok())
     }
@@ -347,7 +350,8 @@ mod tests {
         let changed = with_t1(&when_told(stock).unwrap(), 4_000).unwrap();
         assert_eq!(
             changed,
-            "<scenario name=\"a\">\n  <recvCmd/>\n\n  <send retrans=\"4000\">INVITE</send>\n  <send retrans=\"4000\">BYE</send>"
+            "<scenario name=\"a\">\n  <recvCmd/>\n\n  <send retrans=\"4000\">INVITE</send>\n  <send \
+             retrans=\"4000\">BYE</send>"
         );
         assert_eq!((when_told("no scenario"), with_t1("no scenario", 1)), (None, None));
     }

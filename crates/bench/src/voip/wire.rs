@@ -1,10 +1,10 @@
 //! Forward delays of a SIP proxy, read off the RT NIC's capture.
 //!
-//! In: a pcap with whole messages, not cut to headers. Out: an exchange a forwarded message. What came in and what went out belong
-//! together by Call-ID, CSeq (number and method) and kind (method or status): a proxy changes none of them (RFC 3261, 16.6 and
-//! 16.7), while it adds Via headers with branches of its own. A call's six messages differ in CSeq or kind. Of a message that is
-//! sent again the first counts. The clock starts when it first came and stops when it first went. What the proxy says of its own
-//! accord (100 Trying) and what is not of a call (OPTIONS) are left out.
+//! In: a pcap with whole messages, not cut to headers. Out: an exchange a forwarded message. What came in and what went
+//! out belong together by Call-ID, CSeq (number and method) and kind (method or status): a proxy changes none of them
+//! (RFC 3261, 16.6 and 16.7), while it adds Via headers with branches of its own. A call's six messages differ in CSeq
+//! or kind. Of a message that is sent again the first counts. The clock starts when it first came and stops when it
+//! first went. What the proxy says of its own accord (100 Trying) and what is not of a call (OPTIONS) are left out.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;

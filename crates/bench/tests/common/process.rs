@@ -25,7 +25,8 @@ pub fn start(program: &str, arguments: &[&str]) -> Option<Background> {
     }
 }
 
-/// Captures on loopback what passes `filter`, so many bytes of a frame. `None`, and a line that says so, where that is not permitted.
+/// Captures on loopback what passes `filter`, so many bytes of a frame. `None`, and a line that says so, where that is
+/// not permitted.
 pub fn tcpdump(filter: &str, bytes: u32, file: &Path) -> Option<Background> {
     // SAFETY: geteuid has no preconditions.
     if unsafe { libc::geteuid() } != 0 {

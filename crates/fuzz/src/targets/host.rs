@@ -59,8 +59,8 @@ fn stat_line(stat: &Stat) -> String {
     };
     let Stat { tid, comm, state, ppid, flags, start_time, last_cpu, guest_time, .. } = stat;
     format!(
-        "{tid} ({comm}) {state} {ppid} 0 0 0 0 {flags} 0 0 0 0 0 0 0 0 0 {nice} 0 0 {start_time} 0 0 0 0 0 0 0 0 0 0 0 0 \
-         0 0 0 0 {last_cpu} {priority} {number} 0 {guest_time} 0\n"
+        "{tid} ({comm}) {state} {ppid} 0 0 0 0 {flags} 0 0 0 0 0 0 0 0 0 {nice} 0 0 {start_time} 0 0 0 0 0 0 0 0 0 0 0 \
+         0 0 0 0 0 {last_cpu} {priority} {number} 0 {guest_time} 0\n"
     )
 }
 

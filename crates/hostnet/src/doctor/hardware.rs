@@ -12,7 +12,8 @@ use crate::rules::{NAPI_LISTED, NO_BH_LOCK};
 
 /// The first kernel that can thread NAPI.
 const THREADED_NAPI: (u32, u32) = (5, 12);
-/// An idle state that takes longer to leave than this is worth a warning, us: a fifth of what a request takes without load.
+/// An idle state that takes longer to leave than this is worth a warning, us: a fifth of what a request takes without
+/// load.
 const IDLE_LATENCY_US: u64 = 10;
 
 pub(super) fn kernel(inventory: &Inventory) -> Check {
@@ -30,13 +31,16 @@ pub(super) fn kernel(inventory: &Inventory) -> Check {
         // A host's thread in the probe, a VM in the bench: the two are not to be compared.
         let (cost, source) = if inventory.nics.iter().any(|nic| nic.napi_weight.is_some()) {
             (
-                "what remains with polls of 4 packets (napi-weight) and bulk VMs' packets one by one (tap-batch): 20,000 requests of a VM, \
-                 p99/p99.9/max 105/120/170 us under small packets and 98/113/147 under TCP, where 7.2-rt has 82/90/127 and 82/97/121",
-                "`ontime-lab bench rt-server`: Debian 6.12-rt and 7.2-rt, emulated, virtual clock, one CPU (docs/bench/rt-server.md)",
+                "what remains with polls of 4 packets (napi-weight) and bulk VMs' packets one by one (tap-batch): \
+                 20,000 requests of a VM, p99/p99.9/max 105/120/170 us under small packets and 98/113/147 under TCP, \
+                 where 7.2-rt has 82/90/127 and 82/97/121",
+                "`ontime-lab bench rt-server`: Debian 6.12-rt and 7.2-rt, emulated, virtual clock, one CPU \
+                 (docs/bench/rt-server.md)",
             )
         } else {
             (
-                "6.12-rt: 351/656/666 us with threaded NAPI, where 7.2-rt has 46/87/115; row napi-weight has what the host module leaves of it",
+                "6.12-rt: 351/656/666 us with threaded NAPI, where 7.2-rt has 46/87/115; row napi-weight has what the \
+                 host module leaves of it",
                 source,
             )
         };
@@ -73,7 +77,7 @@ pub(super) fn kvm(inventory: &Inventory, probe: &KvmProbe) -> Check {
     match probe {
         KvmProbe::Works => Check::new("kvm", title, State::Ok, format!("a probe guest ran to its end{nested}")),
         KvmProbe::Absent(why) => Check::new("kvm", title, State::Critical, format!("{why}{nested}"))
-            .remedy("load kvm_intel or kvm_amd, with virtualization on in the firmware; run as root or in group kvm"),
+            .remedy("load kvm_intel or kvm_amd, with virtualization on in the firmware"),
         KvmProbe::Broken(why) | KvmProbe::Hangs(why) => {
             Check::new("kvm", title, State::Critical, format!("{why}{nested}; ordinary guests fail or hang"))
                 .costs("VMs do not start, or run without KVM, some tens of times slower", "")
@@ -235,7 +239,8 @@ pub(super) fn guest_memory(inventory: &Inventory) -> Check {
     Check::new(id, title, State::Warning, found.join("; "))
         .costs("a vCPU that touches such a page leaves its guest and waits for it", "")
         .remedy(format!(
-            "give RT VMs memory that stays where it is (libvirt: <memoryBacking> with <hugepages/> and <locked/>); or {}",
+            "give RT VMs memory that stays where it is (libvirt: <memoryBacking> with <hugepages/> and <locked/>); or \
+             {}",
             remedies.join(", ")
         ))
 }
@@ -268,7 +273,8 @@ pub(super) fn pressure(inventory: &Inventory) -> Check {
     let found = "kept: every wake-up and every change of thread is booked, once for each level of the thread's cgroup";
     Check::new(id, title, State::Warning, found)
         .costs(
-            "2,452 of the 53,334 instructions of an outsourced request, 1,507 of the 23,397 of a host process's, with one level",
+            "2,452 of the 53,334 instructions of an outsourced request, 1,507 of the 23,397 of a host process's, with \
+             one level",
             "`ontime-lab bench path` (docs/bench/path.md): Debian 7.2-rt, emulated, virtual clock",
         )
         .remedy("boot with psi=0, where nobody reads it (systemd-oomd does)")

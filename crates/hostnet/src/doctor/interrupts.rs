@@ -29,8 +29,8 @@ pub(super) fn smi(count: &SmiCount) -> Check {
             let plural = if *most == 1 { "" } else { "s" };
             let found = format!("{most} SMI{plural} on CPU {cpu} in {:.1} s", during.as_secs_f64());
             Check::new(id, title, State::Warning, found).costs(cost, "").remedy(
-                "in the firmware's set-up turn off legacy USB, power capping and memory patrol by the firmware, or take \
-                 its low-latency profile",
+                "in the firmware's set-up turn off legacy USB, power capping and memory patrol by the firmware, or \
+                 take its low-latency profile",
             )
         }
     }

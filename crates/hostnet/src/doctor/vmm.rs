@@ -14,6 +14,10 @@ pub(super) fn settings(problems: &[Problem]) -> Check {
         delays.iter().map(|problem| format!("{}: {}", problem.subject, tell(problem))).collect()
     };
     Check::new(id, title, State::Warning, told(Problem::message).join("; "))
-        .costs("one or two thread switches to QEMU's main thread a packet, and its lock, or a vCPU that never rests; not measured", "")
+        .costs(
+            "one or two thread switches to QEMU's main thread a packet, and its lock, or a vCPU that never rests; \
+            not measured",
+            "",
+        )
         .remedy(format!("at the VM's next start, {}", told(Problem::remedy).join("; ")))
 }

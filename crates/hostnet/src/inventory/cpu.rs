@@ -104,9 +104,10 @@ fn latency_limits(base: &Path, online: &CpuSet) -> BTreeMap<u32, u64> {
     online.iter().filter_map(|cpu| Some((cpu, limit(cpu)?))).collect()
 }
 
-/// States of the same name on several CPUs are one, with the longest latency seen.
+/// States of the same name and latency on several CPUs are one. On a hybrid processor a name has a latency for each
+/// kind of core.
 fn idle_states(base: &Path, online: &CpuSet) -> Vec<IdleState> {
-    let mut states: BTreeMap<(u32, String), (u64, Vec<u32>)> = BTreeMap::new();
+    let mut states: BTreeMap<(u32, String, u64), Vec<u32>> = BTreeMap::new();
     for cpu in online.iter() {
         let Ok(entries) = fs::read_dir(base.join(format!("cpu{cpu}/cpuidle"))) else { continue };
         for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
@@ -116,14 +117,13 @@ fn idle_states(base: &Path, online: &CpuSet) -> Vec<IdleState> {
             };
             let name = read(&path.join("name")).unwrap_or_default();
             let latency: u64 = read_number(&path.join("latency")).unwrap_or_default();
-            let (longest, cpus) = states.entry((number, name)).or_default();
-            *longest = latency.max(*longest);
+            let cpus = states.entry((number, name, latency)).or_default();
             if read(&path.join("disable")).as_deref() == Some("0") {
                 cpus.push(cpu);
             }
         }
     }
-    let state = |((_, name), (latency_us, cpus)): (_, (u64, Vec<u32>))| IdleState {
+    let state = |((_, name, latency_us), cpus): ((u32, String, u64), Vec<u32>)| IdleState {
         name,
         latency_us,
         enabled_on: cpus.into_iter().collect(),
@@ -180,6 +180,20 @@ mod tests {
             let found = siblings(dir.path(), &cpus(online));
             assert_eq!(found, wanted.iter().map(|core| cpus(core)).collect::<Vec<_>>(), "{cores:?}");
         }
+    }
+
+    #[test]
+    fn idle_states_of_unlike_cores_are_kept_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        for (cpu, latency, disable) in [(0, 170, 0), (1, 170, 1), (2, 290, 0), (3, 290, 0)] {
+            let state = dir.path().join(format!("cpu{cpu}/cpuidle/state2"));
+            put(state.join("name"), "C6\n");
+            put(state.join("latency"), &format!("{latency}\n"));
+            put(state.join("disable"), &format!("{disable}\n"));
+        }
+        let found: Vec<_> =
+            idle_states(dir.path(), &cpus("0-3")).into_iter().map(|one| (one.latency_us, one.enabled_on)).collect();
+        assert_eq!(found, [(170, cpus("0")), (290, cpus("2-3"))]);
     }
 
     #[test]

@@ -10,7 +10,10 @@
 //!    (auxiliary devices, 6.11), `irq` (a PCI function's line);
 //! 3. the name of the interface's device, or of a device above it, in a handler's name: `30be0000.ethernet`,
 //!    `virtio0-input.0`, `xhci-hcd:usb1`;
-//! 4. the name of the interface, where none of these say anything.
+//! 4. the name of the interface, where none of these say anything;
+//! 5. the name of its driver, where no interrupt has the interface's (`enc28j60`).
+//!
+//! Beside these, drivers whose interfaces take packets by portals of the processor share the portals' interrupts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,6 +29,8 @@ pub(super) struct Port {
     pub(super) name: String,
     /// Its device, without symbolic links.
     pub(super) device: PathBuf,
+    /// Its driver.
+    pub(super) driver: Option<String>,
     /// Interrupts that its driver ties to its NAPI instances.
     pub(super) by_driver: BTreeSet<u32>,
     /// It stands for a port of a switch in the NIC (`phys_port_name` as `pf0vf1`), and the NIC's own interface has the
@@ -60,9 +65,32 @@ pub(super) fn assign(ports: &[Port], irqs: &[Irq]) -> Vec<BTreeSet<u32>> {
             }
             None => named_after_port(port, ports, irqs, &known),
         };
-        &port.by_driver | &others
+        &(&port.by_driver | &others) | &of_portals(port, irqs)
     });
-    found.collect()
+    let mut found: Vec<BTreeSet<u32>> = found.collect();
+    known.extend(found.iter().flatten());
+    for ((port, _), own) in
+        ports.iter().zip(&owners).zip(&mut found).filter(|((_, owner), own)| owner.is_none() && own.is_empty())
+    {
+        let driver = port.driver.as_deref().unwrap_or_default();
+        let named = irqs.iter().filter(|irq| irq.device.is_none() && !known.contains(&irq.id.irq));
+        let named =
+            named.filter(|irq| !driver.is_empty() && irq.actions.iter().any(|action| is_word_of(action, driver)));
+        own.extend(named.map(|irq| irq.id.irq));
+    }
+    found
+}
+
+/// Drivers whose interfaces have no interrupts of their own for packets, and how the handlers of the portals begin that
+/// they share: NXP's DPAA2 (`drivers/soc/fsl/dpio`) and DPAA (`drivers/soc/fsl/qbman/qman.c`).
+const PORTALS: [(&str, &str); 2] = [("fsl_dpaa2_eth", "dpio."), ("fsl_dpa", "QMan portal ")];
+
+fn of_portals(port: &Port, irqs: &[Irq]) -> BTreeSet<u32> {
+    let Some((_, portal)) = PORTALS.iter().find(|(driver, _)| port.driver.as_deref() == Some(*driver)) else {
+        return BTreeSet::new();
+    };
+    let is_portals = |irq: &&Irq| irq.actions.iter().any(|action| action.starts_with(portal));
+    irqs.iter().filter(is_portals).map(|irq| irq.id.irq).collect()
 }
 
 /// Whether an interrupt of an interface's device is this interface's, beside the others that have the same device.
@@ -119,11 +147,28 @@ fn line(device: &Path) -> Option<Vec<u32>> {
 fn named_after_device(device: &Path, irqs: &[Irq], known: &BTreeSet<u32>) -> Option<Owner> {
     device.ancestors().find_map(|path| {
         let name = path.file_name()?.to_str().filter(|name| is_device_name(name))?;
-        let named = irqs.iter().filter(|irq| irq.actions.iter().any(|action| is_word_of(action, name)));
-        let named = named.filter(|irq| irq.device.as_deref().is_none_or(|device| device == name));
+        let (path, names) = match path.parent().filter(|_| is_root_hub(name)) {
+            Some(controller) => (controller, root_hubs(controller)),
+            None => (path, vec![name.to_owned()]),
+        };
+        let names = || names.iter().map(String::as_str);
+        let is_named = |irq: &Irq| irq.actions.iter().any(|action| names().any(|name| is_word_of(action, name)));
+        let named = irqs.iter().filter(|irq| is_named(irq));
+        let named = named.filter(|irq| irq.device.as_deref().is_none_or(|device| names().any(|name| name == device)));
         let own: BTreeSet<u32> = named.map(|irq| irq.id.irq).filter(|irq| !known.contains(irq)).collect();
         (!own.is_empty()).then(|| Owner { path: path.to_owned(), irqs: own })
     })
+}
+
+/// `usb2`: a bus of USB. A controller with two (USB 3) calls its one interrupt after the first, whichever the device is
+/// on (`drivers/usb/core/hcd.c`, `usb_hcd_request_irqs`).
+fn is_root_hub(name: &str) -> bool {
+    name.strip_prefix("usb").is_some_and(|number| number.parse::<u16>().is_ok())
+}
+
+fn root_hubs(controller: &Path) -> Vec<String> {
+    let entries = fs::read_dir(controller).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_root_hub(name)).collect()
 }
 
 /// Whether a folder's name in `/sys/devices` means one device: not `soc` or `platform`, and not a port of a hub

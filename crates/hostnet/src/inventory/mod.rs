@@ -1,7 +1,7 @@
 //! Facts of the running host, read only: nothing here changes or wakes anything.
 //!
-//! In: `/proc`, `/sys`, debugfs (injectable as [`Roots`](crate::Roots)), netlink. Out: an [`Inventory`], plain data that rules plan on.
-//! What this kernel or this process cannot tell becomes a [`Note`], never a guess.
+//! In: `/proc`, `/sys`, debugfs (injectable as [`Roots`](crate::Roots)), netlink. Out: an [`Inventory`], plain data
+//! that rules plan on. What this kernel or this process cannot tell becomes a [`Note`], never a guess.
 
 mod cpu;
 mod devices;
@@ -173,7 +173,8 @@ pub struct Nic {
     pub tx_queues: Vec<TxQueue>,
     /// `/sys/class/net/X/threaded` (5.12): 0, 1, or 2 for polling.
     pub threaded: Option<u32>,
-    /// At most how many packets its polls take, by the host module: a number, or `default`; `None` where that is not loaded.
+    /// At most how many packets its polls take, by the host module: a number, or `default`; `None` where that is not
+    /// loaded.
     pub napi_weight: Option<String>,
     /// Whether threads of the host module poll it: `0` or `1`; `None` where that is not loaded.
     pub busy_poll: Option<String>,
@@ -326,7 +327,7 @@ pub struct Udev {
     pub rules: Vec<String>,
 }
 
-/// What an interface's `.link` file says of its interrupts' CPUs (systemd 260).
+/// What an interface's `.link` file says of its interrupts' CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LinkPolicy {
     /// The file, or drop-in, that says so.

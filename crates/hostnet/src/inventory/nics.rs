@@ -108,6 +108,7 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], class: &Pat
     let ports: Vec<Port> = with_rings()
         .map(|(nic, device)| Port {
             name: nic.id.name.clone(),
+            driver: nic.driver.clone(),
             device: device.clone().unwrap_or_default(),
             by_driver: nic.napis.iter().filter_map(|napi| napi.irq).collect(),
             representor: represented(&class.join(&nic.id.name)).is_some(),
@@ -119,7 +120,8 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], class: &Pat
     // maybe.
     let is_queue = |action: &String| {
         let words = action.to_ascii_lowercase();
-        (words.contains("rx") || words.contains("tx")) && ports.iter().any(|port| is_word_of(action, &port.name))
+        let of_port = || ports.iter().any(|port| is_word_of(action, &port.name));
+        ((words.contains("rx") || words.contains("tx")) && of_port()) || is_numbered_queue(&words)
     };
     for irq in inventory.irqs.iter_mut().filter(|irq| irq.device.is_none() && !claimed.contains(&irq.id.irq)) {
         irq.network |= irq.actions.iter().any(is_queue);
@@ -127,6 +129,12 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], class: &Pat
     for (nic, irqs) in inventory.nics.iter_mut().filter(|nic| nic.physical).zip(found) {
         nic.irqs = irqs.into_iter().collect();
     }
+}
+
+/// Whether a handler is called as drivers call those of queues, whichever interface's: `eth1-TxRx-3`, `end1:tx-0`.
+fn is_numbered_queue(handler: &str) -> bool {
+    let name = handler.trim_end_matches(|digit: char| digit.is_ascii_digit());
+    name.len() < handler.len() && ["rx-", "tx-"].iter().any(|end| name.ends_with(end)) && !name.starts_with("dma")
 }
 
 /// What an interface stands on.
@@ -187,6 +195,9 @@ fn represented(dir: &Path) -> Option<String> {
         Some(rest) => rest.trim_start_matches(|c: char| c.is_ascii_digit()),
         None => &name,
     };
+    // sfc puts the port before it: `p0pf0vf1`.
+    let at_port = own.strip_prefix('p').map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
+    let own = at_port.filter(|rest| rest.starts_with("pf")).unwrap_or(own);
     let digits: String = own.strip_prefix("pf")?.chars().take_while(char::is_ascii_digit).collect();
     (!digits.is_empty()).then_some(digits)
 }
@@ -211,9 +222,9 @@ fn with<T>(ethtool: &mut io::Result<Ethtool>, ask: impl FnOnce(&mut Ethtool) -> 
     }
 }
 
-/// What drivers say, by interface index; of kernels and drivers that do not say, no rule wants it. One device that is being reset ends the answer about
-/// all (`net/ethtool/netlink.c`, `ethnl_default_dumpit`): then each is asked alone. What nobody could ask is a look that failed: else what was set would be
-/// given back, to be set again at the next.
+/// What drivers say, by interface index; of kernels and drivers that do not say, no rule wants it. One device that is
+/// being reset ends the answer about all (`net/ethtool/netlink.c`, `ethnl_default_dumpit`): then each is asked alone.
+/// What nobody could ask is a look that failed: else what was set would be given back, to be set again at the next.
 fn said<T>(
     inventory: &mut Inventory,
     about: &str,

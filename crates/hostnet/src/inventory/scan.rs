@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use super::threads::CUT;
 use super::{
     Conflict, CpuManager, Inventory, Kernel, Kvm, Lockdown, Memory, Note, Protections, cpu, irqs, nics, threads, udev,
 };
@@ -36,6 +37,13 @@ const CONFLICTS: [&str; 8] =
 const CPU_MANAGER: [&str; 2] =
     ["var/lib/kubelet/cpu_manager_state", "var/snap/microk8s/common/var/lib/kubelet/cpu_manager_state"];
 
+/// Whether a process's name, which the kernel cuts, is a service's, by itself or as NixOS wraps it
+/// (`.tuned-wrapped`).
+fn is_called(comm: &str, service: &str) -> bool {
+    let wrapped = format!(".{service}-wrapped");
+    comm == service || comm == wrapped.get(..CUT).unwrap_or(&wrapped)
+}
+
 impl Inventory {
     /// Reads the running host. What cannot be read becomes a [`Note`].
     pub fn scan(roots: &Roots) -> Inventory {
@@ -45,9 +53,14 @@ impl Inventory {
         inventory.conflicts = found
             .services
             .into_iter()
-            .filter(|(comm, _)| CONFLICTS.contains(&comm.as_str()))
-            .map(|(service, pid)| Conflict { service, pid })
+            .filter_map(|(comm, pid)| {
+                let service = CONFLICTS.into_iter().find(|service| is_called(&comm, service))?;
+                Some(Conflict { service: service.to_owned(), pid })
+            })
             .collect();
+        // One process of a service is enough to name it.
+        inventory.conflicts.sort_by(|one, other| (&one.service, one.pid).cmp(&(&other.service, other.pid)));
+        inventory.conflicts.dedup_by(|one, before| one.service == before.service);
         inventory.irqs = irqs::scan(roots);
         nics::scan(roots, &mut inventory);
         inventory.udev = udev::scan(&roots.root, inventory.nics.iter().filter(|nic| nic.physical).map(|nic| &nic.id));
@@ -202,6 +215,24 @@ pub(crate) fn read_number<T: std::str::FromStr>(path: &Path) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn services_are_known_as_they_are_and_as_nixos_wraps_them() {
+        let services = |comm: &str| CONFLICTS.into_iter().find(|service| is_called(comm, service));
+        for (comm, service) in [
+            ("tuned", Some("tuned")),
+            (".tuned-wrapped", Some("tuned")),
+            (".irqbalance-wra", Some("irqbalance")),
+            (".scx_loader-wra", Some("scx_loader")),
+            (".ovs-vswitchd-w", Some("ovs-vswitchd")),
+            ("ksmtuned", None),
+            ("openshift-tuned", None),
+            (".tuned", None),
+            ("irqbalance-ui", None),
+        ] {
+            assert_eq!(services(comm), service, "{comm}");
+        }
+    }
 
     #[test]
     fn what_the_kernel_does_by_itself_is_read() {

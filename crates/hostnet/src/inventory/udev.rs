@@ -1,4 +1,4 @@
-//! What udev is told of interrupts' CPUs: options of `.link` files (systemd 260), and rules.
+//! What udev is told of interrupts' CPUs: options of `.link` files that newer systemd has, and rules.
 //!
 //! Source: systemd `src/udev/net/link-config.c`: `IRQAffinityPolicy=single` puts all of an interface's interrupts on
 //! one CPU, `spread` one on each, of `IRQAffinity=` and the node of `IRQAffinityNUMA=`, when the interface appears.

@@ -1,7 +1,8 @@
-//! Generic netlink family `ethtool` (5.6): how a NIC holds its receive interrupts back, how long its rings are (5.7), which of its features are on.
+//! Generic netlink family `ethtool` (5.6): how a NIC holds its receive interrupts back, how long its rings are (5.7),
+//! which of its features are on.
 //!
-//! Source: `include/uapi/linux/ethtool_netlink.h`, `Documentation/netlink/specs/ethtool.yaml`, `net/ethtool/coalesce.c`,
-//! `rings.c`, `features.c`, `bitset.c`.
+//! Source: `include/uapi/linux/ethtool_netlink.h`, `Documentation/netlink/specs/ethtool.yaml`,
+//! `net/ethtool/coalesce.c`, `rings.c`, `features.c`, `bitset.c`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -98,7 +99,8 @@ impl Ethtool {
         })
     }
 
-    /// Names of the features that are on (`ethtool -k` prints others for some: `rx-gro` is its generic-receive-offload).
+    /// Names of the features that are on (`ethtool -k` prints others for some: `rx-gro` is its
+    /// generic-receive-offload).
     ///
     /// # Errors
     /// `ENODEV` where it is gone.

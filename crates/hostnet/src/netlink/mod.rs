@@ -1,9 +1,10 @@
 //! Netlink, as far as the packet path needs it: one socket, requests, dumps and attributes.
 //!
 //! In: requests of the rooms below (`link`: interfaces, `generic`: families by name, of which
-//! `netdev`: NAPI, and `ethtool`: interrupt moderation; `tc`: filters, `qdisc`: root qdiscs). Out: the kernel's answers, checked.
-//! Crates `netlink-sys` and `netlink-packet-core` carry the socket and the framing; the few messages used here are in no
-//! published crate (family `netdev`, `act_skbedit`) or in one for asynchronous run-times only (`ethtool`), so their attributes are written out with their kernel headers named.
+//! `netdev`: NAPI, and `ethtool`: interrupt moderation; `tc`: filters, `qdisc`: root qdiscs). Out: the kernel's
+//! answers, checked. Crates `netlink-sys` and `netlink-packet-core` carry the socket and the framing; the few messages
+//! used here are in no published crate (family `netdev`, `act_skbedit`) or in one for asynchronous run-times only
+//! (`ethtool`), so their attributes are written out with their kernel headers named.
 
 pub mod ethtool;
 pub mod generic;
@@ -26,7 +27,8 @@ pub struct Netlink {
     sequence: u32,
 }
 
-/// Longest the kernel may take to answer, ms. It answers within the system call; this only bounds a kernel that does not.
+/// Longest the kernel may take to answer, ms. It answers within the system call; this only bounds a kernel that does
+/// not.
 const TIMEOUT_MS: i64 = 2000;
 /// How often a dump that changed under us is begun again.
 const DUMP_TRIES: usize = 5;

@@ -66,7 +66,8 @@ impl Netdev {
     /// Sets how one NAPI instance is polled: 0, 1, or 2 from 6.19.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` before 6.13, `EINVAL` before 6.17 or for a mode the kernel does not know, `ENOENT` where it is gone.
+    /// `EOPNOTSUPP` before 6.13, `EINVAL` before 6.17 or for a mode the kernel does not know, `ENOENT` where it is
+    /// gone.
     pub fn set_threaded(&mut self, id: u32, mode: u32) -> io::Result<()> {
         let set = command(CMD_NAPI_SET).with_u32(NAPI_ID, id).with_u32(NAPI_THREADED, mode);
         self.0.request(&set).map(|_| ())

@@ -1,7 +1,8 @@
 //! Root qdiscs: what every interface has, and putting one there.
 //!
-//! Source: `net/sched/sch_api.c`, `net/sched/sch_prio.c`, `net/sched/sch_generic.c` (`noqueue_qdisc_ops`), `include/uapi/linux/pkt_sched.h`. A qdisc that the kernel attached by
-//! itself has handle 0; ours has one of [`OURS`]; any other is somebody's own.
+//! Source: `net/sched/sch_api.c`, `net/sched/sch_prio.c`, `net/sched/sch_generic.c` (`noqueue_qdisc_ops`),
+//! `include/uapi/linux/pkt_sched.h`. A qdisc that the kernel attached by itself has handle 0; ours has one of [`OURS`];
+//! any other is somebody's own.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,8 +13,8 @@ use super::tc::{RTM_DELQDISC, RTM_GETQDISC, RTM_NEWQDISC, TCA_KIND, TCA_OPTIONS,
 use super::{Attributes, Netlink};
 
 const TC_H_ROOT: u32 = 0xffff_ffff;
-/// The kinds that are put there, with the handle each has then. A qdisc is never replaced by one of another kind under the same
-/// handle (`net/sched/sch_api.c`, `tc_modify_qdisc`: EINVAL), so each has its own.
+/// The kinds that are put there, with the handle each has then. A qdisc is never replaced by one of another kind under
+/// the same handle (`net/sched/sch_api.c`, `tc_modify_qdisc`: EINVAL), so each has its own.
 pub const OURS: [(&str, u32); 3] = [("prio", 0x4f4e_0000), ("fq_codel", 0x4f4f_0000), (NONE, 0x4f50_0000)];
 /// No queue: packets go to the driver, or are dropped where it takes none.
 pub const NONE: &str = "noqueue";
@@ -65,8 +66,9 @@ pub fn root_of(part: &[u8]) -> Option<(u32, RootQdisc)> {
     Some((header.ifindex, root))
 }
 
-/// Puts a root qdisc of ours there, one of [`OURS`]; `prio` with the kernel's own three bands. What waits in the old one is dropped
-/// (`net/sched/sch_generic.c`, `dev_deactivate`). [`DEFAULT`] takes ours away; the kernel attaches its own.
+/// Puts a root qdisc of ours there, one of [`OURS`]; `prio` with the kernel's own three bands. What waits in the old
+/// one is dropped (`net/sched/sch_generic.c`, `dev_deactivate`). [`DEFAULT`] takes ours away; the kernel attaches its
+/// own.
 ///
 /// # Errors
 /// The kernel's: `ENOENT` where it is built without the kind; `EINVAL` where the kind is not one of ours.

@@ -117,7 +117,8 @@ pub fn has_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: E
     }))
 }
 
-/// Puts our filter there, in place of one of ours for the same packets. An interface is matched by the name it has in `from`.
+/// Puts our filter there, in place of one of ours for the same packets. An interface is matched by the name it has in
+/// `from`.
 ///
 /// # Errors
 /// The kernel's: `ENOENT` where it is built without `cls_flower` or `act_skbedit`.
@@ -126,7 +127,8 @@ pub fn set_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: E
     netlink.request(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_REPLACE, message.bytes()).map(|_| ())
 }
 
-/// Removes our filter for these packets; none there is no error. The interface they came in by need not be there any more.
+/// Removes our filter for these packets; none there is no error. The interface they came in by need not be there any
+/// more.
 ///
 /// # Errors
 /// The kernel's.

@@ -1,10 +1,11 @@
-//! A polling thread for each RT receive queue (Kernel Busy Poll, IEICE'22), by the kernel's own means, `NAPI_SET threaded=2`, or before 6.19 by the host
-//! module `ontime_napi`, whose threads do what a process does that polls for a socket.
+//! A polling thread for each RT receive queue (Kernel Busy Poll, IEICE'22), by the kernel's own means, `NAPI_SET
+//! threaded=2`, or before 6.19 by the host module `ontime_napi`, whose threads do what a process does that polls for a
+//! socket.
 //!
-//! The paper's thread owns a CPU; here it has one where `poll_cpu` names it. With or without, it polls at FIFO 1: every vCPU, `rcuc`,
-//! `ktimers` and `ksoftirqd` go before it, so that timers, RCU and other softirqs stay alive, and the runtime cap leaves threads
-//! without real-time priority their share. On the only CPU it polls only if `poll_cpu` names that: the share is little for a
-//! whole host.
+//! The paper's thread owns a CPU; here it has one where `poll_cpu` names it. With or without, it polls at FIFO 1: every
+//! vCPU, `rcuc`, `ktimers` and `ksoftirqd` go before it, so that timers, RCU and other softirqs stay alive, and the
+//! runtime cap leaves threads without real-time priority their share. On the only CPU it polls only if `poll_cpu` names
+//! that: the share is little for a whole host.
 
 use ontime_tenants::{Class, PriorityTable};
 
@@ -29,8 +30,8 @@ pub fn by_module(inventory: &Inventory, nic: &Nic) -> bool {
     inventory.kernel.version < POLLING_SINCE && nic.busy_poll.is_some()
 }
 
-/// Whether the method has this instance polling now. Only a NIC's own: a virtual interface's packets come from a thread of
-/// this host, which polling could only keep from its CPU.
+/// Whether the method has this instance polling now. Only a NIC's own: a virtual interface's packets come from a thread
+/// of this host, which polling could only keep from its CPU.
 pub fn polls(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> bool {
     may_poll(inventory, intent, nic, napi) && !intent.resting.contains(&nic.id.ifindex)
 }

@@ -1,15 +1,16 @@
 //! Interrupt threads of devices that are no NIC: disks, consoles, USB, GPUs.
 //!
-//! PREEMPT_RT and `threadirqs` start every interrupt thread at FIFO 50 (`kernel/irq/manage.c`, `setup_irq_thread`, `sched_set_fifo`): level
-//! with an RT NIC's, above its NAPI thread and every vCPU. Their place is a bulk NIC's: ahead of bulk tenants, so that disks and
-//! consoles go on, and never before an RT thread. At real-time priority, however low, an interrupt storm would keep housekeeping from the CPU
-//! for good once the kernel's protections are off, and no runtime cap covers it.
+//! PREEMPT_RT and `threadirqs` start every interrupt thread at FIFO 50 (`kernel/irq/manage.c`, `setup_irq_thread`,
+//! `sched_set_fifo`): level with an RT NIC's, above its NAPI thread and every vCPU. Their place is a bulk NIC's: ahead
+//! of bulk tenants, so that disks and consoles go on, and never before an RT thread. At real-time priority, however
+//! low, an interrupt storm would keep housekeeping from the CPU for good once the kernel's protections are off, and no
+//! runtime cap covers it.
 
 use std::collections::BTreeSet;
 
 use ontime_tenants::{Policy, Role};
 
-use super::nic_threads::place;
+use super::nic_threads::{place, without_interrupts};
 use crate::intent::Intent;
 use crate::inventory::{Inventory, Irq, KernelThread, KernelThreadKind};
 use crate::rule::{Finding, Outcome, RuleId, Severity};
@@ -18,13 +19,15 @@ use crate::rule::{Finding, Outcome, RuleId, Severity};
 const AS_STARTED: Policy = Policy::Fifo(50);
 
 /// See [`RuleId::DeviceIrq`]. Touches only threads where the kernel put them: another place is somebody's choice.
-/// Interrupts of NICs are another rule's, those of NICs in other network namespaces are reported, and those of
-/// passed-through devices belong to their VM.
+/// Interrupts of NICs are another rule's, those that may be an RT NIC's are left alone, those of NICs in other network
+/// namespaces are reported, and those of passed-through devices belong to their VM.
 pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
     let of_nics: BTreeSet<u32> = inventory.nics.iter().flat_map(|nic| nic.irqs.iter().copied()).collect();
     // Below this nothing delays an RT tenant.
     let lowest = intent.rt_tenants().map(|tenant| intent.table.policy(tenant.class, Role::VcpuEntitled));
     let lowest = lowest.filter_map(real_time).min();
+    let lacking: Vec<&str> = without_interrupts(inventory, intent).map(|nic| nic.id.name.as_str()).collect();
+    let may_be = format!("may be that of {}, of whose interrupts nothing is known,", lacking.join(" or "));
     let mut outcome = Outcome::default();
     for thread in &inventory.threads {
         let KernelThreadKind::Irq(number) = thread.kind else { continue };
@@ -44,6 +47,10 @@ pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
             outcome.findings.push(unclaimed(irq, thread, above));
             continue;
         }
+        if irq.device.is_none() && !lacking.is_empty() && thread.policy == AS_STARTED {
+            outcome.findings.push(left(thread, Severity::Warning, &may_be, UNKNOWN));
+            continue;
+        }
         if [AS_STARTED, Policy::BULK_DRIVER].contains(&thread.policy) {
             outcome.settings.push(place(RuleId::DeviceIrq, thread, Policy::BULK_DRIVER));
         } else if above {
@@ -54,10 +61,12 @@ pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
 }
 
 const PASSED_THROUGH: &str = "nothing for an RT VM's device; for a bulk VM's: chrt --other --pid 0 THREAD";
+const UNKNOWN: &str = "if it is another device's: chrt --other --pid 0 THREAD";
 const CHOSEN: &str =
     "lower it below every RT vCPU (chrt), or keep its interrupt off RT CPUs (/proc/irq/N/smp_affinity_list)";
 
-/// The handler's name is `vfio-msix[0](0000:01:00.0)`, `vfio-msi[0](...)`, `vfio-intx(...)` (`drivers/vfio/pci/vfio_pci_intrs.c`).
+/// The handler's name is `vfio-msix[0](0000:01:00.0)`, `vfio-msi[0](...)`, `vfio-intx(...)`
+/// (`drivers/vfio/pci/vfio_pci_intrs.c`).
 fn passed_through(irq: &Irq) -> bool {
     irq.actions.iter().any(|action| action.starts_with("vfio-"))
 }
@@ -80,8 +89,9 @@ fn unclaimed(irq: &Irq, thread: &KernelThread, above: bool) -> Finding {
     let delays = if above { ", where RT threads wait for it" } else { "" };
     let found = format!("thread {} {why} and stays at {}{delays}", thread.id.tid, thread.policy);
     let remedy = format!(
-        "leave it where an RT container or VM has this interface; where a bulk one has: chrt --other --pid 0 {}, or keep \
-         it off RT tenants' CPUs (/proc/irq/{}/smp_affinity_list). `ip netns` and `lsns -t net` list the namespaces",
+        "leave it where an RT container or VM has this interface; where a bulk one has: chrt --other --pid 0 {}, or \
+         keep it off RT tenants' CPUs (/proc/irq/{}/smp_affinity_list). `ip netns` and `lsns -t net` list the \
+         namespaces",
         thread.id.tid, irq.id.irq
     );
     Finding { found, ..left(thread, severity, "", &remedy) }

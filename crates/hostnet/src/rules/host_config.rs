@@ -1,5 +1,5 @@
-//! What `host.toml` names and the host does not have, or has in one piece where two classes are wanted of it; and what it does not say and
-//! nobody else can.
+//! What `host.toml` names and the host does not have, or has in one piece where two classes are wanted of it; and what
+//! it does not say and nobody else can.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,8 @@ use crate::intent::{Intent, reaches};
 use crate::inventory::{Inventory, Nic};
 use crate::rule::{Finding, Outcome, RuleId, Severity};
 
-/// The kind of a datapath's own port and of internal ones (`net/openvswitch/vport-internal_dev.c`). Ports have the former as their master.
+/// The kind of a datapath's own port and of internal ones (`net/openvswitch/vport-internal_dev.c`). Ports have the
+/// former as their master.
 const OPEN_VSWITCH: &str = "openvswitch";
 
 /// See [`RuleId::HostConfig`].
@@ -104,13 +105,14 @@ fn bulk_for_rt(intent: &Intent, inventory: &Inventory, nic: &Nic, config: &NicCo
         names.join(", ")
     );
     let remedy = format!(
-        "take class = \"bulk\" out of [nic.{name}] in /etc/ontime/host.toml, so that it has its tenants' class; or keep a receive queue \
-         for them: [nic.{name}.queue.N] class = \"rt\""
+        "take class = \"bulk\" out of [nic.{name}] in /etc/ontime/host.toml, so that it has its tenants' class; or \
+         keep a receive queue for them: [nic.{name}.queue.N] class = \"rt\""
     );
     Some(finding(Severity::Warning, name, found, &remedy))
 }
 
-/// An RT tenant that has interfaces here, none of which leads to a NIC. By which NIC a switch in Open vSwitch sends, the kernel does not say.
+/// An RT tenant that has interfaces here, none of which leads to a NIC. By which NIC a switch in Open vSwitch sends,
+/// the kernel does not say.
 fn leads_nowhere(intent: &Intent, inventory: &Inventory, tenant: &Tenant) -> Option<Finding> {
     let named = intent.nics.values().any(|config| config.tenants.contains(&tenant.name));
     let leads = |nic: &Nic| reaches(inventory, tenant, nic);
@@ -125,7 +127,8 @@ fn leads_nowhere(intent: &Intent, inventory: &Inventory, tenant: &Tenant) -> Opt
     let switched = tenant.vnics.iter().find(|vnic| is_switched(inventory, &vnic.ifname));
     Some(match switched {
         Some(vnic) => {
-            let what = "is a port of Open vSwitch, which does not say by which NIC its packets leave: that NIC has no RT class for them";
+            let what = "is a port of Open vSwitch, which does not say by which NIC its packets leave: that NIC has no \
+                RT class for them";
             finding(Severity::Warning, &tenant.name, format!("{} {what}", vnic.ifname), &naming)
         }
         None => {

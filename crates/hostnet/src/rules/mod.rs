@@ -28,18 +28,20 @@ pub use napi_weight::{DEV_WEIGHT, NO_BH_LOCK, WEIGHT_FILE, softirqs_share_a_lock
 pub use nic_threads::{NAPI_LISTED, UNTHREADING_WAITS};
 
 const PROBES: &str = "probes by hand: Debian 7.2-rt and 6.12-rt, emulated, virtual clock (docs/hostnet.md)";
-const INVERSION: &str = "`ontime-lab bench inversion --requests 1000`: Debian 7.2-rt, emulated, virtual clock, one CPU, small packets (docs/bench/segments-inversion.md)";
+const INVERSION: &str = "`ontime-lab bench inversion --requests 1000`: Debian 7.2-rt, emulated, virtual clock, one \
+    CPU, small packets (docs/bench/segments-inversion.md)";
 
 /// For a row that the experiment lists as not shown.
-const NOT_SHOWN: &str = "no figure: `ontime-lab bench inversion` has one CPU, UDP and a VM by tap and bridge, where nothing waits for this \
-                         (docs/bench/segments-inversion.md)";
+const NOT_SHOWN: &str = "no figure: `ontime-lab bench inversion` has one CPU, UDP and a VM by tap and bridge, where \
+                         nothing waits for this (docs/bench/segments-inversion.md)";
 
 /// All rules of this version.
 pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::HostConfig,
         title: "NICs, queues and tenants that host.toml names are there",
-        waits_behind: "whatever its NIC or queue does by default, where its class was given to something that is not there",
+        waits_behind: "whatever its NIC or queue does by default, where its class was given to something that is not \
+            there",
         cost: Cost { text: "what the class would have spared it", source: "" },
         cure: "correct /etc/ontime/host.toml",
         live_safe: "sets nothing; a NIC's place is taken up when it appears (net/core/dev.c, register_netdevice tells)",
@@ -50,13 +52,14 @@ pub static RULES: &[Rule] = &[
         title: "every NAPI polled by a thread of its own",
         waits_behind: "any NAPI that is not threaded: its packets are moved in softirq, by whoever runs it",
         cost: Cost {
-            text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with priorities only, 46/87/115 threaded; 6.12-rt: \
-                   2230/18660/29419 by default, 351/656/666 threaded",
+            text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with priorities only, 46/87/115 threaded; \
+                   6.12-rt: 2230/18660/29419 by default, 351/656/666 threaded",
             source: PROBES,
         },
         cure: "thread the NAPI of every NIC (sysfs `threaded`, netlink NAPI_SET)",
-        live_safe: "net/core/dev.c, netif_set_threaded: threads are made first, then a state bit is set; the next poll uses \
-                    it, a running poll goes on, no packet is touched; ending threads waits for the interface to be up (6.17)",
+        live_safe: "net/core/dev.c, netif_set_threaded: threads are made first, then a state bit is set; the next poll \
+                    uses it, a running poll goes on, no packet is touched; ending threads waits for the interface to \
+                    be up (6.17)",
         plan: nic_threads::napi_threaded,
     },
     Rule {
@@ -64,9 +67,10 @@ pub static RULES: &[Rule] = &[
         title: "interrupt threads placed by class",
         waits_behind: "interrupt threads of bulk NICs: PREEMPT_RT starts every one at FIFO 50",
         cost: Cost {
-            text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with Table 2's priorities; once NAPI is threaded, no difference \
-                   that 1,000 requests of a VM show",
-            source: "probes by hand (docs/hostnet.md); `ontime-lab bench inversion` (docs/bench/segments-inversion.md); 7.2-rt, emulated, virtual clock",
+            text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with Table 2's priorities; once NAPI is \
+                   threaded, no difference that 1,000 requests of a VM show",
+            source: "probes by hand (docs/hostnet.md); `ontime-lab bench inversion` \
+                (docs/bench/segments-inversion.md); 7.2-rt, emulated, virtual clock",
         },
         cure: "FIFO 50-5l for a NIC of RT level l, SCHED_OTHER for a bulk one",
         live_safe: "kernel/irq/manage.c, irq_thread: an ordinary thread; sched_setattr only requeues it",
@@ -86,25 +90,31 @@ pub static RULES: &[Rule] = &[
         title: "short polls where softirqs share a lock on each CPU (PREEMPT_RT before 6.18)",
         waits_behind: "a bulk NIC's poll under way, 64 packets: it holds the lock that every softirq of the CPU takes",
         cost: Cost {
-            text: "6.12-rt: threaded NAPI 351/656/666 us, 90/120/122 with the bulk NIC's weight cut to 4; 7.2-rt 46/87/115",
+            text: "6.12-rt: threaded NAPI 351/656/666 us, 90/120/122 with the bulk NIC's weight cut to 4; 7.2-rt \
+                46/87/115",
             source: PROBES,
         },
         cure: "at most 4 packets a poll: module ontime_napi for NICs, net.core.dev_weight for the backlog",
-        live_safe: "net/core/dev.c, __napi_poll: a poll reads the weight once, so that a change is for the next one; process_backlog and \
-                    __qdisc_run read theirs anew",
+        live_safe: "net/core/dev.c, __napi_poll: a poll reads the weight once, so that a change is for the next one; \
+                    process_backlog and __qdisc_run read theirs anew",
         plan: napi_weight::napi_weight,
     },
     Rule {
         id: RuleId::TapBatch,
-        title: "packets of bulk VMs handed over one by one where softirqs share a lock on each CPU (PREEMPT_RT before 6.18)",
-        waits_behind: "a bulk VM's vhost thread that hands over up to 64 packets at once: it holds the lock that every softirq of the CPU takes",
+        title: "packets of bulk VMs handed over one by one where softirqs share a lock on each CPU (PREEMPT_RT before \
+            6.18)",
+        waits_behind: "a bulk VM's vhost thread that hands over up to 64 packets at once: it holds the lock that every \
+            softirq of the CPU takes",
         cost: Cost {
-            text: "a VM beside bulk VMs that receive TCP, p50/p99/max: 68/192/259 us, 67/97/121 with packets one by one",
-            source: "`ontime-lab bench rt-server --kernel 6.12-rt`: Debian 6.12-rt, emulated, virtual clock, one CPU, bulk VMs receive TCP \
-                     (docs/bench/rt-server.md)",
+            text: "a VM beside bulk VMs that receive TCP, p50/p99/max: 68/192/259 us, 67/97/121 with packets one by \
+                one",
+            source: "`ontime-lab bench rt-server --kernel 6.12-rt`: Debian 6.12-rt, emulated, virtual clock, one CPU, \
+                     bulk VMs receive TCP (docs/bench/rt-server.md)",
         },
-        cure: "TUNSETSNDBUF of bulk VMs' taps: the highest limit in place of none, with which vhost does not batch and nothing is held back",
-        live_safe: "drivers/vhost/net.c, handle_tx_copy: whether to batch is looked up at each turn; a limit that somebody else set stays",
+        cure: "TUNSETSNDBUF of bulk VMs' taps: the highest limit in place of none, with which vhost does not batch and \
+            nothing is held back",
+        live_safe: "drivers/vhost/net.c, handle_tx_copy: whether to batch is looked up at each turn; a limit that \
+            somebody else set stays",
         plan: tap_batch::tap_batch,
     },
     Rule {
@@ -112,21 +122,24 @@ pub static RULES: &[Rule] = &[
         title: "receive interrupts of RT NICs not held back",
         waits_behind: "its NIC's interrupt moderation, where a packet came a moment before",
         cost: Cost {
-            text: "50 to 250 us between interrupts by default (Intel's dynamic conservative mode); VATC, Fig. 12: latency grows with it",
+            text: "50 to 250 us between interrupts by default (Intel's dynamic conservative mode); VATC, Fig. 12: \
+                latency grows with it",
             source: "the paper's hardware: Intel 1 Gb/s NIC",
         },
         cure: "ethtool -C: rx-usecs 0, adaptive-rx off, on NICs of RT tenants",
-        live_safe: "drivers/net/ethernet/intel/e1000e/ethtool.c, e1000_set_coalesce, and those of igb, igc, i40e, ice and virtio_net: \
-                    only the interval is written; drivers that may stop their queues for it are left alone, with a finding",
+        live_safe: "drivers/net/ethernet/intel/e1000e/ethtool.c, e1000_set_coalesce, and those of igb, igc, i40e, ice \
+                    and virtio_net: only the interval is written; drivers that may stop their queues for it are left \
+                    alone, with a finding",
         plan: moderation::moderation,
     },
     Rule {
         id: RuleId::DeviceIrq,
         title: "interrupt threads of other devices below every RT thread",
-        waits_behind: "interrupt threads of disks, consoles, USB: PREEMPT_RT starts them at FIFO 50, above its NIC's NAPI thread",
+        waits_behind: "interrupt threads of disks, consoles, USB: PREEMPT_RT starts them at FIFO 50, above its NIC's \
+            NAPI thread",
         cost: Cost {
-            text: "up to 0.1 ms for each, while a disk or a console is busy, as traces show (docs/trace.md); beside a disk that is read all the time, \
-                   no difference that 1,000 requests of a VM show",
+            text: "up to 0.1 ms for each, while a disk or a console is busy, as traces show (docs/trace.md); beside a \
+                   disk that is read all the time, no difference that 1,000 requests of a VM show",
             source: INVERSION,
         },
         cure: "SCHED_OTHER, nice -20, as a bulk NIC's",
@@ -138,20 +151,22 @@ pub static RULES: &[Rule] = &[
         title: "a polling thread for each RT receive queue (method busypoll)",
         waits_behind: "its NIC's interrupt, the interrupt's thread and two wake-ups before the ring is looked at",
         cost: Cost {
-            text: "KBP, Fig. 8: maximum round trip through a VM under 200 us with a polling thread, milliseconds with NAPI",
+            text: "KBP, Fig. 8: maximum round trip through a VM under 200 us with a polling thread, milliseconds with \
+                NAPI",
             source: "the paper's hardware: IEICE'22, 10 Gb/s NIC, isolated CPUs",
         },
-        cure: "NAPI_SET threaded=2 (6.19), before that the host module's busy_poll; the thread at FIFO 1, below every vCPU, best on a CPU of its own \
-               (poll_cpu)",
-        live_safe: "net/core/dev.c, napi_set_threaded: state bits of the instance; its thread goes on polling instead of \
-                    waiting, and on the way back ends its poll as usual, which opens the interrupt. The module's: napi_busy_loop, as a \
-                    socket's owner polls, ends by a poll as usual or by napi_watchdog",
+        cure: "NAPI_SET threaded=2 (6.19), before that the host module's busy_poll; the thread at FIFO 1, below every \
+               vCPU, best on a CPU of its own (poll_cpu)",
+        live_safe: "net/core/dev.c, napi_set_threaded: state bits of the instance; its thread goes on polling instead \
+                    of waiting, and on the way back ends its poll as usual, which opens the interrupt. The module's: \
+                    napi_busy_loop, as a socket's owner polls, ends by a poll as usual or by napi_watchdog",
         plan: busy_poll::busy_poll,
     },
     Rule {
         id: RuleId::Backlog,
         title: "the per-CPU backlog's threads below the vCPUs",
-        waits_behind: "bulk threads, where its packets come by the per-CPU backlog shared by all: loopback, OVS internal ports",
+        waits_behind: "bulk threads, where its packets come by the per-CPU backlog shared by all: loopback, OVS \
+            internal ports",
         cost: Cost {
             text: "not shown; a VM by tap and bridge has no packet there, and of containers by the backlog see veth",
             source: NOT_SHOWN,
@@ -163,15 +178,16 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::Veth,
         title: "RT containers' veth pairs off the per-CPU backlog",
-        waits_behind: "the per-CPU backlog, by which a veth pair hands over where one end has TSO or the other no GRO, as by default",
+        waits_behind: "the per-CPU backlog, by which a veth pair hands over where one end has TSO or the other no GRO, \
+            as by default",
         cost: Cost {
-            text: "containers on 7.2-rt: veth by default 357/1005/1067 us, veth with GRO and threads 74/101/110, macvlan \
-                   48/78/79",
+            text: "containers on 7.2-rt: veth by default 357/1005/1067 us, veth with GRO and threads 74/101/110, \
+                   macvlan 48/78/79",
             source: PROBES,
         },
         cure: "GRO on and TSO off at both ends, the container's too; or macvlan, which hands over in its NIC's NAPI",
-        live_safe: "drivers/net/veth.c, veth_set_features: NAPI is made while packets pass; on reset it ends, and drops what is in its ring \
-                    (veth_napi_del_range)",
+        live_safe: "drivers/net/veth.c, veth_set_features: NAPI is made while packets pass; on reset it ends, and \
+                    drops what is in its ring (veth_napi_del_range)",
         plan: veth::veth,
     },
     Rule {
@@ -207,15 +223,19 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::VmmPlace,
         title: "the main threads of RT VMs' monitors ahead of bulk",
-        waits_behind: "bulk threads, where its vCPU leaves the guest for a device that QEMU emulates (a serial port, PCI configuration) and QEMU's main \
-                       thread, at SCHED_OTHER, holds QEMU's lock: a management tool has asked it something",
+        waits_behind: "bulk threads, where its vCPU leaves the guest for a device that QEMU emulates (a serial port, \
+                       PCI configuration) and QEMU's main thread, at SCHED_OTHER, holds QEMU's lock: a management tool \
+                       has asked it something",
         cost: Cost {
-            text: "7.2-rt, a guest's readings of a device that QEMU emulates, beside four busy threads and a tool that asks QEMU 50 times a second: slowest of 1,200 \
-                   8,618 us without, 1,249 with",
-            source: "`scripts/lab-test.sh BINARY a_vcpu_does_not_wait_for_its_vmm` (docs/hostnet.md): emulated, virtual clock",
+            text: "7.2-rt, a guest's readings of a device that QEMU emulates, beside four busy threads and a tool that \
+                   asks QEMU 50 times a second: slowest of 1,200 8,618 us without, 1,249 with",
+            source: "`scripts/lab-test.sh BINARY a_vcpu_does_not_wait_for_its_vmm` (docs/hostnet.md): emulated, \
+                virtual clock",
         },
-        cure: "FIFO 3, below every vCPU, under the tenant's runtime cap; or libvirt's <emulatorsched>, which is left as it is",
-        live_safe: "kernel/sched/syscalls.c: an ordinary thread of the VMM; sched_setattr only requeues it, and what it starts does not inherit the place",
+        cure: "FIFO 3, below every vCPU, under the tenant's runtime cap; or libvirt's <emulatorsched>, which is left \
+            as it is",
+        live_safe: "kernel/sched/syscalls.c: an ordinary thread of the VMM; sched_setattr only requeues it, and what \
+            it starts does not inherit the place",
         plan: tenant_threads::vmm_place,
     },
     Rule {
@@ -223,13 +243,14 @@ pub static RULES: &[Rule] = &[
         title: "vCPUs with a pending interrupt before others of their level (method interrupt-context)",
         waits_behind: "a vCPU of another RT tenant of its level that computes",
         cost: Cost {
-            text: "7.2-rt, an RT VM of the same level that computes for 20 or 60 % of the time: a request's p99 10,156 or 3,834 us, its \
-                   slowest 10,923 or 4,197; with this method p99 155 or 152",
+            text: "7.2-rt, an RT VM of the same level that computes for 20 or 60 % of the time: a request's p99 10,156 \
+                   or 3,834 us, its slowest 10,923 or 4,197; with this method p99 155 or 152",
             source: "`ontime-lab bench xen-arm --beside rt` (docs/bench/xen-arm.md): emulated, virtual clock",
         },
-        cure: "vCPUs at the entitled place (46-5l), at the planned one (47-5l) while an interrupt is to be taken; irq_work/N at FIFO 55, which tells of it",
-        live_safe: "kernel/irq_work.c, irq_workd: an ordinary thread; sched_setattr only requeues it. arch/x86/kvm/lapic.c, \
-                    __apic_accept_irq: the tracepoint changes nothing",
+        cure: "vCPUs at the entitled place (46-5l), at the planned one (47-5l) while an interrupt is to be taken; \
+            irq_work/N at FIFO 55, which tells of it",
+        live_safe: "kernel/irq_work.c, irq_workd: an ordinary thread; sched_setattr only requeues it. \
+                    arch/x86/kvm/lapic.c, __apic_accept_irq: the tracepoint changes nothing",
         plan: interrupt_context::interrupt_context,
     },
     Rule {
@@ -237,7 +258,8 @@ pub static RULES: &[Rule] = &[
         title: "one CPU kept for the RT group",
         waits_behind: "bulk threads and interrupts of the same CPU",
         cost: Cost {
-            text: "Access'18, Table 3: p99 202.9 us with priorities only, 96.0 us with a CPU of its own, at 10.4 of 18.8 Gb/s",
+            text: "Access'18, Table 3: p99 202.9 us with priorities only, 96.0 us with a CPU of its own, at 10.4 of \
+                18.8 Gb/s",
             source: "the paper's hardware: two CPUs, three 10 Gb/s NICs",
         },
         cure: "interrupts of RT NICs, vhost and vCPU threads of RT tenants on the RT CPU; all others on the rest",
@@ -253,23 +275,26 @@ pub static RULES: &[Rule] = &[
             text: "a qdisc shared between classes: 7.2-rt 55/2352/2545 us (fq_codel), 6.12-rt 44/111/122",
             source: PROBES,
         },
-        cure: "the NIC's last transmit queue taken out of XPS for others, and a clsact egress filter that puts RT packets on it",
-        live_safe: "net/core/net-sysfs.c, xps_cpus_store: maps are replaced under RCU; net/sched/sch_ingress.c: clsact stands \
-                    beside the root qdisc, which is never replaced",
+        cure: "the NIC's last transmit queue taken out of XPS for others, and a clsact egress filter that puts RT \
+            packets on it",
+        live_safe: "net/core/net-sysfs.c, xps_cpus_store: maps are replaced under RCU; net/sched/sch_ingress.c: clsact \
+                    stands beside the root qdisc, which is never replaced",
         plan: tx_queue::rt_tx_queue,
     },
     Rule {
         id: RuleId::QdiscBypass,
         title: "no qdisc on a NIC that both classes send by with one queue; bulk VMs wait at their taps",
-        waits_behind: "a bulk sender preempted in the qdisc, who sends for all who come meanwhile and is lent no priority (7.2)",
+        waits_behind: "a bulk sender preempted in the qdisc, who sends for all who come meanwhile and is lent no \
+            priority (7.2)",
         cost: Cost {
-            text: "four bulk VMs that send small packets, p95 of a request: 80 us by the qdisc (bulk senders at FIFO 1), 78 without; they \
-                   send 23,816 and 66,611 packets a second",
+            text: "four bulk VMs that send small packets, p95 of a request: 80 us by the qdisc (bulk senders at FIFO \
+                   1), 78 without; they send 23,816 and 66,611 packets a second",
             source: "`ontime-lab bench vatc`: Debian 7.2-rt, emulated, virtual clock, one CPU (docs/bench/vatc.md)",
         },
-        cure: "root qdisc noqueue: senders take the queue's lock, which lends its owner their priority; a send buffer for each bulk \
-               VM's tap in place of BQL, so that the ring is never full",
-        live_safe: "it drops what waits in the qdisc that the kernel chose, once (net/sched/sch_generic.c, dev_deactivate)",
+        cure: "root qdisc noqueue: senders take the queue's lock, which lends its owner their priority; a send buffer \
+               for each bulk VM's tap in place of BQL, so that the ring is never full",
+        live_safe: "it drops what waits in the qdisc that the kernel chose, once (net/sched/sch_generic.c, \
+            dev_deactivate)",
         plan: qdisc_bypass::qdisc_bypass,
     },
     Rule {
@@ -277,12 +302,13 @@ pub static RULES: &[Rule] = &[
         title: "the root qdisc of the comparison methods prio and fq_codel",
         waits_behind: "nothing that this cures: VATC shows what these leave uncured",
         cost: Cost {
-            text: "VATC, section IV: the 95th percentile under prio 8 times (Linux 3.10) and 40 times (3.18) VATC's, with two bulk \
-                   streams of small packets",
+            text: "VATC, section IV: the 95th percentile under prio 8 times (Linux 3.10) and 40 times (3.18) VATC's, \
+                   with two bulk streams of small packets",
             source: "the paper's hardware: Xen 4.3, one core for dom0, 1 Gb/s NIC",
         },
         cure: "another method",
-        live_safe: "it is not: net/sched/sch_generic.c, dev_deactivate drops what waits in the old qdisc; for comparisons only",
+        live_safe: "it is not: net/sched/sch_generic.c, dev_deactivate drops what waits in the old qdisc; for \
+            comparisons only",
         plan: nic_qdisc::nic_qdisc,
     },
     Rule {
@@ -290,7 +316,8 @@ pub static RULES: &[Rule] = &[
         title: "buffers freed where they are used up",
         waits_behind: "skb_defer_free_flush: buffers of other CPUs freed in the RT NIC's poll",
         cost: Cost {
-            text: "up to 64 buffers of other CPUs' sockets freed before an RT packet is polled; not shown: on one CPU there are none",
+            text: "up to 64 buffers of other CPUs' sockets freed before an RT packet is polled; not shown: on one CPU \
+                there are none",
             source: NOT_SHOWN,
         },
         cure: "net.core.skb_defer_max=0",
@@ -302,8 +329,8 @@ pub static RULES: &[Rule] = &[
         title: "no busy waiting in KVM",
         waits_behind: "a FIFO vCPU of another RT tenant that polls after its hlt",
         cost: Cost {
-            text: "up to halt_poll_ns (200 us by default) of CPU after every hlt, at FIFO priority, where a vCPU is alone on its CPU; not \
-                   shown: where all share one it does not poll",
+            text: "up to halt_poll_ns (200 us by default) of CPU after every hlt, at FIFO priority, where a vCPU is \
+                   alone on its CPU; not shown: where all share one it does not poll",
             source: NOT_SHOWN,
         },
         cure: "halt_poll_ns=0",
@@ -319,8 +346,8 @@ pub static RULES: &[Rule] = &[
             source: PROBES,
         },
         cure: "the servers' runtime 0, only while every RT tenant is under a runtime cap",
-        live_safe: "kernel/sched/debug.c, sched_fair_server_write: the server of one run queue is stopped and started under \
-                    its lock; restored before the caps go",
+        live_safe: "kernel/sched/debug.c, sched_fair_server_write: the server of one run queue is stopped and started \
+                    under its lock; restored before the caps go",
         plan: host::rt_protections,
     },
 ];

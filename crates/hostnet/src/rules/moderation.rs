@@ -10,9 +10,10 @@ use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 /// Drivers that only write the new interval to the NIC (`*_set_coalesce` of each). Others may stop their queues for it.
 const LIVE_SAFE: [&str; 6] = ["e1000e", "i40e", "ice", "igb", "igc", "virtio_net"];
 
-/// With MSI-X, what its adaptive mode has worked out is written to the NIC at the next interrupt of the receive queue, also where another interval
-/// was set meanwhile (`e1000_set_itr` and `e1000_intr_msix_rx` in netdev.c; the latest such interrupt is the watchdog's, every 2 s), and again
-/// whenever the link is set up (`e1000_configure_msix`); it goes on saying what was set.
+/// With MSI-X, what its adaptive mode has worked out is written to the NIC at the next interrupt of the receive queue,
+/// also where another interval was set meanwhile (`e1000_set_itr` and `e1000_intr_msix_rx` in netdev.c; the latest such
+/// interrupt is the watchdog's, every 2 s), and again whenever the link is set up (`e1000_configure_msix`); it goes on
+/// saying what was set.
 const FORGETS: &str = "e1000e";
 
 /// See [`RuleId::Moderation`].

@@ -1,8 +1,9 @@
 //! How many packets a poll may take where softirqs share a lock on each CPU: PREEMPT_RT before 6.18.
 //!
-//! There everything between `local_bh_disable` and `local_bh_enable` holds one lock a CPU (`kernel/softirq.c`, `softirq_ctrl.lock`): a NAPI
-//! thread holds it for a poll of up to `napi->weight` packets, 64, and the per-CPU backlog for `dev_weight`. Nothing outside the kernel sets
-//! the first, so that it takes the host module `ontime_napi` (folder `host`), whose files are knobs as any.
+//! There everything between `local_bh_disable` and `local_bh_enable` holds one lock a CPU (`kernel/softirq.c`,
+//! `softirq_ctrl.lock`): a NAPI thread holds it for a poll of up to `napi->weight` packets, 64, and the per-CPU backlog
+//! for `dev_weight`. Nothing outside the kernel sets the first, so that it takes the host module `ontime_napi` (folder
+//! `host`), whose files are knobs as any.
 
 use ontime_tenants::Class;
 
@@ -20,11 +21,13 @@ pub const WEIGHT_FILE: &str = "ontime/napi_weight";
 pub const DEV_WEIGHT: &str = "net/core/dev_weight";
 /// Packets a poll: a tenth of the wait of 64, for no small packets lost that could be measured (docs/hostnet.md).
 const WEIGHT: u32 = 4;
-/// From here on NAPI instances defer their interrupts one by one, and from 6.14 on `napi_list` has a lock: the module is not made for them.
+/// From here on NAPI instances defer their interrupts one by one, and from 6.14 on `napi_list` has a lock: the module
+/// is not made for them.
 pub const MODULE_UNTIL: (u32, u32) = (6, 13);
 
 /// How it comes to be there.
-pub const INSTALL: &str = "install module ontime_napi (folder host: make dkms; dkms install ontime_napi/0.2.1) and load it: modprobe ontime_napi; or";
+pub const INSTALL: &str = "install module ontime_napi (folder host: make dkms; dkms install ontime_napi/0.2.1) and \
+    load it: modprobe ontime_napi; or";
 
 /// See [`RuleId::NapiWeight`].
 pub fn napi_weight(inventory: &Inventory, intent: &Intent) -> Outcome {

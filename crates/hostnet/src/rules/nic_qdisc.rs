@@ -1,5 +1,5 @@
-//! What VATC (sections II and IV) compares itself with: Linux' own traffic control on the NIC and on the taps of VMs, with vhost
-//! threads as found.
+//! What VATC (sections II and IV) compares itself with: Linux' own traffic control on the NIC and on the taps of VMs,
+//! with vhost threads as found.
 
 use std::collections::BTreeSet;
 

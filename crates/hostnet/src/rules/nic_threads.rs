@@ -60,16 +60,16 @@ pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// A physical interface has NAPI, shown or not (down, it shows none). A virtual one has where the kernel shows an instance;
-/// before kernels show any, a veth may have, and refuses harmlessly where it has none. One that is threaded stays wanted while
-/// it is down, or every ifdown would undo it.
+/// A physical interface has NAPI, shown or not (down, it shows none). A virtual one has where the kernel shows an
+/// instance; before kernels show any, a veth may have, and refuses harmlessly where it has none. One that is threaded
+/// stays wanted while it is down, or every ifdown would undo it.
 pub fn has_napi(inventory: &Inventory, nic: &Nic) -> bool {
     let may_have = inventory.kernel.version < NAPI_LISTED && nic.kind.as_deref() == Some("veth") && nic.up;
     nic.physical || !nic.napis.is_empty() || nic.threaded.is_some_and(|mode| mode > 0) || may_have
 }
 
-/// All instances whose mode the kernel keeps apart from the interface's (6.17): which of them differ is for the journal to
-/// remember, since after the first apply none does.
+/// All instances whose mode the kernel keeps apart from the interface's (6.17): which of them differ is for the journal
+/// to remember, since after the first apply none does.
 fn separately_threaded(nic: &Nic) -> impl Iterator<Item = &Napi> {
     nic.napis.iter().filter(|napi| napi.threaded.is_some())
 }
@@ -97,6 +97,15 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
         outcome.settings.extend(most_urgent(RuleId::IrqThread, thread, classes, policy, &mut shared));
     }
     outcome.findings.extend(told(RuleId::IrqThread, shared));
+    outcome.findings.extend(without_interrupts(inventory, intent).map(|nic| Finding {
+        rule: RuleId::IrqThread,
+        severity: Severity::Warning,
+        object: nic.id.name.clone(),
+        found:
+            "no interrupt is known to be its own, by its device or by a handler's name: none has its place".to_owned(),
+        remedy: "look for it in /proc/interrupts, and place its thread by hand (chrt -f -p 50 THREAD)".to_owned(),
+        refusal: None,
+    }));
     if !inventory.kernel.threaded_irqs {
         outcome.findings.push(Finding {
             rule: RuleId::IrqThread,
@@ -110,8 +119,17 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// Whether an interrupt is for nothing but packets that were sent, by the names that drivers give it (`eth0-tx-0`: e1000e, igb, igc, ixgbe, vmxnet3, tg3;
-/// `virtio0-output.0`).
+/// RT NICs of whose interrupts nothing is known. Those that stand on others have none, nor have Hyper-V's, whose
+/// interrupts are no device's.
+pub fn without_interrupts<'a>(inventory: &'a Inventory, intent: &'a Intent) -> impl Iterator<Item = &'a Nic> {
+    let may_have =
+        |nic: &&Nic| nic.physical && nic.up && nic.lower.is_empty() && nic.driver.as_deref() != Some("hv_netvsc");
+    let nics = inventory.nics.iter().filter(|_| !inventory.irqs.is_empty()).filter(may_have);
+    nics.filter(|nic| nic.irqs.is_empty() && intent.nic_class(inventory, nic) != Class::Bulk)
+}
+
+/// Whether an interrupt is for nothing but packets that were sent, by the names that drivers give it (`eth0-tx-0`:
+/// e1000e, igb, igc, ixgbe, vmxnet3, tg3; `virtio0-output.0`).
 fn only_completes(inventory: &Inventory, irq: u32) -> bool {
     let completes = |action: &String| {
         let name = action.trim_end_matches(|digit: char| digit.is_ascii_digit());

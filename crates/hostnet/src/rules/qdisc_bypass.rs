@@ -1,13 +1,16 @@
-//! Method `vatc` on a NIC whose one transmit queue both classes use: packets bypass the qdisc, as in the paper (VATC, III-B 1), where the administrator says that only
-//! VMs send by it.
+//! Method `vatc` on a NIC whose one transmit queue both classes use: packets bypass the qdisc, as in the paper (VATC,
+//! III-B 1), where the administrator says that only VMs send by it.
 //!
-//! Who sends first by a qdisc sends for all who come meanwhile. Since 7.2 these leave their packets on a list (`net/core/dev.c`, `__dev_xmit_skb`,
-//! `defer_list`) and lend him no priority: a bulk sender that is preempted there keeps an RT packet until everybody real-time rests. Without a qdisc each sender
-//! takes the queue's own lock for its packet, and on PREEMPT_RT that lends priority.
+//! Who sends first by a qdisc sends for all who come meanwhile. Since 7.2 these leave their packets on a list
+//! (`net/core/dev.c`, `__dev_xmit_skb`, `defer_list`) and lend him no priority: a bulk sender that is preempted there
+//! keeps an RT packet until everybody real-time rests. Without a qdisc each sender takes the queue's own lock for its
+//! packet, and on PREEMPT_RT that lends priority.
 //!
-//! Nothing waits in the host then: a packet that the driver cannot take is dropped, whose ever it is. So what bulk VMs may have on its way is bounded at their taps, where packets wait
-//! in the VM's own ring, and whose turn it is when the NIC has sent something is decided by the senders' priorities. BQL, which would stop the queue sooner, is opened. What
-//! is not bounded so are the host's own packets, and a VM's broadcasts, of which a bridge sends copies that belong to nobody: hence the administrator's word.
+//! Nothing waits in the host then: a packet that the driver cannot take is dropped, whose ever it is. So what bulk VMs
+//! may have on its way is bounded at their taps, where packets wait in the VM's own ring, and whose turn it is when the
+//! NIC has sent something is decided by the senders' priorities. BQL, which would stop the queue sooner, is opened.
+//! What is not bounded so are the host's own packets, and a VM's broadcasts, of which a bridge sends copies that belong
+//! to nobody: hence the administrator's word.
 
 use ontime_tenants::{Class, Tenant};
 
@@ -22,7 +25,8 @@ use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 const BQL_OPEN: u64 = 1_879_048_192;
 /// Descriptors, where the driver does not say.
 const RING: u32 = 256;
-/// A packet counts for at least so many bytes of a send buffer, whatever is in it (`include/linux/skbuff.h`, `SKB_TRUESIZE`), and takes a descriptor.
+/// A packet counts for at least so many bytes of a send buffer, whatever is in it (`include/linux/skbuff.h`,
+/// `SKB_TRUESIZE`), and takes a descriptor.
 const PACKET: u32 = 768;
 /// A send buffer, at least: a full frame.
 const LEAST: u32 = 4_096;
@@ -105,7 +109,8 @@ fn taps_of(inventory: &Inventory, nic: &Nic, tenant: &Tenant) -> Option<Vec<Knob
     let own = tenant.vnics.iter().filter(|vnic| leads_to(inventory, vnic, nic));
     let taps = own.map(|vnic| {
         let tap = inventory.nic(&vnic.ifname)?;
-        // Of a macvtap the size can be set, each queue's, but not asked for (`drivers/net/tap.c`, `tap_ioctl`), so not given back.
+        // Of a macvtap the size can be set, each queue's, but not asked for (`drivers/net/tap.c`, `tap_ioctl`), so not
+        // given back.
         let is_tap = tap.kind.as_deref() == Some("tun");
         is_tap.then(|| Knob::SendBuffer { nic: tap.id.clone(), process: tenant.process })
     });
@@ -124,10 +129,12 @@ impl Kept<'_> {
             severity: Severity::Warning,
             object: name.clone(),
             found: format!(
-                "bulk tenant {tenant} sends by it otherwise than by a VM's tap on a bridge, and nothing would hold it back"
+                "bulk tenant {tenant} sends by it otherwise than by a VM's tap on a bridge, and nothing would hold it \
+                 back"
             ),
             remedy: format!(
-                "give it a NIC of its own, or a tap in place of a macvtap; or take qdisc_bypass out of [nic.{name}] in /etc/ontime/host.toml"
+                "give it a NIC of its own, or a tap in place of a macvtap; or take qdisc_bypass out of [nic.{name}] in \
+                 /etc/ontime/host.toml"
             ),
             refusal: Some(Refusal::Device),
         }

@@ -1,8 +1,9 @@
 //! How many packets vhost hands over at a time where softirqs share a lock on each CPU: PREEMPT_RT before 6.18.
 //!
-//! A tap takes vhost's batch, up to 64 small packets, in one stretch between `local_bh_disable` and `local_bh_enable`, each on its whole way to
-//! the NIC (`drivers/vhost/net.c`, `VHOST_NET_BATCH`; `drivers/net/tun.c`, `tun_sendmsg`): there it holds the lock that `napi_weight` is about.
-//! vhost batches only while the send buffer is unlimited (`handle_tx_copy`, `sock_can_batch`), so the highest limit ends that and holds nothing back.
+//! A tap takes vhost's batch, up to 64 small packets, in one stretch between `local_bh_disable` and `local_bh_enable`,
+//! each on its whole way to the NIC (`drivers/vhost/net.c`, `VHOST_NET_BATCH`; `drivers/net/tun.c`, `tun_sendmsg`):
+//! there it holds the lock that `napi_weight` is about. vhost batches only while the send buffer is unlimited
+//! (`handle_tx_copy`, `sock_can_batch`), so the highest limit ends that and holds nothing back.
 
 use ontime_tenants::{Tenant, ThreadRole};
 
@@ -29,7 +30,8 @@ pub fn tap_batch(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// A macvtap's driver disables softirqs for a packet at a time, so its batches keep nobody waiting (`drivers/net/tap.c`).
+/// A macvtap's driver disables softirqs for a packet at a time, so its batches keep nobody waiting
+/// (`drivers/net/tap.c`).
 fn taps<'a>(inventory: &'a Inventory, tenant: &'a Tenant) -> impl Iterator<Item = &'a Nic> {
     let own = tenant.vnics.iter().filter_map(|vnic| inventory.nic(&vnic.ifname));
     own.filter(|nic| nic.kind.as_deref() == Some("tun"))

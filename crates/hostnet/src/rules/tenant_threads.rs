@@ -1,4 +1,5 @@
-//! Threads of tenants: vCPU, vhost, kvm-pit, a VM monitor's main thread. What each should have is the tenants crate's word (`ownership`).
+//! Threads of tenants: vCPU, vhost, kvm-pit, a VM monitor's main thread. What each should have is the tenants crate's
+//! word (`ownership`).
 
 use ontime_tenants::ownership::wanted;
 use ontime_tenants::{Role, ThreadRole};

@@ -90,10 +90,11 @@ fn separate(inventory: &Inventory, intent: &Intent, nic: &Nic, users: &[&Tenant]
     }
 }
 
-/// Of a bulk tenant, the threads that send by a queue which RT packets use too, by a qdisc. Whoever sends first, sends for all who come meanwhile, and since 7.2
-/// (`net/core/dev.c`, `__dev_xmit_skb`: `defer_list` in place of `busylock`) nobody who waits lends it a priority: preempted among all bulk
-/// threads it keeps an RT packet for as long as these run. At the lowest real-time place it goes on as soon as the RT threads rest,
-/// as the paper's thread of a lower level does.
+/// Of a bulk tenant, the threads that send by a queue which RT packets use too, by a qdisc. Whoever sends first, sends
+/// for all who come meanwhile, and since 7.2 (`net/core/dev.c`, `__dev_xmit_skb`: `defer_list` in place of `busylock`)
+/// nobody who waits lends it a priority: preempted among all bulk threads it keeps an RT packet for as long as these
+/// run. At the lowest real-time place it goes on as soon as the RT threads rest, as the paper's thread of a lower level
+/// does.
 fn senders(tenant: &Tenant) -> impl Iterator<Item = Setting> + '_ {
     let vhost = tenant.threads.iter().filter(|thread| {
         tenant.class == Class::Bulk && thread.role == ThreadRole::Vhost && thread.libvirt.sched.is_none()
@@ -104,11 +105,11 @@ fn senders(tenant: &Tenant) -> impl Iterator<Item = Setting> + '_ {
     })
 }
 
-/// XPS masks that leave the last queue to nobody and every online CPU some other queue. A CPU without a queue would hash
-/// its packets over all of them.
+/// XPS masks that leave the last queue to nobody and every online CPU some other queue. A CPU without a queue would
+/// hash its packets over all of them.
 ///
-/// Where the administrator or driver gave CPUs queues, they stay, and the last queue's CPUs go round the others. Where XPS is
-/// not in use, every CPU gets all other queues, so that packets still spread by their flow.
+/// Where the administrator or driver gave CPUs queues, they stay, and the last queue's CPUs go round the others. Where
+/// XPS is not in use, every CPU gets all other queues, so that packets still spread by their flow.
 fn without_last(masks: &[CpuSet], online: &CpuSet) -> Vec<CpuSet> {
     let Some((_, others)) = masks.split_last() else { return Vec::new() };
     let in_use = masks.iter().any(|mask| !mask.is_empty());
@@ -125,8 +126,8 @@ fn without_last(masks: &[CpuSet], online: &CpuSet) -> Vec<CpuSet> {
     wanted
 }
 
-/// These filters, and clsact before them; nothing where there are none. Where an `ingress` qdisc holds clsact's place, what is meant for egress would
-/// stand among its own filters (`net/sched/sch_ingress.c`, `ingress_tcf_block`).
+/// These filters, and clsact before them; nothing where there are none. Where an `ingress` qdisc holds clsact's place,
+/// what is meant for egress would stand among its own filters (`net/sched/sch_ingress.c`, `ingress_tcf_block`).
 pub fn filters(rule: RuleId, nic: &Nic, knobs: impl Iterator<Item = Knob>) -> Vec<Setting> {
     let present = |knob| Setting::new(rule, Stage::Steer, knob, Value::Present(true));
     let clsact = Knob::Clsact { nic: nic.id.clone() };
@@ -159,8 +160,8 @@ fn shared(nic: &Nic, found: &str, remedy: &str, refusal: Refusal) -> Finding {
     }
 }
 
-/// Transmission can be kept apart; reception of a shared NIC only where the administrator keeps receive queues for RT, and has
-/// the NIC put RT packets there.
+/// Transmission can be kept apart; reception of a shared NIC only where the administrator keeps receive queues for RT,
+/// and has the NIC put RT packets there.
 fn shared_receive(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<Finding> {
     let rt = |class: &Class| *class != Class::Bulk;
     if let Some(config) = intent.config_of(nic).filter(|config| config.queues.values().any(rt)) {
@@ -188,8 +189,8 @@ fn shared_receive(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<F
         found: "RT and bulk packets are received by the same queues, whose threads are at bulk priority".to_owned(),
         remedy: format!(
             "give the RT tenant a NIC or a virtual function of its own, or in /etc/ontime/host.toml a receive queue \
-             ([nic.{0}.queue.N] class = \"rt\"), or say there: [nic.{0}] class = \"rt\", which lets bulk packets of this NIC \
-             run at RT priority too",
+             ([nic.{0}.queue.N] class = \"rt\"), or say there: [nic.{0}] class = \"rt\", which lets bulk packets of \
+             this NIC run at RT priority too",
             nic.id.name
         ),
         refusal: Some(Refusal::NotLiveSafe),

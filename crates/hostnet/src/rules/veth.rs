@@ -1,8 +1,8 @@
 //! RT containers' veth pairs off the per-CPU backlog, which everyone shares.
 //!
-//! What one end sends is received by the other's NAPI where the receiver has GRO on and the sender no TSO (`drivers/net/veth.c`,
-//! `veth_skb_is_eligible_for_gro`); else it waits in the backlog (`__netif_rx`). Both directions take both ends, and the far one is in
-//! the container's namespace.
+//! What one end sends is received by the other's NAPI where the receiver has GRO on and the sender no TSO
+//! (`drivers/net/veth.c`, `veth_skb_is_eligible_for_gro`); else it waits in the backlog (`__netif_rx`). Both directions
+//! take both ends, and the far one is in the container's namespace.
 
 use crate::intent::Intent;
 use crate::inventory::{Inventory, Nic};

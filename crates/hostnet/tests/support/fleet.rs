@@ -110,7 +110,8 @@ fn nic(inventory: &mut Inventory, number: u32, queues: u32, threaded: bool, onli
     });
 }
 
-/// A VM of a class with `vcpus` vCPUs, a vhost and a kvm-pit thread, whose tap reaches a NIC; the tap is added to the host.
+/// A VM of a class with `vcpus` vCPUs, a vhost and a kvm-pit thread, whose tap reaches a NIC; the tap is added to the
+/// host.
 pub fn vm(inventory: &mut Inventory, number: i32, class: Class, vcpus: u32, lower: &str) -> Tenant {
     let pid = 1_000_000 + number * 100;
     let tap = format!("tap{number}");

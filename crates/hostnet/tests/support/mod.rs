@@ -1,4 +1,5 @@
-//! A network namespace of the test's own, with a sysfs that shows it; everything in it goes when the test's thread ends.
+//! A network namespace of the test's own, with a sysfs that shows it; everything in it goes when the test's thread
+//! ends.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 use std::path::Path;

@@ -31,7 +31,8 @@ type Groups = Arc<Mutex<HashMap<u64, rustix::process::Pid>>>;
 /// There is no port of that name: this is not the lab's host.
 pub fn serve() -> Result<(), LabError> {
     let path = find_port()?;
-    // Of this thread, and of those it starts. A host that leaves normal priority little CPU time is asked all the same; refused, it takes longer.
+    // Of this thread, and of those it starts. A host that leaves normal priority little CPU time is asked all the same;
+    // refused, it takes longer.
     let _ = rustix::process::setpriority_process(None, AHEAD);
     let port = OpenOptions::new().read(true).write(true).open(&path).map_err(file("open", &path))?;
     let reader = BufReader::new(port.try_clone().map_err(file("open", &path))?);
@@ -128,8 +129,8 @@ fn follow(port: &Port, groups: &Groups, id: u64, mut child: Child) {
     send(port, &Reply::Exit { id, status });
 }
 
-/// Passes one of a command's outputs on. What it gives is closed once all that the command wrote until it ended has been
-/// passed on, however little of the CPU this thread has; a background process may hold the pipe open and write on.
+/// Passes one of a command's outputs on. What it gives is closed once all that the command wrote until it ended has
+/// been passed on, however little of the CPU this thread has; a background process may hold the pipe open and write on.
 fn pump(
     port: &Port,
     id: u64,
@@ -202,7 +203,8 @@ mod tests {
         let busy = port.lock().unwrap();
         let argv = ["sh", "-c", "sleep 60 & head -c 60000 /dev/zero; echo $! >&2; exit 3"].map(str::to_owned);
         run(&port, &Groups::default(), 7, &argv, Vec::new(), false);
-        // The command, whose output fits the pipe, ends meanwhile; longer than any wait for the CPU that it could be given.
+        // The command, whose output fits the pipe, ends meanwhile; longer than any wait for the CPU that it could be
+        // given.
         thread::sleep(Duration::from_millis(500));
         drop(busy);
         let (begun, mut out, mut err) = (Instant::now(), 0, Vec::new());

@@ -33,7 +33,8 @@ pub enum Request {
         argv: Vec<String>,
         /// Added to the agent's own environment.
         environment: Vec<(String, String)>,
-        /// Whether it goes, like the agent itself, before whatever else is at normal priority (nice -20), and what it starts too; else at nice 0.
+        /// Whether it goes, like the agent itself, before whatever else is at normal priority (nice -20), and what it
+        /// starts too; else at nice 0.
         ahead: bool,
     },
     /// Kills a command and what it started.

@@ -9,7 +9,10 @@ mount -t debugfs debugfs /sys/kernel/debug
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 read -r cmdline < /proc/cmdline
-case $cmdline in *ontime.spin*) chrt --idle 0 /usr/local/sbin/lab-spin & ;; esac
+case $cmdline in *ontime.spin*)
+    for cpu in /sys/devices/system/cpu/cpu[0-9]*; do taskset -c "${cpu##*cpu}" chrt --idle 0 /usr/local/sbin/lab-spin & done
+    ;;
+esac
 modprobe -a e1000e virtio_net virtio_console kvm_amd tun vhost_net bridge macvtap 9pnet_virtio 9p 2> /dev/null
 hostname lab
 ip link set lo up

@@ -8,7 +8,7 @@
 //! In: `/proc`, and each thread's policy as the kernel says it (one system call a thread; files are read of real-time
 //! threads only). Out: [`RealTime`] threads, and which of them nothing holds.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::io;
@@ -24,8 +24,6 @@ const EVERY: Duration = Duration::from_secs(1);
 const COSTS: u32 = 100;
 /// The most threads of a host whose policy is asked for: about 100 ms. Beyond that, protections stay on.
 const THREADS_MAX: usize = 1 << 17;
-/// The most real-time threads whose files are read, for the same reason: twice as many as can be capped by default.
-const REAL_TIME_MAX: usize = 8192;
 
 /// A thread of a program with a real-time policy: SCHED_FIFO, SCHED_RR or SCHED_DEADLINE.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +57,11 @@ impl RealTime {
         matches!((priority(self.policy), priority(watcher)), (Some(own), Some(watcher)) if own < watcher)
     }
 
+    /// Whether it belongs to the daemon, by the unit of that.
+    pub fn is_daemon(&self) -> bool {
+        self.cgroup.as_deref() == Some("/system.slice/ontimed.service")
+    }
+
     /// Whether it belongs to a device process (`ontime device`) by its unit: one of root's service manager, which a
     /// process cannot enter or leave by itself. A user's own service manager, or a container's, gives no such right.
     pub fn is_device(&self) -> bool {
@@ -85,6 +88,7 @@ pub struct Census {
     pub threads: Vec<RealTime>,
     /// Why some may be missing.
     pub incomplete: Option<String>,
+    most: usize,
     taken: Option<Instant>,
     took: Duration,
 }
@@ -101,10 +105,11 @@ pub struct Held<'a> {
 }
 
 impl Census {
-    /// Looks at every thread below `/proc`. `own`: processes of this daemon, which it answers for itself.
-    pub fn take(proc: &Path, own: &[u32]) -> Self {
+    /// Looks at every thread below `/proc`. `own`: processes of this daemon, which it answers for itself. `most`: the
+    /// number of real-time threads whose files are read.
+    pub fn take(proc: &Path, own: &[u32], most: usize) -> Self {
         let start = Instant::now();
-        let mut census = Self::default();
+        let mut census = Self { most, ..Self::default() };
         let mut left = THREADS_MAX;
         match fs::read_dir(proc) {
             Ok(processes) => {
@@ -132,6 +137,12 @@ impl Census {
         census
     }
 
+    /// Of these threads.
+    #[cfg(test)]
+    pub fn of(threads: Vec<RealTime>) -> Self {
+        Self { threads, ..Self::default() }
+    }
+
     fn add_process(&mut self, proc: &Path, pid: i32, left: &mut usize) {
         let process = proc.join(pid.to_string());
         // A process that has ended has no threads. Of any other, root may list them.
@@ -151,11 +162,12 @@ impl Census {
                 return;
             }
             *left -= 1;
-            if !is_real_time(tid) {
+            if !has_real_time(tid) {
                 continue;
             }
-            if self.threads.len() >= REAL_TIME_MAX {
-                return self.misses(format!("more than {REAL_TIME_MAX} real-time threads, process {pid}'s among them"));
+            if self.threads.len() >= self.most {
+                let most = self.most;
+                return self.misses(format!("more than {most} real-time threads, process {pid}'s among them"));
             }
             match read(&process, pid, tid) {
                 Ok(thread) => self.threads.extend(thread),
@@ -173,6 +185,27 @@ impl Census {
     /// When the next census is due while protections are off.
     pub fn next(&self) -> Option<Instant> {
         self.taken.map(|taken| taken + EVERY.max(self.took * COSTS))
+    }
+
+    /// What an apply would make of these threads: those that get a place have it, and those that lose theirs are no
+    /// real-time threads any more.
+    pub fn plan(&mut self, places: &BTreeMap<ThreadId, Policy>) {
+        self.threads.retain_mut(|thread| {
+            thread.policy = places.get(&thread.id).copied().unwrap_or(thread.policy);
+            is_real_time(thread.policy)
+        });
+    }
+
+    /// Why protections stay on beside these uncapped threads, and what to do.
+    pub fn why_protected(&self, uncapped: &[String]) -> Option<(String, &'static str)> {
+        if let Some(why) = &self.incomplete {
+            return Some((format!("{why}; kernel protections stay on"), "the next pass looks again"));
+        }
+        let (first, others) = uncapped.split_first()?;
+        let more = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
+        let remedy = "make it a tenant, lower its priority, or name its cgroup in cap.uncapped of \
+                      /etc/ontime/daemon.toml if you trust it";
+        Some((format!("{first}{more}: no cap holds it, so kernel protections stay on"), remedy))
     }
 
     /// The threads that could keep a CPU for themselves: neither capped by a watcher above them, nor in a listed
@@ -196,8 +229,12 @@ fn number(entry: &fs::DirEntry) -> Option<i32> {
     entry.file_name().to_str()?.parse().ok()
 }
 
+fn is_real_time(policy: Policy) -> bool {
+    matches!(policy, Policy::Fifo(_) | Policy::Rr(_) | Policy::Deadline { .. })
+}
+
 /// Of a thread that has ended: no.
-fn is_real_time(tid: i32) -> bool {
+fn has_real_time(tid: i32) -> bool {
     // SAFETY: takes a number, touches no memory of ours.
     let policy = unsafe { libc::sched_getscheduler(tid) };
     policy >= 0
@@ -216,8 +253,7 @@ fn read(process: &Path, pid: i32, tid: i32) -> io::Result<Option<RealTime>> {
     if stat.is_kthread() || stat.has_ended() {
         return Ok(None);
     }
-    let real_time = matches!(stat.policy, Policy::Fifo(_) | Policy::Rr(_) | Policy::Deadline { .. });
-    Ok(real_time.then(|| RealTime {
+    Ok(is_real_time(stat.policy).then(|| RealTime {
         id: ThreadId { pid, tid, start_time: stat.start_time },
         comm: stat.comm,
         policy: stat.policy,
@@ -247,7 +283,7 @@ mod tests {
     fn uncapped(threads: Vec<RealTime>, capped: &[i32], listed: &[&str]) -> Vec<i32> {
         let capped = capped.iter().map(|tid| ThreadId { pid: 1, tid: *tid, start_time: 1 }).collect();
         let listed: Vec<String> = listed.iter().map(|path| (*path).to_owned()).collect();
-        let census = Census { threads, ..Census::default() };
+        let census = Census::of(threads);
         let held = Held { capped: &capped, watcher: WATCHER, uncapped: &listed };
         census.uncapped(&held).map(|thread| thread.id.tid).collect()
     }
@@ -320,14 +356,18 @@ mod tests {
         let task = proc.path().join("77/task").join(tid.to_string());
         fs::create_dir_all(&task).unwrap();
         // Ended meanwhile: its files are gone.
-        let gone = Census::take(proc.path(), &[]);
+        let gone = Census::take(proc.path(), &[], 100);
         // There, and not to be read as a thread's.
         fs::create_dir(task.join("stat")).unwrap();
-        let unreadable = Census::take(proc.path(), &[]);
+        let unreadable = Census::take(proc.path(), &[], 100);
         fs::remove_dir(task.join("stat")).unwrap();
         fs::write(task.join("stat"), "nonsense").unwrap();
-        let nonsense = Census::take(proc.path(), &[]);
-        let missing = Census::take(&proc.path().join("none"), &[]);
+        let nonsense = Census::take(proc.path(), &[], 100);
+        let missing = Census::take(&proc.path().join("none"), &[], 100);
+        fs::remove_dir_all(&task).unwrap();
+        std::os::unix::fs::symlink(format!("/proc/self/task/{tid}"), &task).unwrap();
+        let too_many = Census::take(proc.path(), &[], 0);
+        let not_too_many = Census::take(proc.path(), &[], 1);
         drop(end);
         idle.join().unwrap();
         assert!(missing.incomplete.is_some());
@@ -337,6 +377,8 @@ mod tests {
         }
         assert_eq!(gone.incomplete, None);
         assert!(unreadable.incomplete.is_some() && nonsense.incomplete.is_some());
+        assert!(too_many.incomplete.is_some_and(|why| why.contains("more than 0 real-time threads")));
+        assert_eq!((not_too_many.incomplete, not_too_many.threads.len()), (None, 1));
     }
 
     /// A thread of this test, at SCHED_RR 3 if this user may do that.
@@ -352,8 +394,8 @@ mod tests {
         });
         let (own, may) = told.recv().unwrap();
         let proc = Path::new("/proc");
-        let found = Census::take(proc, &[]);
-        let without = Census::take(proc, &[std::process::id()]);
+        let found = Census::take(proc, &[], 1000);
+        let without = Census::take(proc, &[std::process::id()], 1000);
         drop(end);
         at_rr.join().unwrap();
         if !may {

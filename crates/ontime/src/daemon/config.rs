@@ -1,5 +1,6 @@
 //! The daemon's configuration: its own file, the tenants' rules and the host's, read together or not at all.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
@@ -25,6 +26,16 @@ pub struct Config {
     /// `sched.toml`: reserved CPU time.
     pub sched: SchedConfig,
 }
+
+/// Descriptors that a capped thread takes (two in `cap::reading`, one in `cap::place`).
+const DESCRIPTORS_EACH: usize = 3;
+/// Descriptors for everything else: sockets of clients and device processes, trace rings, files read in a pass.
+const DESCRIPTORS: usize = 4096;
+/// Numbers of threads that can be capped. The unit's LimitNOFILE is enough for the most.
+const CAP_THREADS: RangeInclusive<u64> = 16..=16_384;
+
+/// Descriptors that the most threads need.
+pub const DESCRIPTORS_MOST: usize = DESCRIPTORS + DESCRIPTORS_EACH * 16_384;
 
 /// Whether the daemon sets what it plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -55,6 +66,10 @@ pub struct DaemonConfig {
     pub cap_threads_per_tenant: usize,
     /// Cgroups whose real-time threads need no cap.
     pub cap_uncapped: Vec<String>,
+    /// Where metrics are served over TCP; none: nowhere.
+    pub metrics_port: Option<u16>,
+    /// The address of that port.
+    pub metrics_address: IpAddr,
 }
 
 impl Default for DaemonConfig {
@@ -67,6 +82,8 @@ impl Default for DaemonConfig {
             cap_threads: 4096,
             cap_threads_per_tenant: 1024,
             cap_uncapped: Vec::new(),
+            metrics_port: None,
+            metrics_address: IpAddr::V4(Ipv4Addr::LOCALHOST),
         }
     }
 }
@@ -78,6 +95,15 @@ struct File {
     rescan_seconds: Option<Spanned<u64>>,
     #[serde(default)]
     cap: CapFile,
+    #[serde(default)]
+    metrics: MetricsFile,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct MetricsFile {
+    port: Option<Spanned<u64>>,
+    address: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -117,11 +143,21 @@ impl DaemonConfig {
         if let Some(ms) = within(text, "cap.period-ms", file.cap.period_ms, 1..=100)? {
             self.cap_period = Duration::from_millis(ms);
         }
-        if let Some(threads) = within(text, "cap.threads", file.cap.threads, 16..=65536)? {
+        if let Some(threads) = within(text, "cap.threads", file.cap.threads, CAP_THREADS)? {
             self.cap_threads = usize::try_from(threads).unwrap_or(usize::MAX);
         }
-        if let Some(threads) = within(text, "cap.threads-per-tenant", file.cap.threads_per_tenant, 16..=65536)? {
+        if let Some(threads) = within(text, "cap.threads-per-tenant", file.cap.threads_per_tenant, CAP_THREADS)? {
             self.cap_threads_per_tenant = usize::try_from(threads).unwrap_or(usize::MAX);
+        }
+        if let Some(port) = within(text, "metrics.port", file.metrics.port, 1..=65535)? {
+            self.metrics_port = u16::try_from(port).ok();
+        }
+        if let Some(address) = file.metrics.address {
+            self.metrics_address = address.get_ref().parse().map_err(|_| {
+                let what =
+                    format!("metrics.address `{}` is no IP address, such as 127.0.0.1 or ::1", address.get_ref());
+                text.error(&address.span(), what)
+            })?;
         }
         for cgroup in file.cap.uncapped {
             let path = cgroup.get_ref();
@@ -144,6 +180,21 @@ impl DaemonConfig {
         Ok(())
     }
 
+    /// How many descriptors the daemon must be allowed to have open.
+    pub fn descriptors(&self) -> usize {
+        DESCRIPTORS + DESCRIPTORS_EACH * self.cap_threads
+    }
+
+    /// How many real-time threads of the host a census reads: twice as many as can be capped.
+    pub fn census(&self) -> usize {
+        2 * self.cap_threads
+    }
+
+    /// Where metrics are served over TCP.
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics_port.map(|port| SocketAddr::new(self.metrics_address, port))
+    }
+
     /// How many threads of tenants may be capped. The rest is for interrupt and NAPI threads.
     pub fn pool(&self) -> usize {
         self.cap_threads - self.cap_threads / 4
@@ -156,6 +207,7 @@ impl DaemonConfig {
             cpu_share: self.cap_cpu_share,
             watcher: table.watcher(),
             capacity: self.cap_threads,
+            descriptors: self.descriptors(),
         }
     }
 }
@@ -212,6 +264,15 @@ mod tests {
     }
 
     #[test]
+    fn metrics_are_served_over_tcp_only_where_a_port_is_named_and_then_locally() {
+        let at = |text: &str| read(text).unwrap().metrics().map(|address| address.to_string());
+        assert_eq!(at(""), None);
+        assert_eq!(at("[metrics]\naddress = \"0.0.0.0\"\n"), None);
+        assert_eq!(at("[metrics]\nport = 9745\n"), Some("127.0.0.1:9745".to_owned()));
+        assert_eq!(at("[metrics]\nport = 9745\naddress = \"::1\"\n"), Some("[::1]:9745".to_owned()));
+    }
+
+    #[test]
     fn lists_of_uncapped_cgroups_add_up_over_files() {
         let mut config = DaemonConfig::default();
         for text in [
@@ -235,6 +296,19 @@ mod tests {
         assert_eq!(DaemonConfig::load(dir.path()).unwrap().mode, Mode::Enforce);
     }
 
+    /// The unit may have as many files open as the most threads take.
+    #[test]
+    fn the_unit_may_open_what_the_most_threads_need() {
+        let most = DaemonConfig { cap_threads: 16_384, ..DaemonConfig::default() };
+        assert_eq!(most.descriptors(), DESCRIPTORS_MOST);
+        assert!(CAP_THREADS.contains(&16_384) && !CAP_THREADS.contains(&16_385));
+        let unit = include_str!("../../../../packaging/systemd/ontimed.service");
+        let limit = unit.lines().find_map(|line| line.strip_prefix("LimitNOFILE=")).unwrap();
+        assert!(most.descriptors() <= limit.parse().unwrap(), "{} of {limit}", most.descriptors());
+        // And a census reads all of them beside as many that are not capped.
+        assert!(most.census() >= 2 * most.cap_threads);
+    }
+
     #[test]
     fn what_is_not_allowed_is_refused_with_its_line() {
         for (text, line, word) in [
@@ -246,8 +320,12 @@ mod tests {
             ("[cap]\ncpu-share = nan\n", 2, "below 1"),
             ("[cap]\nperiod-ms = 1000\n", 2, "1 to 100"),
             ("[cap]\nthreads = -1\n", 2, ""),
-            ("[cap]\nthreads-per-tenant = 1\n", 2, "16 to 65536"),
+            ("[cap]\nthreads = 20000\n", 2, "16 to 16384"),
+            ("[cap]\nthreads-per-tenant = 1\n", 2, "16 to 16384"),
             ("[cap]\nuncapped = [\"system.slice\"]\n", 2, "not the path of a cgroup"),
+            ("[metrics]\nport = 0\n", 2, "1 to 65535"),
+            ("[metrics]\nport = 70000\n", 2, "1 to 65535"),
+            ("[metrics]\naddress = \"localhost\"\n", 2, "no IP address"),
             ("[cap]\nuncapped = [\"/a/\"]\n", 2, "not the path of a cgroup"),
             ("[cap]\nuncapped = [\"/a/../b\"]\n", 2, "not the path of a cgroup"),
         ] {

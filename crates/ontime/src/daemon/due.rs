@@ -1,6 +1,7 @@
 //! When the next pass is due, and why. Pure.
 //!
-//! In: events, and what each pass leaves to be done. Out: the soonest reason. What a pass leaves for later keeps no event waiting.
+//! In: events, and what each pass leaves to be done. Out: the soonest reason. What a pass leaves for later keeps no
+//! event waiting.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +11,11 @@ use super::events::Event;
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// A pass takes at most one part in this of the time: a storm of events costs no more.
 const SHARE: u32 = 5;
-/// The longest rest after a pass: one that was held up once does not keep the next change waiting for four times as long.
+/// The longest rest after a pass: one that was held up once does not keep the next change waiting for four times as
+/// long.
 const REST: Duration = Duration::from_secs(3);
-/// From when something was set that a driver may still overwrite to when it is set again: e1000e does at an interrupt, of which there is one
-/// in 2 s at least.
+/// From when something was set that a driver may still overwrite to when it is set again: e1000e does at an interrupt,
+/// of which there is one in 2 s at least.
 const INSIST: Duration = Duration::from_secs(3);
 /// From a look that failed to the next.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -36,7 +38,8 @@ impl Due {
         Self { wanted: None, again: None, insist: None, last_end: now }
     }
 
-    /// An event asks for a pass, soon: together with what else comes now, and not too soon after the last, which took `last_pass`.
+    /// An event asks for a pass, soon: together with what else comes now, and not too soon after the last, which took
+    /// `last_pass`.
     pub fn want(&mut self, event: Event, last_pass: Duration, now: Instant) {
         let rest = (last_pass * (SHARE - 1)).min(REST);
         self.wanted.get_or_insert((event, (now + DEBOUNCE).max(self.last_end + rest)));

@@ -210,7 +210,8 @@ fn netlink(protocol: isize, group: u32) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Reads all there is: whether something of it is such a reason to look, or some was lost (ENOBUFS), which may have been one.
+/// Reads all there is: whether something of it is such a reason to look, or some was lost (ENOBUFS), which may have
+/// been one.
 fn tells(socket: &Socket, buffer: &mut [u8], is_reason: fn(&[u8]) -> bool) -> bool {
     let mut told = false;
     loop {
@@ -222,18 +223,20 @@ fn tells(socket: &Socket, buffer: &mut [u8], is_reason: fn(&[u8]) -> bool) -> bo
     }
 }
 
-/// Messages of `RTMGRP_LINK`. A bridge tells there of its ports, too, and often (`br_ifinfo_notify`, net/bridge/br_netlink.c):
-/// an interface that enters or leaves it is told in a message of its own, so what the bridge says is no reason to look. What
-/// cannot be read is one.
+/// Messages of `RTMGRP_LINK`. A bridge tells there of its ports, too, and often (`br_ifinfo_notify`,
+/// net/bridge/br_netlink.c): an interface that enters or leaves it is told in a message of its own, so what the bridge
+/// says is no reason to look. What cannot be read is one.
 fn is_of_link(messages: &[u8]) -> bool {
     // `struct ifinfomsg`: the family is its first byte.
     any_but(messages, libc::AF_BRIDGE as u8)
 }
 
-/// Messages of family `ethtool`. That somebody set a NIC's moderation is no reason to look: a pass does itself, each time for some drivers
-/// ([`ontime_hostnet::Setting::insists`]), and would be the reason of the next. Another's change is found at the next rescan.
+/// Messages of family `ethtool`. That somebody set a NIC's moderation is no reason to look: a pass does itself, each
+/// time for some drivers ([`ontime_hostnet::Setting::insists`]), and would be the reason of the next. Another's change
+/// is found at the next rescan.
 fn is_of_queues(messages: &[u8]) -> bool {
-    // `struct genlmsghdr`: the command is its first byte. ETHTOOL_MSG_COALESCE_NTF, include/uapi/linux/ethtool_netlink.h.
+    // `struct genlmsghdr`: the command is its first byte. ETHTOOL_MSG_COALESCE_NTF,
+    // include/uapi/linux/ethtool_netlink.h.
     any_but(messages, 21)
 }
 

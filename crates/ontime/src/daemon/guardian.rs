@@ -1,19 +1,20 @@
-//! The guardian: a child of the daemon that sleeps until the daemon dies, then puts back what only the daemon made safe.
+//! The guardian: a child of the daemon that sleeps until the daemon dies, then puts back what only the daemon made
+//! safe.
 //!
-//! While runtime caps are in force, the kernel's own protections against threads at real-time priority may be off. Should the
-//! daemon be killed, nobody caps any more: within milliseconds the guardian writes the protections' originals. Threads that
-//! were off their place this moment get it back. Should the protections not come back (or never have been on), every capped
-//! thread goes to SCHED_OTHER: slower, but no machine is lost to a spinning guest. vCPUs with reserved CPU time have their original
-//! policy again, until the next daemon takes them over.
+//! While runtime caps are in force, the kernel's own protections against threads at real-time priority may be off.
+//! Should the daemon be killed, nobody caps any more: within milliseconds the guardian writes the protections'
+//! originals. Threads that were off their place this moment get it back. Should the protections not come back (or never
+//! have been on), every capped thread goes to SCHED_OTHER: slower, but no machine is lost to a spinning guest. vCPUs
+//! with reserved CPU time have their original policy again, until the next daemon takes them over.
 //!
-//! On PREEMPT_RT the protections are not enough: the kernel's fair server (`kernel/sched/deadline.c`) gives threads at normal priority
-//! their share, but `ktimers`, `rcuc` and `rcub` stand at low real-time priorities, and beside a thread that spins above them no sleep
-//! on its CPU ends and no grace period does. So for [`WATCH`] a capped thread that its cap would pause goes to SCHED_OTHER; the
-//! others keep their place.
+//! On PREEMPT_RT the protections are not enough: the kernel's fair server (`kernel/sched/deadline.c`) gives threads at
+//! normal priority their share, but `ktimers`, `rcuc` and `rcub` stand at low real-time priorities, and beside a thread
+//! that spins above them no sleep on its CPU ends and no grace period does. So for [`WATCH`] a capped thread that its
+//! cap would pause goes to SCHED_OTHER; the others keep their place.
 //!
-//! In: one JSON line a change on standard input ([`Charge`]); the end of another pipe is the daemon's end (`life`). It runs above every thread it
-//! may have to get past, in locked memory, and prepares everything on receipt. `ontime reset --protections` does the same
-//! from systemd's `ExecStopPost=`, should the guardian have been killed as well.
+//! In: one JSON line a change on standard input ([`Charge`]); the end of another pipe is the daemon's end (`life`). It
+//! runs above every thread it may have to get past, in locked memory, and prepares everything on receipt. `ontime reset
+//! --protections` does the same from systemd's `ExecStopPost=`, should the guardian have been killed as well.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -76,8 +77,8 @@ pub struct Charge {
     /// The period of caps, ns.
     #[serde(default)]
     pub period: u64,
-    /// vCPUs with reserved CPU time, whose pacers die with the daemon, and their originals: whatever place one stands at this
-    /// moment, without a pacer it would keep others waiting, or wait for them for ever.
+    /// vCPUs with reserved CPU time, whose pacers die with the daemon, and their originals: whatever place one stands
+    /// at this moment, without a pacer it would keep others waiting, or wait for them for ever.
     #[serde(default)]
     pub paced: Vec<(ThreadId, Policy)>,
     /// vCPUs that are put ahead while an interrupt is pending, and their places: nobody lowers them any more.

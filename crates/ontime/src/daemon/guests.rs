@@ -1,4 +1,5 @@
-//! What guests' deadline tasks ask for: the daemon's end of the device processes' `deadlines.sock` (`ontime_sockets::deadlines`).
+//! What guests' deadline tasks ask for: the daemon's end of the device processes' `deadlines.sock`
+//! (`ontime_sockets::deadlines`).
 //!
 //! The daemon connects, so that a device process needs no way to it, and only to VMs whose reservation allows it
 //! (`deadlines` in sched.toml). A device process serves a VM that may be hostile, and is not trusted either: lines
@@ -83,7 +84,8 @@ struct Link {
 }
 
 impl Guests {
-    /// Connects to these VMs' device processes, as far as they are there, and lets go of others. Returns who was let go.
+    /// Connects to these VMs' device processes, as far as they are there, and lets go of others. Returns who was let
+    /// go.
     pub fn follow(&mut self, wanted: &BTreeSet<String>, run_dir: &Path, events: &Events) -> Vec<String> {
         let gone: Vec<String> = self.links.keys().filter(|vm| !wanted.contains(*vm)).cloned().collect();
         self.links.retain(|vm, _| wanted.contains(vm));

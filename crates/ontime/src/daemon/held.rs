@@ -1,9 +1,11 @@
 //! Who holds reserved CPU time, kept for the next daemon: below the run directory, for it is of this boot.
 //!
-//! Without it a daemon that is restarted admits whoever started first, where it fits best: a VM that held its reservation could lose it to one that was refused
-//! before, or find its CPU taken; and what guests hold for their deadline tasks could be given to others until their device processes have told it anew.
+//! Without it a daemon that is restarted admits whoever started first, where it fits best: a VM that held its
+//! reservation could lose it to one that was refused before, or find its CPU taken; and what guests hold for their
+//! deadline tasks could be given to others until their device processes have told it anew.
 //!
-//! What is read is checked as anything that is asked for: threads that have ended, or VMs that are no more, count for nothing.
+//! What is read is checked as anything that is asked for: threads that have ended, or VMs that are no more, count for
+//! nothing.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -89,7 +91,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether what is kept is at least this: then it need not be written at once, for each change of a need. The next pass does.
+    /// Whether what is kept is at least this: then it need not be written at once, for each change of a need. The next
+    /// pass does.
     pub fn covers(&self, settled: &Settled, asks: &Asks) -> bool {
         let covered = |need: &GuestNeed, kept: &Need| {
             kept.vcpu == need.vcpu

@@ -1,8 +1,8 @@
 //! The daemon's HTTP/JSON interface on its Unix socket, and its description.
 //!
-//! In: requests. Out: answers of the main loop, asked through a channel, so that nothing here touches the host. Runs on a
-//! thread of its own at SCHED_OTHER; a slow or hostile client keeps nobody waiting but itself. Reading is for who may open the
-//! socket (mode 0660), changing for root only, as the kernel says who asks (SO_PEERCRED).
+//! In: requests. Out: answers of the main loop, asked through a channel, so that nothing here touches the host. Runs on
+//! a thread of its own at SCHED_OTHER; a slow or hostile client keeps nobody waiting but itself. Reading is for who may
+//! open the socket (mode 0660), changing for root only, as the kernel says who asks (SO_PEERCRED).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use axum::Json;
 use axum::extract::connect_info::Connected;
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
 use tokio::net::UnixListener;
@@ -26,6 +26,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::engine::NotApplied;
+use super::metrics::Format;
 use crate::api;
 
 /// A question to the main loop.
@@ -57,22 +58,38 @@ const BODY_MAX: usize = 16 << 10;
 #[derive(OpenApi)]
 #[openapi(info(
     title = "Ontime daemon",
-    description = "Tenants, NICs and state of one host, over the Unix socket /run/ontime/ontime.sock.",
+    description = "Tenants, NICs and state of one host, over the Unix socket /run/ontime/ontime.sock. An unknown path \
+                   is answered with 404, and a verb that a path does not have with 405; both have an Error as \
+                   application/json.",
     license(name = "GPL-2.0-or-later", identifier = "GPL-2.0-or-later")
 ))]
 struct Description;
+
+/// What any call of the main loop may be answered with.
+#[derive(utoipa::IntoResponses)]
+#[expect(dead_code, reason = "only its description is used")]
+enum Unanswered {
+    /// the daemon is ending, or too many requests wait
+    #[response(status = 503)]
+    Ending(api::Error),
+    /// no answer within 20 s, or 120 s for a change, which is made all the same
+    #[response(status = 504)]
+    Late(api::Error),
+}
 
 /// The way to the main loop.
 #[derive(Clone)]
 pub struct Loop {
     /// Where questions go.
-    pub asks: SyncSender<Ask>,
+    asks: SyncSender<Ask>,
     /// Rung after each.
-    pub bell: Arc<OwnedFd>,
+    bell: Arc<OwnedFd>,
+    /// How long a question waits, and a change.
+    patience: (Duration, Duration),
 }
 
 /// Why a call was refused.
-struct Refusal(StatusCode, String);
+pub struct Refusal(pub StatusCode, pub String);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
@@ -81,15 +98,21 @@ impl IntoResponse for Refusal {
 }
 
 impl Loop {
-    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
-        self.within(api::PATIENCE, "see its log", question).await
+    /// The way through this channel, whose reader the bell wakes.
+    pub fn new(asks: SyncSender<Ask>, bell: Arc<OwnedFd>) -> Self {
+        Self { asks, bell, patience: (api::PATIENCE, api::PATIENCE_CHANGE) }
+    }
+
+    /// Asks for something that changes nothing.
+    pub async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
+        self.within(self.patience.0, "see its log", question).await
     }
 
     /// Asks for a change, which is made also where nobody waits for its end any more.
     async fn order<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
-        let late = "RT threads leave this host little CPU time, or it hangs. What was asked for is still to be done: `ontime status` \
-                    shows how far it is, the log why";
-        self.within(api::PATIENCE_CHANGE, late, question).await
+        let late = "RT threads leave this host little CPU time, or it hangs. What was asked for is still to be done: \
+                    `ontime status` shows how far it is, the log why";
+        self.within(self.patience.1, late, question).await
     }
 
     /// `late`: what to say where there is no answer in that time.
@@ -149,32 +172,34 @@ impl Peer {
 
 /// Tenants of this host, with their threads.
 #[utoipa::path(get, path = "/v1/tenants", responses(
-    (status = 200, body = Vec<api::Tenant>),
-    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
-async fn tenants(State(to): State<Loop>) -> Result<Json<Vec<api::Tenant>>, Refusal> {
-    to.ask(Ask::Tenants).await.map(Json)
+    (status = 200, body = api::Tenants),
+    Unanswered))]
+async fn tenants(State(to): State<Loop>) -> Result<Json<api::Tenants>, Refusal> {
+    let tenants = to.ask(Ask::Tenants).await?;
+    Ok(Json(api::Tenants { schema_version: api::SCHEMA_VERSION, tenants }))
 }
 
 /// What is wanted, what is, and why they differ.
 #[utoipa::path(get, path = "/v1/status", responses(
     (status = 200, body = api::Status),
-    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
+    Unanswered))]
 async fn status(State(to): State<Loop>) -> Result<Json<api::Status>, Refusal> {
     to.ask(Ask::Status).await.map(Json)
 }
 
 /// Network interfaces, with class, NAPI instances and interrupts, as the last pass found them.
 #[utoipa::path(get, path = "/v1/nics", responses(
-    (status = 200, body = Vec<api::Nic>),
-    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
-async fn nics(State(to): State<Loop>) -> Result<Json<Vec<api::Nic>>, Refusal> {
-    to.ask(Ask::Nics).await.map(Json)
+    (status = 200, body = api::Nics),
+    Unanswered))]
+async fn nics(State(to): State<Loop>) -> Result<Json<api::Nics>, Refusal> {
+    let nics = to.ask(Ask::Nics).await?;
+    Ok(Json(api::Nics { schema_version: api::SCHEMA_VERSION, nics }))
 }
 
 /// Reserved CPU time: whose, how much of it was used, missed or overrun, and the plan of the present slice.
 #[utoipa::path(get, path = "/v1/reservations", responses(
     (status = 200, body = api::Reservations),
-    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
+    Unanswered))]
 async fn reservations(State(to): State<Loop>) -> Result<Json<api::Reservations>, Refusal> {
     to.ask(Ask::Reservations).await.map(Json)
 }
@@ -185,7 +210,7 @@ async fn reservations(State(to): State<Loop>) -> Result<Json<api::Reservations>,
     (status = 400, body = api::Error, description = "no such method, or no such request"),
     (status = 403, body = api::Error, description = "not root"),
     (status = 409, body = api::Error, description = "mode observe: nothing is to be set"),
-    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
+    Unanswered))]
 async fn apply(
     State(to): State<Loop>,
     ConnectInfo(peer): ConnectInfo<Peer>,
@@ -212,7 +237,7 @@ async fn apply(
     (status = 200, body = api::Report),
     (status = 403, body = api::Error, description = "not root"),
     (status = 422, body = api::Error, description = "a file is wrong; the former configuration stays in force"),
-    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
+    Unanswered))]
 async fn reload(State(to): State<Loop>, ConnectInfo(peer): ConnectInfo<Peer>) -> Result<Json<api::Report>, Refusal> {
     peer.may_change()?;
     let done = to.order(Ask::Reload).await?;
@@ -223,22 +248,24 @@ async fn reload(State(to): State<Loop>, ConnectInfo(peer): ConnectInfo<Peer>) ->
 #[utoipa::path(post, path = "/v1/reset", responses(
     (status = 200, body = api::Report),
     (status = 403, body = api::Error, description = "not root"),
-    (status = 503, body = api::Error, description = "the daemon is ending or overloaded")))]
+    Unanswered))]
 async fn reset(State(to): State<Loop>, ConnectInfo(peer): ConnectInfo<Peer>) -> Result<Json<api::Report>, Refusal> {
     peer.may_change()?;
     to.order(Ask::Reset).await.map(Json)
 }
 
-/// Metrics for Prometheus, in OpenMetrics' text form.
-#[utoipa::path(get, path = "/metrics", responses((status = 200, body = String, content_type = "text/plain")))]
-async fn metrics(State(to): State<Loop>) -> Result<Response, Refusal> {
+/// Metrics for Prometheus, in the format that the client accepts: the classic text format, or OpenMetrics.
+#[utoipa::path(get, path = "/metrics", responses(
+    (status = 200, content((String = "text/plain"), (String = "application/openmetrics-text"))), Unanswered))]
+async fn metrics(State(to): State<Loop>, headers: HeaderMap) -> Result<Response, Refusal> {
     let text = to.ask(Ask::Metrics).await?;
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+    let format = Format::accepted(headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()));
+    Ok(([(header::CONTENT_TYPE, format.content_type())], format.render(&text)).into_response())
 }
 
 /// This description.
-#[utoipa::path(get, path = "/openapi.json", responses((status = 200, description = "OpenAPI 3.1")))]
+#[utoipa::path(get, path = "/openapi.json", responses(
+    (status = 200, description = "OpenAPI 3.1", body = Object, content_type = "application/json")))]
 async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], description()).into_response()
 }
@@ -271,7 +298,8 @@ pub fn description() -> String {
     text
 }
 
-/// Makes the socket, in place of one that a dead daemon left. The caller holds the daemon's lock, so nobody listens there.
+/// Makes the socket, in place of one that a dead daemon left. The caller holds the daemon's lock, so nobody listens
+/// there.
 ///
 /// # Errors
 /// The kernel's.
@@ -290,6 +318,15 @@ pub fn bind(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
     Ok(listener)
 }
 
+fn service(to: Loop) -> axum::Router {
+    let (router, _) = router().split_for_parts();
+    router
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_verb)
+        .layer(DefaultBodyLimit::max(BODY_MAX))
+        .with_state(to)
+}
+
 /// Serves until the process ends, on a thread of its own.
 ///
 /// # Errors
@@ -301,13 +338,7 @@ pub fn serve(listener: std::os::unix::net::UnixListener, to: Loop) -> io::Result
         UnixListener::from_std(listener)?
     };
     std::thread::Builder::new().name("ontime-http".into()).stack_size(1 << 20).spawn(move || {
-        let (router, _) = router().split_for_parts();
-        let service = router
-            .fallback(unknown)
-            .method_not_allowed_fallback(wrong_verb)
-            .layer(DefaultBodyLimit::max(BODY_MAX))
-            .with_state(to)
-            .into_make_service_with_connect_info::<Peer>();
+        let service = service(to).into_make_service_with_connect_info::<Peer>();
         if let Err(error) = runtime.block_on(async { axum::serve(listener, service).await }) {
             tracing::error!("the HTTP server ended: {error}");
         }
@@ -329,7 +360,8 @@ mod tests {
         let committed = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             committed == now,
-            "docs/openapi.json is not what the code says; write it: ONTIME_WRITE_OPENAPI=1 cargo test -p ontime description"
+            "docs/openapi.json is not what the code says; write it: ONTIME_WRITE_OPENAPI=1 cargo test -p ontime \
+             description"
         );
     }
 
@@ -337,7 +369,7 @@ mod tests {
     fn what_nobody_waits_for_any_more_is_still_asked() {
         let (asks, asked) = std::sync::mpsc::sync_channel(1);
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-        let to = Loop { asks, bell: Arc::new(bell) };
+        let to = Loop::new(asks, Arc::new(bell));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let wait = || runtime.block_on(to.within(Duration::from_millis(1), "see its log", Ask::Reset));
         let Err(Refusal(status, said)) = wait() else { panic!("nobody has answered") };
@@ -357,7 +389,7 @@ mod tests {
         let path = dir.path().join("ontime.sock");
         let (asks, _asked) = std::sync::mpsc::sync_channel(1);
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-        serve(bind(&path).unwrap(), Loop { asks, bell: Arc::new(bell) }).unwrap();
+        serve(bind(&path).unwrap(), Loop::new(asks, Arc::new(bell))).unwrap();
         for (line, status) in [("DELETE /v1/tenants", "405"), ("GET /v1/no", "404")] {
             let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
             write!(stream, "{line} HTTP/1.1\r\nhost: ontime\r\nconnection: close\r\n\r\n").unwrap();
@@ -370,13 +402,115 @@ mod tests {
         }
     }
 
-    #[test]
-    fn every_changing_call_may_be_refused() {
-        let all: serde_json::Value = serde_json::from_str(&description()).unwrap();
-        for (path, item) in all["paths"].as_object().unwrap() {
-            if let Some(post) = item.get("post") {
-                assert!(post["responses"].get("403").is_some(), "{path}");
+    /// Answers every question well, where `well`, else refuses what can be refused.
+    fn answer(ask: Ask, well: bool) {
+        const STATUS: &str = r#"{"version": "1", "pid": 1, "kernel": "7.2", "state": "applied", "method": "vatc",
+            "method_by": "default", "passes": 1, "last_pass_seconds": 0.01, "polling": [], "knobs": [], "drift": 0,
+            "caps": {"in_force": true, "why": null, "protections_off": true, "threads": []},
+            "findings": [], "problems": []}"#;
+        const RESERVATIONS: &str = r#"{"backend": "paced", "off": null, "cpus": [], "reserve": 0, "reserved": 0,
+            "vcpus": [], "refused": [], "absent": [], "slice": null}"#;
+        const REPORT: &str = r#"{"method": "vatc", "dry_run": false, "changes": [], "unchanged": 0, "findings": []}"#;
+        let report = || serde_json::from_str::<api::Report>(REPORT).unwrap();
+        let wrong = || api::RefusedConfiguration { file: "a".to_owned(), line: None, reason: "b".to_owned() };
+        match ask {
+            Ask::Tenants(to) => drop(to.send(vec![])),
+            Ask::Status(to) => drop(to.send(serde_json::from_str(STATUS).unwrap())),
+            Ask::Nics(to) => drop(to.send(vec![])),
+            Ask::Reservations(to) => drop(to.send(serde_json::from_str(RESERVATIONS).unwrap())),
+            Ask::Metrics(to) => drop(to.send("# EOF\n".to_owned())),
+            Ask::Apply(asked, to) => drop(to.send(match asked.method {
+                Some(method) => Err(NotApplied::NoMethod(method)),
+                None if well => Ok(report()),
+                None => Err(NotApplied::Observing),
+            })),
+            Ask::Reload(to) => drop(to.send(if well { Ok(report()) } else { Err(wrong()) })),
+            Ask::Reset(to) => drop(to.send(report())),
+        }
+    }
+
+    #[derive(Clone, Copy, PartialEq)]
+    enum MainLoop {
+        Answers,
+        Refuses,
+        Silent,
+        Full,
+        Ending,
+    }
+
+    fn main_loop(kind: MainLoop) -> Loop {
+        let (asks, asked) = std::sync::mpsc::sync_channel(usize::from(kind != MainLoop::Full));
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        let short = Duration::from_millis(20);
+        let long = Duration::from_secs(600);
+        let patience = if kind == MainLoop::Silent { (short, short) } else { (long, long) };
+        std::thread::spawn(move || match kind {
+            MainLoop::Answers | MainLoop::Refuses => {
+                asked.iter().for_each(|ask| answer(ask, kind == MainLoop::Answers))
+            }
+            // Kept until everybody has gone: nobody is answered.
+            MainLoop::Silent => drop(asked.iter().collect::<Vec<Ask>>()),
+            MainLoop::Full => std::thread::sleep(long),
+            MainLoop::Ending => {}
+        });
+        Loop { asks, bell: Arc::new(bell), patience }
+    }
+
+    /// Status and content types, of each path and verb.
+    type Answers = std::collections::BTreeSet<(String, String, String, String)>;
+
+    fn sent(all: &serde_json::Value) -> Answers {
+        use axum::body::Body;
+        use axum::extract::connect_info::MockConnectInfo;
+        use tower::ServiceExt;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut sent = Answers::new();
+        let own = rustix::process::geteuid().as_raw();
+        for kind in [MainLoop::Answers, MainLoop::Refuses, MainLoop::Silent, MainLoop::Full, MainLoop::Ending] {
+            for uid in [own, own + 1] {
+                for (path, item) in all["paths"].as_object().unwrap() {
+                    for verb in item.as_object().unwrap().keys() {
+                        let (bad, large) = (r#"{"method": "no"}"#, " ".repeat(BODY_MAX + 1));
+                        for body in ["{}", bad, "{", large.as_str()] {
+                            for accept in ["text/plain", "application/openmetrics-text"] {
+                                let service = service(main_loop(kind)).layer(MockConnectInfo(Peer { uid: Some(uid) }));
+                                let request = axum::http::Request::builder()
+                                    .method(verb.to_uppercase().as_str())
+                                    .uri(path)
+                                    .header("content-type", "application/json")
+                                    .header("accept", accept)
+                                    .body(Body::from(body.to_owned()))
+                                    .unwrap();
+                                let answer = runtime.block_on(service.oneshot(request)).unwrap();
+                                let kind = answer.headers()[header::CONTENT_TYPE].to_str().unwrap();
+                                let kind = kind.split(';').next().unwrap().to_owned();
+                                sent.insert((path.clone(), verb.clone(), answer.status().as_u16().to_string(), kind));
+                            }
+                        }
+                    }
+                }
             }
         }
+        sent
+    }
+
+    #[test]
+    fn every_status_and_content_type_that_is_sent_is_described_and_the_other_way_round() {
+        let all: serde_json::Value = serde_json::from_str(&description()).unwrap();
+        let mut described = Answers::new();
+        for (path, item) in all["paths"].as_object().unwrap() {
+            for (verb, operation) in item.as_object().unwrap() {
+                for (status, response) in operation["responses"].as_object().unwrap() {
+                    for kind in response["content"].as_object().into_iter().flatten() {
+                        described.insert((path.clone(), verb.clone(), status.clone(), kind.0.clone()));
+                    }
+                }
+            }
+        }
+        let sent = sent(&all);
+        assert!(sent.len() > 30, "{sent:?}");
+        let missing: Vec<_> = sent.difference(&described).collect();
+        let untrue: Vec<_> = described.difference(&sent).collect();
+        assert!(missing.is_empty() && untrue.is_empty(), "not described: {missing:?}; never sent: {untrue:?}");
     }
 }

@@ -1,10 +1,11 @@
 //! Reserved CPU time in the daemon: which back end keeps it, for which threads, and what a pass must know of it.
 //!
-//! In: the configuration, tenants as found. Out: whose reservations hold ([`Keeper::settle`]); their threads looked after by a back
-//! end of `ontime_sched`; a view of policies past its changes ([`Past`]).
+//! In: the configuration, tenants as found. Out: whose reservations hold ([`Keeper::settle`]); their threads looked
+//! after by a back end of `ontime_sched`; a view of policies past its changes ([`Past`]).
 //!
-//! Who does what: the plan gives a thread its first place and the journal keeps its original, as for every thread; from then on the back
-//! end moves it, and the plan sees it at the place it gave. Whoever is not looked after any more is placed by the same pass.
+//! Who does what: the plan gives a thread its first place and the journal keeps its original, as for every thread; from
+//! then on the back end moves it, and the plan sees it at the place it gave. Whoever is not looked after any more is
+//! placed by the same pass.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -146,7 +147,8 @@ impl Keeper {
         self.before.vcpus.retain(|vcpu| stay.contains(&vcpu.id));
     }
 
-    /// Looks after exactly these, which the plan has placed. False: it cannot, and they are to be placed as if nothing were reserved.
+    /// Looks after exactly these, which the plan has placed. False: it cannot, and they are to be placed as if nothing
+    /// were reserved.
     pub fn set(&mut self, settled: &Settled) -> bool {
         if self.off.is_some() {
             return settled.vcpus.is_empty();

@@ -1,9 +1,9 @@
 //! How the guardian learns of the daemon's death.
 //!
-//! Who reads a pipe is told when its last writing end is closed. The daemon's files are closed when the last of its threads has ended, the main
-//! one: it runs at normal priority, and beside a guest that spins at real-time priority on its CPU, uncapped from that moment, it would
-//! never run again to end. So a thread of its own, at the guardian's priority, holds the only writing end in a table of files of its own: killed
-//! with the others, it ends at once.
+//! Who reads a pipe is told when its last writing end is closed. The daemon's files are closed when the last of its
+//! threads has ended, the main one: it runs at normal priority, and beside a guest that spins at real-time priority on
+//! its CPU, uncapped from that moment, it would never run again to end. So a thread of its own, at the guardian's
+//! priority, holds the only writing end in a table of files of its own: killed with the others, it ends at once.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -60,7 +60,8 @@ impl Drop for Life {
     }
 }
 
-/// Gives the calling thread a table of files of its own with these two alone, and no signals: their handlers write to files of the other table.
+/// Gives the calling thread a table of files of its own with these two alone, and no signals: their handlers write to
+/// files of the other table.
 fn own_files(keep: [RawFd; 2]) -> io::Result<()> {
     let [low, high] = [keep[0].min(keep[1]), keep[0].max(keep[1])].map(|fd| libc::c_uint::try_from(fd).unwrap_or(0));
     let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
@@ -92,7 +93,8 @@ fn own_files(keep: [RawFd; 2]) -> io::Result<()> {
 /// Until the other end is closed.
 fn wait(stopped: RawFd) {
     let mut byte = 0u8;
-    // SAFETY: reads at most a byte into one; the descriptor is this thread's own until it ends. No signal ends the read.
+    // SAFETY: reads at most a byte into one; the descriptor is this thread's own until it ends. No signal ends the
+    // read.
     unsafe { libc::read(stopped, (&raw mut byte).cast(), 1) };
 }
 

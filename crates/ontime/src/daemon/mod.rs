@@ -1,7 +1,7 @@
 //! `ontime daemon`: keeps every thread of the path at its place.
 //!
-//! In: events (`events`), configuration (`config`), requests (`http`). Out: the host as the plan wants it (`engine`), runtime
-//! caps (`cap`), protections put back should we die (`guardian`), metrics (`metrics`).
+//! In: events (`events`), configuration (`config`), requests (`http`). Out: the host as the plan wants it (`engine`),
+//! runtime caps (`cap`), protections put back should we die (`guardian`), metrics (`metrics`).
 //!
 //! | thread | priority | does | waits in |
 //! |---|---|---|---|
@@ -9,17 +9,19 @@
 //! | `ontime-cap` | FIFO base + 5 (55) | caps: takes spinning threads off their place and back | epoll: orders; its time-out: looks, pauses' ends |
 //! | `ontime-pace/CPU` | FIFO base + 4 (54) | shares of CPU time: changes vCPUs' places by the plan; there from the first reservation on | futex with time-out |
 //! | `ontime-http` | SCHED_OTHER | HTTP on the Unix socket | epoll (tokio) |
+//! | `ontime-metrics` | SCHED_OTHER, nice 0 | metrics over TCP, where daemon.toml has a port (`metrics::listener`) | epoll (tokio) |
 //! | `ontime-guest` | SCHED_OTHER | receives from a device process, in a table of descriptors of its own (`guests::receiver`) | poll |
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; its end tells the guardian of the daemon's (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | puts protections back when the daemon dies | poll of two pipes |
 //!
-//! Nothing polls but the caps, the pacers, while a thread is at real-time priority, the census of real-time threads while the kernel's
-//! protections are off, once a second, and adaptive busy polling where it is configured, which
+//! Nothing polls but the caps, the pacers, while a thread is at real-time priority, the census of real-time threads
+//! while the kernel's protections are off, once a second, and adaptive busy polling where it is configured, which
 //! looks at its NICs ten times a second: a host without RT tenants costs a look every `rescan-seconds`.
 
 pub mod cap;
 mod census;
 pub mod config;
+pub mod demoted;
 mod due;
 pub mod engine;
 mod ethtool;
@@ -31,7 +33,7 @@ mod http;
 pub mod keeper;
 mod life;
 mod lock;
-mod metrics;
+pub mod metrics;
 pub mod protections;
 pub mod view;
 mod watches;
@@ -43,6 +45,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use ontime_hostnet::Report;
 use ontime_tenants::watch::Watcher;
 use rustix::event::EventfdFlags;
 use sd_notify::NotifyState;
@@ -53,6 +56,7 @@ use self::engine::Engine;
 use self::events::{Event, Events};
 use self::guests::Guests;
 use self::http::{Ask, Loop};
+use self::metrics::Server;
 use crate::api;
 use crate::exit::Exit;
 use crate::paths::Paths;
@@ -61,8 +65,8 @@ use crate::paths::Paths;
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-/// The most requests answered in one round of events: passes, signals and the watchdog have their turn beside those who ask
-/// again as soon as they are answered.
+/// The most requests answered in one round of events: passes, signals and the watchdog have their turn beside those who
+/// ask again as soon as they are answered.
 const ANSWERS: usize = 8;
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -89,12 +93,15 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let listener = http::bind(&socket).with_context(|| format!("{}: listening", socket.display()))?;
     let watcher = Watcher::new(engine.sources()).context("watching tenants")?;
     events.add(&watcher, Event::Tenants)?;
-    http::serve(listener, Loop { asks, bell }).context("starting the HTTP server")?;
+    let to = Loop::new(asks, bell);
+    http::serve(listener, to.clone()).context("starting the HTTP server")?;
     if let Some(why) = watcher.blind() {
         tracing::warn!("tenants: {why}");
     }
     let due = Due::new(Instant::now());
-    let mut daemon = Daemon { engine, events, watcher, asked, guests: Guests::default(), due, followed: 0 };
+    let scrapes = (Server::default(), to);
+    let mut daemon = Daemon { engine, events, watcher, asked, scrapes, guests: Guests::default(), due, followed: 0 };
+    daemon.serve_metrics();
     daemon.pass("start");
     notify(&[NotifyState::Ready, NotifyState::Status(daemon.engine.word())]);
     let result = daemon.run();
@@ -127,17 +134,21 @@ fn preflight() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every capped thread takes three descriptors; a shell's soft limit is 1024.
+/// Every capped thread takes three descriptors. A shell's soft limit is 1024, and its hard one may be the kernel's
+/// default, 4096; beyond that it takes CAP_SYS_RESOURCE, which root has outside the unit (whose limit is enough).
 fn raise_file_limit() {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
-    if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.map(|hard| hard.max(config::DESCRIPTORS_MOST as u64));
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most })
+        .or_else(|_| setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }));
+    if let Err(error) = raised {
         tracing::debug!("raising the limit of open files: {error}");
     }
 }
 
-/// The main and the HTTP thread (this one makes both): who asks is answered also where a polling NAPI thread leaves all that is not real-time 5 %, and
-/// bulk NICs' threads at nice -20 take those. That bulk has its part is by [`Due`].
+/// The main and the HTTP thread (this one makes both): who asks is answered also where a polling NAPI thread leaves all
+/// that is not real-time 5 %, and bulk NICs' threads at nice -20 take those. That bulk has its part is by [`Due`].
 fn stand_before_bulk() {
     if let Err(error) = rustix::process::setpriority_process(None, -20) {
         tracing::warn!("taking nice -20: {error}; answers may take long beside bulk work");
@@ -152,6 +163,8 @@ struct Daemon {
     events: Events,
     watcher: Watcher,
     asked: Receiver<Ask>,
+    /// Metrics over TCP, and whom they come from.
+    scrapes: (Server, Loop),
     guests: Guests,
     due: Due,
     /// The passes that were followed up.
@@ -214,11 +227,11 @@ impl Daemon {
         self.events.wake_in(soonest);
     }
 
-    fn pass(&mut self, reason: &str) -> api::Report {
+    fn pass(&mut self, reason: &str) -> Report {
         self.due.begins(Instant::now());
         let report = self.engine.pass(reason);
         self.passed();
-        self.engine.told(&report)
+        report
     }
 
     /// Follows up what passes have found, if there was one: also one that an answer took.
@@ -246,7 +259,8 @@ impl Daemon {
         self.due.ended(self.engine.looks_again(), insists || self.engine.insists(), Instant::now());
     }
 
-    /// Admits what guests ask for, one after the other. Who asks often waits for the answer each time, and its device process has a limit.
+    /// Admits what guests ask for, one after the other. Who asks often waits for the answer each time, and its device
+    /// process has a limit.
     fn answer_guests(&mut self) {
         for question in self.guests.take() {
             let Some(seq) = question.seq else {
@@ -265,10 +279,11 @@ impl Daemon {
         let reloading = NotifyState::monotonic_usec_now().map(|now| notify(&[NotifyState::Reloading, now]));
         let done = match self.engine.reload() {
             Ok(()) => {
+                self.serve_metrics();
                 let report = self.pass(Event::Reload.word());
                 tracing::info!("configuration reloaded");
                 notify(&[NotifyState::Status(self.engine.word())]);
-                Ok(report)
+                Ok(self.engine.reloaded(&report))
             }
             Err(refused) => {
                 tracing::error!("configuration not reloaded, the former one stays in force: {refused}");
@@ -281,6 +296,17 @@ impl Daemon {
             notify(&[NotifyState::Ready]);
         }
         done
+    }
+
+    /// Metrics over TCP, as the configuration says.
+    fn serve_metrics(&mut self) {
+        let (server, to) = &mut self.scrapes;
+        let address = self.engine.metrics_address();
+        let done = server.follow(address, to).map_err(|error| match address {
+            Some(address) => format!("not served at {address}: {error}"),
+            None => error.to_string(),
+        });
+        self.engine.metrics_served(done.err());
     }
 
     /// Answers what waits, the rest in the next round. An asker that went away meanwhile is nobody's loss.

@@ -1,11 +1,12 @@
 //! The kernel's own protections against threads at real-time priority: whether they are on, and what they were.
 //!
-//! From Linux 6.12 these are the servers in debugfs (`sched/fair_server`); before, and where groups have real-time bandwidth
-//! of their own, `kernel.sched_rt_runtime_us`.
+//! From Linux 6.12 these are the servers in debugfs (`sched/fair_server`); before, and where groups have real-time
+//! bandwidth of their own, `kernel.sched_rt_runtime_us`.
 
 use std::path::PathBuf;
 
-use ontime_hostnet::{Done, Host, Inventory, Journal, Knob, Plan, Root, Roots, Stage, Value};
+use super::engine::change_line;
+use ontime_hostnet::{Done, Host, Inventory, Item, Journal, Knob, Plan, Root, Roots, Stage, Value};
 
 /// The knobs of the plan that switch protections off, and those in the journal that an earlier daemon switched off.
 pub fn knobs(plan: &Plan) -> Vec<&Knob> {
@@ -44,9 +45,15 @@ pub fn files(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
 /// somebody else's. Gives what could not be written, and why.
 pub fn restore(host: &dyn Host, journal: &Journal) -> Vec<(Knob, Result<(), String>)> {
     let report = ontime_hostnet::apply::give_back(host, journal, is_protection);
+    let say = |item: &Item| {
+        if item.done == Done::Restored {
+            tracing::info!("{}", change_line(&item.knob, item.from.as_ref(), &item.to, "given back"));
+        }
+    };
     report
         .items
         .into_iter()
+        .inspect(say)
         .map(|item| match item.done {
             Done::Failed(why) | Done::Unsupported(why) => (item.knob, Err(why)),
             Done::Changed | Done::Already | Done::Restored | Done::Gone => (item.knob, Ok(())),

@@ -134,6 +134,7 @@ fn nic(inventory: &Inventory, intent: &Intent, nic: &inventory::Nic) -> api::Nic
     numbers.dedup();
     api::Nic {
         name: nic.id.name.clone(),
+        altnames: nic.altnames.clone(),
         ifindex: nic.id.ifindex,
         kind: nic.kind.clone().or_else(|| nic.driver.clone()).unwrap_or_default(),
         up: nic.up,
@@ -228,6 +229,7 @@ pub fn report(report: &hostnet::Report, method: &str, dry_run: bool) -> api::Rep
     let (unchanged, changes): (Vec<&Item>, Vec<&Item>) =
         report.items.iter().partition(|item| item.done == Done::Already);
     api::Report {
+        schema_version: api::SCHEMA_VERSION,
         method: method.to_owned(),
         dry_run,
         changes: changes.into_iter().map(change).collect(),

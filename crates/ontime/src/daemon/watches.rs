@@ -1,7 +1,8 @@
-//! Which threads are to be held to a cap: every thread at real-time priority that belongs to a tenant, and every interrupt and
-//! NAPI thread that Ontime placed there. Nearly pure: a kernel thread's CPUs are asked of the kernel.
+//! Which threads are to be held to a cap: every thread at real-time priority that belongs to a tenant, and every
+//! interrupt and NAPI thread that Ontime placed there. Nearly pure: a kernel thread's CPUs are asked of the kernel.
 //!
-//! Also those that libvirt or the tenant itself placed: while the kernel's protections are off, nothing else stops them.
+//! Also those that libvirt or the tenant itself placed: while the kernel's protections are off, nothing else stops
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +27,8 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// Of tenants as they are but for pauses; `kernel` is the share of who has no cap of its own. Not of threads with reserved time: whoever keeps their share holds them to it.
+    /// Of tenants as they are but for pauses; `kernel` is the share of who has no cap of its own. Not of threads with
+    /// reserved time: whoever keeps their share holds them to it.
     pub fn of(plan: &Plan, tenants: &[Tenant], intent: &Intent, kernel: Share) -> Self {
         let mut watches = Self::default();
         let (places, table) = (planned(plan), intent.table);
@@ -141,8 +143,6 @@ fn share(tenant: &Tenant, thread: &TenantThread) -> Share {
 pub struct Excess {
     /// The tenant's name.
     pub tenant: String,
-    /// The most of its threads that are capped.
-    pub quota: usize,
     /// The others, which are not to be at real-time priority.
     pub threads: Vec<ThreadId>,
 }
@@ -172,7 +172,7 @@ pub fn limit(tenants: &mut [Tenant], table: PriorityTable, capacity: usize, most
         let threads: Vec<ThreadId> = all.iter().skip(quota).map(|thread| thread.id).collect();
         let beyond: BTreeSet<ThreadId> = threads.iter().copied().collect();
         tenant.threads.retain(|thread| !beyond.contains(&thread.id));
-        (!threads.is_empty()).then(|| Excess { tenant: tenant.name.clone(), quota, threads })
+        (!threads.is_empty()).then(|| Excess { tenant: tenant.name.clone(), threads })
     };
     tenants.iter_mut().filter_map(over).collect()
 }
@@ -357,7 +357,7 @@ mod tests {
         let mut limited = tenants();
         let excess = limit(&mut limited, table, 4096, 1024);
         assert_eq!(left(&limited), [1024, 20, 300, 9000], "threads without real-time priority take no place");
-        assert_eq!(excess.iter().map(|of| (of.quota, of.threads.len())).collect::<Vec<_>>(), [(1024, 3976)]);
+        assert_eq!(excess.iter().map(|of| of.threads.len()).collect::<Vec<_>>(), [3976]);
         // A pool that is too small for all is divided.
         let mut limited = tenants();
         let excess = limit(&mut limited, table, 300, 1024);

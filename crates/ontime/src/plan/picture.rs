@@ -5,10 +5,18 @@ use std::fmt::Write;
 use ontime_plan::simulate::Run;
 use ontime_plan::{Nanos, Vcpu};
 
-/// Widths of the drawing, in pixels.
+/// Of the drawing, in pixels: its least and largest width without margins, what a millisecond asks for, a row's height,
+/// the room above, between the rows of CPUs and of tenants, and right of the drawing for half of the last time.
 const WIDTH: u64 = 1_000;
-const LEFT: u64 = 70;
+const WIDTH_MAX: u64 = 20_000;
+const MILLISECOND: u64 = 12;
 const ROW: u64 = 26;
+const TOP: u64 = 10;
+const GAP: u64 = 16;
+const RIGHT: u64 = 60;
+/// A character's width, and the longest name.
+const CHARACTER: u64 = 8;
+const NAME_MAX: usize = 40;
 /// Columns in a terminal.
 const COLUMNS: u64 = 100;
 const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
@@ -40,6 +48,8 @@ pub fn places(vcpus: &[(usize, Vcpu)]) -> Vec<Place> {
 pub struct Picture<'a> {
     /// The runs, by CPU and time.
     pub runs: &'a [Run],
+    /// The deadlines: of which RTA, and when.
+    pub deadlines: &'a [(usize, Nanos)],
     /// Of each vCPU.
     pub places: Vec<Place>,
     /// Names of all tenants.
@@ -108,60 +118,93 @@ impl Picture<'_> {
         (ran * 2 >= to - from).then_some(tenant)
     }
 
-    /// As SVG, each run with its tenant, RTA and times as a tooltip.
+    /// As SVG: a row a CPU, and below a row a tenant, where each of its deadlines is a mark. Each run has its tenant,
+    /// RTA and times as a tooltip. The drawing is as wide as its span asks for, the left margin as its longest name.
     pub fn svg(&self) -> String {
         let used = self.used();
-        let (span, rows) = (self.span.0.max(1), u64::from(self.cpus));
-        let at = |time: Nanos| LEFT as f64 + WIDTH as f64 * time.0.min(span) as f64 / span as f64;
-        let height = rows * ROW + 60 + ROW * (used.len() as u64).div_ceil(5);
+        let span = self.span.0.max(1);
+        let names: Vec<String> = used.iter().map(|tenant| self.name(*tenant)).collect();
+        let longest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("CPU 1023".len());
+        let left = longest as u64 * CHARACTER + 20;
+        let width = (span.div_ceil(1_000_000) * MILLISECOND).clamp(WIDTH, WIDTH_MAX);
+        let at = |time: Nanos| left as f64 + width as f64 * time.0.min(span) as f64 / span as f64;
+        let cpus_end = TOP + u64::from(self.cpus) * ROW;
+        let tenants_top = cpus_end + GAP;
+        let end = tenants_top + used.len() as u64 * ROW;
         let mut out = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-             <title>Simulation: the first {} of the schedule</title>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-            LEFT + WIDTH + 20,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" \
+             font-family=\"monospace\" font-size=\"12\">\n<title>Simulation: the first {2} of the schedule; a mark is \
+             a deadline</title>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
+            left + width + RIGHT,
+            end + 2 * GAP,
             self.span,
         );
+        let lane = |out: &mut String, y: u64, name: &str| {
+            let _ = writeln!(out, "<text x=\"8\" y=\"{}\">{name}</text>", y + 15);
+            let _ = writeln!(out, "<rect x=\"{left}\" y=\"{y}\" width=\"{width}\" height=\"20\" fill=\"#f2f2f2\"/>");
+        };
         for cpu in 0..self.cpus {
-            let y = u64::from(cpu) * ROW + 10;
-            let _ = writeln!(out, "<text x=\"8\" y=\"{}\">CPU {cpu}</text>", y + 15);
-            let _ = writeln!(out, "<rect x=\"{LEFT}\" y=\"{y}\" width=\"{WIDTH}\" height=\"20\" fill=\"#f2f2f2\"/>");
+            lane(&mut out, TOP + u64::from(cpu) * ROW, &format!("CPU {cpu}"));
         }
+        for (index, name) in (0..).zip(&names) {
+            lane(&mut out, tenants_top + index * ROW, name);
+        }
+        axis(&mut out, (left, width), (TOP, end), self.span);
         for run in self.runs.iter().filter(|run| run.start < self.span) {
             let (from, to) = (at(run.start), at(run.end));
             let Place { tenant, number, first_rta } = self.place(run);
-            let name = escape(self.names.get(tenant).copied().unwrap_or_default());
-            let (y, colour) = (u64::from(run.cpu) * ROW + 10, colour(&used, tenant));
+            let (name, colour) = (self.name(tenant), colour(&used, tenant));
+            let own = tenants_top + place(&used, tenant) as u64 * ROW;
+            for y in [TOP + u64::from(run.cpu) * ROW, own] {
+                let _ = writeln!(
+                    out,
+                    "<rect x=\"{from:.2}\" y=\"{y}\" width=\"{:.2}\" height=\"20\" fill=\"{colour}\">\
+                     <title>{name}, vCPU {number}, RTA {}, CPU {}: {} to {}</title></rect>",
+                    (to - from).max(0.5),
+                    run.rta.saturating_sub(first_rta),
+                    run.cpu,
+                    run.start,
+                    run.end,
+                );
+            }
+        }
+        for (rta, deadline) in self.deadlines.iter().filter(|(_, deadline)| *deadline <= self.span) {
+            let owner = self.places.iter().rev().find(|place| place.first_rta <= *rta);
+            let Some(row) = owner.and_then(|place| used.iter().position(|tenant| *tenant == place.tenant)) else {
+                continue;
+            };
+            let (x, y) = (at(*deadline), tenants_top + row as u64 * ROW);
             let _ = writeln!(
                 out,
-                "<rect x=\"{from:.2}\" y=\"{y}\" width=\"{:.2}\" height=\"20\" fill=\"{colour}\" stroke=\"white\" stroke-width=\"0.3\">\
-                 <title>{name}, vCPU {number}, RTA {}: {} to {}</title></rect>",
-                to - from,
-                run.rta.saturating_sub(first_rta),
-                run.start,
-                run.end,
+                "<path class=\"deadline\" d=\"M{x:.2} {}v24m-3 -24h6l-3 5z\" stroke=\"black\" stroke-width=\"0.8\">\
+                 <title>{}: deadline {deadline}</title></path>",
+                y - 2,
+                names.get(row).map_or("", String::as_str),
             );
-        }
-        self.axis(&mut out, rows * ROW + 10);
-        for (place, tenant) in (0_u64..).zip(&used) {
-            let (x, y) = (LEFT + place % 5 * 200, rows * ROW + 50 + place / 5 * ROW);
-            let name = escape(self.names.get(*tenant).copied().unwrap_or_default());
-            let colour = colour(&used, *tenant);
-            let _ = writeln!(out, "<rect x=\"{x}\" y=\"{y}\" width=\"14\" height=\"14\" fill=\"{colour}\"/>");
-            let _ = writeln!(out, "<text x=\"{}\" y=\"{}\">{name}</text>", x + 20, y + 12);
         }
         out.push_str("</svg>\n");
         out
     }
 
-    fn axis(&self, out: &mut String, y: u64) {
-        for tick in 0..=10_u64 {
-            let time = Nanos(self.span.0 / 10 * tick);
-            let x = LEFT + WIDTH * tick / 10;
-            let _ = writeln!(
-                out,
-                "<line x1=\"{x}\" y1=\"10\" x2=\"{x}\" y2=\"{y}\" stroke=\"#999\" stroke-width=\"0.4\"/>"
-            );
-            let _ = writeln!(out, "<text x=\"{x}\" y=\"{}\" text-anchor=\"middle\">{time}</text>", y + 14);
+    /// A tenant's name for the drawing, shortened where it is longer than the margin may be.
+    fn name(&self, tenant: usize) -> String {
+        let name = crate::table::visible(self.names.get(tenant).copied().unwrap_or_default());
+        if name.chars().count() <= NAME_MAX {
+            return escape(&name);
         }
+        escape(&name.chars().take(NAME_MAX - 1).chain(['\u{2026}']).collect::<String>())
+    }
+}
+
+/// A line and a time at each tenth of the span.
+fn axis(out: &mut String, (left, width): (u64, u64), (top, end): (u64, u64), span: Nanos) {
+    for tick in 0..=10_u64 {
+        let (time, x) = (Nanos(span.0 / 10 * tick), left + width * tick / 10);
+        let _ = writeln!(
+            out,
+            "<line x1=\"{x}\" y1=\"{top}\" x2=\"{x}\" y2=\"{end}\" stroke=\"#999\" stroke-width=\"0.4\"/>"
+        );
+        let _ = writeln!(out, "<text x=\"{x}\" y=\"{}\" text-anchor=\"middle\">{time}</text>", end + 16);
     }
 }
 
@@ -198,7 +241,9 @@ mod tests {
         let runs = [run(0, 0, 0, 50), run(0, 1, 50, 100), run(1, 1, 0, 25)];
         let place = |tenant| Place { tenant, number: 0, first_rta: tenant };
         let places = vec![place(0), place(1)];
-        let picture = Picture { runs: &runs, places, names: vec!["first", "<b>\x1b"], cpus: 4, span: Nanos(100) };
+        let deadlines = [(0, Nanos(60)), (1, Nanos(100)), (1, Nanos(170))];
+        let names = vec!["first", "<b>\x1b"];
+        let picture = Picture { runs: &runs, deadlines: &deadlines, places, names, cpus: 4, span: Nanos(100) };
         let text = picture.text();
         let rows: Vec<&str> = text.lines().collect();
         assert_eq!(rows[0], format!("CPU 0   {}{}", "A".repeat(50), "B".repeat(50)));
@@ -207,6 +252,55 @@ mod tests {
         assert!(rows[5].ends_with("B <b>\u{fffd}"), "{text}");
         let svg = picture.svg();
         assert!(svg.contains("&lt;b&gt;") && !svg.contains('\x1b'));
-        assert!(roxmltree::Document::parse(&svg).is_ok());
+        let svg = roxmltree::Document::parse(&svg).unwrap();
+        let marks = svg.descendants().filter(|node| node.attribute("class") == Some("deadline"));
+        let marks: Vec<&str> = marks.filter_map(|mark| mark.first_element_child()?.text()).collect();
+        assert_eq!(marks, ["first: deadline 60 ns", "<b>\u{fffd}: deadline 100 ns"]);
+    }
+
+    #[test]
+    fn no_label_is_cut_and_no_run_is_out_of_sight() {
+        let names: Vec<String> =
+            (0..15).map(|index| format!("{}-{index}", "a-vm-of-a-long-name".repeat(index))).collect();
+        let step = 2_000_000;
+        let runs: Vec<Run> = (0..1_500)
+            .map(|index| {
+                run(index % 15, index as usize % 15, u64::from(index / 15) * step, u64::from(index / 15 + 1) * step)
+            })
+            .collect();
+        let places = (0..15).map(|tenant| Place { tenant, number: 0, first_rta: tenant }).collect();
+        let names = names.iter().map(String::as_str).collect();
+        let span = Nanos::from_millis(200);
+        let picture = Picture { runs: &runs, deadlines: &[(14, span)], places, names, cpus: 15, span };
+        let text = picture.svg();
+        let svg = roxmltree::Document::parse(&text).unwrap();
+        let number =
+            |node: &roxmltree::Node<'_, '_>, name: &str| -> f64 { node.attribute(name).unwrap().parse().unwrap() };
+        let root = svg.root_element();
+        let (width, height) = (number(&root, "width"), number(&root, "height"));
+        let lanes: Vec<f64> = root
+            .children()
+            .filter(|node| node.attribute("fill") == Some("#f2f2f2"))
+            .map(|lane| number(&lane, "x"))
+            .collect();
+        assert_eq!(lanes.len(), 30);
+        for label in root.children().filter(|node| node.has_tag_name("text")) {
+            let length = label.text().unwrap().chars().count() as f64 * CHARACTER as f64;
+            let x = number(&label, "x");
+            let (from, to) = if label.attribute("text-anchor").is_some() {
+                (x - length / 2.0, x + length / 2.0)
+            } else {
+                (x, x + length)
+            };
+            let end = if label.attribute("text-anchor").is_some() { width } else { lanes[0] };
+            assert!(from >= 0.0 && to <= end && number(&label, "y") < height, "{label:?} from {from} to {to}");
+        }
+        // A run of 2 ms is wide enough to be seen.
+        let bars: Vec<_> =
+            root.children().filter(|node| node.attribute("fill").is_some_and(|fill| fill.starts_with("hsl"))).collect();
+        assert_eq!(bars.len(), 3_000);
+        assert!(
+            bars.iter().all(|bar| number(bar, "width") >= 20.0 && number(bar, "x") + number(bar, "width") <= width)
+        );
     }
 }

@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use super::file::Plan;
 
-/// Where vCPUs times the shortest period, in units, is above this, MPR and DMPR interfaces are not searched for: it takes minutes.
+/// Where vCPUs times the shortest period, in units, is above this, MPR and DMPR interfaces are not searched for: it
+/// takes minutes.
 const MULTI_MAX: u64 = 200;
 
 /// Everything that is said.
@@ -169,7 +170,8 @@ pub fn place(plan: &Plan, hosts: usize) -> (Vec<Placed>, Vec<Refused>) {
     (placed, refused)
 }
 
-/// Why one more tenant was refused, with numbers of vCPUs as in their tenant: its own come after all that are on the host.
+/// Why one more tenant was refused, with numbers of vCPUs as in their tenant: its own come after all that are on the
+/// host.
 fn told(plan: &Plan, on: &Placed, refusal: Refusal) -> String {
     let Refusal::Affinity { vcpu: place, bandwidth } = refusal else { return refusal.to_string() };
     let Some((of, _)) = on.vcpus.get(place) else {
@@ -178,7 +180,8 @@ fn told(plan: &Plan, on: &Placed, refusal: Refusal) -> String {
     let vcpu = on.vcpus.iter().take(place).filter(|(other, _)| other == of).count();
     let name = plan.tenants.get(*of).map_or("", |tenant| &tenant.name);
     format!(
-        "beside it no CPU of its affinity would have room for the {bandwidth} of vCPU {vcpu} of {name}; widen the affinity of either"
+        "beside it no CPU of its affinity would have room for the {bandwidth} of vCPU {vcpu} of {name}; widen the \
+         affinity of either"
     )
 }
 

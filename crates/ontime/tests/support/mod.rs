@@ -1,4 +1,5 @@
-//! A daemon of the test's own: own directories, own network namespace, own (made-up) debugfs; and guests that are real QEMUs.
+//! A daemon of the test's own: own directories, own network namespace, own (made-up) debugfs; and guests that are real
+//! QEMUs.
 
 #![allow(
     clippy::unwrap_used,

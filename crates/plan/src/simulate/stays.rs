@@ -1,6 +1,7 @@
 //! vCPUs whose RTAs come and go while they run (RTVirt, section 4.3).
 //!
-//! In: who comes when, and for how long. Out: jobs and misses of each, and what every vCPU had reserved from when to when.
+//! In: who comes when, and for how long. Out: jobs and misses of each, and what every vCPU had reserved from when to
+//! when.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -46,8 +47,9 @@ pub struct Change {
     pub bandwidth: Bandwidth,
 }
 
-/// Simulates `vcpus` unpinned vCPUs on `cpus` CPUs whose RTAs come and go (RTVirt, section 4.3). Each coming is admitted beside what all hold
-/// then, or refused: then none of its jobs comes. Of [`RtaResult`]s there is one for each stay, in the order given, and every change of bandwidth.
+/// Simulates `vcpus` unpinned vCPUs on `cpus` CPUs whose RTAs come and go (RTVirt, section 4.3). Each coming is
+/// admitted beside what all hold then, or refused: then none of its jobs comes. Of [`RtaResult`]s there is one for each
+/// stay, in the order given, and every change of bandwidth.
 pub fn simulate_stays(
     cpus: u32,
     vcpus: usize,

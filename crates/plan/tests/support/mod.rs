@@ -3,8 +3,8 @@
 use ontime_plan::{Admission, Admitted, Bandwidth, Nanos, Planner, Reservation, Segment};
 use proptest::prelude::*;
 
-/// Every plan: no CPU with two vCPUs at once, no vCPU on two CPUs, all where they may run, at most m-1 of them on two CPUs. `admitted.home` is by
-/// [`ontime_plan::VcpuId::index`].
+/// Every plan: no CPU with two vCPUs at once, no vCPU on two CPUs, all where they may run, at most m-1 of them on two
+/// CPUs. `admitted.home` is by [`ontime_plan::VcpuId::index`].
 pub fn check_layout(planner: &Planner, admitted: &Admitted, from: Nanos) {
     let segments = planner.segments();
     let cpus = admitted.shared.len();

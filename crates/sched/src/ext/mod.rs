@@ -1,10 +1,12 @@
 //! The scheduler of back end `sched_ext`, from this side: a table of places, one for each vCPU that has a seat.
 //!
-//! A change of place is a store into memory that the scheduler reads (`scheduler.bpf.c`) when it next looks for somebody to run on the vCPU's CPU;
-//! the pacer of that CPU makes it do so by having run. No system call, no allocation.
+//! A change of place is a store into memory that the scheduler reads (`scheduler.bpf.c`) when it next looks for
+//! somebody to run on the vCPU's CPU; the pacer of that CPU makes it do so by having run. No system call, no
+//! allocation.
 //!
-//! All threads of SCHED_OTHER, SCHED_BATCH and SCHED_IDLE are the scheduler's while it is loaded, so that vCPUs can stand ahead of them. It is as
-//! long as this process holds it: when the process ends, however it does, the kernel puts everybody back into its own.
+//! All threads of SCHED_OTHER, SCHED_BATCH and SCHED_IDLE are the scheduler's while it is loaded, so that vCPUs can
+//! stand ahead of them. It is as long as this process holds it: when the process ends, however it does, the kernel puts
+//! everybody back into its own.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -110,13 +112,15 @@ impl Ext {
     /// Gives everybody a seat who has none.
     ///
     /// # Errors
-    /// [`PacerError::Ext`] where a vCPU may go from CPU to CPU, there are more than [`SEATS`], or the kernel has ended the scheduler.
+    /// [`PacerError::Ext`] where a vCPU may go from CPU to CPU, there are more than [`SEATS`], or the kernel has ended
+    /// the scheduler.
     pub fn seat(&mut self, settled: &Settled) -> Result<(), PacerError> {
         self.stands()?;
         if settled.cpus.len() > 1 {
             if let Some(vcpu) = settled.vcpus.iter().find(|vcpu| vcpu.home.is_none()) {
                 return Err(PacerError::Ext(format!(
-                    "vCPU {} of {} may run on several CPUs; pin it to one (libvirt: vcpupin), or use backend = \"paced\"",
+                    "vCPU {} of {} may run on several CPUs; pin it to one (libvirt: vcpupin), or use backend \
+                     = \"paced\"",
                     vcpu.vcpu, vcpu.tenant
                 )));
             }

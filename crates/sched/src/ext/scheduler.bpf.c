@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * The sched_ext scheduler of back end `sched_ext`: vCPUs with reservations by the places that pacers write into a table, all others by
- * weight, in virtual time.
+ * The sched_ext scheduler of back end `sched_ext`: vCPUs with reservations by the places that pacers write into a
+ * table, all others by weight, in virtual time.
  *
- * A vCPU with a seat waits in a queue of its own, whatever its place: it is asked for when a CPU looks for somebody, so a place that is
- * changed meanwhile counts. Every dispatch is SCX_ENQ_IMMED: when the pacer (SCHED_FIFO) takes the CPU, the kernel gives back whoever ran there
- * (SCX_ENQ_REENQ) instead of having it go on first (kernel/sched/ext.c, Linux 7.1 and later). A vCPU that wakes takes the CPU from whoever has a
- * lower place there.
+ * A vCPU with a seat waits in a queue of its own, whatever its place: it is asked for when a CPU looks for somebody, so
+ * a place that is changed meanwhile counts. Every dispatch is SCX_ENQ_IMMED: when the pacer (SCHED_FIFO) takes the CPU,
+ * the kernel gives back whoever ran there (SCX_ENQ_REENQ) instead of having it go on first (kernel/sched/ext.c, Linux
+ * 7.1 and later). A vCPU that wakes takes the CPU from whoever has a lower place there.
  *
- * What Debian's BTF describes wrongly is not used (scx_bpf_kick_cpu(), scx_bpf_dsq_nr_queued(), scx_bpf_select_cpu_dfl() on 7.2): a change is to be
- * followed by somebody's preempting that CPU, which the pacer there does by having run.
+ * What Debian's BTF describes wrongly is not used (scx_bpf_kick_cpu(), scx_bpf_dsq_nr_queued(),
+ * scx_bpf_select_cpu_dfl() on 7.2): a change is to be followed by somebody's preempting that CPU, which the pacer there
+ * does by having run.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -63,7 +64,12 @@ struct sched_entity {
 struct task_struct {
 	s32 pid;
 	u64 start_boottime;
-	const struct cpumask *cpus_ptr;
+	/*
+	 * Not const, as the kernel has it: clang 14 and later describe what only a member points to as a forward
+	 * declaration, and would then do so in scx_bpf_select_cpu_and() too, which libbpf refuses (func_proto
+	 * incompatible with vmlinux).
+	 */
+	struct cpumask *cpus_ptr;
 	struct sched_entity se;
 	struct sched_ext_entity scx;
 };
@@ -98,7 +104,8 @@ void scx_bpf_dsq_insert(struct task_struct *p, u64 dsq, u64 slice, u64 flags) __
 void scx_bpf_dsq_insert_vtime(struct task_struct *p, u64 dsq, u64 slice, u64 vtime, u64 flags) __ksym;
 /* libbpf takes what stands behind the last ___ off a name. */
 _Bool scx_bpf_dsq_move_to_local___v2___kernel(u64 dsq, u64 flags) __ksym;
-s32 scx_bpf_select_cpu_and(struct task_struct *p, s32 prev, u64 wake_flags, const struct cpumask *allowed, u64 flags) __ksym;
+s32 scx_bpf_select_cpu_and(struct task_struct *p, s32 prev, u64 wake_flags, const struct cpumask *allowed,
+			   u64 flags) __ksym;
 s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
 _Bool scx_bpf_task_set_slice(struct task_struct *p, u64 slice) __ksym;
 _Bool scx_bpf_task_set_dsq_vtime(struct task_struct *p, u64 vtime) __ksym;
@@ -206,8 +213,8 @@ void BPF_PROG(ontime_enqueue, struct task_struct *p, u64 flags)
 }
 
 /*
- * The first that waits for a CPU at this place; of those beyond their shares, whose turn it is, or with `any` all. SEATS: none. Not static: so the
- * verifier goes through it once, and not with every caller's state.
+ * The first that waits for a CPU at this place; of those beyond their shares, whose turn it is, or with `any` all.
+ * SEATS: none. Not static: so the verifier goes through it once, and not with every caller's state.
  */
 __attribute__((noinline)) u32 first(u32 cpu, u32 place, u32 any)
 {
@@ -266,8 +273,8 @@ static u64 vtime_of(const struct task_struct *p, u32 cpu)
 }
 
 /*
- * Somebody for a CPU. Who runs there and could go on is in no queue: it is put on a par with who waits, or two would take turns
- * whatever their weights.
+ * Somebody for a CPU. Who runs there and could go on is in no queue: it is put on a par with who waits, or two would
+ * take turns whatever their weights.
  */
 SEC("struct_ops/dispatch")
 void BPF_PROG(ontime_dispatch, s32 cpu, struct task_struct *prev)

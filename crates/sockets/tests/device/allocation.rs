@@ -1,5 +1,5 @@
-//! A channel's thread allocates and frees nothing for a request. The device process is this program ([`super::driver`]): its allocator
-//! counts, by thread, in a file that the test reads.
+//! A channel's thread allocates and frees nothing for a request. The device process is this program
+//! ([`super::driver`]): its allocator counts, by thread, in a file that the test reads.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -102,8 +102,8 @@ impl Vm {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1_024
     }
 
-    /// The device process's threads, as /proc has them; without the main one, which belongs to the test's frame and looks at its clock
-    /// now and then.
+    /// The device process's threads, as /proc has them; without the main one, which belongs to the test's frame and
+    /// looks at its clock now and then.
     pub fn threads(&self) -> Vec<PathBuf> {
         let process = self.process.id().to_string();
         let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().map(|task| task.unwrap());

@@ -1,5 +1,5 @@
-//! Garbage: descriptors, tables of them, calls, at random, on all queues, and changed while the device reads them. The process goes on, gives
-//! back each buffer that it was given, and keeps no descriptor.
+//! Garbage: descriptors, tables of them, calls, at random, on all queues, and changed while the device reads them. The
+//! process goes on, gives back each buffer that it was given, and keeps no descriptor.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
@@ -286,7 +286,8 @@ fn case(place: SocketAddr) -> impl Strategy<Value = Case> {
     })
 }
 
-/// Sockets that garbage can be about: it closes them, and hardly ever makes one. Connections of a listener are among them.
+/// Sockets that garbage can be about: it closes them, and hardly ever makes one. Connections of a listener are among
+/// them.
 struct Sockets {
     turns: u32,
     place: SocketAddr,

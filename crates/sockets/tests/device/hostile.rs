@@ -36,8 +36,8 @@ fn half_written_and_disordered_chains_are_used_up() {
         ring.descriptor(206, FREE, 72, 1, 206);
         ring.descriptor(207, FREE, 72, 1, 999);
         ring.descriptor(208, 0, 0, 0, 0);
-        // Writable first; indirect tables: of no whole number of descriptors, outside of memory, one that points to itself, one
-        // whose descriptors go round.
+        // Writable first; indirect tables: of no whole number of descriptors, outside of memory, one that points to
+        // itself, one whose descriptors go round.
         ring.descriptor(209, FREE, 4096, 3, 210);
         ring.descriptor(210, FREE, 4096, 0, 0);
         ring.descriptor(211, FREE, 15, 4, 0);
@@ -166,7 +166,8 @@ fn a_paused_vm_goes_on_where_it_was() {
     assert_eq!(vm.channels[1].wait(waiting).result(), Ok(9));
 }
 
-/// What main's queue has done to a channel's calls is told when the channel's goes on, and not at all to another driver.
+/// What main's queue has done to a channel's calls is told when the channel's goes on, and not at all to another
+/// driver.
 #[test]
 fn a_stopped_ring_is_not_answered_into() {
     let mut vm = Vm::start(EVERYTHING);
@@ -292,7 +293,8 @@ fn a_ring_that_is_set_up_anew_at_0_is_noticed() {
     alive(&mut vm);
 }
 
-/// The queues of one driver are not ordered with each other: what it says by one is not forgotten because another is new, too.
+/// The queues of one driver are not ordered with each other: what it says by one is not forgotten because another is
+/// new, too.
 #[test]
 fn a_new_drivers_vcpu_word_is_kept() {
     let mut vm = Vm::start(EVERYTHING);

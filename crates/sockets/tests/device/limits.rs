@@ -1,6 +1,7 @@
 //! What a guest can do to the rest of the host by calls that it may make: nothing beyond its limits, and nothing to
 //! other tenants' CPUs.
 
+use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -81,15 +82,18 @@ fn groups_are_joined_no_faster_than_they_may() {
     assert!(took >= Duration::from_millis(20) * (more - 2), "{more} beyond the burst took {took:?}");
 }
 
-/// Connections of this host in a state, whose end with this address is the local or the remote one.
+/// Connections of this host in a state, whose end with this address is the local or the remote one. Each counts once:
+/// the kernel writes the file piece by piece, and a connection comes twice where another one was made in between.
 fn connections(local: bool, address: SocketAddr, state: &str) -> usize {
     let text = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let port = format!(":{:04X}", address.port());
-    let is_it = |line: &&str| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        words.get(if local { 1 } else { 2 }).is_some_and(|end| end.ends_with(&port)) && words.get(3) == Some(&state)
+    let ends = |line| {
+        let words: Vec<&str> = str::split_whitespace(line).collect();
+        let ends = (*words.get(1)?, *words.get(2)?);
+        let own = if local { ends.0 } else { ends.1 };
+        (own.ends_with(&port) && words.get(3) == Some(&state)).then_some(ends)
     };
-    text.lines().filter(is_it).count()
+    text.lines().filter_map(ends).collect::<BTreeSet<_>>().len()
 }
 
 /// Sends until no more fits; how many bytes that was.

@@ -1,5 +1,5 @@
-//! The device process with a driver in place of a guest, over real host sockets: what it serves, what it refuses, what a
-//! hostile guest can do.
+//! The device process with a driver in place of a guest, over real host sockets: what it serves, what it refuses, what
+//! a hostile guest can do.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! Many connections in one VM: what one costs in memory of the process, what a request costs among them, and what all cost while nothing
-//! happens.
+//! Many connections in one VM: what one costs in memory of the process, what a request costs among them, and what all
+//! cost while nothing happens.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -18,14 +18,16 @@ const CONNECTIONS: u32 = 10_000;
 const MOST: u64 = 4_096;
 /// Open in a VM that may have no more: what the process has however many sockets there are, is in its reading.
 const FEW: u32 = 1;
-/// Nothing has run for so long: it has come to rest, which must come to pass in [`SETTLED`]. From then on nothing may run for [`QUIET`].
+/// Nothing has run for so long: it has come to rest, which must come to pass in [`SETTLED`]. From then on nothing may
+/// run for [`QUIET`].
 const STILL: Duration = Duration::from_secs(2);
 const SETTLED: Duration = Duration::from_secs(60);
 const QUIET: Duration = Duration::from_secs(30);
 /// Requests whose instructions are counted; the least of them counts.
 const COUNTED: u32 = 6;
 
-/// A VM with one channel that may have so many connections. `None`, and a line that says so, where this process may not.
+/// A VM with one channel that may have so many connections. `None`, and a line that says so, where this process may
+/// not.
 fn start(connections: u32) -> Option<Vm> {
     let wanted = u64::from(CONNECTIONS) + 1_000;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -162,8 +164,9 @@ fn a_connection_costs_little_and_a_quiet_vm_nothing() {
     assert!(waits.iter().all(|(_, wait)| has_no_timer(wait)), "a thread has a timer: {waits:x?}");
 }
 
-/// For the figure, on a machine with nothing else to do: `cargo test --release -p ontime-sockets --test device -- --ignored
-/// --nocapture among_many`. A request and its answer through one socket, alone and among many open ones, in turn.
+/// For the figure, on a machine with nothing else to do: `cargo test --release -p ontime-sockets --test device --
+/// --ignored --nocapture among_many`. A request and its answer through one socket, alone and among many open ones, in
+/// turn.
 #[test]
 #[ignore = "measures"]
 fn among_many() {

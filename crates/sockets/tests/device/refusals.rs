@@ -141,8 +141,8 @@ fn allow_descriptors(vm: &Vm, count: u64) {
     assert_eq!(unsafe { libc::prlimit(process, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut()) }, 0);
 }
 
-/// Where the process may have fewer descriptors than the policy has sockets: the guest is told, nothing waits for ever or spins, and it
-/// goes on as soon as one is free.
+/// Where the process may have fewer descriptors than the policy has sockets: the guest is told, nothing waits for ever
+/// or spins, and it goes on as soon as one is free.
 #[test]
 fn out_of_descriptors_is_told_and_passes() {
     let mut vm = Vm::start(super::FREE);

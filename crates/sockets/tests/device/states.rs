@@ -83,7 +83,8 @@ fn a_connection_that_was_reset_while_it_waited_says_so() {
     });
 }
 
-/// An error that was read from the queue is not the socket's any more, even if no event has told it yet; the next in the queue is.
+/// An error that was read from the queue is not the socket's any more, even if no event has told it yet; the next in
+/// the queue is.
 #[test]
 fn the_error_queue_and_the_pending_error_move_together() {
     both(|vm, channel| {

@@ -1,5 +1,5 @@
-//! How many instructions a thread of the device process takes: counted one by one (ptrace), so that neither the machine nor what else
-//! runs on it has a part in the figure. The kernel's instructions are not among them.
+//! How many instructions a thread of the device process takes: counted one by one (ptrace), so that neither the machine
+//! nor what else runs on it has a part in the figure. The kernel's instructions are not among them.
 
 use std::ptr::null_mut;
 use std::sync::Arc;

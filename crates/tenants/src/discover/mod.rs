@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use self::vm::VmProcess;
-use crate::budget::{Account, Budget, Item, limits};
+use crate::budget::{Account, Budget, Costs, Item, limits};
 use crate::class::Class;
 use crate::conflict;
 use crate::container::{self, Container, Identity, Names};
@@ -37,6 +37,9 @@ pub struct Discovery {
     pub problems: Vec<Problem>,
     /// Why tenants or threads that are there may be missing: the look failed, not they.
     pub incomplete: Option<String>,
+    /// How long reading took, by whom it is charged to.
+    #[serde(skip)]
+    pub costs: Costs,
 }
 
 /// Finds all tenants of a host. Never fails as a whole.
@@ -59,6 +62,7 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
         unlisted: None,
     };
     found.run();
+    let costs = found.budget.costs();
     let Finder { mut tenants, mut problems, unlisted, .. } = found;
     tenants.sort_by(|a, b| {
         (a.kind == Kind::Container, &a.name, a.process).cmp(&(b.kind == Kind::Container, &b.name, b.process))
@@ -70,7 +74,7 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
     problems
         .extend(conflicts.into_iter().map(|(tenant, conflict)| Problem::new(tenant, ProblemKind::Conflict(conflict))));
     let incomplete = unlisted.or_else(|| files::exhausted().map(|error| format!("/proc: {error}")));
-    Discovery { tenants, problems, incomplete }
+    Discovery { tenants, problems, incomplete, costs }
 }
 
 struct Finder<'a> {
@@ -129,6 +133,7 @@ impl Finder<'_> {
         if let Some(first) = v1.clone().next() {
             self.problem(first, ProblemKind::CgroupV1(v1.count()));
         }
+        self.runtimes(&processes.user);
         let domains = self.domains();
         let mut shared: HashMap<&str, usize> = HashMap::new();
         for cgroup in processes.user.iter().filter_map(|process| process.cgroup.as_deref()) {
@@ -149,7 +154,10 @@ impl Finder<'_> {
             }
         }
         self.stale(&domains);
-        self.containers(&rest);
+        // What is in a unit beside a monitor (swtpm, virtiofsd, passt) is a helper of the VM's.
+        let of_vm = |vm: &VmProcess<'_>| vm.process.cgroup.clone().filter(|_| vm.container.is_none());
+        let units = vms.iter().filter_map(of_vm).filter(|path| container::is_unit(path)).collect();
+        self.containers(&rest, units);
         self.keep_names_of_roots_tenants();
         self.devices(&rest);
         self.kernel_threads(processes.kernel);
@@ -281,8 +289,8 @@ impl Finder<'_> {
                 }
             }
         }
-        // A VM whose status file is damaged or not written yet is still libvirt's. Helpers have such files too; they are told
-        // by their command line later.
+        // A VM whose status file is damaged or not written yet is still libvirt's. Helpers have such files too; they
+        // are told by their command line later.
         for domain in by_pid_file {
             domains.entry(domain.pid).or_insert(domain);
         }
@@ -336,9 +344,25 @@ impl Finder<'_> {
         started.find(|(started, _)| started == id).map(|(_, name)| name.clone())
     }
 
-    fn containers(&mut self, processes: &[&Process]) {
+    /// Learns where the host's own container daemons keep their state.
+    fn runtimes(&mut self, processes: &[Process]) {
+        for process in processes {
+            let program = vmm::file_name(&process.executable);
+            let Some(program) = program.filter(|name| matches!(*name, "dockerd" | "containerd")) else { continue };
+            let cgroup = process.cgroup.as_deref().unwrap_or("/");
+            let contained = self.container_at(cgroup).is_some();
+            if !contained && self.sources.owner(process.pid) == Some(0) && self.sources.cgroup_owner(cgroup, true) == 0
+            {
+                let arguments = self.arguments(process.pid, &Account::System);
+                self.names.started(program, &arguments);
+            }
+        }
+    }
+
+    /// `vms` are the units that monitors are in.
+    fn containers(&mut self, processes: &[&Process], mut vms: BTreeSet<String>) {
         self.conmons(processes);
-        let vms: BTreeSet<String> = self.tenants.iter().filter_map(|vm| vm.cgroup.clone()).collect();
+        vms.extend(self.tenants.iter().filter_map(|vm| vm.cgroup.clone()));
         let mut members: BTreeMap<String, (Option<Identity>, Vec<&Process>)> = BTreeMap::new();
         let mut known: HashMap<&str, Option<(String, Option<Identity>)>> = HashMap::new();
         for process in processes {
@@ -364,14 +388,17 @@ impl Finder<'_> {
         }
     }
 
-    /// A container by its cgroup's form, or the topmost cgroup that a rule names. What is in a VM's own cgroup beside
-    /// its monitor (swtpm, virtiofsd, passt) is a helper of the VM's.
+    /// A container by its cgroup's form, or the topmost cgroup that a rule names. What is in a VM's cgroup beside its
+    /// monitor is none, and neither is the monitor of a container.
     fn container_of(&mut self, path: &str, vms: &BTreeSet<String>) -> Option<(String, Option<Identity>)> {
         if container::libvirt_scope(path).is_some() || ancestors(path).any(|part| vms.contains(part)) {
             return None;
         }
         if let Some(container) = self.container_at(path) {
             return Some((container.cgroup, Some(container.id)));
+        }
+        if container::is_monitors(path) {
+            return None;
         }
         ancestors(path).find(|part| self.rules.names_cgroup(part)).map(|part| (part.to_owned(), None))
     }
@@ -452,7 +479,8 @@ impl Finder<'_> {
         names.iter().map(|name| self.network.vnic(name)).collect()
     }
 
-    /// The interfaces in a container's own network namespace that stand on the host's. Where they cannot be asked for, there are none.
+    /// The interfaces in a container's own network namespace that stand on the host's. Where they cannot be asked for,
+    /// there are none.
     fn attached(&mut self, process: ThreadId, account: &Account) -> Vec<Attached> {
         let Some(namespace) = self.sources.own_network(process.pid) else { return Vec::new() };
         let known = self.standing.entry(namespace).or_insert_with(|| {
@@ -493,8 +521,8 @@ impl Finder<'_> {
         (decision, withheld)
     }
 
-    /// Gives the threads of device processes to the one VM that they serve. Not those that another user's session, or a container, started: every
-    /// event of a tenant's process causes a look at the host.
+    /// Gives the threads of device processes to the one VM that they serve. Not those that another user's session, or a
+    /// container, started: every event of a tenant's process causes a look at the host.
     fn devices(&mut self, processes: &[&Process]) {
         let known = self.sources.devices.known();
         for (process, served) in &known {

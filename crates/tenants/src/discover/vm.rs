@@ -23,7 +23,7 @@ pub(super) struct VmProcess<'a> {
     pub(super) vmm: Vmm,
     domain: Option<&'a Domain>,
     /// The cgroup of the container that it is in.
-    container: Option<String>,
+    pub(super) container: Option<String>,
     account: Account,
     line: Vec<String>,
     arguments: QemuArguments,
@@ -60,7 +60,9 @@ impl<'a> VmProcess<'a> {
             Some(domain) => domain.name.clone(),
             None => given()
                 .filter(|name| !name.is_empty())
-                .map_or_else(|| format!("vm-{}", self.process.pid), |name| printable(name.as_bytes())),
+                .map(|name| printable(name.as_bytes()))
+                .or_else(|| container::name_of_scope(container::vm_scope(self.process.cgroup.as_deref()?)?))
+                .unwrap_or_else(|| format!("vm-{}", self.process.pid)),
         }
     }
 
@@ -231,8 +233,8 @@ impl Finder<'_> {
         stats: &[Stat],
         class: Class,
     ) -> VcpuThreads {
-        // A bulk VM's vCPUs are left alone, so nobody's monitor is bothered for them. That also keeps users' processes, which are
-        // bulk unless the administrator says otherwise, from holding discovery up.
+        // A bulk VM's vCPUs are left alone, so nobody's monitor is bothered for them. That also keeps users' processes,
+        // which are bulk unless the administrator says otherwise, from holding discovery up.
         // A QEMU with its main and RCU threads only has not made its vCPUs yet.
         let mut why = None;
         if class != Class::Bulk && stats.len() > 2 {
@@ -290,8 +292,8 @@ impl Finder<'_> {
     }
 }
 
-/// A VM has one thread for each vCPU number. A QEMU that a guest has taken over could name others alike, to have more threads
-/// at real-time priority than its caps count.
+/// A VM has one thread for each vCPU number. A QEMU that a guest has taken over could name others alike, to have more
+/// threads at real-time priority than its caps count.
 fn unique_vcpus(mut roles: Vec<ThreadRole>) -> Vec<ThreadRole> {
     let mut seen = BTreeSet::new();
     for role in &mut roles {

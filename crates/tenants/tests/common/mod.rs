@@ -140,8 +140,8 @@ impl Host {
 
 fn stat_line(tid: i32, comm: &str, flags: u32, (policy, priority): (u32, u32)) -> String {
     format!(
-        "{tid} ({comm}) S 1 {tid} {tid} 0 -1 {flags} 22 0 0 0 5 6 0 0 20 0 5 0 {} 1000 20 18446744073709551615 1 1 0 0 0 0 0 \
-         0 0 0 0 0 -1 3 {priority} {policy} 0 0 0 0 0 0 0 0 0 0 0\n",
+        "{tid} ({comm}) S 1 {tid} {tid} 0 -1 {flags} 22 0 0 0 5 6 0 0 20 0 5 0 {} 1000 20 18446744073709551615 1 1 0 0 \
+         0 0 0 0 0 0 0 0 -1 3 {priority} {policy} 0 0 0 0 0 0 0 0 0 0 0\n",
         tid + 1_000_000
     )
 }

@@ -1,7 +1,8 @@
-//! VMs that run rt-app at the word of their console (`ontime_lab::role::RTA`): booted, told what to run, and heard at its end.
+//! VMs that run rt-app at the word of their console (`ontime_lab::role::RTA`): booted, told what to run, and heard at
+//! its end.
 //!
-//! In: applications and when their jobs come. Out: how long each job took, by rt-app's own log on its guest's clock. What the guests ask the
-//! daemon for, and what it reserves, is read from `ontime top`.
+//! In: applications and when their jobs come. Out: how long each job took, by rt-app's own log on its guest's clock.
+//! What the guests ask the daemon for, and what it reserves, is read from `ontime top`.
 
 use std::fmt::Write as _;
 
@@ -13,8 +14,8 @@ use serde::Deserialize;
 use super::Rta;
 use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
 
-/// Of an application's slice, how much a job computes, in percent: the rest is for its system calls and its kernel's ticks, which count as its
-/// run time too.
+/// Of an application's slice, how much a job computes, in percent: the rest is for its system calls and its kernel's
+/// ticks, which count as its run time too.
 pub const WORK_PERCENT: u64 = 80;
 /// What each of a few VMs has for its guest's kernel and for slack, us in each [`DECLARED_PERIOD_US`].
 pub(crate) const DECLARED_US: u64 = 1_000;
@@ -114,14 +115,16 @@ impl Guests {
         let period = DECLARED_PERIOD_US / 1_000;
         let one = |vm: &String| {
             format!(
-                "[[reservation]]\nname = \"{vm}\"\nbudget = \"{}us\"\nperiod = \"{period}ms\"\ndeadlines = {DEADLINES}\n",
+                "[[reservation]]\nname = \"{vm}\"\nbudget = \"{}us\"\nperiod = \"{period}ms\"\ndeadlines = \
+                 {DEADLINES}\n",
                 self.declared_us
             )
         };
         self.names.iter().map(one).collect()
     }
 
-    /// Boots `count` of them, each to have `declared_us` in each `DECLARED_PERIOD_US` for itself; the daemon's protection of others is off meanwhile (`ontime reset`), until a method is applied. Their rules are added to
+    /// Boots `count` of them, each to have `declared_us` in each `DECLARED_PERIOD_US` for itself; the daemon's
+    /// protection of others is off meanwhile (`ontime reset`), until a method is applied. Their rules are added to
     /// `tenants.toml`.
     ///
     /// # Errors
@@ -136,7 +139,8 @@ impl Guests {
         let guests = Self { names, declared_us, module: false };
         let tables: String = guests.names.iter().map(|vm| format!("[vm.{vm}]\ndeadlines = true\n")).collect();
         host.shell(&format!(
-            "ontime reset > /dev/null; printf '%s' '{tables}' > /etc/ontime/sockets.toml; printf '%s' '{}' >> /etc/ontime/tenants.toml",
+            "ontime reset > /dev/null; printf '%s' '{tables}' > /etc/ontime/sockets.toml; printf '%s' '{}' >> \
+             /etc/ontime/tenants.toml",
             guests.tenants()
         ))?;
         for name in &guests.names {
@@ -227,8 +231,8 @@ pub fn wait_for_reservations(host: &mut Host, vcpus: usize) -> Result<(), Measur
 pub fn bulk_threads(host: &mut Host, run: bool) -> Result<(), MeasureError> {
     let command = if run {
         format!(
-            "rm -f /run/hogs; for n in $(seq {BULK_THREADS}); do {{ sh -c 'while :; do :; done' & echo $! >> /run/hogs; }}; done \
-             > /dev/null 2>&1 < /dev/null"
+            "rm -f /run/hogs; for n in $(seq {BULK_THREADS}); do \
+             {{ sh -c 'while :; do :; done' & echo $! >> /run/hogs; }}; done > /dev/null 2>&1 < /dev/null"
         )
     } else {
         "[ ! -e /run/hogs ] || { kill $(cat /run/hogs); rm /run/hogs; }".to_owned()

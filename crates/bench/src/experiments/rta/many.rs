@@ -1,8 +1,9 @@
-//! `rta-scale`, what one CPU holds of it: ten VMs with ten applications each (RTVirt, section 4.5, Table 5), slices divided by [`SCALE`], on an emulated host.
-//! The paper's size is simulated by [`super::scale`]; the two are told apart wherever they are shown.
+//! `rta-scale`, what one CPU holds of it: ten VMs with ten applications each (RTVirt, section 4.5, Table 5), slices
+//! divided by [`SCALE`], on an emulated host. The paper's size is simulated by [`super::scale`]; the two are told apart
+//! wherever they are shown.
 //!
-//! In: methods and how long. Out: a [`MethodResult`] of each method: deadlines missed by the applications' own logs, what was reserved, and in the notes what
-//! the pacers took meanwhile.
+//! In: methods and how long. Out: a [`MethodResult`] of each method: deadlines missed by the applications' own logs,
+//! what was reserved, and in the notes what the pacers took meanwhile.
 
 use std::process::ExitCode;
 
@@ -22,8 +23,9 @@ use crate::schema::{Load, MethodResult};
 pub const METHODS: [&str; 5] = super::METHODS;
 /// What the paper's slices are divided by: they need 14.2 CPUs.
 pub const SCALE: u64 = 30;
-/// Of an application's slice, how much a job computes, in percent: less than elsewhere, for rt-app's own calls and its log, which count as its run time too, are
-/// not divided by [`SCALE`]. With 80 % of 200 to 700 us some jobs in a hundred overran and were held until their next period by their own guest's kernel.
+/// Of an application's slice, how much a job computes, in percent: less than elsewhere, for rt-app's own calls and its
+/// log, which count as its run time too, are not divided by [`SCALE`]. With 80 % of 200 to 700 us some jobs in a
+/// hundred overran and were held until their next period by their own guest's kernel.
 pub const WORK_PERCENT: u64 = 50;
 /// Applications of a group, all in one VM.
 pub const COPIES: usize = 10;
@@ -52,8 +54,8 @@ impl Plan {
     }
 }
 
-/// Boots the host and a VM for each group, and measures every method. One that fails is passed to `missing`, and the rest is measured, as long as the
-/// host lives.
+/// Boots the host and a VM for each group, and measures every method. One that fails is passed to `missing`, and the
+/// rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a VM does not come up.
@@ -146,7 +148,8 @@ struct Options {
     /// Only the simulation of the paper's size, no emulated host: as text
     #[arg(long, conflicts_with_all = ["json", "csv", "html"])]
     simulate: bool,
-    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built in), paced; default: all
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built
+    /// in), paced; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// How long applications have jobs, seconds of the guests' time (the simulation has the paper's 100 s)
@@ -176,8 +179,9 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     })?;
     println!("{simulated}");
     let notes = vec![format!(
-        "the emulated host: {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, as the virtual clock has one CPU; a job computes for {} % of \
-         its slice; four threads of the host want the CPU all the time",
+        "the emulated host: {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, as the \
+         virtual clock has one CPU; a job computes for {} % of its slice; four threads of the host want the CPU all \
+         the time",
         plan.groups.len(),
         COPIES,
         SCALE,
@@ -193,7 +197,8 @@ pub struct Scale;
 impl Experiment for Scale {
     command!(
         "rta-scale",
-        "RTVirt 4.5 (Tables 5, 6): 100 applications: as 10 VMs on one CPU measured, the paper's size, as 10 and as 100 VMs, simulated",
+        "RTVirt 4.5 (Tables 5, 6): 100 applications: as 10 VMs on one CPU measured, the paper's size, as 10 and as \
+         100 VMs, simulated",
         Options,
         execute
     );

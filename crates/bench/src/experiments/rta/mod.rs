@@ -1,11 +1,12 @@
-//! `rta-periodic` and `rta-sporadic`: real-time applications, one a VM, four VMs on one CPU beside bulk work (RTVirt, section 4.2, Tables 1 and 2,
-//! Figure 3). [`group`]: which. [`guests`]: the VMs that run them, also for [`video`], [`many`] and [`crate::experiments::slo`]; [`scale`] and
-//! [`motivation`] are computed.
+//! `rta-periodic` and `rta-sporadic`: real-time applications, one a VM, four VMs on one CPU beside bulk work (RTVirt,
+//! section 4.2, Tables 1 and 2, Figure 3). [`group`]: which. [`guests`]: the VMs that run them, also for [`video`],
+//! [`many`] and [`crate::experiments::slo`]; [`scale`] and [`motivation`] are computed.
 //!
-//! In: groups and methods, on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-GROUP`: deadlines missed, and what was
-//! reserved for how much need. The applications are stock rt-app at SCHED_DEADLINE in the guests; a miss is what its own log says, on its
-//! guest's clock. `vanilla` is the kernel's own scheduling, nothing applied and no module in the guests; with the others the guests' applications ask
-//! the daemon for their bandwidth, and that back end keeps it.
+//! In: groups and methods, on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-GROUP`: deadlines
+//! missed, and what was reserved for how much need. The applications are stock rt-app at SCHED_DEADLINE in the guests;
+//! a miss is what its own log says, on its guest's clock. `vanilla` is the kernel's own scheduling, nothing applied and
+//! no module in the guests; with the others the guests' applications ask the daemon for their bandwidth, and that back
+//! end keeps it.
 
 pub mod group;
 pub mod guests;
@@ -65,8 +66,8 @@ const DEADLINES: &str = "Deadlines by what the applications log on their guests'
 
 /// The methods, in the order in which they are measured: the guests' module cannot be there for the first.
 pub const METHODS: [&str; 5] = ["vanilla", "deadline", "dp-wrap", "sched_ext", "paced"];
-/// From an application's start to its first release, us: meanwhile all are admitted, and the bulk threads start. With `deadline` a guest has its declared
-/// budget and no more to start it with.
+/// From an application's start to its first release, us: meanwhile all are admitted, and the bulk threads start. With
+/// `deadline` a guest has its declared budget and no more to start it with.
 const DELAY_US: u64 = 2_000_000;
 const DELAY_DEADLINE_US: u64 = 9_000_000;
 /// VMs, as the groups have applications.
@@ -120,8 +121,8 @@ pub fn name(method: &str, group: &str) -> String {
     format!("{method}-{group}")
 }
 
-/// Boots the host and four VMs and measures every group by every method. A case that fails is passed to `missing`, and the rest is measured, as
-/// long as the host lives.
+/// Boots the host and four VMs and measures every group by every method. A case that fails is passed to `missing`, and
+/// the rest is measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a VM does not come up.
@@ -191,7 +192,8 @@ pub(crate) fn in_order(all: &[&'static str], wanted: &[String]) -> impl Iterator
     all.iter().copied().filter(|method| wanted.iter().any(|wanted| wanted == method))
 }
 
-/// Puts a method in force, with `more` in `sched.toml` besides what the guests' VMs have. `vanilla` is what is in force where nothing is done.
+/// Puts a method in force, with `more` in `sched.toml` besides what the guests' VMs have. `vanilla` is what is in force
+/// where nothing is done.
 ///
 /// # Errors
 /// The daemon does not take it, or the host is no more.
@@ -200,7 +202,8 @@ pub(crate) fn apply(host: &mut Host, guests: &mut Guests, method: &str, more: &s
         return Ok(());
     }
     host.shell(&format!(
-        "printf '%s' 'backend = \"{method}\"\n{}{more}' > /etc/ontime/sched.toml; kill -HUP $(pgrep -x -f 'ontime daemon')",
+        "printf '%s' 'backend = \"{method}\"\n{}{more}' > /etc/ontime/sched.toml; kill -HUP $(pgrep -x -f 'ontime \
+         daemon')",
         guests.reservations()
     ))?;
     host.apply("partitioned")?;
@@ -412,7 +415,8 @@ fn words(method: &str) -> &str {
 /// What both have.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built in), paced; default: all
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built
+    /// in), paced; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// Groups of Table 1: h-equiv, h-dec, h-inc, nh-equiv, nh-dec, nh-inc; default: all
@@ -476,15 +480,15 @@ fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u6
         .emulated
         .measure(true, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
     let mut notes = vec![format!(
-        "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job computes for {} % of its slice; four \
-         threads of the host want the CPU all the time",
+        "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job \
+         computes for {} % of its slice; four threads of the host want the CPU all the time",
         group::SCALE,
         WORK_PERCENT
     )];
     if let Arrivals::Sporadic { .. } = arrivals {
         notes.push(
-            "jobs come by a timer in the guest at times drawn beforehand, not by a request over the network as in the paper, which leaves the network's \
-             delay out too"
+            "jobs come by a timer in the guest at times drawn beforehand, not by a request over the network as in the \
+             paper, which leaves the network's delay out too"
                 .to_owned(),
         );
     }
@@ -499,7 +503,8 @@ pub struct Periodic;
 impl Experiment for Periodic {
     command!(
         "rta-periodic",
-        "RTVirt 4.2 (Tables 1, 2, Fig. 3): periodic real-time applications in four VMs: deadlines missed, bandwidth reserved for what need",
+        "RTVirt 4.2 (Tables 1, 2, Fig. 3): periodic real-time applications in four VMs: deadlines missed, bandwidth \
+         reserved for what need",
         PeriodicOptions,
         periodic
     );

@@ -1,8 +1,8 @@
-//! `motivation`: RTVirt's section 2 (Figure 1), as a simulation. Two schedulers that do not know of each other, each of which does its work, miss deadlines on
-//! a CPU that is just full; with next deadlines told, the planner misses none.
+//! `motivation`: RTVirt's section 2 (Figure 1), as a simulation. Two schedulers that do not know of each other, each of
+//! which does its work, miss deadlines on a CPU that is just full; with next deadlines told, the planner misses none.
 //!
-//! In: the figure's VMs and applications. Out: jobs and misses of each application under a host's EDF of fixed budgets ([`unaware`]) and under Ontime's
-//! planner ([`aware`]). Pure.
+//! In: the figure's VMs and applications. Out: jobs and misses of each application under a host's EDF of fixed budgets
+//! ([`unaware`]) and under Ontime's planner ([`aware`]). Pure.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -14,8 +14,8 @@ use crate::experiments::Experiment;
 
 /// Slice and period of the VMs, ms (Figure 1a).
 pub const VMS: [(u64, u64); 3] = [(5, 15), (5, 10), (5, 30)];
-/// Slice and period of the applications of the first VM, ms (Figure 1b), and when the first job of each comes: the figure draws the second's later than
-/// the first's, and its text says no more; from 2 to 6 ms the outcome is the same.
+/// Slice and period of the applications of the first VM, ms (Figure 1b), and when the first job of each comes: the
+/// figure draws the second's later than the first's, and its text says no more; from 2 to 6 ms the outcome is the same.
 pub const RTAS: [(u64, u64, u64); 2] = [(1, 15, 0), (4, 15, 5)];
 /// How long, ms.
 pub const LENGTH: u64 = 30_000;
@@ -35,8 +35,8 @@ struct Job {
     left: u64,
 }
 
-/// Both levels EDF, neither knows of the other: the host gives each VM its slice of each period and lets it pass where the guest has nothing to run. In steps
-/// of 1 ms.
+/// Both levels EDF, neither knows of the other: the host gives each VM its slice of each period and lets it pass where
+/// the guest has nothing to run. In steps of 1 ms.
 pub fn unaware(first_jobs: [u64; 2]) -> [Jobs; 2] {
     let (mut left, mut pending) = ([0; 3], [const { Vec::new() }; 2]);
     let mut found = [Jobs::default(); 2];
@@ -79,7 +79,8 @@ pub fn unaware(first_jobs: [u64; 2]) -> [Jobs; 2] {
     found
 }
 
-/// The same VMs and applications under Ontime's planner, without slack: the CPU is full. Also how many of the other VMs' applications missed.
+/// The same VMs and applications under Ontime's planner, without slack: the CPU is full. Also how many of the other
+/// VMs' applications missed.
 ///
 /// # Errors
 /// Never for the figure's parameters.
@@ -111,8 +112,8 @@ pub fn table() -> Result<String, ModelError> {
     let first_jobs = RTAS.map(|(_, _, first)| first);
     let (aware, others) = aware(first_jobs)?;
     let mut text = format!(
-        "motivation: simulation, {} s of three VMs on one CPU, all of it reserved; deadlines missed of the first VM's applications\n\
-         {:<58}{:>16}{:>16}\n",
+        "motivation: simulation, {} s of three VMs on one CPU, all of it reserved; deadlines missed of the first VM's \
+         applications\n{:<58}{:>16}{:>16}\n",
         LENGTH / 1_000,
         "",
         "1 ms in 15",

@@ -1,9 +1,12 @@
-//! `registration`: what it costs that a guest's application asks for its bandwidth (RTVirt, sections 4.3 and 4.5: a hypercall of 10 us).
+//! `registration`: what it costs that a guest's application asks for its bandwidth (RTVirt, sections 4.3 and 4.5: a
+//! hypercall of 10 us).
 //!
-//! In: how often. Out: a [`MethodResult`] of each of [`METHODS`]. A program in a VM changes its own SCHED_DEADLINE runtime, up and down in turn, so that each
-//! change is an INC_BW or a DEC_BW: how long the system call takes in the guest, within what the host has offered; the same where the
-//! VM has the host hold something spare (docs/guest.md), so that the host is told afterwards; the same call with nothing changed, which asks nobody; the bare notification, the module's call of
-//! the device process that asks for nothing; and the CPU time of each process of the host a change, which on the virtual clock is a count of instructions.
+//! In: how often. Out: a [`MethodResult`] of each of [`METHODS`]. A program in a VM changes its own SCHED_DEADLINE
+//! runtime, up and down in turn, so that each change is an INC_BW or a DEC_BW: how long the system call takes in the
+//! guest, within what the host has offered; the same where the VM has the host hold something spare (docs/guest.md), so
+//! that the host is told afterwards; the same call with nothing changed, which asks nobody; the bare notification, the
+//! module's call of the device process that asks for nothing; and the CPU time of each process of the host a change,
+//! which on the virtual clock is a count of instructions.
 
 use std::process::ExitCode;
 
@@ -19,8 +22,8 @@ use crate::paper::Figures;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::trial;
 
-/// The calls, in the order in which they are made: what the host's processes use anyway is what they use while nothing changes; and there is no way back from
-/// something spare.
+/// The calls, in the order in which they are made: what the host's processes use anyway is what they use while nothing
+/// changes; and there is no way back from something spare.
 pub const METHODS: [&str; 4] = ["same", "bare", "change", "spare"];
 /// Between two changes, us: each finds the host at rest.
 const PAUSE_US: u64 = 20_000;
@@ -32,7 +35,8 @@ const SPARE: &str = "2000/20000";
 
 /// Ends when the daemon has used next to nothing for two seconds.
 const SETTLED: &str = "ran() { read -r ran rest < /proc/$(pgrep -x -f 'ontime daemon')/schedstat; echo $ran; }; \
-                       for look in $(seq 30); do before=$(ran); sleep 2; [ $(($(ran) - before)) -ge 1000000 ] || break; done";
+                       for look in $(seq 30); do before=$(ran); sleep 2; [ $(($(ran) - before)) -ge 1000000 ] || \
+                       break; done";
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
@@ -41,7 +45,8 @@ pub struct Plan {
     pub count: u32,
 }
 
-/// Boots a host and a VM and measures every method. One that fails is passed to `missing`, and the rest is measured, as long as the host lives.
+/// Boots a host and a VM and measures every method. One that fails is passed to `missing`, and the rest is measured, as
+/// long as the host lives.
 ///
 /// # Errors
 /// The host or the VM does not come up; the program does not start.
@@ -56,8 +61,8 @@ pub fn measure(
     let mut host = Host::start(site, images, &[], &[], progress)?;
     let mut guests = Guests::boot(&mut host, 1, DECLARED_US, progress)?;
     apply(&mut host, &mut guests, "paced", "")?;
-    // The daemon looks at the host again after an apply, and where QEMU starts threads to read the program from the disk: hundreds of times what
-    // a change costs.
+    // The daemon looks at the host again after an apply, and where QEMU starts threads to read the program from the
+    // disk: hundreds of times what a change costs.
     calls(&mut host, &guests, "first", 1, &register("first", 1, 0))?;
     let mut anyway = None;
     trial::each(
@@ -118,7 +123,8 @@ fn register(tag: &str, count: u32, step: u64) -> String {
     format!("register {tag} {count} {step} {PAUSE_US}")
 }
 
-/// Has the guest do `call`, which it says under `tag`: what each of `count` took, ns, and what the host's processes used.
+/// Has the guest do `call`, which it says under `tag`: what each of `count` took, ns, and what the host's processes
+/// used.
 fn calls(
     host: &mut Host,
     guests: &Guests,
@@ -245,7 +251,8 @@ impl Experiment for Registration {
     }
 
     fn meaning(&self) -> &'static str {
-        "CPU time of the host's processes a change of a guest's bandwidth, beyond what they use anyway; host: all of them."
+        "CPU time of the host's processes a change of a guest's bandwidth, beyond what they use anyway; host: all of \
+         them."
     }
 
     fn goals(&self) -> &'static [GoalSpec] {
@@ -259,9 +266,13 @@ impl Experiment for Registration {
             goal("guest-spare", "with something spare: at most 10 us beyond a call that asks nobody")
                 .beyond(P50, idle("spare"), &[idle("same")])
                 .at_most(10.0),
-            goal("host", "a change takes at most 10 us of the host's CPU time beyond the bare notification, with what it does after it has answered")
-                .beyond(Own("host"), idle("change"), &[idle("bare")])
-                .at_most(10.0),
+            goal(
+                "host",
+                "a change takes at most 10 us of the host's CPU time beyond the bare notification, with what \
+             it does after it has answered",
+            )
+            .beyond(Own("host"), idle("change"), &[idle("bare")])
+            .at_most(10.0),
         ];
         GOALS
     }

@@ -1,8 +1,10 @@
-//! `rta-scale`: 100 real-time applications as 10 VMs with 10 each and as 100 VMs with one (RTVirt, section 4.5, Tables 5 and 6), on the paper's 15 CPUs: deadlines in
-//! a simulation on the planner, and what the planner itself takes of this machine's CPU time.
+//! `rta-scale`: 100 real-time applications as 10 VMs with 10 each and as 100 VMs with one (RTVirt, section 4.5, Tables
+//! 5 and 6), on the paper's 15 CPUs: deadlines in a simulation on the planner, and what the planner itself takes of
+//! this machine's CPU time.
 //!
-//! In: Table 5. Out: [`Scaled`] of each scenario. The paper's overhead is time in its hypervisor's `schedule()` and in context switches; [`Scaled::planning`] is the
-//! former's part that the planner has, timed on this machine, and no more: not the changes of place, which `paced` needs system calls for.
+//! In: Table 5. Out: [`Scaled`] of each scenario. The paper's overhead is time in its hypervisor's `schedule()` and in
+//! context switches; [`Scaled::planning`] is the former's part that the planner has, timed on this machine, and no
+//! more: not the changes of place, which `paced` needs system calls for.
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -165,8 +167,8 @@ pub fn run(figures: &Figures, scenario: Scenario, seconds: u32) -> Result<Scaled
     })
 }
 
-/// Times slices of vCPUs that are all busy, whose deadlines are their periods' ends, and one of them that sleeps and wakes in each. Medians: the machine does
-/// other things too.
+/// Times slices of vCPUs that are all busy, whose deadlines are their periods' ends, and one of them that sleeps and
+/// wakes in each. Medians: the machine does other things too.
 fn time(all: &[Vcpu], shared: &[bool]) -> Cost {
     let mut planner = Planner::new(shared);
     let periods: Vec<u64> = all.iter().map(|vcpu| vcpu.period().unwrap_or(Nanos::MAX).0.max(1)).collect();
@@ -201,14 +203,17 @@ fn median(mut of: Vec<u128>) -> f64 {
 /// Tables 5 and 6.
 pub fn table(all: &[Scaled]) -> String {
     let mut text = String::from(
-        "rta-scale: simulation of the paper's size (15 CPUs, 500 us of slack a vCPU); the planner is timed on this machine, real clock, without the changes of place\n\
-         applications      vCPUs  reserved CPUs     jobs  missed  slices/s  replans/s  switches/s   planner: slice    replan  of a CPU   the paper: missed  schedule()    in all\n",
+        "rta-scale: simulation of the paper's size (15 CPUs, 500 us of slack a vCPU); the planner is timed on this \
+         machine, real clock, without the changes of place\napplications      vCPUs  reserved CPUs     jobs  missed  \
+         slices/s  replans/s  switches/s   planner: slice    replan  of a CPU   the paper: missed  schedule()    in \
+         all\n",
     );
     for of in all {
         let Overhead { schedule, percent, miss_percent, .. } = of.paper;
         let _ = writeln!(
             text,
-            "{:<16} {:>6} {:>14.3} {:>8} {:>7} {:>9.0} {:>10.0} {:>11.0} {:>13.2} us {:>6.2} us {:>9} {:>19} {:>11} {:>9}",
+            "{:<16} {:>6} {:>14.3} {:>8} {:>7} {:>9.0} {:>10.0} {:>11.0} {:>13.2} us {:>6.2} us {:>9} {:>19} {:>11} \
+             {:>9}",
             of.scenario.words(),
             of.vcpus,
             of.reserved_cpus,
@@ -229,7 +234,8 @@ pub fn table(all: &[Scaled]) -> String {
         let verdict = if of.planning() <= half && of.missed == 0 { "met" } else { "NOT MET" };
         let _ = writeln!(
             text,
-            "[{verdict}] no miss, the planner at most {} of a CPU: half of the paper's overhead, whose switches are not in ours",
+            "[{verdict}] no miss, the planner at most {} of a CPU: half of the paper's overhead, whose switches are \
+             not in ours",
             number::percent(half)
         );
     }

@@ -1,8 +1,8 @@
 //! `video`: VMs whose video applications come and go at random (RTVirt, section 4.3, Table 3, Figure 4).
 //!
-//! In: a seed, from which all is drawn as the paper does ([`draw`]). Out: for the paper's size, 4 VMs with 4 vCPUs on 15 CPUs for 10 minutes, a simulation on
-//! the planner ([`simulated`]); scaled to one CPU, 4 VMs with a vCPU each, a [`MethodResult`] of each method on an emulated host ([`measure`]). The two
-//! are told apart wherever they are shown.
+//! In: a seed, from which all is drawn as the paper does ([`draw`]). Out: for the paper's size, 4 VMs with 4 vCPUs on
+//! 15 CPUs for 10 minutes, a simulation on the planner ([`simulated`]); scaled to one CPU, 4 VMs with a vCPU each, a
+//! [`MethodResult`] of each method on an emulated host ([`measure`]). The two are told apart wherever they are shown.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -63,7 +63,8 @@ pub struct Spell {
     pub until_ms: u64,
 }
 
-/// Each vCPU has one spell after the other until the end: one of Table 3's rates or idleness, each as likely, for a uniform time.
+/// Each vCPU has one spell after the other until the end: one of Table 3's rates or idleness, each as likely, for a
+/// uniform time.
 pub fn draw(vcpus: usize, length_ms: u64, seed: u64) -> Vec<Spell> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let lengths = length_ms / SHORTEST..=length_ms * LONGEST.0 / LONGEST.1;
@@ -194,8 +195,9 @@ impl Simulated {
     /// In a sentence.
     pub fn words(&self) -> String {
         format!(
-            "simulation (not measured; the paper's size: {VMS} VMs with {VCPUS} vCPUs on {CPUS} CPUs, {} s, seed {}): {} applications, {} refused, {} with misses, the worst \
-             {} of its deadlines; {} of {} jobs late; {} CPUs reserved on average, {} where each VM had its highest need all the time",
+            "simulation (not measured; the paper's size: {VMS} VMs with {VCPUS} vCPUs on {CPUS} CPUs, {} s, seed {}): \
+             {} applications, {} refused, {} with misses, the worst {} of its deadlines; {} of {} jobs late; {} CPUs \
+             reserved on average, {} where each VM had its highest need all the time",
             self.length_ms / 1_000,
             self.seed,
             self.applications,
@@ -237,7 +239,8 @@ pub struct Plan {
     pub seed: u64,
 }
 
-/// Boots the host and four VMs and measures every method. One that fails is passed to `missing`, and the rest is measured, as long as the host lives.
+/// Boots the host and four VMs and measures every method. One that fails is passed to `missing`, and the rest is
+/// measured, as long as the host lives.
 ///
 /// # Errors
 /// The host or a VM does not come up.
@@ -329,10 +332,12 @@ struct Asked {
     /// What each VM has reserved over time in the simulation (Figure 4), as CSV
     #[arg(long, value_name = "FILE")]
     allocations: Option<PathBuf>,
-    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built in), paced; default: all
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built
+    /// in), paced; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
-    /// How long, seconds of the guests' time; applications last from a sixtieth to six tenths of it (the simulation has the paper's 600 s)
+    /// How long, seconds of the guests' time; applications last from a sixtieth to six tenths of it (the simulation has
+    /// the paper's 600 s)
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(5..=600))]
     seconds: u32,
     /// Seed of what comes when
@@ -364,8 +369,9 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         .measure(true, |site, images| measure(&plan, &figures, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![
         format!(
-            "the emulated host: four VMs with a vCPU each, {} s, slices the paper's divided by {}, as the virtual clock has one CPU; a job computes for {WORK_PERCENT} % of \
-             its slice; four threads of the host want the CPU all the time",
+            "the emulated host: four VMs with a vCPU each, {} s, slices the paper's divided by {}, as the virtual \
+             clock has one CPU; a job computes for {WORK_PERCENT} % of its slice; four threads of the host want the \
+             CPU all the time",
             args.seconds, SCALE
         ),
         simulated.words(),
@@ -380,7 +386,8 @@ pub struct Video;
 impl Experiment for Video {
     command!(
         "video",
-        "RTVirt 4.3 (Table 3, Fig. 4): video applications that come and go at random: one CPU measured, the paper's size simulated",
+        "RTVirt 4.3 (Table 3, Fig. 4): video applications that come and go at random: one CPU measured, the paper's \
+         size simulated",
         Asked,
         execute
     );

@@ -63,9 +63,9 @@ pub enum Verdict {
 
 /// One capped account: a thread's, or a CPU's.
 ///
-/// Time is cut into intervals. An interval ends when at least a period has gone by and its use is within the share of its
-/// length; where the budget (the share of a period) is used up sooner, the verdict says until when to stay away, and
-/// that instant ends it. So in every interval the use is at most share x length, late readings included: what was
+/// Time is cut into intervals. An interval ends when at least a period has gone by and its use is within the share of
+/// its length; where the budget (the share of a period) is used up sooner, the verdict says until when to stay away,
+/// and that instant ends it. So in every interval the use is at most share x length, late readings included: what was
 /// overdrawn is paid back.
 #[derive(Debug, Clone, Copy)]
 pub struct Account {
@@ -86,8 +86,8 @@ impl Account {
         self.share.of(self.period)
     }
 
-    /// The least time after `looked`, ns, in which the budget can be used up. Of a pause that is under way a period counts at most: where a small
-    /// share makes it long, others of that CPU are looked at meanwhile.
+    /// The least time after `looked`, ns, in which the budget can be used up. Of a pause that is under way a period
+    /// counts at most: where a small share makes it long, others of that CPU are looked at meanwhile.
     pub fn left_after(&self, looked: u64) -> u64 {
         let left = self.budget().saturating_sub(self.used);
         left.saturating_add(self.start.saturating_sub(looked).min(self.period))
@@ -103,8 +103,8 @@ impl Account {
         self.used == 0
     }
 
-    /// From this much on, an interval is judged. A little below the budget: the kernel's timer and its counter differ by
-    /// microseconds, and a reading of 99.99 % must not be taken for an early one.
+    /// From this much on, an interval is judged. A little below the budget: the kernel's timer and its counter differ
+    /// by microseconds, and a reading of 99.99 % must not be taken for an early one.
     fn judged_from(&self) -> u64 {
         self.budget() - self.budget() / 16
     }
@@ -176,8 +176,8 @@ mod tests {
     }
 
     proptest! {
-        /// However a thread runs and sleeps, RT time in any window is at most share x window, plus what the two intervals
-        /// cut by the window's ends may hold: a budget, the grain of a reading, and the reading's delay each.
+        /// However a thread runs and sleeps, RT time in any window is at most share x window, plus what the two
+        /// intervals cut by the window's ends may hold: a budget, the grain of a reading, and the reading's delay each.
         #[test]
         fn rt_time_in_any_window_is_capped(
             percent in 5u32..=99,

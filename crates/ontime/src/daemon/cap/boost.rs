@@ -1,17 +1,19 @@
 //! When a vCPU stands ahead of others of its level, because an interrupt is to be taken (Xen-ARM, APSys'11, section 4).
 //!
-//! Pure, and of one vCPU: interrupts and readings of its CPU time come in, [`Move`]s go out. It is put ahead when an interrupt becomes
-//! pending that it does not take at once, for [`GRANT`] of CPU time; then it is behind those of its level that wait. Not until the
-//! end of the interrupt (EOI): a guest's handler says that at its beginning, before the stack and the application have run.
-//! One that has slept since stands ahead still, which costs nobody anything, and is ahead already when it wakes. What it takes
-//! ahead is charged to an account of its own: at most [`SHARE`] of the time, however many interrupts come.
+//! Pure, and of one vCPU: interrupts and readings of its CPU time come in, [`Move`]s go out. It is put ahead when an
+//! interrupt becomes pending that it does not take at once, for [`GRANT`] of CPU time; then it is behind those of its
+//! level that wait. Not until the end of the interrupt (EOI): a guest's handler says that at its beginning, before the
+//! stack and the application have run. One that has slept since stands ahead still, which costs nobody anything, and is
+//! ahead already when it wakes. What it takes ahead is charged to an account of its own: at most [`SHARE`] of the time,
+//! however many interrupts come.
 
 use super::account::{Account, Share, Verdict};
 
-/// CPU time ahead for one interrupt, ns: enough for the handler, the guest's stack and a short answer. Who of a level has a pending interrupt
-/// waits for so much of each other one that has, at most.
+/// CPU time ahead for one interrupt, ns: enough for the handler, the guest's stack and a short answer. Who of a level
+/// has a pending interrupt waits for so much of each other one that has, at most.
 pub const GRANT: u64 = 100_000;
-/// The most of a pause, ns, that a vCPU which its runtime cap paused may run after all, because of interrupts. The pause gets longer by it.
+/// The most of a pause, ns, that a vCPU which its runtime cap paused may run after all, because of interrupts. The
+/// pause gets longer by it.
 pub const OUT: u64 = 3 * GRANT;
 /// What it may take ahead, of one CPU.
 pub const SHARE: Share = Share::HALF;
@@ -93,7 +95,8 @@ impl Boost {
         Some(Move::Lower)
     }
 
-    /// It was looked at because that was due, and charged with `ran` ns; whether it sleeps is asked where it did not run.
+    /// It was looked at because that was due, and charged with `ran` ns; whether it sleeps is asked where it did not
+    /// run.
     pub fn checked(&mut self, ran: u64, now: u64, asleep: impl FnOnce() -> bool) {
         let Some(grant) = &mut self.ahead else { return };
         if grant.check.is_none_or(|at| at > now) {
@@ -223,8 +226,8 @@ mod tests {
     }
 
     proptest! {
-        /// However interrupts come and whatever it does, what it takes ahead is at most its share; and it is never ahead without somebody
-        /// looking, unless it sleeps.
+        /// However interrupts come and whatever it does, what it takes ahead is at most its share; and it is never
+        /// ahead without somebody looking, unless it sleeps.
         #[test]
         fn time_ahead_is_capped(
             // Steps: 0 an interrupt of others, 1 its own, 2 it runs, 3 it does not; and how long, us.

@@ -1,19 +1,21 @@
 //! Runtime caps: no thread that Ontime placed at RT priority keeps a CPU for itself.
 //!
 //! In: the threads the planner placed at RT priority, each with the most of one CPU it may take there
-//! ([`Caps::set`]). Out: a thread over its cap runs at SCHED_IDLE until its use and its cap are even again, some hundred
-//! microseconds later, then has its place back; counts of that ([`Caps::report`]).
+//! ([`Caps::set`]). Out: a thread over its cap runs at SCHED_IDLE until its use and its cap are even again, some
+//! hundred microseconds later, then has its place back; counts of that ([`Caps::report`]).
 //!
-//! `account` is the arithmetic, `table` who pauses until when and when to look next, `boost` which vCPU stands ahead of others of its level
-//! because an interrupt is pending, `who` whom an interrupt is for (all pure), `reading` how CPU time is read, `place` the change of policy,
-//! `watcher` the thread. One thread for caps and interrupts: both move the same vCPUs, and what one takes ahead is charged to its cap.
+//! `account` is the arithmetic, `table` who pauses until when and when to look next, `boost` which vCPU stands ahead of
+//! others of its level because an interrupt is pending, `who` whom an interrupt is for (all pure), `reading` how CPU
+//! time is read, `place` the change of policy, `watcher` the thread. One thread for caps and interrupts: both move the
+//! same vCPUs, and what one takes ahead is charged to its cap.
 //!
-//! Why a period of 2 ms: the pause, (1 - 0.95) x 2 ms = 0.1 ms, is all that an honest guest can lose when it computes through a
-//! whole period. Where all watched processes together took less than half of one CPU since the last look, their threads are not
-//! read. Why the watcher looks up to [`table::CALM`] budgets later where nobody took half of what it might have: looking
-//! costs a few us a thread, at the highest priority. So a guest that begins to spin keeps others waiting for up to
-//! (4 + 1) x 1.9 = 9.5 ms once (the kernel's own protection: 950 ms), which its first pause pays back, and for two budgets from then
-//! on. Why CPUs have an account too: two threads at 95 % on one CPU would leave nothing.
+//! Why a period of 2 ms: the pause, (1 - 0.95) x 2 ms = 0.1 ms, is all that an honest guest can lose when it computes
+//! through a whole period. Where all watched processes together took less than half of one CPU since the last look,
+//! their threads are not read. Why the watcher looks up to [`table::CALM`] budgets later where nobody took half of what
+//! it might have: looking costs a few us a thread, at the highest priority. So a guest that begins to spin keeps others
+//! waiting for up to (4 + 1) x 1.9 = 9.5 ms once (the kernel's own protection: 950 ms), which its first pause pays
+//! back, and for two budgets from then on. Why CPUs have an account too: two threads at 95 % on one CPU would leave
+//! nothing.
 
 pub mod account;
 mod boost;
@@ -64,6 +66,8 @@ pub struct Settings {
     pub watcher: Policy,
     /// The most threads watched; memory for them is taken at the start.
     pub capacity: usize,
+    /// Descriptors that the daemon needs for so many threads, and for all else.
+    pub descriptors: usize,
 }
 
 /// Why caps cannot be kept.
@@ -76,6 +80,20 @@ pub enum CapError {
         what: &'static str,
         /// The kernel's word.
         source: io::Error,
+    },
+    /// The process may not have enough files open.
+    #[error(
+        "runtime caps: cap.threads = {threads} needs {needed} descriptors, and this process may have {allowed}: lower \
+         cap.threads in /etc/ontime/daemon.toml, or raise LimitNOFILE= of the unit (ulimit -n); kernel protections \
+         stay on"
+    )]
+    Descriptors {
+        /// The most threads watched.
+        threads: usize,
+        /// Descriptors for them and all else.
+        needed: usize,
+        /// The limit.
+        allowed: u64,
     },
     /// The watcher does not answer.
     #[error("runtime caps: the watcher thread has ended or does not answer; kernel protections are restored")]
@@ -193,9 +211,9 @@ pub struct Use {
     pub ahead_ns: u64,
 }
 
-/// Who may be paused, or ahead, while policies are read. A pause is not a thread's place: the planner would put it right, or keep it for
-/// the thread's original and give it that on reset. (Nor can pauses be off while the planner looks: on one CPU, a spinning thread
-/// at its place keeps the planner from looking.)
+/// Who may be paused, or ahead, while policies are read. A pause is not a thread's place: the planner would put it
+/// right, or keep it for the thread's original and give it that on reset. (Nor can pauses be off while the planner
+/// looks: on one CPU, a spinning thread at its place keeps the planner from looking.)
 #[derive(Debug, Default)]
 pub struct Pauses(BTreeMap<ThreadId, Seen>);
 
@@ -256,9 +274,15 @@ impl Caps {
     /// Starts the watcher.
     ///
     /// # Errors
-    /// [`CapError::Setup`] where memory cannot be locked, the thread cannot be started or not placed at its priority.
+    /// [`CapError::Descriptors`]. [`CapError::Setup`] where memory cannot be locked, the thread cannot be started or
+    /// not placed at its priority.
     pub fn start(settings: Settings) -> Result<Self, CapError> {
         let setup = |what| move |source: io::Error| CapError::Setup { what, source };
+        let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        if let Some(allowed) = allowed.filter(|allowed| *allowed < settings.descriptors as u64) {
+            let (threads, needed) = (settings.capacity, settings.descriptors);
+            return Err(CapError::Descriptors { threads, needed, allowed });
+        }
         rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
             .map_err(|error| setup("locking memory (LimitMEMLOCK=infinity)")(error.into()))?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -325,8 +349,8 @@ impl Caps {
         })
     }
 
-    /// Stops watching every thread that is not in `wanted` at that place. After this the planner may place them: the watcher
-    /// will not touch them again.
+    /// Stops watching every thread that is not in `wanted` at that place. After this the planner may place them: the
+    /// watcher will not touch them again.
     ///
     /// # Errors
     /// [`CapError::Lost`].
@@ -368,7 +392,8 @@ impl Caps {
         self.sync()
     }
 
-    /// Puts vCPUs of these VMs ahead while an interrupt is pending, as far as they are watched with a place for that; with no VMs, nobody.
+    /// Puts vCPUs of these VMs ahead while an interrupt is pending, as far as they are watched with a place for that;
+    /// with no VMs, nobody.
     ///
     /// # Errors
     /// [`FollowError`]: then nobody is put ahead.
@@ -412,7 +437,8 @@ impl Caps {
         Ok(())
     }
 
-    /// Whether one of these may wait for another thread of its place: then it is told of all its interrupts, else only while it is paused.
+    /// Whether one of these may wait for another thread of its place: then it is told of all its interrupts, else only
+    /// while it is paused.
     fn has_rivals(&self, who: &Who) -> bool {
         let watches = || self.entries.values().map(|entry| &entry.watch);
         let of = |thread| watches().filter(move |watch| watch.id.tid == thread);
@@ -522,8 +548,8 @@ impl Caps {
         self.entries.keys().copied().collect()
     }
 
-    /// Whether every thread of the last [`Self::set`] is held to its cap: it is watched, and the kernel has never refused to
-    /// take it off its place.
+    /// Whether every thread of the last [`Self::set`] is held to its cap: it is watched, and the kernel has never
+    /// refused to take it off its place.
     pub fn complete(&self) -> bool {
         self.uncovered.values().all(Cover::holds)
             && self.entries.values().all(|entry| entry.tally.refused.load(Ordering::Relaxed) == 0)
@@ -539,8 +565,8 @@ impl Caps {
         Ok(())
     }
 
-    /// Waits until every order is carried out. The watcher wakes this thread, at normal priority: a sleep would end by `ktimers/N`, which a vCPU that
-    /// spins and that is still to be capped keeps from running (PREEMPT_RT).
+    /// Waits until every order is carried out. The watcher wakes this thread, at normal priority: a sleep would end by
+    /// `ktimers/N`, which a vCPU that spins and that is still to be capped keeps from running (PREEMPT_RT).
     fn carried_out(&self) -> Result<(), CapError> {
         self.ring();
         let end = Instant::now() + PATIENCE;
@@ -583,7 +609,8 @@ impl Caps {
 
 impl Drop for Caps {
     fn drop(&mut self) {
-        // While caps are kept: taking the trace instance away waits for grace periods, which do not end beside a thread that spins.
+        // While caps are kept: taking the trace instance away waits for grace periods, which do not end beside a thread
+        // that spins.
         let deaf = self.deafen().is_ok();
         // A watcher that does not answer is not waited for: the planner has to go on.
         let answers = deaf && self.sync().is_ok();

@@ -1,9 +1,10 @@
 //! Taking a thread off RT priority and giving it back its place: two system calls, no memory allocated.
 //!
-//! `ThreadId::set_policy` of crate tenants is the careful way for the planner; the watcher cannot afford its allocations.
-//! The same proof is kept: the thread's `schedstat` file is held open, which names the thread and not its number (reading it
-//! fails with ESRCH once the thread has ended, whoever has the number then), and is read right before the change. `stat`, which
-//! tells when the thread started, costs three times that; it is read once, after the other was opened.
+//! `ThreadId::set_policy` of crate tenants is the careful way for the planner; the watcher cannot afford its
+//! allocations. The same proof is kept: the thread's `schedstat` file is held open, which names the thread and not its
+//! number (reading it fails with ESRCH once the thread has ended, whoever has the number then), and is read right
+//! before the change. `stat`, which tells when the thread started, costs three times that; it is read once, after the
+//! other was opened.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,7 +26,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// The thread `id`, whose place is `policy`, and which is put ahead at times if `ahead` is a place at SCHED_FIFO. `None` where that is not SCHED_FIFO or SCHED_RR: nothing to cap.
+    /// The thread `id`, whose place is `policy`, and which is put ahead at times if `ahead` is a place at SCHED_FIFO.
+    /// `None` where that is not SCHED_FIFO or SCHED_RR: nothing to cap.
     ///
     /// # Errors
     /// ESRCH or ENOENT where the thread has ended.
@@ -49,9 +51,10 @@ impl Place {
         Ok(Some(place))
     }
 
-    /// Takes the thread off RT priority, to SCHED_IDLE: anything else on its CPU goes first, so that the CPU's rest is really
-    /// the others'. At SCHED_OTHER it would compete with them for the little that the cap leaves. `fresh`: its times were just read, by a file
-    /// that names the thread and not its number, which proves as much as reading them here.
+    /// Takes the thread off RT priority, to SCHED_IDLE: anything else on its CPU goes first, so that the CPU's rest is
+    /// really the others'. At SCHED_OTHER it would compete with them for the little that the cap leaves. `fresh`: its
+    /// times were just read, by a file that names the thread and not its number, which proves as much as reading them
+    /// here.
     ///
     /// # Errors
     /// ESRCH where it has ended; else the kernel's.
@@ -76,7 +79,8 @@ impl Place {
         self.ahead != 0
     }
 
-    /// Puts it ahead, behind others that are. Its times were just read, by a file that names the thread and not its number.
+    /// Puts it ahead, behind others that are. Its times were just read, by a file that names the thread and not its
+    /// number.
     ///
     /// # Errors
     /// ESRCH where it has ended; else the kernel's.
@@ -84,7 +88,8 @@ impl Place {
         self.fifo(self.ahead)
     }
 
-    /// Puts it behind the others that are ahead: the kernel queues whom it raises last, and leaves alone whom nothing changes for.
+    /// Puts it behind the others that are ahead: the kernel queues whom it raises last, and leaves alone whom nothing
+    /// changes for.
     ///
     /// # Errors
     /// As [`Self::raise`].
@@ -93,7 +98,8 @@ impl Place {
         self.fifo(self.ahead)
     }
 
-    /// To its place, behind those who wait there: whom it lowers the kernel queues first, so it is lowered further and raised.
+    /// To its place, behind those who wait there: whom it lowers the kernel queues first, so it is lowered further and
+    /// raised.
     ///
     /// # Errors
     /// As [`Self::raise`].

@@ -1,8 +1,8 @@
 //! How much CPU time a thread has taken, and on which CPU, from its `/proc` files.
 //!
-//! A perf event on the thread's task clock would wake us exactly when it has used up a budget, but on PREEMPT_RT that wake-up goes
-//! through `irq_work/N` at FIFO 1, which is just what a spinning thread keeps from running (`kernel/events/core.c`,
-//! `perf_pending_irq`). So the watcher looks; `watcher` says when.
+//! A perf event on the thread's task clock would wake us exactly when it has used up a budget, but on PREEMPT_RT that
+//! wake-up goes through `irq_work/N` at FIFO 1, which is just what a spinning thread keeps from running
+//! (`kernel/events/core.c`, `perf_pending_irq`). So the watcher looks; `watcher` says when.
 
 use std::fs::File;
 use std::io;
@@ -79,7 +79,8 @@ fn state(line: &[u8]) -> Option<u8> {
 pub const STAT_START_TIME: usize = 22;
 const STAT_PROCESSOR: usize = 39;
 
-/// A numeric field of a `stat` line, numbered as proc(5) does, from 3 on. The name (field 2) may hold anything, also ")".
+/// A numeric field of a `stat` line, numbered as proc(5) does, from 3 on. The name (field 2) may hold anything, also
+/// ")".
 pub fn stat_field(line: &[u8], field: usize) -> Option<u64> {
     let end_of_name = line.iter().rposition(|byte| *byte == b')')?;
     let rest = line.get(end_of_name + 2..)?;

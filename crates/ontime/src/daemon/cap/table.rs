@@ -1,7 +1,8 @@
 //! Which threads are watched, what each and each CPU has used, and who must pause until when.
 //!
-//! Pure: readings come in ([`Table::charge`]), [`Action`]s go out. Two kinds of account are charged: the thread's own, with
-//! its tenant's cap, and the CPU's, because two threads at 95 % each on one CPU would leave nothing for anybody else.
+//! Pure: readings come in ([`Table::charge`]), [`Action`]s go out. Two kinds of account are charged: the thread's own,
+//! with its tenant's cap, and the CPU's, because two threads at 95 % each on one CPU would leave nothing for anybody
+//! else.
 
 use super::account::{Account, Share, Verdict};
 use super::boost::{Boost, Move, OUT};
@@ -84,8 +85,8 @@ struct Slot {
     rank: Rank,
     /// It ran since the last reading.
     ran: bool,
-    /// Its own account is even only at the end of a pause: the next interval starts there. A pause for its CPU's sake does
-    /// not forgive what it used itself.
+    /// Its own account is even only at the end of a pause: the next interval starts there. A pause for its CPU's sake
+    /// does not forgive what it used itself.
     overdrawn: bool,
     /// Ahead of its level at times.
     boost: Option<Boost>,
@@ -97,8 +98,9 @@ struct Slot {
     took: u64,
 }
 
-/// A CPU's account, and what the slots of the reading under way took of it, ns. Judged once a reading: each slot's time is since
-/// the last reading, so one that was judged after another's would be charged for an interval that the other had ended.
+/// A CPU's account, and what the slots of the reading under way took of it, ns. Judged once a reading: each slot's time
+/// is since the last reading, so one that was judged after another's would be charged for an interval that the other
+/// had ended.
 #[derive(Debug, Clone, Copy)]
 struct Cpu {
     account: Account,
@@ -135,7 +137,8 @@ pub struct Table {
     read: u64,
     /// The most that one slot or CPU took since, ns.
     most: u64,
-    /// Budgets to wait until the next look: 1 to [`Table::calmest`]; and how long somebody may have been spinning already at the last one, ns.
+    /// Budgets to wait until the next look: 1 to [`Table::calmest`]; and how long somebody may have been spinning
+    /// already at the last one, ns.
     calm: u64,
     spun: u64,
     /// What the last look cost the watcher, ns.
@@ -197,7 +200,8 @@ impl Table {
         self.get(slot).and_then(|slot| slot.boost).is_some_and(|boost| boost.is_ahead())
     }
 
-    /// An interrupt is pending for the vCPU in this slot; `own`: it runs, and takes it. It was read before, and charged.
+    /// An interrupt is pending for the vCPU in this slot; `own`: it runs, and takes it. It was read before, and
+    /// charged.
     pub fn interrupt(&mut self, index: SlotIndex, own: bool, now: u64, mut act: impl FnMut(Action)) {
         let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
         let off = slot.is_off();
@@ -231,8 +235,8 @@ impl Table {
         self.get(slot).map(|slot| slot.cpu)
     }
 
-    /// Charges `ran` ns of RT time of a thread, seen on `cpu`, and says whether it has to pause; what its CPU has to say comes with
-    /// [`Self::looked`].
+    /// Charges `ran` ns of RT time of a thread, seen on `cpu`, and says whether it has to pause; what its CPU has to
+    /// say comes with [`Self::looked`].
     ///
     /// A charge of a paused slot (a reading that was under way) only counts.
     pub fn charge(&mut self, index: SlotIndex, cpu: u32, ran: u64, now: u64, mut act: impl FnMut(Action)) {
@@ -277,20 +281,23 @@ impl Table {
         self.cost = took;
     }
 
-    /// Charges what the watcher took to the CPU it ran on: nobody else had that time either. Without it a thread that has less
-    /// than its share only because it is looked at so often, or asks for so many interrupts, is never paused, and the two of them take all there is.
+    /// Charges what the watcher took to the CPU it ran on: nobody else had that time either. Without it a thread that
+    /// has less than its share only because it is looked at so often, or asks for so many interrupts, is never paused,
+    /// and the two of them take all there is.
     pub fn spent(&mut self, cpu: u32, took: u64) {
         if let Some(cpu) = self.cpus.get_mut(cpu as usize) {
             cpu.taken = cpu.taken.saturating_add(took);
         }
     }
 
-    /// Judges every CPU: where its slots together took too much, who polls there pauses alone; else the tenants' programs, if they took half
-    /// of it; else all. So a guest that computes does not keep packets waiting, its own neither.
+    /// Judges every CPU: where its slots together took too much, who polls there pauses alone; else the tenants'
+    /// programs, if they took half of it; else all. So a guest that computes does not keep packets waiting, its own
+    /// neither.
     ///
-    /// A change of place costs about a tenth of a pause, so who took nothing for [`IDLE_FOR`] intervals is left at its place: a CPU may have many
-    /// idle tenants. Who waits for the CPU takes nothing either, and has this pause to itself then; it counts for the next interval, in
-    /// which more was used than time went by, and then all pause. So at least every other pause is the others', beside many that wait too.
+    /// A change of place costs about a tenth of a pause, so who took nothing for [`IDLE_FOR`] intervals is left at its
+    /// place: a CPU may have many idle tenants. Who waits for the CPU takes nothing either, and has this pause to
+    /// itself then; it counts for the next interval, in which more was used than time went by, and then all pause. So
+    /// at least every other pause is the others', beside many that wait too.
     fn judge_cpus(&mut self, now: u64, mut act: impl FnMut(Action)) {
         for (number, cpu) in (0..).zip(&mut self.cpus) {
             cpu.since = cpu.since.saturating_add(cpu.taken);
@@ -338,8 +345,8 @@ impl Table {
                 if std::mem::take(&mut slot.overdrawn) {
                     slot.account.restart(now);
                 } else {
-                    // A pause for its CPU's sake ends its own interval too, where that is even by now: else it would be looked at soon
-                    // for the rest of a budget that it has again.
+                    // A pause for its CPU's sake ends its own interval too, where that is even by now: else it would be
+                    // looked at soon for the rest of a budget that it has again.
                     let _ = slot.account.charge(now, 0);
                 }
                 if !std::mem::take(&mut slot.out) {
@@ -359,8 +366,8 @@ impl Table {
         self.slots.iter().flatten().filter_map(|slot| slot.until).min()
     }
 
-    /// Whether nobody can be over a cap: all watched processes together took `ran` ns since the last look, no more than half of
-    /// one CPU. Nobody is charged then; who is read later is charged for all of the time since.
+    /// Whether nobody can be over a cap: all watched processes together took `ran` ns since the last look, no more than
+    /// half of one CPU. Nobody is charged then; who is read later is charged for all of the time since.
     pub fn may_rest(&mut self, ran: u64, now: u64) -> bool {
         let recent = now.saturating_sub(self.read) < READ_EVERY;
         let rest = recent && ran <= now.saturating_sub(self.looked) / 2;
@@ -371,8 +378,9 @@ impl Table {
         rest
     }
 
-    /// Notes that every slot was read, or is known to have taken next to nothing, and says who has to pause for its CPU's sake. Where nobody
-    /// took half of what it might have, the next look can wait twice as long, up to [`Self::calmest`] budgets.
+    /// Notes that every slot was read, or is known to have taken next to nothing, and says who has to pause for its
+    /// CPU's sake. Where nobody took half of what it might have, the next look can wait twice as long, up to
+    /// [`Self::calmest`] budgets.
     pub fn looked(&mut self, now: u64, act: impl FnMut(Action)) {
         self.judge_cpus(now, act);
         for slot in self.slots.iter_mut().flatten() {
@@ -388,8 +396,8 @@ impl Table {
         self.read = now;
     }
 
-    /// When, ns, to read all slots again: nobody can be over its cap before, except after a calm time, by as much as it was
-    /// calm, what it may have taken before the last look included. `None` where nobody is at RT priority.
+    /// When, ns, to read all slots again: nobody can be over its cap before, except after a calm time, by as much as it
+    /// was calm, what it may have taken before the last look included. `None` where nobody is at RT priority.
     pub fn next_look(&self) -> Option<u64> {
         let running = self.slots.iter().flatten().filter(|slot| !slot.is_off());
         let left = running
@@ -417,14 +425,16 @@ impl Table {
     }
 }
 
-/// A pause, ns, that is not worth what it costs: what it should have paid back counts for the next interval, whose pause is the longer.
+/// A pause, ns, that is not worth what it costs: what it should have paid back counts for the next interval, whose
+/// pause is the longer.
 pub const LEAST_PAUSE: u64 = 75_000;
 /// Intervals of its CPU in which a thread took nothing, after which it is not paused for the CPU's sake.
 pub const IDLE_FOR: u64 = 16;
-/// The most budgets between two looks, after a calm time: one that begins to spin may keep others waiting for so long, and for one budget more, as its
-/// interval began in the calm time. At the default period 9.5 ms.
+/// The most budgets between two looks, after a calm time: one that begins to spin may keep others waiting for so long,
+/// and for one budget more, as its interval began in the calm time. At the default period 9.5 ms.
 pub const CALM: u64 = 4;
-/// The same where no tenant's program is watched (vCPUs with reserved time are not): the others work for somebody, and have nothing to spin for.
+/// The same where no tenant's program is watched (vCPUs with reserved time are not): the others work for somebody, and
+/// have nothing to spin for.
 pub const CALM_BACKENDS: u64 = 16;
 /// The longest time without reading every thread, ns: how old reported CPU times may be.
 pub const READ_EVERY: u64 = 10_000_000_000;

@@ -220,7 +220,8 @@ proptest! {
         let spun = spin(&shares, period, calm * MS);
         // They may begin right after a calm look, and have taken less than half at the next.
         let calm_looks = CALM + 2;
-        prop_assert!(spun.gap <= calm_looks * (CPU_SHARE.of(period) + 2 * STEP), "{} ns without a turn for others", spun.gap);
+        prop_assert!(spun.gap <= calm_looks * (CPU_SHARE.of(period) + 2 * STEP), "{} ns without a turn for \
+            others", spun.gap);
         prop_assert!(spun.others * 1000 >= spun.ran * 45, "others got {} of {}", spun.others, spun.ran);
         for (slot, share) in shares.iter().enumerate() {
             prop_assert!(spun.total[slot] <= share.of(spun.ran) + calm_looks * period, "slot {slot}");
@@ -248,7 +249,8 @@ fn looks_are_as_rare_as_who_is_watched_allows() {
     }
 }
 
-/// One that polls on, beside threads that took some of their budget once and little since, as the watcher sees them: these are not read.
+/// One that polls on, beside threads that took some of their budget once and little since, as the watcher sees them:
+/// these are not read.
 #[test]
 fn a_cpu_that_is_polled_on_is_looked_at_once_a_budget() {
     let share = Share::NINETY_FIVE;
@@ -424,8 +426,8 @@ fn a_guest_that_computes_does_not_stop_what_moves_packets() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// vCPUs of one level that all compute, under a storm of interrupts, beside a thread that moves packets: the rest has its share, each is held
-    /// to its cap, and who is ahead has had an interrupt.
+    /// vCPUs of one level that all compute, under a storm of interrupts, beside a thread that moves packets: the rest
+    /// has its share, each is held to its cap, and who is ahead has had an interrupt.
     #[test]
     fn interrupts_cost_the_rest_nothing(
         caps in prop::collection::vec(10u32..=99, 1..5),
@@ -480,7 +482,8 @@ proptest! {
             }
             table.expire(now, |_| ());
         }
-        // Caps may leave more; the CPU's share leaves a tenth, but for how late the first looks were and the last pause that is not over.
+        // Caps may leave more; the CPU's share leaves a tenth, but for how late the first looks were and the last pause
+        // that is not over.
         let late = 4 * period;
         prop_assert!((rest + late) * 10 >= now, "the rest had {rest} of {now}");
         for (slot, share) in shares.iter().enumerate() {

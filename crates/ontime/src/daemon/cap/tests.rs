@@ -77,6 +77,7 @@ fn settings(cpu_share: f64) -> Settings {
         cpu_share: Share::new(cpu_share).unwrap(),
         watcher: Policy::Fifo(20),
         capacity: 16,
+        descriptors: 64,
     }
 }
 
@@ -188,9 +189,9 @@ mod real_speed {
         caps.set(&wanted).unwrap();
         assert!(caps.complete());
         let taken = shares(&[&rt, &other]);
-        // Half for the capped one, and what nobody wants of the other half; of that, what the machine's further load leaves to the
-        // other one. Uncapped, the first takes 95 to 100 %. How near to half it comes is the machine's punctuality (a virtual CPU
-        // that its own host holds back wakes the watcher late), and no test's business.
+        // Half for the capped one, and what nobody wants of the other half; of that, what the machine's further load
+        // leaves to the other one. Uncapped, the first takes 95 to 100 %. How near to half it comes is the machine's
+        // punctuality (a virtual CPU that its own host holds back wakes the watcher late), and no test's business.
         assert!((0.1..0.85).contains(&taken[0]), "the capped thread took {taken:?}");
         assert!(taken[1] > 0.0, "the other took {taken:?}");
         let report = caps.report();
@@ -201,7 +202,8 @@ mod real_speed {
         assert_eq!(rt.policy(), libc::SCHED_FIFO);
     }
 
-    /// One that goes on running while it is paused, as nobody else wants its CPU, beside a thread for which the watcher looks meanwhile.
+    /// One that goes on running while it is paused, as nobody else wants its CPU, beside a thread for which the watcher
+    /// looks meanwhile.
     #[test]
     #[ignore = "the machine's real speed decides: make thorough"]
     fn what_was_run_in_a_pause_hides_nothing_afterwards() {
@@ -299,4 +301,18 @@ mod real_speed {
         rt.id().set_policy(Policy::Idle).unwrap();
         assert_eq!(caps.pauses().past(rt.id(), rt.id().policy().unwrap()), Policy::Idle);
     }
+}
+
+/// A daemon that runs out of descriptors could not even read the host.
+#[test]
+fn caps_that_would_take_more_descriptors_than_there_are_are_refused() {
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let Some(most) = most.and_then(|most| usize::try_from(most).ok()).and_then(|most| most.checked_add(1)) else {
+        println!("SKIPPED: open files have no limit here");
+        return;
+    };
+    let error = Caps::start(Settings { descriptors: most, ..settings(0.95) }).unwrap_err();
+    assert!(matches!(error, CapError::Descriptors { needed, .. } if needed == most), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("cap.threads") && said.contains("LimitNOFILE") && said.contains("stay on"), "{said}");
 }

@@ -1,19 +1,20 @@
-//! The watcher thread: sleeps until somebody may have used up a budget, a pause ends, an interrupt of a vCPU that is put ahead becomes
-//! pending, or an order comes.
+//! The watcher thread: sleeps until somebody may have used up a budget, a pause ends, an interrupt of a vCPU that is
+//! put ahead becomes pending, or an order comes.
 //!
-//! Runs above every thread it may have to stop, in locked memory, and allocates nothing after its start: slots are opened
-//! by the planner's thread and handed over, and handed back to be closed there. It writes no log; what happened is counted in
-//! [`Tally`]. What it shares with the planner it takes without waiting, also where the planner is preempted in the middle of an
-//! order, perhaps by the very thread that is to be stopped: both ways are wait-free (`std::sync::mpsc` is not: its receiver spins
-//! until a sender that has taken a place has filled it).
+//! Runs above every thread it may have to stop, in locked memory, and allocates nothing after its start: slots are
+//! opened by the planner's thread and handed over, and handed back to be closed there. It writes no log; what happened
+//! is counted in [`Tally`]. What it shares with the planner it takes without waiting, also where the planner is
+//! preempted in the middle of an order, perhaps by the very thread that is to be stopped: both ways are wait-free
+//! (`std::sync::mpsc` is not: its receiver spins until a sender that has taken a place has filled it).
 //!
-//! It sleeps by the time-out of `epoll_wait`, not by timerfds: on PREEMPT_RT a timerfd expires in `ktimers/N`, which a spinning
-//! thread keeps from running, while the time-out of a real-time thread expires in the interrupt itself
+//! It sleeps by the time-out of `epoll_wait`, not by timerfds: on PREEMPT_RT a timerfd expires in `ktimers/N`, which a
+//! spinning thread keeps from running, while the time-out of a real-time thread expires in the interrupt itself
 //! (`kernel/time/hrtimer.c`, `__hrtimer_setup_sleeper`).
 //!
-//! Interrupts come by trace rings (`ontime_trace::interrupts`), a page at a time. They are listened to only while that can put somebody ahead:
-//! where vCPUs may run into another of their level, or while one is paused. What they cost is charged to the CPU's share like a look, and
-//! is at most [`HEARING`] of the time: beyond that the watcher is deaf for a while.
+//! Interrupts come by trace rings (`ontime_trace::interrupts`), a page at a time. They are listened to only while that
+//! can put somebody ahead: where vCPUs may run into another of their level, or while one is paused. What they cost is
+//! charged to the CPU's share like a look, and is at most [`HEARING`] of the time: beyond that the watcher is deaf for
+//! a while.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -73,7 +74,8 @@ pub struct Slot {
     pub clock: ProcessClock,
     /// The first slot of that process, which stands for it.
     pub leader: SlotIndex,
-    /// If it stands for its process: what that took beyond what was read of its threads, ns; below zero where these were read since.
+    /// If it stands for its process: what that took beyond what was read of its threads, ns; below zero where these
+    /// were read since.
     pub unread: i64,
     /// If it stands for its process: a thread of that is paused, and may have taken of what is unread.
     pub owed: bool,
@@ -110,7 +112,8 @@ pub struct Hearing {
     pub rings: Option<Rings>,
     /// Whom it means.
     pub who: Who,
-    /// Whether they are listened to all the time, not only while one of them is paused: some may run into another of their level.
+    /// Whether they are listened to all the time, not only while one of them is paused: some may run into another of
+    /// their level.
     pub rivals: bool,
     /// Whether the rings are to be given up.
     pub deaf: bool,
@@ -221,7 +224,8 @@ impl Watcher {
             let count = match wait(&self.epoll, &mut events, next) {
                 Ok(count) => count,
                 Err(rustix::io::Errno::INTR) => continue,
-                // Not possible with a valid descriptor; leave everybody at their place rather than spin at high priority.
+                // Not possible with a valid descriptor; leave everybody at their place rather than spin at high
+                // priority.
                 Err(_) => break,
             };
             let mut goes_on = true;
@@ -251,8 +255,8 @@ impl Watcher {
         self.release_all();
     }
 
-    /// Reads the rings that have something, a page each, and does what their interrupts ask for. A ring that cannot be read (of a CPU that is
-    /// gone) is not waited for any more: it would be ready for ever.
+    /// Reads the rings that have something, a page each, and does what their interrupts ask for. A ring that cannot be
+    /// read (of a CPU that is gone) is not waited for any more: it would be ready for ever.
     fn hear(&mut self) {
         let start = now();
         let mut ready = [NO_EVENT; 8];
@@ -298,8 +302,8 @@ impl Watcher {
         read.map(|_| ())
     }
 
-    /// Waits for the rings while that can put somebody ahead, and no longer. What came while nobody listened is over, but for what a vCPU may
-    /// still be at: one that answers when it is paused is let out to end that.
+    /// Waits for the rings while that can put somebody ahead, and no longer. What came while nobody listened is over,
+    /// but for what a vCPU may still be at: one that answers when it is paused is let out to end that.
     fn listen(&mut self) {
         self.deaf = self.deaf.filter(|until| *until > now());
         let wanted = self.deaf.is_none() && (self.hearing.rivals || self.table.pauses_boosted());
@@ -442,8 +446,8 @@ impl Watcher {
         leader.is_some_and(|leader| leader.unread < QUIET)
     }
 
-    /// Reads and charges every thread that is at its place, but those of quiet processes: of each process first those that were busy, and
-    /// the others only if these do not account for it.
+    /// Reads and charges every thread that is at its place, but those of quiet processes: of each process first those
+    /// that were busy, and the others only if these do not account for it.
     fn look_at_threads(&mut self) {
         for busy in [true, false] {
             for index in 0..self.slots.len() {
@@ -460,8 +464,8 @@ impl Watcher {
         self.act();
     }
 
-    /// What all threads do not account for was taken by those that nobody watches; or by one in its pause, which is read, and taken off, when that
-    /// ends: written off before, it would hide as much of what the process takes then.
+    /// What all threads do not account for was taken by those that nobody watches; or by one in its pause, which is
+    /// read, and taken off, when that ends: written off before, it would hide as much of what the process takes then.
     fn write_off(&mut self) {
         for index in 0..self.slots.len() {
             let slot = self.slots.get(index).and_then(Option::as_ref).filter(|_| self.table.paused(index));
@@ -527,8 +531,8 @@ impl Watcher {
     }
 }
 
-/// Never beyond the capacity: this thread allocates nothing. It is that of three actions for each slot, more than a turn makes; what would be
-/// too many is left undone, and found at the next look.
+/// Never beyond the capacity: this thread allocates nothing. It is that of three actions for each slot, more than a
+/// turn makes; what would be too many is left undone, and found at the next look.
 fn push(acts: &mut Vec<Action>, act: Action) {
     if acts.len() < acts.capacity() {
         acts.push(act);
@@ -558,7 +562,8 @@ impl Slot {
         Ok(())
     }
 
-    /// At its place again; what it took meanwhile, ns. The change of policy brings the kernel's count up to date, so that is all of it.
+    /// At its place again; what it took meanwhile, ns. The change of policy brings the kernel's count up to date, so
+    /// that is all of it.
     fn resume(&mut self) -> io::Result<u64> {
         self.place.take()?;
         self.tally.paused.store(false, Ordering::Relaxed);
@@ -585,7 +590,8 @@ fn wait(epoll: &OwnedFd, events: &mut [epoll::Event], next: Option<u64>) -> rust
 }
 
 fn this_cpu() -> u32 {
-    // SAFETY: takes nothing, touches no memory of ours. It cannot fail where the kernel has its vDSO; -1 is no CPU of the table.
+    // SAFETY: takes nothing, touches no memory of ours. It cannot fail where the kernel has its vDSO; -1 is no CPU of
+    // the table.
     let cpu = unsafe { libc::sched_getcpu() };
     u32::try_from(cpu).unwrap_or(u32::MAX)
 }

@@ -7,7 +7,8 @@ use super::table::SlotIndex;
 /// A VM whose vCPUs are put ahead while an interrupt is pending.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Vm {
-    /// Threads that make interrupts of this VM pending: the VMM's, its vCPUs and vhost threads among them, and its device process's.
+    /// Threads that make interrupts of this VM pending: the VMM's, its vCPUs and vhost threads among them, and its
+    /// device process's.
     pub threads: Vec<i32>,
     /// Its vCPUs that are watched: number, thread, slot.
     pub vcpus: Vec<(u32, i32, SlotIndex)>,

@@ -1,8 +1,8 @@
-//! What the engine answers: wanted and actual, tenants, NICs, metrics, and what an apply would do. Nothing here changes the
-//! host.
+//! What the engine answers: wanted and actual, tenants, NICs, metrics, and what an apply would do. Nothing here changes
+//! the host.
 
 use ontime_hostnet::{self as hostnet, Knob, Method};
-use ontime_tenants::discover;
+use ontime_tenants::{ThreadRole, discover};
 
 use super::Engine;
 use super::caps::PastPauses;
@@ -10,7 +10,7 @@ use super::look::{Known, Look};
 use super::observe;
 use crate::api;
 use crate::daemon::cap::Pauses;
-use crate::daemon::view;
+use crate::daemon::view::{self, Owned};
 use crate::daemon::watches::Moved;
 
 impl Engine {
@@ -67,27 +67,53 @@ impl Engine {
         self.account_caps();
         self.account_reservations();
         self.account_traffic();
+        self.account_steal();
+        let states: Vec<api::KnobState> = self.knob_states();
+        self.metrics.knobs(states.iter().map(|knob| knob.state.as_str()));
         self.metrics.text()
+    }
+
+    /// Stolen time of the vCPUs of the last look.
+    fn account_steal(&mut self) {
+        let vcpus = self.look.found.tenants.iter().flat_map(|tenant| {
+            let owned = Owned { name: tenant.name.clone(), class: tenant.class.to_string() };
+            let vcpus = tenant.threads.iter().filter(|thread| matches!(thread.role, ThreadRole::Vcpu(_)));
+            vcpus.map(move |thread| (thread.id, owned.clone()))
+        });
+        // A VMM may name as many threads as it likes.
+        let vcpus = vcpus.take(self.config.daemon.cap_threads);
+        let waited = vcpus.filter_map(|(id, owned)| Some((id, (owned, id.wait_time().ok()?)))).collect();
+        self.metrics.stolen(&waited);
+    }
+
+    fn knob_states(&self) -> Vec<api::KnobState> {
+        self.look.plan.settings.iter().map(|setting| self.knob_state(setting)).collect()
+    }
+
+    /// What said which method is in force.
+    pub(super) fn method_by(&self) -> &'static str {
+        match (self.method, self.config.host.method) {
+            (Some(_), _) => "request",
+            (None, Some(_)) => "configuration",
+            (None, None) => "default",
+        }
     }
 
     /// Wanted and actual, read now.
     pub fn status(&self) -> api::Status {
-        let knobs: Vec<api::KnobState> =
-            self.look.plan.settings.iter().map(|setting| self.knob_state(setting)).collect();
-        let method_by = match (self.method, self.config.host.method) {
-            (Some(_), _) => "request",
-            (None, Some(_)) => "configuration",
-            (None, None) => "default",
-        };
+        let knobs = self.knob_states();
         let mut problems: Vec<api::Problem> = self.look.found.problems.iter().map(view::problem).collect();
         problems.extend(self.errors.iter().cloned());
+        let unserved = |why: &String| api::Problem { subject: "metrics".to_owned(), message: why.clone() };
+        problems.extend(self.unserved.iter().map(unserved));
         api::Status {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            schema_version: api::SCHEMA_VERSION,
+            version: crate::version().to_owned(),
             pid: std::process::id(),
             kernel: self.look.inventory.kernel.release.clone(),
             state: self.state,
             method: self.look.intent.method.name().to_owned(),
-            method_by: method_by.to_owned(),
+            method_by: self.method_by().to_owned(),
             passes: self.passes,
             last_pass_seconds: self.last_pass.as_secs_f64(),
             caps: self.caps_status(),

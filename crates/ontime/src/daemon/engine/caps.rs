@@ -1,17 +1,17 @@
-//! What the engine does about runtime caps, besides their place in a pass: the watcher and its pauses, what the guardian must know, and
-//! what is to be done when caps cannot be kept.
+//! What the engine does about runtime caps, besides their place in a pass: the watcher and its pauses, what the
+//! guardian must know, and what is to be done when caps cannot be kept.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ontime_hostnet::{Host, Intent, Inventory, Knob, KnobError, LiveHost, Paused, Plan, Refusal, Value};
+use ontime_hostnet::{Host, Intent, Inventory, Knob, KnobError, LiveHost, Paused, Plan, Value};
 use ontime_tenants::{Policy, Tenant, ThreadId};
 use ontime_trace::tracefs::TRACEFS;
 
 use super::Engine;
-use super::look::planned;
+use super::look::{Look, planned};
 use crate::daemon::cap::{CapError, Caps, FollowError, Pauses, Watch};
 use crate::daemon::census::{Census, Held};
 use crate::daemon::guardian::{Capped, Charge, Guardian};
@@ -61,7 +61,7 @@ impl Engine {
         // Threads of before the pass may have ended since, and the pass has placed others.
         self.census = self.take_census();
         self.hold_to_quotas();
-        for (tenant, threads) in self.beyond_quotas() {
+        for (tenant, threads) in self.count_demoted() {
             let message = format!(
                 "{threads} of its threads are at SCHED_OTHER instead of real-time priority: so many of a tenant are \
                  not capped (cap.threads, cap.threads-per-tenant in /etc/ontime/daemon.toml)"
@@ -89,65 +89,42 @@ impl Engine {
     pub(super) fn take_census(&self) -> Census {
         let guardian = self.guardian.as_ref().map(Guardian::pid);
         let own: Vec<u32> = guardian.into_iter().chain([std::process::id()]).collect();
-        Census::take(&self.sources.proc, &own)
+        Census::take(&self.sources.proc, &own, self.config.daemon.census())
     }
 
     /// Takes threads beyond their tenant's quota off real-time priority: nothing could cap them, and protections would
     /// stay on for all. Such are those that [`limit`](crate::daemon::watches::limit) took out of the tenant, those that
-    /// discovery did not read as the tenant has so many, and those that the same processes have made since. Threads that
-    /// the tenant was found with stay as they are, capped or not.
+    /// discovery did not read as the tenant has so many, and those that the same processes have made since. Threads
+    /// that the tenant was found with stay as they are, capped or not.
     fn hold_to_quotas(&mut self) {
         if self.caps.is_err() {
             return;
         }
-        self.demoted.retain(|id, _| id.verify().is_ok());
-        let most = self.config.daemon.cap_threads_per_tenant;
-        let tenants = &self.look.found.tenants;
-        let large = tenants.iter().filter(|tenant| tenant.threads.len() >= most);
-        let over: BTreeSet<i32> = large
-            .flat_map(|tenant| tenant.threads.iter().map(|thread| thread.id.pid))
-            .chain(self.look.excess.iter().flat_map(|of| &of.threads).map(|id| id.pid))
-            .chain(self.demoted.keys().map(|id| id.pid))
-            .collect();
-        if over.is_empty() {
+        self.demoted.forget_ended();
+        let before: BTreeSet<ThreadId> = self.demoted.ids().collect();
+        let beyond = beyond_quotas(&self.look, &self.census, &before, self.config.daemon.cap_threads_per_tenant);
+        if beyond.is_empty() {
             return;
         }
-        let found: BTreeSet<_> = tenants.iter().flat_map(|tenant| &tenant.threads).map(|thread| thread.id).collect();
-        let demoted = &mut self.demoted;
-        self.census.threads.retain(|thread| {
-            let again = demoted.contains_key(&thread.id);
-            let beyond = again || over.contains(&thread.id.pid) && !found.contains(&thread.id);
-            let held = beyond && thread.id.set_policy_alone(Policy::BULK).is_ok();
-            if held {
-                demoted.insert(thread.id, thread.policy);
-            }
-            !held
-        });
+        match self.demoted.demote(&beyond) {
+            Ok(done) => self.census.threads.retain(|thread| !done.contains(&thread.id)),
+            Err(error) => self.error("threads beyond a quota", &error),
+        }
     }
 
     /// How many threads of each tenant are at SCHED_OTHER for its quota.
-    fn beyond_quotas(&self) -> BTreeMap<String, usize> {
+    fn count_demoted(&self) -> BTreeMap<String, usize> {
         let mut threads: BTreeMap<String, BTreeSet<ThreadId>> = BTreeMap::new();
-        for Excess { tenant, threads: beyond, .. } in &self.look.excess {
+        for Excess { tenant, threads: beyond } in &self.look.excess {
             threads.entry(tenant.clone()).or_default().extend(beyond);
         }
-        for id in self.demoted.keys() {
+        for id in self.demoted.ids() {
             let is_its = |tenant: &&Tenant| tenant.threads.iter().any(|thread| thread.id.pid == id.pid);
             let tenant = self.look.found.tenants.iter().find(is_its);
             let name = tenant.map_or_else(|| format!("process {}", id.pid), |tenant| tenant.name.clone());
-            threads.entry(name).or_default().insert(*id);
+            threads.entry(name).or_default().insert(id);
         }
         threads.into_iter().map(|(tenant, threads)| (tenant, threads.len())).collect()
-    }
-
-    /// Gives threads beyond a quota back what they had: the kernel's protections are on again.
-    pub(super) fn give_back_demoted(&mut self) {
-        for (id, policy) in std::mem::take(&mut self.demoted) {
-            // One that has ended needs nothing, nor one that has another policy by now.
-            if id.policy().is_ok_and(|now| now == Policy::BULK) {
-                let _ = id.set_policy_alone(policy);
-            }
-        }
     }
 
     /// Threads that could keep a CPU for themselves if protections were off.
@@ -160,23 +137,13 @@ impl Engine {
 
     /// Why protections stay on although every thread of a tenant is capped, and what to do.
     pub(super) fn why_uncapped(&self) -> Option<(String, &'static str)> {
-        if let Some(why) = &self.census.incomplete {
-            return Some((format!("{why}; kernel protections stay on"), "the next pass looks again"));
-        }
-        let (first, others) = self.uncapped.split_first()?;
-        let more = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
-        let remedy = "make it a tenant, lower its priority, or name its cgroup in cap.uncapped of \
-                      /etc/ontime/daemon.toml if you trust it";
-        Some((format!("{first}{more}: no cap holds it, so kernel protections stay on"), remedy))
+        self.census.why_protected(&self.uncapped)
     }
 
     /// Has the finding about protections name the thread that keeps them on.
     pub(super) fn name_uncapped(&mut self) {
-        let Some((found, remedy)) = self.why_uncapped() else { return };
-        for finding in self.look.plan.findings.iter_mut().filter(|of| of.refusal == Some(Refusal::NoCaps)) {
-            finding.found.clone_from(&found);
-            remedy.clone_into(&mut finding.remedy);
-        }
+        let why = self.why_uncapped();
+        self.look.name_uncapped(why);
     }
 
     /// How soon the host's real-time threads are to be looked at; none while protections are on.
@@ -240,7 +207,8 @@ impl Engine {
         }
     }
 
-    /// What the guardian would have to do about the caps that are in force, if the daemon ended and the kernel protected itself.
+    /// What the guardian would have to do about the caps that are in force, if the daemon ended and the kernel
+    /// protected itself.
     pub(super) fn charge_for_caps(&self) -> Charge {
         charge_for(&self.watches.list, self.cap_period(), &self.look.inventory)
     }
@@ -298,6 +266,26 @@ impl Engine {
     }
 }
 
+/// Threads of a census that are beyond their tenants' quotas, with their policies: those that the daemon has demoted
+/// before, and those of large tenants' processes that the look has not found, or has taken out.
+pub(super) fn beyond_quotas(
+    look: &Look,
+    census: &Census,
+    demoted: &BTreeSet<ThreadId>,
+    most: usize,
+) -> BTreeMap<ThreadId, Policy> {
+    let tenants = &look.found.tenants;
+    let large = tenants.iter().filter(|tenant| tenant.threads.len() >= most);
+    let over: BTreeSet<i32> = large
+        .flat_map(|tenant| tenant.threads.iter().map(|thread| thread.id.pid))
+        .chain(look.excess.iter().flat_map(|of| &of.threads).map(|id| id.pid))
+        .chain(demoted.iter().map(|id| id.pid))
+        .collect();
+    let found: BTreeSet<_> = tenants.iter().flat_map(|tenant| &tenant.threads).map(|thread| thread.id).collect();
+    let is_beyond = |id: &ThreadId| demoted.contains(id) || over.contains(&id.pid) && !found.contains(id);
+    census.threads.iter().filter(|thread| is_beyond(&thread.id)).map(|thread| (thread.id, thread.policy)).collect()
+}
+
 /// What the guardian would have to do about these caps, if the daemon ended and the kernel protected itself.
 pub(super) fn charge_for(watched: &[Watch], period: Duration, inventory: &Inventory) -> Charge {
     Charge {
@@ -352,9 +340,9 @@ impl Host for PastPauses<'_> {
     }
 }
 
-/// The host, where each thread is capped as soon as it is placed. Until all are, the kernel's protections are on, but these
-/// let in normal priority only: beside a vCPU that spins neither RCU nor timers go on (PREEMPT_RT has them at FIFO 1 and 2), and some of what a pass sets or
-/// reads waits for them.
+/// The host, where each thread is capped as soon as it is placed. Until all are, the kernel's protections are on, but
+/// these let in normal priority only: beside a vCPU that spins neither RCU nor timers go on (PREEMPT_RT has them at
+/// FIFO 1 and 2), and some of what a pass sets or reads waits for them.
 pub(super) struct Capping<'a> {
     pub(super) host: &'a LiveHost,
     pub(super) paced: Past,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ontime_hostnet::rules::polling_nics;
 use ontime_hostnet::{
-    self as hostnet, Inherited, Intent, Inventory, Knob, Method, NicId, Originals, Paused, Plan, Value,
+    self as hostnet, Inherited, Intent, Inventory, Knob, Method, NicId, Originals, Paused, Plan, Refusal, Value,
 };
 use ontime_sched::Settled;
 use ontime_tenants::conflict::conflicts;
@@ -92,7 +92,17 @@ impl Look {
         }
     }
 
-    /// Takes threads to have what this pass gives back to them: who watches them where they still are would put them there again.
+    /// Has the finding about protections say why they stay on.
+    pub(super) fn name_uncapped(&mut self, why: Option<(String, &str)>) {
+        let Some((found, remedy)) = why else { return };
+        for finding in self.plan.findings.iter_mut().filter(|of| of.refusal == Some(Refusal::NoCaps)) {
+            finding.found.clone_from(&found);
+            remedy.clone_into(&mut finding.remedy);
+        }
+    }
+
+    /// Takes threads to have what this pass gives back to them: who watches them where they still are would put them
+    /// there again.
     pub(super) fn expect_given_back(&mut self, journal: &Originals) {
         let wanted: BTreeSet<String> = self.plan.settings.iter().map(|setting| setting.knob.key()).collect();
         for thread in self.found.tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {

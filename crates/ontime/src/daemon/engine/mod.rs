@@ -1,14 +1,17 @@
-//! One pass over the host: discover, take inventory, plan (`look`), apply; and what of it is kept for the next pass and for questions
-//! (`answers`). `caps`, `reservations` and `traffic` are the engine's parts in runtime caps, reserved CPU time and adaptive polling.
+//! One pass over the host: discover, take inventory, plan (`look`), apply; and what of it is kept for the next pass and
+//! for questions (`answers`). `caps`, `reservations` and `traffic` are the engine's parts in runtime caps, reserved CPU
+//! time and adaptive polling.
 //!
 //! The order within a pass is what makes it safe:
 //! 1. threads that are no longer to be capped are released, so that only the planner places them;
-//! 2. the plan is applied, with the kernel's protections on if a thread is to come to real-time priority that is not capped yet;
-//! 3. vCPUs with reserved CPU time are kept to it (`keeper`), if their originals are kept and the guardian has learned them; every
-//!    other thread at real-time priority is capped;
+//! 2. the plan is applied, with the kernel's protections on if a thread is to come to real-time priority that is not
+//!    capped yet;
+//! 3. vCPUs with reserved CPU time are kept to it (`keeper`), if their originals are kept and the guardian has learned
+//!    them; every other thread at real-time priority is capped;
 //! 4. the guardian learns what else to put back;
-//! 5. only then, and only if every real-time thread of the host is capped or named by the administrator (`census`), do protections
-//!    go off. They stay on where CPU time is reserved: the reserve is at least what they give to others, so that they never have to.
+//! 5. only then, and only if every real-time thread of the host is capped or named by the administrator (`census`), do
+//!    protections go off. They stay on where CPU time is reserved: the reserve is at least what they give to others, so
+//!    that they never have to.
 
 mod answers;
 mod caps;
@@ -21,9 +24,11 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use ontime_hostnet::{self as hostnet, ConvergeError, Done, Item, Journal, LiveHost, Method, Paused, Plan, Value};
+use ontime_hostnet::{
+    self as hostnet, ConvergeError, Done, Item, Journal, Knob, LiveHost, Method, Paused, Plan, Value,
+};
 use ontime_sched::{Refused, Settled};
-use ontime_tenants::{Discovery, Policy, PriorityTable, ProblemKind, Rules, Sources, ThreadId};
+use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Rules, Sources};
 
 use self::caps::{Capping, CappingState, PastPauses, charge_for, charge_guardian};
 pub use self::look::{Known, Look};
@@ -33,6 +38,7 @@ use crate::api;
 use crate::daemon::cap::Caps;
 use crate::daemon::census::Census;
 use crate::daemon::config::{Config, Mode};
+use crate::daemon::demoted::Demoted;
 use crate::daemon::guardian::{Charge, Guardian};
 use crate::daemon::held::Memory;
 use crate::daemon::keeper::Keeper;
@@ -40,7 +46,7 @@ use crate::daemon::metrics::Metrics;
 use crate::daemon::protections;
 use crate::daemon::view::{self, Owned};
 use crate::daemon::watches::{Excess, Watches};
-use crate::log::Repeats;
+use crate::log::{LineQuota, Repeats};
 use crate::paths::Paths;
 
 /// A look in which something that is there may be missing.
@@ -56,8 +62,8 @@ pub enum NotApplied {
     NoMethod(String),
     /// The configuration says so.
     #[error(
-        "the daemon observes and sets nothing (`mode` in daemon.toml); `ontime apply --dry-run` shows what it would set; to \
-         have it set, write mode = \"enforce\" there and run `ontime reload`"
+        "the daemon observes and sets nothing (`mode` in daemon.toml); `ontime apply --dry-run` shows what it would \
+         set; to have it set, write mode = \"enforce\" there and run `ontime reload`"
     )]
     Observing,
 }
@@ -79,8 +85,8 @@ pub struct Engine {
     census: Census,
     /// Those of them that nothing holds: why protections stay on.
     uncapped: Vec<String>,
-    /// Threads beyond a tenant's quota, and the policies that they had.
-    demoted: BTreeMap<ThreadId, Policy>,
+    /// Threads beyond a tenant's quota.
+    demoted: Demoted,
     keeper: Keeper,
     held: Memory,
     /// Those that have metrics.
@@ -93,6 +99,8 @@ pub struct Engine {
     applied: BTreeMap<String, Value>,
     state: api::State,
     errors: Vec<api::Problem>,
+    /// Why metrics are not served over TCP although they are to be.
+    unserved: Option<String>,
     /// What was wrong with the configuration at the last reload.
     refused: Option<api::RefusedConfiguration>,
     /// The last pass could not look at the whole host.
@@ -104,6 +112,8 @@ pub struct Engine {
     /// For Prometheus.
     pub metrics: Metrics,
     repeats: Repeats,
+    /// Of lines about changes.
+    lines: LineQuota,
     /// Of lines with names that tenants and users choose: as many as they like, which keep none of the others unsaid.
     named: Repeats,
     passes: u64,
@@ -116,6 +126,7 @@ impl Engine {
     /// # Errors
     /// Where the journal cannot be opened.
     pub fn new(paths: Paths, config: Config) -> anyhow::Result<Self> {
+        say_start(&paths, &config);
         let journal = paths.journal()?;
         if journal.stale() > 0 {
             tracing::info!("{} original values of an earlier boot dropped", journal.stale());
@@ -125,6 +136,7 @@ impl Engine {
         keeper.remember(held.held(), held.asks());
         let mut engine = Self {
             host: LiveHost::with_roots(paths.roots()),
+            demoted: Demoted::open(paths.demoted()),
             paths,
             sources: Sources::host(),
             caps: Err("not started".to_owned()),
@@ -137,7 +149,6 @@ impl Engine {
             watches: Watches::default(),
             census: Census::default(),
             uncapped: Vec::new(),
-            demoted: BTreeMap::new(),
             domains: BTreeSet::new(),
             look: Look::default(),
             traffic: Traffic::default(),
@@ -148,12 +159,14 @@ impl Engine {
                 Mode::Observe => api::State::Observing,
             },
             errors: Vec::new(),
+            unserved: None,
             refused: None,
             looks_again: false,
             insists: false,
             failures: BTreeMap::new(),
             metrics: Metrics::default(),
             repeats: Repeats::default(),
+            lines: LineQuota::new(Instant::now()),
             named: Repeats::default(),
             passes: 0,
             last_pass: Duration::ZERO,
@@ -211,6 +224,19 @@ impl Engine {
     /// How long the last pass took.
     pub fn last_pass(&self) -> Duration {
         self.last_pass
+    }
+
+    /// Where metrics are served over TCP.
+    pub fn metrics_address(&self) -> Option<std::net::SocketAddr> {
+        self.config.daemon.metrics()
+    }
+
+    /// Keeps why they are not, for `ontime status`; none: they are, or are not to be.
+    pub fn metrics_served(&mut self, why: Option<String>) {
+        if let Some(why) = &why {
+            tracing::warn!("metrics: {why}");
+        }
+        self.unserved = why;
     }
 
     fn table(&self) -> PriorityTable {
@@ -284,7 +310,8 @@ impl Engine {
         report
     }
 
-    /// Looks, plans and applies until nothing new comes up, with protections on until all are capped; each is as soon as it has its place.
+    /// Looks, plans and applies until nothing new comes up, with protections on until all are capped; each is as soon
+    /// as it has its place.
     fn converge(&mut self, paused: &[Paused]) -> hostnet::Report {
         let capped: BTreeSet<_> = self.watches.list.iter().map(|watch| watch.id).collect();
         let kernel = self.config.daemon.cap_cpu_share;
@@ -342,7 +369,8 @@ impl Engine {
             state.watches.add_devices(&census.threads, &before, kernel);
             let wanted = &state.watches.list;
             let all_capped = wanted.iter().all(|watch| capped.contains(&watch.id));
-            // One that spins would keep this thread, which is to place it, from ever running again once its cap has gone.
+            // One that spins would keep this thread, which is to place it, from ever running again once its cap has
+            // gone.
             if *in_force && state.caps.as_ref().is_ok_and(|caps| caps.leaving(wanted).any(|id| id.verify().is_ok())) {
                 *in_force = false;
                 let restored = protections::restore(host.host, journal);
@@ -386,8 +414,8 @@ impl Engine {
         self.errors.push(api::Problem { subject: subject.to_owned(), message: what.to_string() });
     }
 
-    /// Logs and counts what changed; what had been set before and was found otherwise has drifted. A protection that this pass
-    /// itself put back while a thread came that was not capped yet has not.
+    /// Logs and counts what changed; what had been set before and was found otherwise has drifted. A protection that
+    /// this pass itself put back while a thread came that was not capped yet has not.
     fn note_changes(&mut self, report: &mut hostnet::Report, before: &BTreeMap<String, Value>) {
         self.failures = report
             .items
@@ -411,17 +439,17 @@ impl Engine {
                     self.metrics.drifted(rule);
                     self.metrics.knob(rule, true);
                 }
-                Done::Changed => {
-                    tracing::debug!("{}: {} ({rule})", item.knob, item.to);
-                    self.metrics.knob(rule, true);
-                }
+                Done::Changed => self.metrics.knob(rule, true),
                 Done::Failed(why) => {
-                    self.repeats.warn(&format!("{}: {why}", item.knob));
+                    // The reason names the knob, where the knob gave it.
+                    let knob = item.knob.to_string();
+                    self.repeats.warn(&if why.starts_with(&knob) { why.clone() } else { format!("{knob}: {why}") });
                     self.metrics.knob(rule, false);
                 }
                 _ => {}
             }
         }
+        self.log_changes(report);
         let counts = report.counts();
         if counts.changed + counts.restored > 0 {
             tracing::info!(
@@ -433,6 +461,26 @@ impl Engine {
         self.say_problems();
         for Refused { tenant, why } in self.look.settled.refused.clone() {
             self.error(&tenant, &format!("its reservation does not hold: {why}"));
+        }
+    }
+
+    /// One line for each knob that was changed or given back, as far as the quota of lines goes.
+    fn log_changes(&mut self, report: &hostnet::Report) {
+        let mut unsaid = 0;
+        for item in &report.items {
+            let rule = match &item.done {
+                Done::Changed => item.rule.map_or("none", hostnet::RuleId::name),
+                Done::Restored => "given back",
+                _ => continue,
+            };
+            if self.lines.take(Instant::now()) {
+                tracing::info!("{}", change_line(&item.knob, item.from.as_ref(), &item.to, rule));
+            } else {
+                unsaid += 1;
+            }
+        }
+        if unsaid > 0 {
+            self.repeats.warn_of("changes without a line", &format!("{unsaid} more changes, too many for a line each"));
         }
     }
 
@@ -449,6 +497,7 @@ impl Engine {
 
     fn account(&mut self, reason: &str) {
         self.metrics.passed(reason, self.last_pass.as_secs_f64(), self.look.discovering.as_secs_f64());
+        self.metrics.discovered(&self.look.found.costs);
         let classes = view::nic_classes(&self.look.inventory, &self.look.intent);
         let is_fault = |problem: &&ontime_tenants::Problem| !matches!(problem.kind, ProblemKind::RuleUnused { .. });
         let problems = self.look.found.problems.iter().filter(is_fault);
@@ -461,7 +510,7 @@ impl Engine {
             problems.count() + self.errors.len(),
         );
         self.metrics.found(&self.look.plan.findings);
-        self.metrics.mode(self.state == api::State::Observing);
+        self.metrics.doing(self.state, self.look.intent.method.name(), self.method_by());
         self.account_caps();
         self.account_reservations();
         self.account_traffic();
@@ -531,6 +580,14 @@ impl Engine {
         view::report(report, self.look.intent.method.name(), false)
     }
 
+    /// What came of a reload: in mode `observe`, where nothing had to be given back, what would be set.
+    pub fn reloaded(&self, report: &hostnet::Report) -> api::Report {
+        if self.state == api::State::Observing && report.items.is_empty() {
+            return would(&self.look, &self.host, &self.journal);
+        }
+        self.told(report)
+    }
+
     /// What the daemon is doing, for systemd.
     pub fn word(&self) -> &'static str {
         match self.state {
@@ -548,6 +605,7 @@ impl Engine {
         }
         self.errors.clear();
         let report = self.give_back();
+        self.log_changes(&report);
         if self.state == api::State::Reset {
             self.look.plan = Plan::default();
         }
@@ -581,7 +639,7 @@ impl Engine {
         }
         self.in_force = false;
         self.uncapped.clear();
-        self.give_back_demoted();
+        self.demoted.give_back();
         self.watches = Watches::default();
         self.follow_interrupts();
         self.keeper.set(&Settled::default());
@@ -601,9 +659,9 @@ impl Engine {
         report
     }
 
-    /// The daemon ends. Settings stay, for tenants are not to be disturbed; caps end with the daemon, so protections come
-    /// back, and the guardian looks for who spins. Where the host had none before Ontime either, nothing would hold a spinning guest:
-    /// everything is reset then.
+    /// The daemon ends. Settings stay, for tenants are not to be disturbed; caps end with the daemon, so protections
+    /// come back, and the guardian looks for who spins. Where the host had none before Ontime either, nothing would
+    /// hold a spinning guest: everything is reset then.
     pub fn stop(mut self) {
         self.withdraw();
         let charge = self.charge_for_caps();
@@ -645,6 +703,26 @@ impl Engine {
             None => {}
         }
     }
+}
+
+/// The first line: what starts, and from which files.
+fn say_start(paths: &Paths, config: &Config) {
+    let method = config.host.method.unwrap_or_default();
+    let by = if config.host.method.is_some() { "configuration" } else { "default" };
+    let files = crate::check::files(&paths.config_dir);
+    let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+    let files = if files.is_empty() { "none".to_owned() } else { files.join(", ") };
+    let mode = match config.daemon.mode {
+        Mode::Enforce => "enforce",
+        Mode::Observe => "observe",
+    };
+    tracing::info!("ontime {}: mode {mode}, method {method} ({by}), configuration files: {files}", crate::version());
+}
+
+/// A knob's change as a line of the log: old, new, and the rule.
+pub fn change_line(knob: &Knob, from: Option<&Value>, to: &Value, rule: &str) -> String {
+    let from = from.map_or_else(|| "unknown".to_owned(), ToString::to_string);
+    format!("knob {knob}: {from} -> {to} ({rule})")
 }
 
 /// The first report says what changed; of the second, what it adds to that.

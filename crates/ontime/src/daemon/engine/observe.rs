@@ -1,30 +1,65 @@
 //! Mode `observe`: tenants are found and the host is read and planned for, and nothing is set.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use ontime_hostnet::{self as hostnet, Done, Host, Knob, KnobError, Method, Originals};
+use ontime_hostnet::{self as hostnet, Done, Host, Knob, KnobError, Method, Originals, Value};
 use ontime_sched::Refused;
-use ontime_tenants::Sources;
+use ontime_tenants::{Policy, Sources, ThreadId};
 
+use super::caps::beyond_quotas;
 use super::look::{Known, Look};
 use super::{Engine, Incomplete};
 use crate::api;
+use crate::daemon::cap::Watch;
+use crate::daemon::census::{Census, Held};
 use crate::daemon::config::Config;
 use crate::daemon::keeper::Keeper;
 use crate::daemon::view;
+use crate::daemon::watches::Watches;
 use crate::paths::Paths;
 
 /// Why no thread is capped.
 pub(super) const NO_CAPS: &str = "mode observe: nothing is set, so no thread has a place that needs a cap";
 
-/// Looks at the host and plans what the daemon would set, runtime caps being in force. Without the daemon `originals`
-/// are those that it left, and `keeper` has reserved nothing yet.
+/// Looks at the host and plans what the daemon would set. Protections go off in this plan only if runtime caps would
+/// hold every real-time thread. Without the daemon `originals` are those that it left, and `keeper` has reserved
+/// nothing yet.
 pub fn to_be(config: &Config, paths: &Paths, method: Option<Method>, originals: &Originals, keeper: &Keeper) -> Look {
     let known = Known { method, journal: Some(originals), keeper: Some(keeper), ..Known::default() };
-    let mut look = Look::at(&Sources::host(), config, paths, known);
+    let sources = Sources::host();
+    let mut look = Look::at(&sources, config, paths, known);
+    let mut census = Census::take(&sources.proc, &[std::process::id()], config.daemon.census());
+    // A daemon that is not to be asked answers for its own threads.
+    census.threads.retain(|thread| !thread.is_daemon());
+    let (caps, uncapped) = would_hold(&look, &mut census, config);
     // Protections stay on beside reserved CPU time.
-    look.replan(originals, look.settled.vcpus.is_empty());
+    look.replan(originals, caps && look.settled.vcpus.is_empty());
+    look.name_uncapped(census.why_protected(&uncapped));
     look
+}
+
+/// Whether runtime caps would hold every real-time thread of the host if this look's plan were applied, and the threads
+/// that they would not hold.
+fn would_hold(look: &Look, census: &mut Census, config: &Config) -> (bool, Vec<String>) {
+    let (daemon, watcher) = (&config.daemon, config.rules.table().watcher());
+    let mut watches = Watches::of(&look.plan, &look.found.tenants, &look.intent, daemon.cap_cpu_share);
+    watches.add_devices(&census.threads, &Watches::default(), daemon.cap_cpu_share);
+    let planned = look.plan.settings.iter().filter_map(|setting| match (&setting.knob, &setting.value) {
+        (Knob::ThreadPolicy { thread, .. }, Value::Policy(place)) => Some((*thread, *place)),
+        _ => None,
+    });
+    let mut places: BTreeMap<ThreadId, Policy> = planned.collect();
+    places.extend(watches.list.iter().map(|watch| (watch.id, watch.place)));
+    let beyond = beyond_quotas(look, census, &BTreeSet::new(), daemon.cap_threads_per_tenant);
+    places.extend(beyond.into_keys().map(|id| (id, Policy::BULK)));
+    census.plan(&places);
+    let is_capped = |watch: &&Watch| !watch.share.is_whole();
+    let capped: BTreeSet<ThreadId> =
+        watches.list.iter().take(daemon.cap_threads).filter(is_capped).map(|watch| watch.id).collect();
+    let held = Held { capped: &capped, watcher, uncapped: &daemon.cap_uncapped };
+    let uncapped: Vec<String> =
+        census.uncapped(&held).map(ToString::to_string).chain(census.incomplete.clone()).collect();
+    (uncapped.is_empty() && capped.len() == watches.list.len(), uncapped)
 }
 
 /// What applying this plan would change: knobs that have another value, and those that would have their originals back.
@@ -70,6 +105,7 @@ pub fn would(look: &Look, host: &dyn Host, originals: &Originals) -> api::Report
         why: None,
     }));
     api::Report {
+        schema_version: api::SCHEMA_VERSION,
         method: look.intent.method.name().to_owned(),
         dry_run: true,
         changes,
@@ -81,7 +117,7 @@ pub fn would(look: &Look, host: &dyn Host, originals: &Originals) -> api::Report
 impl Engine {
     /// A pass that sets nothing, after what an earlier mode or daemon has left was given back.
     pub(super) fn observe(&mut self) -> hostnet::Report {
-        let left = !self.journal.entries().is_empty();
+        let left = !self.journal.entries().is_empty() || !self.demoted.is_empty();
         let report = if left { self.give_back() } else { hostnet::Report::default() };
         for item in &report.items {
             if let Done::Failed(why) = &item.done {
@@ -105,5 +141,51 @@ impl Engine {
         }
         self.look.settled.vcpus.clear();
         hostnet::Report { findings: self.look.plan.findings.clone(), ..report }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ontime_hostnet::{Plan, RuleId, Setting, Stage};
+
+    use super::*;
+    use crate::daemon::census::RealTime;
+
+    fn thread(tid: i32, policy: Policy) -> RealTime {
+        let id = ThreadId { pid: 1, tid, start_time: 1 };
+        RealTime { id, comm: "x".to_owned(), policy, user: Some(0), cgroup: Some("/a".to_owned()) }
+    }
+
+    /// What would hold these threads under a plan that gives some of them places.
+    fn held(threads: Vec<RealTime>, places: &[(i32, Policy)], config: &Config) -> (bool, usize) {
+        let setting = |(tid, place): &(i32, Policy)| {
+            let knob = Knob::ThreadPolicy { thread: thread(*tid, *place).id, comm: "x".to_owned() };
+            Setting::new(RuleId::IrqThread, Stage::Place, knob, Value::Policy(*place))
+        };
+        let plan = Plan { settings: places.iter().map(setting).collect(), ..Plan::default() };
+        let look = Look { plan, ..Look::default() };
+        let mut census = Census::of(threads);
+        let (holds, uncapped) = would_hold(&look, &mut census, config);
+        (holds, uncapped.len())
+    }
+
+    #[test]
+    fn a_plan_counts_on_caps_only_where_they_would_hold_every_thread() {
+        let mut config = Config::load(std::path::Path::new("/nowhere")).unwrap();
+        let other = thread(7, Policy::Rr(3));
+        assert_eq!(held(Vec::new(), &[], &config), (true, 0));
+        assert_eq!(held(vec![other.clone()], &[], &config), (false, 1), "a thread of no tenant");
+        // Capped at the place that the plan gives to it, wherever it is now; the watcher stands below 99.
+        let high = vec![thread(8, Policy::Fifo(99))];
+        assert_eq!(held(high.clone(), &[], &config), (false, 1));
+        assert_eq!(held(high.clone(), &[(8, Policy::Fifo(47))], &config), (true, 0));
+        assert_eq!(held(high, &[(8, Policy::BULK)], &config), (true, 0), "it loses its place");
+        // More than there is room for.
+        let places: Vec<(i32, Policy)> = (100..117).map(|tid| (tid, Policy::Fifo(47))).collect();
+        assert_eq!(held(Vec::new(), &places, &config), (true, 0));
+        config.daemon.cap_threads = 16;
+        assert_eq!(held(Vec::new(), &places, &config), (false, 0));
+        config.daemon.cap_uncapped = vec!["/a".to_owned()];
+        assert_eq!(held(vec![other], &[], &config), (true, 0), "the administrator's word");
     }
 }

@@ -1,5 +1,5 @@
-//! What the engine does about reserved CPU time, besides its place in a pass: what the guardian must know, what is given back, what is
-//! told.
+//! What the engine does about reserved CPU time, besides its place in a pass: what the guardian must know, what is
+//! given back, what is told.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -35,7 +35,8 @@ impl Engine {
         self.journal.entries().iter().filter_map(of).collect()
     }
 
-    /// A back end is about to have threads: only such whose originals are kept, and the guardian has those that are moved.
+    /// A back end is about to have threads: only such whose originals are kept, and the guardian has those that are
+    /// moved.
     pub(super) fn before_pacing(&mut self) {
         let kept: BTreeSet<ThreadId> = self.kept_originals().iter().map(|(id, _)| *id).collect();
         let why = "its vCPUs' original policies could not be kept, see `journal`; the next pass tries again";
@@ -58,8 +59,8 @@ impl Engine {
         apply::give_back(&self.host, &self.journal, is_paced);
     }
 
-    /// Another configuration of reservations, or another priority table: the next pass places and takes over everybody anew, and what
-    /// failed is tried again. Only a change of the back end or of its places ends the pacers.
+    /// Another configuration of reservations, or another priority table: the next pass places and takes over everybody
+    /// anew, and what failed is tried again. Only a change of the back end or of its places ends the pacers.
     pub(super) fn rebuild_keeper(&mut self) {
         let mut next = Keeper::new(&self.config.sched, self.table());
         if self.keeper.off().is_some() || !self.keeper.like(&next) {
@@ -74,7 +75,8 @@ impl Engine {
         }
     }
 
-    /// CPUs came or went: what could not be kept on those there were, or on one that went while its pacer started, may be on those there are.
+    /// CPUs came or went: what could not be kept on those there were, or on one that went while its pacer started, may
+    /// be on those there are.
     pub fn cpus_changed(&mut self) {
         if self.keeper.off().is_some() {
             self.rebuild_keeper();
@@ -136,7 +138,8 @@ impl Engine {
         self.metrics.deadlines(vm, class.map_or_else(String::new, |class| class.to_string()), admitted, times);
     }
 
-    /// What guests have taken of their offers is known from now on. Where nobody has, offers stay: anybody may ask what is reserved.
+    /// What guests have taken of their offers is known from now on. Where nobody has, offers stay: anybody may ask what
+    /// is reserved.
     pub(super) fn catch_up(&mut self) {
         let is_news = |ask: &Ask| ask.taking.as_ref().is_some_and(|taking| taking.ledger.generation() > taking.known());
         // After a reset nothing is reserved, whatever a device process writes.
@@ -149,7 +152,8 @@ impl Engine {
         self.offer();
     }
 
-    /// Nobody takes anything of his offer any more. True: somebody had, of which nothing was known; it counts from now on.
+    /// Nobody takes anything of his offer any more. True: somebody had, of which nothing was known; it counts from now
+    /// on.
     pub(super) fn withdraw(&mut self) -> bool {
         let mut news = Vec::new();
         for (vm, ask) in self.keeper.asks() {
@@ -323,6 +327,7 @@ impl Engine {
         let absent = self.config.sched.reservations.iter().map(|declared| declared.name.as_str());
         let absent: BTreeSet<&str> = absent.filter(|name| !running.contains(name)).collect();
         api::Reservations {
+            schema_version: api::SCHEMA_VERSION,
             backend: self.keeper.kind().name().to_owned(),
             off: match self.state {
                 api::State::Observing => Some(UNRESERVED.to_owned()),

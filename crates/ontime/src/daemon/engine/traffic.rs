@@ -1,5 +1,5 @@
-//! Adaptive polling under method `busypoll`: reads what NICs received, and says when a pass is due because some are to begin or
-//! end polling. What it decides by is pure ([`ontime_hostnet::adaptive`]).
+//! Adaptive polling under method `busypoll`: reads what NICs received, and says when a pass is due because some are to
+//! begin or end polling. What it decides by is pure ([`ontime_hostnet::adaptive`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -24,8 +24,8 @@ impl Engine {
         self.config.host.adaptive.filter(|_| self.state == api::State::Applied && !self.look.polls.is_empty())
     }
 
-    /// How soon NICs are to be looked at, where some poll adaptively, or real-time threads, while protections are off. Else nothing
-    /// is woken for it.
+    /// How soon NICs are to be looked at, where some poll adaptively, or real-time threads, while protections are off.
+    /// Else nothing is woken for it.
     pub fn look_in(&self) -> Option<Duration> {
         let traffic = || self.traffic.last.map_or(Duration::ZERO, |last| LOOK.saturating_sub(last.elapsed()));
         self.adaptive().map(|_| traffic()).into_iter().chain(self.census_in()).min()

@@ -1,10 +1,15 @@
 //! What Prometheus reads. Names `ontime_*_seconds` and `_total`; labels domain, class, nic; never a thread's number.
+//! `format` has the two text formats, `listener` serves them over TCP.
+
+mod format;
+mod listener;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ontime_hostnet::Finding;
+use ontime_hostnet::{Finding, RULES};
 use ontime_sched::{Reserved, Settled, Use};
 use ontime_tenants::ThreadId;
+use ontime_tenants::budget::{Account, Costs};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -15,6 +20,9 @@ use prometheus_client::registry::{Registry, Unit};
 use super::cap;
 use super::view::{self, Owned};
 use crate::api;
+
+pub use self::format::Format;
+pub use self::listener::Server;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Domain {
@@ -50,9 +58,33 @@ struct NicClass {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfState {
+    state: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Build {
+    version: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct InForce {
+    method: String,
+    by: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfNic {
     nic: String,
 }
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByAccount {
+    account: String,
+}
+
+/// The most users with a label of their own; what the others cost is under one label.
+const USERS: usize = 64;
 
 type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
 
@@ -72,10 +104,18 @@ pub struct Metrics {
     passes: Family<ByReason, Counter>,
     pass_seconds: Histogram,
     discover_seconds: Histogram,
+    discovered: Family<ByAccount, Seconds>,
+    users: BTreeSet<u32>,
     changes: Family<ByRule, Counter>,
     failures: Family<ByRule, Counter>,
     drift: Family<ByRule, Counter>,
     reloads: Family<ByReason, Counter>,
+    /// When the configuration was last read without a mistake.
+    reloaded_at: Gauge<f64, std::sync::atomic::AtomicU64>,
+    knobs: Family<OfState, Gauge>,
+    method: Family<InForce, Gauge>,
+    state: Family<OfState, Gauge>,
+    stolen: Family<Domain, Seconds>,
     config_refused: Gauge,
     observing: Gauge,
     findings: Family<OfSeverity, Gauge>,
@@ -108,6 +148,15 @@ pub struct Metrics {
     /// Domains with reservations, as name and class.
     reserving: BTreeSet<(String, String)>,
     seen: BTreeMap<ThreadId, Seen>,
+    /// How long vCPUs had waited when they were read last, ns.
+    waited: BTreeMap<ThreadId, u64>,
+    /// Domains with stolen time.
+    stealing: BTreeSet<Owned>,
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 impl Default for Metrics {
@@ -119,10 +168,17 @@ impl Default for Metrics {
             passes: Family::default(),
             pass_seconds: buckets(),
             discover_seconds: buckets(),
+            discovered: Family::default(),
+            users: BTreeSet::new(),
             changes: Family::default(),
             failures: Family::default(),
             drift: Family::default(),
             reloads: Family::default(),
+            reloaded_at: Gauge::default(),
+            knobs: Family::default(),
+            method: Family::default(),
+            state: Family::default(),
+            stolen: Family::default(),
             config_refused: Gauge::default(),
             observing: Gauge::default(),
             findings: Family::default(),
@@ -152,8 +208,17 @@ impl Default for Metrics {
             used: BTreeMap::new(),
             reserving: BTreeSet::new(),
             seen: BTreeMap::new(),
+            waited: BTreeMap::new(),
+            stealing: BTreeSet::new(),
         };
+        // From zero, so that a query sees the first increase too.
+        for rule in RULES {
+            for family in [&metrics.changes, &metrics.failures, &metrics.drift] {
+                drop(family.get_or_create(&ByRule { rule: rule.id.name().to_owned() }));
+            }
+        }
         metrics.register();
+        metrics.reloaded_at.set(now());
         metrics
     }
 }
@@ -161,13 +226,25 @@ impl Default for Metrics {
 impl Metrics {
     fn register(&mut self) {
         let r = &mut self.registry;
+        let build = Family::<Build, Gauge>::default();
+        build.get_or_create(&Build { version: crate::version().to_owned() }).set(1);
+        r.register("build_info", "1, with the daemon's version", build);
         r.register("passes", "Passes over the host, by what caused them", self.passes.clone());
         r.register_with_unit("pass", "Length of a pass", Unit::Seconds, self.pass_seconds.clone());
         r.register_with_unit("discover", "Length of finding tenants", Unit::Seconds, self.discover_seconds.clone());
+        let read = "Time that reading processes took, by the user whose they are";
+        r.register_with_unit("discover_account", read, Unit::Seconds, self.discovered.clone());
         r.register("knob_changes", "Knobs changed", self.changes.clone());
         r.register("knob_failures", "Knobs that could not be set", self.failures.clone());
         r.register("drift", "Knobs found changed by another program, and set again", self.drift.clone());
         r.register("config_reloads", "Reloads of the configuration, by result", self.reloads.clone());
+        let reloaded = "When the configuration was last read without a mistake, seconds since 1970";
+        r.register("config_last_reload_success_timestamp_seconds", reloaded, self.reloaded_at.clone());
+        r.register("knobs", "Knobs by state: ok, or why the wanted value is not in force", self.knobs.clone());
+        r.register("method_info", "1 for the method in force and what said so", self.method.clone());
+        r.register("state", "1 for what the daemon does, 0 for the other states", self.state.clone());
+        let stolen = "Time that vCPUs were ready to run and did not: stolen time, in the guest's words";
+        r.register_with_unit("vcpu_steal", stolen, Unit::Seconds, self.stolen.clone());
         let refused = "Whether the configuration was refused at the last reload, and the former one is in force";
         r.register("config_refused", refused, self.config_refused.clone());
         r.register("observing", "Whether mode observe keeps the daemon from setting anything", self.observing.clone());
@@ -205,6 +282,25 @@ impl Metrics {
         self.discover_seconds.observe(discovering);
     }
 
+    /// What finding tenants cost, by whose processes were read.
+    pub fn discovered(&mut self, costs: &Costs) {
+        for (account, cost) in &costs.0 {
+            let account = match account {
+                // Their cgroups come and go: too many names for metrics.
+                Account::Container(_) => "containers".to_owned(),
+                Account::User(user) if self.users.len() >= USERS && !self.users.contains(user) => {
+                    "other users".to_owned()
+                }
+                Account::User(user) => {
+                    self.users.insert(*user);
+                    account.to_string()
+                }
+                Account::System => account.to_string(),
+            };
+            self.discovered.get_or_create(&ByAccount { account }).inc_by(cost.as_secs_f64());
+        }
+    }
+
     /// What adaptive polling took and saved. A NIC that polls anew after a pause begins at zero, as a counter may.
     pub fn polling(&self, all: &[api::Polling]) {
         for one in all {
@@ -233,6 +329,9 @@ impl Metrics {
         let reason = if taken { "taken" } else { "refused" };
         self.reloads.get_or_create(&ByReason { reason: reason.to_owned() }).inc();
         self.config_refused.set((!taken).into());
+        if taken {
+            self.reloaded_at.set(now());
+        }
     }
 
     /// What the last plan found. Findings that are gone leave the metrics.
@@ -244,9 +343,44 @@ impl Metrics {
         }
     }
 
-    /// Whether anything is set.
-    pub fn mode(&self, observing: bool) {
-        self.observing.set(observing.into());
+    /// What the daemon does, and by which method.
+    pub fn doing(&self, state: api::State, method: &str, by: &str) {
+        self.observing.set((state == api::State::Observing).into());
+        for (name, of) in
+            [("applied", api::State::Applied), ("reset", api::State::Reset), ("observing", api::State::Observing)]
+        {
+            self.state.get_or_create(&OfState { state: name.to_owned() }).set((state == of).into());
+        }
+        self.method.clear();
+        self.method.get_or_create(&InForce { method: method.to_owned(), by: by.to_owned() }).set(1);
+    }
+
+    /// The state of every knob, now.
+    pub fn knobs<'a>(&self, states: impl Iterator<Item = &'a str>) {
+        self.knobs.clear();
+        // Those that an alert looks for are there also while they are none.
+        for state in ["ok", "drifted", "failed", "unsupported"] {
+            drop(self.knobs.get_or_create(&OfState { state: state.to_owned() }));
+        }
+        for state in states {
+            self.knobs.get_or_create(&OfState { state: state.to_owned() }).inc();
+        }
+    }
+
+    /// How long vCPUs have waited so far, ns; counted from the first reading on. Domains without a vCPU leave the
+    /// metrics.
+    pub fn stolen(&mut self, waited: &BTreeMap<ThreadId, (Owned, u64)>) {
+        for (id, (owned, now)) in waited {
+            let last = self.waited.insert(*id, *now).unwrap_or(*now);
+            let domain = Domain { domain: owned.name.clone(), class: owned.class.clone() };
+            self.stolen.get_or_create(&domain).inc_by(now.saturating_sub(last) as f64 / 1e9);
+        }
+        self.waited.retain(|id, _| waited.contains_key(id));
+        let stealing: BTreeSet<Owned> = waited.values().map(|(owned, _)| owned.clone()).collect();
+        for gone in self.stealing.difference(&stealing) {
+            self.stolen.remove(&Domain { domain: gone.name.clone(), class: gone.class.clone() });
+        }
+        self.stealing = stealing;
     }
 
     /// What there is now: tenants by class, NICs with class, states.
@@ -393,5 +527,23 @@ mod tests {
         assert!(!text.contains("4712"), "{text}");
         metrics.forget(&owned);
         assert!(!metrics.text().contains("rt0"));
+    }
+
+    #[test]
+    fn what_reading_costs_is_told_by_user_with_a_bounded_number_of_labels() {
+        use std::time::Duration;
+        let mut metrics = Metrics::default();
+        let second = Duration::from_secs(1);
+        let pods = ["/a.scope", "/b.scope"].map(|cgroup| (Account::Container(cgroup.to_owned()), second));
+        let users = (0..1000).map(|user| (Account::User(user), second));
+        metrics.discovered(&Costs(pods.into_iter().chain(users).collect()));
+        let text = metrics.text();
+        let of = |account: &str| {
+            let start = format!("ontime_discover_account_seconds_total{{account=\"{account}\"}} ");
+            text.lines().find_map(|line| line.strip_prefix(start.as_str())).map(|value| value.parse::<f64>().unwrap())
+        };
+        assert_eq!((of("containers"), of("user 5")), (Some(2.0), Some(1.0)));
+        let labels = text.lines().filter(|line| line.starts_with("ontime_discover_account_seconds_total")).count();
+        assert_eq!((labels, of("other users")), (USERS + 2, Some((1000 - USERS) as f64)));
     }
 }

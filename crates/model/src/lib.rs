@@ -1,0 +1,60 @@
+//! Model checks: lock-free code of the product, executed in every order of its steps that the memory model of C11 (and
+//! so of Rust) allows, by `loom`. Each function is one model: it starts threads, and panics if its property is broken.
+//! The test `models` runs them.
+//!
+//! The files under test are compiled here from their places in the product, with loom's atomics in place of those of
+//! the standard library (`crate::atomic`).
+//!
+//! | model | file under test | property |
+//! |---|---|---|
+//! | [`ledger()`] | `sched/src/ledger/page.rs` | no half of a table is read, none goes back, no claim is lost |
+//! | [`room()`] | `sockets/src/room.rs` | a worker that waits for room in a ring is woken |
+//! | [`places()`] | `sockets/src/free.rs` | no place is taken twice, none is lost |
+//! | [`table()`] | `sockets/src/table.rs` | a held socket is open, and the one of the id that was asked for |
+//!
+//! Bounds are arguments of the models: numbers of threads, of vCPUs and of steps are small. The environment variable
+//! `LOOM_MAX_PREEMPTIONS` bounds how often a thread is preempted within a run.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a model ends by panicking"
+)]
+
+#[path = "../../sockets/src/free.rs"]
+mod free;
+mod ledger;
+mod places;
+#[path = "../../sockets/src/room.rs"]
+mod room;
+mod sockets;
+#[allow(dead_code, reason = "the model uses a part of this file")]
+#[path = "../../sockets/src/table.rs"]
+mod table;
+mod waiting;
+
+use ontime_sockets::{abi, request};
+
+pub use self::ledger::ledger;
+pub use self::places::places;
+pub use self::sockets::{IDS, table};
+pub use self::waiting::room;
+
+mod atomic {
+    pub use loom::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+}
+
+/// In place of system calls: nothing is opened or closed.
+mod host {
+    use std::os::fd::RawFd;
+
+    pub fn close(_: RawFd) {}
+
+    /// For the unit tests of `table`, which clippy compiles here, too.
+    #[cfg(test)]
+    pub fn socket(_: crate::request::Family, _: crate::request::Protocol) -> Result<RawFd, crate::abi::Errno> {
+        Ok(0)
+    }
+}

@@ -1,0 +1,144 @@
+//! Threads beyond a tenant's quota of capped threads, which the daemon has put at SCHED_OTHER, and the policies that
+//! they had.
+//!
+//! They are no part of the plan, so the journal does not have them. They are kept in a file of their own, which is
+//! written before a thread is changed: a daemon that is killed leaves it to the next one, and to `ontime reset`. The
+//! file is below the run directory, because it holds for this boot only.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::PathBuf;
+
+use ontime_tenants::{Policy, ThreadId};
+
+/// The threads, and the file.
+#[derive(Debug)]
+pub struct Demoted {
+    path: PathBuf,
+    threads: BTreeMap<ThreadId, Policy>,
+    written: BTreeMap<ThreadId, Policy>,
+}
+
+impl Demoted {
+    /// Those of an earlier daemon of this boot that still run, if the file can be read.
+    pub fn open(path: PathBuf) -> Self {
+        let read = match std::fs::read(&path) {
+            Ok(text) => serde_json::from_slice::<Vec<(ThreadId, Policy)>>(&text).map_err(io::Error::from),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        };
+        let read = read.unwrap_or_else(|error| {
+            tracing::warn!("{}: {error}; threads beyond a quota keep SCHED_OTHER on reset", path.display());
+            Vec::new()
+        });
+        let written: BTreeMap<ThreadId, Policy> = read.into_iter().collect();
+        let mut demoted = Self { path, threads: written.clone(), written };
+        demoted.forget_ended();
+        demoted
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.threads.is_empty()
+    }
+
+    /// Which they are.
+    pub fn ids(&self) -> impl Iterator<Item = ThreadId> {
+        self.threads.keys().copied()
+    }
+
+    /// Forgets threads that have ended.
+    pub fn forget_ended(&mut self) {
+        self.threads.retain(|id, _| id.verify().is_ok());
+    }
+
+    /// Puts threads at SCHED_OTHER, which had these policies. Gives those that could be put there.
+    ///
+    /// # Errors
+    /// The file cannot be written; then no thread was changed.
+    pub fn demote(&mut self, threads: &BTreeMap<ThreadId, Policy>) -> io::Result<BTreeSet<ThreadId>> {
+        let before = self.threads.clone();
+        self.threads.extend(threads);
+        if let Err(error) = self.keep() {
+            self.threads = before;
+            return Err(error);
+        }
+        let (done, refused): (BTreeSet<ThreadId>, BTreeSet<ThreadId>) =
+            threads.keys().partition(|id| id.set_policy_alone(Policy::BULK).is_ok());
+        self.threads.retain(|id, _| !refused.contains(id));
+        Ok(done)
+    }
+
+    /// Gives the threads the policies that they had. Says how many had one to be given back.
+    pub fn give_back(&mut self) -> usize {
+        let is_demoted = |id: &ThreadId| id.policy().is_ok_and(|now| now == Policy::BULK);
+        let given = std::mem::take(&mut self.threads)
+            .into_iter()
+            // A thread that has ended needs nothing, nor one that has another policy by now.
+            .filter(|(id, policy)| is_demoted(id) && id.set_policy_alone(*policy).is_ok())
+            .count();
+        if let Err(error) = self.keep() {
+            tracing::warn!("{}: {error}", self.path.display());
+        }
+        given
+    }
+
+    /// As a whole. The file is of this boot, so it need not be on a disk.
+    fn keep(&mut self) -> io::Result<()> {
+        if self.threads == self.written {
+            return Ok(());
+        }
+        let new = self.path.with_extension("new");
+        let threads: Vec<(&ThreadId, &Policy)> = self.threads.iter().collect();
+        std::fs::write(&new, serde_json::to_vec(&threads)?)?;
+        std::fs::rename(&new, &self.path)?;
+        self.written.clone_from(&self.threads);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// The policies of a thread that runs for the length of a test: SCHED_BATCH, which needs no right.
+    #[test]
+    fn the_next_daemon_knows_what_a_killed_one_has_demoted() {
+        let (tell, told) = channel();
+        let (end, ended) = channel::<()>();
+        let idle = std::thread::spawn(move || {
+            let tid = rustix::thread::gettid().as_raw_nonzero().get();
+            tell.send(ThreadId::of(i32::try_from(std::process::id()).unwrap(), tid).unwrap()).unwrap();
+            let _ = ended.recv();
+        });
+        let own = told.recv().unwrap();
+        let gone = ThreadId { start_time: own.start_time + 1, ..own };
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("demoted");
+        let batch = Policy::Batch { nice: 0 };
+        own.set_policy_alone(batch).unwrap();
+
+        let mut first = Demoted::open(path.clone());
+        assert!(first.is_empty());
+        let threads = BTreeMap::from([(own, batch), (gone, Policy::Fifo(9))]);
+        assert_eq!(first.demote(&threads).unwrap(), BTreeSet::from([own]));
+        assert_eq!(own.policy().unwrap(), Policy::BULK);
+        // Killed, it writes nothing more.
+        std::mem::forget(first);
+        let mut next = Demoted::open(path.clone());
+        assert!(next.ids().eq([own]), "a number that another thread has by now is none of them");
+        assert_eq!((next.give_back(), own.policy().unwrap()), (1, batch));
+        assert!(next.is_empty() && Demoted::open(path.clone()).is_empty());
+
+        std::fs::write(&path, "[").unwrap();
+        assert!(Demoted::open(path).is_empty());
+        // What cannot be kept is not changed.
+        let mut nowhere = Demoted::open(dir.path().join("none/demoted"));
+        assert!(nowhere.demote(&threads).is_err() && nowhere.is_empty());
+        assert_eq!(own.policy().unwrap(), batch);
+        drop(end);
+        idle.join().unwrap();
+    }
+}

@@ -1,0 +1,244 @@
+//! Metrics over TCP, where `daemon.toml` asks for it: `GET /metrics` and nothing else.
+//!
+//! In: connections of anybody who reaches the address. Out: the main loop's metrics. Peers are hostile: at most
+//! [`CLIENTS`] connections are served at a time and each has [`HEAD`] for its request and [`WHOLE`] in all; the others
+//! wait in the kernel's backlog. However many ask, the main loop is asked once at a time and at most once in [`FRESH`].
+//! The thread runs at SCHED_OTHER, at nice 0.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::sync::{Mutex, Semaphore, oneshot};
+
+use super::format::Format;
+use crate::daemon::http::{Ask, Loop};
+
+/// Connections served at a time.
+const CLIENTS: usize = 16;
+/// The time for a request's head.
+const HEAD: Duration = Duration::from_secs(2);
+/// The time for a connection; an answer of the main loop takes at most [`crate::api::PATIENCE`].
+const WHOLE: Duration = Duration::from_secs(30);
+/// How long one text serves every client.
+const FRESH: Duration = Duration::from_secs(1);
+/// The largest head of a request, bytes.
+const HEAD_MAX: usize = 16 << 10;
+
+/// The listener that runs, if any.
+#[derive(Default)]
+pub struct Server {
+    running: Option<(SocketAddr, oneshot::Sender<()>)>,
+}
+
+impl Server {
+    /// Listens at this address and no other; at none where there is none.
+    ///
+    /// # Errors
+    /// The kernel's: nothing listens then, and the next call tries again.
+    pub fn follow(&mut self, wanted: Option<SocketAddr>, to: &Loop) -> io::Result<()> {
+        if self.running.as_ref().map(|(address, _)| *address) == wanted {
+            return Ok(());
+        }
+        // The old listener ends when its sender goes; a busy port of it is tried below.
+        self.running = None;
+        let Some(address) = wanted else { return Ok(()) };
+        let (end, ended) = oneshot::channel();
+        serve(bind(address)?, to.clone(), ended)?;
+        self.running = Some((address, end));
+        Ok(())
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Serves until `ended` resolves, on a thread of its own.
+fn serve(listener: TcpListener, to: Loop, ended: oneshot::Receiver<()>) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let listener = {
+        let _in_runtime = runtime.enter();
+        tokio::net::TcpListener::from_std(listener)?
+    };
+    std::thread::Builder::new().name("ontime-metrics".into()).stack_size(1 << 20).spawn(move || {
+        // The main thread's nice -20 is for those who may open the socket, not for everybody.
+        let _ = rustix::process::setpriority_process(None, 0);
+        runtime.block_on(async {
+            tokio::select! {
+                () = accept(listener, Arc::new(Source { to, last: Mutex::new(None) })) => {}
+                _ = ended => {}
+            }
+        });
+    })?;
+    Ok(())
+}
+
+async fn accept(listener: tokio::net::TcpListener, source: Arc<Source>) {
+    let places = Arc::new(Semaphore::new(CLIENTS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            // A client that left, or no descriptor to spare: other clients go on.
+            Err(error) => {
+                tracing::debug!("metrics: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let source = Arc::clone(&source);
+        tokio::spawn(async move {
+            let service = hyper::service::service_fn(|request| answer(&source, request));
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD)
+                .max_buf_size(HEAD_MAX)
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), service);
+            let _ = tokio::time::timeout(WHOLE, connection).await;
+            drop(place);
+        });
+    }
+}
+
+async fn answer(source: &Source, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    Ok(match (request.method(), request.uri().path()) {
+        (&Method::GET | &Method::HEAD, "/metrics") => {
+            let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+            let format = Format::accepted(accept);
+            match source.text().await {
+                Ok(text) => response(StatusCode::OK, format.content_type(), format.render(&text)),
+                Err((status, why)) => response(status, PLAIN, why),
+            }
+        }
+        (_, "/metrics") => {
+            let mut refusal = response(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "GET or HEAD\n".to_owned());
+            refusal.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
+            refusal
+        }
+        _ => response(StatusCode::NOT_FOUND, PLAIN, "only /metrics is served here\n".to_owned()),
+    })
+}
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+
+fn response(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    response
+}
+
+/// The metrics' text and when it was had.
+struct Source {
+    to: Loop,
+    last: Mutex<Option<(Instant, Arc<str>)>>,
+}
+
+impl Source {
+    async fn text(&self) -> Result<Arc<str>, (StatusCode, String)> {
+        // Held while the main loop is asked: those who wait here have the same answer.
+        let mut last = self.last.lock().await;
+        if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
+            return Ok(Arc::clone(text));
+        }
+        let text: Arc<str> = self.to.ask(Ask::Metrics).await.map_err(|refused| (refused.0, refused.1 + "\n"))?.into();
+        *last = Some((Instant::now(), Arc::clone(&text)));
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// A server, and how often its main loop was asked.
+    fn server() -> (Server, SocketAddr, Arc<AtomicU32>) {
+        let (asks, asked) = std::sync::mpsc::sync_channel(1);
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        let to = Loop::new(asks, Arc::new(bell));
+        let count = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&count);
+        std::thread::spawn(move || {
+            while let Ok(ask) = asked.recv() {
+                let Ask::Metrics(answer) = ask else { panic!("{ask:?} was asked") };
+                counted.fetch_add(1, Ordering::SeqCst);
+                let _ = answer.send("# TYPE ontime_x counter\nontime_x_total 1\n# EOF\n".to_owned());
+            }
+        });
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let mut server = Server::default();
+        server.follow(Some(free), &to).unwrap();
+        (server, free, count)
+    }
+
+    fn said(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let _ = stream.write_all(request.as_bytes());
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    }
+
+    #[test]
+    fn metrics_are_all_that_is_served() {
+        let (mut server, address, count) = server();
+        let get = said(address, "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n");
+        assert!(get.starts_with("HTTP/1.1 200 "), "{get}");
+        assert!(get.contains("content-type: text/plain; version=0.0.4"), "{get}");
+        assert!(get.ends_with("# TYPE ontime_x_total counter\nontime_x_total 1\n"), "{get}");
+        let open = said(address, "GET /metrics HTTP/1.1\r\nhost: x\r\naccept: application/openmetrics-text\r\n\r\n");
+        assert!(open.contains("application/openmetrics-text; version=1.0.0") && open.ends_with("# EOF\n"), "{open}");
+        assert!(said(address, "HEAD /metrics HTTP/1.0\r\n\r\n").ends_with("\r\n\r\n"));
+        for (line, status) in [
+            ("POST /metrics", "405"),
+            ("DELETE /metrics", "405"),
+            ("POST /v1/reset", "404"),
+            ("GET /v1/status", "404"),
+            ("GET /metrics/../v1/reset", "404"),
+            ("BREW", "400"),
+        ] {
+            let answer = said(address, &format!("{line} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"));
+            assert_eq!(answer.split(' ').nth(1), Some(status), "{line}: {answer}");
+        }
+        let large = format!("GET /metrics HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "x".repeat(HEAD_MAX * 2));
+        assert!(!said(address, &large).starts_with("HTTP/1.1 200"));
+        // Ten requests within less than a second cost the main loop few questions.
+        for _ in 0..20 {
+            said(address, "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n");
+        }
+        assert!(count.load(Ordering::SeqCst) < 20, "{count:?}");
+        let (asks, _asked) = std::sync::mpsc::sync_channel(1);
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        server.follow(None, &Loop::new(asks, Arc::new(bell))).unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        while TcpStream::connect(address).is_ok() {
+            assert!(Instant::now() < end, "it still listens");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn clients_that_say_nothing_keep_no_place() {
+        let (_server, address, _) = server();
+        let silent: Vec<TcpStream> = (0..CLIENTS + 4).map(|_| TcpStream::connect(address).unwrap()).collect();
+        // Served once those before it have had their time.
+        let answer = said(address, "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n");
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        drop(silent);
+    }
+}

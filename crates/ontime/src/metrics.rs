@@ -1,0 +1,69 @@
+//! `ontime metrics`: the daemon's metrics as text, or as a file for the textfile collector of node_exporter.
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use crate::client;
+use crate::paths::Paths;
+
+/// `ontime metrics`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Write them to this file, by a rename: a reader finds the old or the new text, and never a part.
+    #[arg(long, value_name = "FILE")]
+    textfile: Option<PathBuf>,
+}
+
+/// Prints or writes the metrics, in the classic text format.
+///
+/// # Errors
+/// Where no daemon answers, or the file cannot be written: an older file stays as it is then.
+pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    let text = client::get_text(&paths.socket(), "/metrics")?;
+    match &args.textfile {
+        Some(file) => write(file, &text).with_context(|| format!("{}: writing metrics", file.display()))?,
+        None => std::io::stdout().lock().write_all(text.as_bytes())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Replaces `file`. The collector reads as a user of its own, so everybody may read.
+pub fn write(file: &Path, text: &str) -> std::io::Result<()> {
+    let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // The collector reads `*.prom` only, so never a name of this kind.
+    let mut new = tempfile::Builder::new().prefix(".ontime-").suffix(".new").tempfile_in(directory)?;
+    new.write_all(text.as_bytes())?;
+    new.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
+    new.as_file().sync_all()?;
+    new.persist(file).map(drop).map_err(|error| error.error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_and_nothing_else_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("ontime.prom");
+        for text in ["ontime_tenants 1\n", "ontime_tenants 2\n"] {
+            write(&file, text).unwrap();
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+        }
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o644);
+        // A link at the name is replaced, and what it names is left alone.
+        let other = dir.path().join("other");
+        std::fs::write(&other, "untouched").unwrap();
+        std::fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink(&other, &file).unwrap();
+        write(&file, "x 1\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "untouched");
+        assert!(!std::fs::symlink_metadata(&file).unwrap().is_symlink());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+        assert!(write(&dir.path().join("none/ontime.prom"), "").is_err());
+    }
+}

@@ -1,0 +1,322 @@
+//! `ontime report`: what a support request needs, in one tar file.
+//!
+//! In: this program's own commands, a few of the system's, files of Ontime and of `/proc`. Out: a tar file that only
+//! its owner may read. Every part is bounded in size and time; a part that cannot be had is named in `manifest.json`,
+//! and the rest is collected. Configuration files are opened without following a symbolic link.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use rustix::fs::{Mode, OFlags};
+use serde::Serialize;
+
+use crate::paths::Paths;
+use crate::{api, check, exit};
+
+/// The most bytes of one part; the rest is left out, of the log the older part.
+const MOST: u64 = 8 << 20;
+/// The longest that a command may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// `ontime report`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The file to make; it must not exist. Default: ontime-report-HOST-SECONDS.tar in this directory.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// One file of the report.
+#[derive(Debug, Serialize)]
+struct Part {
+    name: String,
+    /// The command or file that it comes from.
+    source: String,
+    bytes: usize,
+    /// Whether the source had more than [`MOST`].
+    cut: bool,
+    /// A command's exit status.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<i32>,
+    /// Why there is nothing, or not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    missing: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Manifest<'a> {
+    schema_version: u32,
+    version: &'static str,
+    collected_unix_s: u64,
+    parts: &'a [Part],
+}
+
+/// Collects. Exit status 3 where a part of Ontime's own is missing for lack of rights.
+///
+/// # Errors
+/// Where the file cannot be made or written.
+pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host: String = host.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+    let path = args.output.clone().unwrap_or_else(|| format!("ontime-report-{host}-{seconds}.tar").into());
+    // A new file, which nobody else may read: names of VMs, addresses, logs.
+    let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
+    let file = file.with_context(|| format!("{}: making the report; choose another --output", path.display()))?;
+    let mut report = Report { tar: tar::Builder::new(io::BufWriter::new(file)), seconds, parts: Vec::new() };
+    report.collect(paths)?;
+    let Report { mut tar, parts, .. } = report;
+    let manifest = Manifest {
+        schema_version: api::SCHEMA_VERSION,
+        version: crate::version(),
+        collected_unix_s: seconds,
+        parts: &parts,
+    };
+    append(&mut tar, "manifest.json", &serde_json::to_vec_pretty(&manifest)?, seconds)?;
+    tar.into_inner()?.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+    let missing = parts.iter().filter(|part| part.missing.is_some()).count();
+    println!(
+        "{}: {} parts, {missing} of them missing or incomplete (manifest.json says why)",
+        path.display(),
+        parts.len()
+    );
+    println!("It has names of VMs and interfaces, addresses and logs: look at it before you send it.");
+    Ok(ExitCode::from(if rustix::process::geteuid().is_root() { exit::OK } else { exit::UNKNOWN }))
+}
+
+struct Report {
+    tar: tar::Builder<io::BufWriter<File>>,
+    seconds: u64,
+    parts: Vec<Part>,
+}
+
+/// Name and arguments of this program's own parts.
+const OWN: [(&str, &[&str]); 9] = [
+    ("status.json", &["status", "--json"]),
+    ("status.txt", &["status", "--all"]),
+    ("tenants.json", &["ps", "--json"]),
+    ("nics.json", &["net", "status", "--json"]),
+    ("plan.json", &["apply", "--dry-run", "--json"]),
+    ("reservations.json", &["top", "--once", "--json", "--interval", "0.5"]),
+    ("doctor.json", &["doctor", "--all", "--json"]),
+    ("check.txt", &["check"]),
+    ("metrics.txt", &["metrics"]),
+];
+
+/// The system's.
+const SYSTEM: [(&str, &[&str]); 5] = [
+    (
+        "log.txt",
+        &["journalctl", "-u", "ontimed", "-u", "ontime-device@*", "-b", "--no-pager", "-n", "20000", "-o", "short-iso"],
+    ),
+    ("unit.txt", &["systemctl", "show", "ontimed", "--no-pager"]),
+    ("links.txt", &["ip", "-details", "-statistics", "link"]),
+    ("qdiscs.txt", &["tc", "-statistics", "qdisc"]),
+    ("cpus.txt", &["lscpu"]),
+];
+
+const FILES: [&str; 6] =
+    ["/proc/version", "/proc/cmdline", "/proc/interrupts", "/proc/softirqs", "/proc/meminfo", "/etc/os-release"];
+
+impl Report {
+    fn collect(&mut self, paths: &Paths) -> anyhow::Result<()> {
+        let program = std::env::current_exe().context("finding our own program")?;
+        let directories = [("--run-dir", &paths.run_dir), ("--state-dir", &paths.state_dir)];
+        let directories =
+            directories.into_iter().chain([("--config-dir", &paths.config_dir), ("--debugfs", &paths.debugfs)]);
+        let directories: Vec<_> =
+            directories.flat_map(|(flag, of)| [flag.into(), of.clone().into_os_string()]).collect();
+        for (name, args) in OWN {
+            let mut command = Command::new(&program);
+            command.args(args).args(&directories);
+            self.command(name, &format!("ontime {}", args.join(" ")), command)?;
+        }
+        for (name, args) in SYSTEM {
+            let Some((program, rest)) = args.split_first() else { continue };
+            let mut command = Command::new(program);
+            command.args(rest);
+            self.command(name, &args.join(" "), command)?;
+        }
+        for file in FILES {
+            self.file(&format!("system{file}"), Path::new(file))?;
+        }
+        self.file("originals", &paths.state_dir.join("originals"))?;
+        for file in check::files(&paths.config_dir) {
+            let below = file.strip_prefix(&paths.config_dir).unwrap_or(&file);
+            self.file(&format!("configuration/{}", below.display()), &file)?;
+        }
+        Ok(())
+    }
+
+    fn command(&mut self, name: &str, source: &str, command: Command) -> anyhow::Result<()> {
+        eprint!("{source} ... ");
+        let start = Instant::now();
+        let (text, status, missing) = match output(command, PATIENCE) {
+            Ok((text, status)) => {
+                (text, status, status.is_none().then(|| format!("ended after {} s", PATIENCE.as_secs())))
+            }
+            Err(error) => (Vec::new(), None, Some(error.to_string())),
+        };
+        let said = missing.clone().unwrap_or_else(|| format!("{:.1} s", start.elapsed().as_secs_f64()));
+        eprintln!("{said}");
+        self.add(name, source, text, status, missing)
+    }
+
+    fn file(&mut self, name: &str, path: &Path) -> anyhow::Result<()> {
+        let (text, missing) = match read(path) {
+            Ok(text) => (without_secrets(&text), None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        };
+        self.add(name, &path.display().to_string(), text, None, missing)
+    }
+
+    fn add(
+        &mut self,
+        name: &str,
+        source: &str,
+        mut text: Vec<u8>,
+        status: Option<i32>,
+        missing: Option<String>,
+    ) -> anyhow::Result<()> {
+        let cut = text.len() as u64 > MOST;
+        text.truncate(usize::try_from(MOST).unwrap_or(usize::MAX));
+        append(&mut self.tar, name, &text, self.seconds)?;
+        let (name, source) = (name.to_owned(), source.to_owned());
+        self.parts.push(Part { name, source, bytes: text.len(), cut, status, missing });
+        Ok(())
+    }
+}
+
+fn append(tar: &mut tar::Builder<impl Write>, name: &str, text: &[u8], seconds: u64) -> io::Result<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(text.len() as u64);
+    header.set_mode(0o600);
+    header.set_mtime(seconds);
+    tar.append_data(&mut header, format!("ontime-report/{name}"), text)
+}
+
+/// Reads a regular file, not through a symbolic link, and one byte more than is taken at most.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = File::from(match rustix::fs::open(path, flags, Mode::empty()) {
+        Err(rustix::io::Errno::LOOP) => return Err(io::Error::other("a symbolic link: not followed")),
+        other => other?,
+    });
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut text = Vec::new();
+    file.take(MOST + 1).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// What a command prints on both outputs, in bounds; no status where it did not end in time.
+fn output(mut command: Command, patience: Duration) -> io::Result<(Vec<u8>, Option<i32>)> {
+    // A group of its own, so that what it started ends with it.
+    command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
+    let reader = |pipe: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            let Some(mut pipe) = pipe else { return text };
+            let _ = pipe.by_ref().take(MOST + 1).read_to_end(&mut text);
+            // The rest is read too: a full pipe would keep the command waiting.
+            let _ = io::copy(&mut pipe, &mut io::sink());
+            text
+        })
+    };
+    let out = reader(child.stdout.take().map(|pipe| Box::new(pipe) as _));
+    let err = reader(child.stderr.take().map(|pipe| Box::new(pipe) as _));
+    let end = Instant::now() + patience;
+    let status = loop {
+        match child.try_wait()? {
+            Some(status) => break Some(status.code().unwrap_or(-1)),
+            None if Instant::now() >= end => {
+                if let Some(group) = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap_or(0)) {
+                    rustix::process::kill_process_group(group, rustix::process::Signal::KILL)?;
+                }
+                child.wait()?;
+                break None;
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    let mut text = out.join().unwrap_or_default();
+    let err = err.join().unwrap_or_default();
+    if !err.is_empty() {
+        text.extend_from_slice(b"\nstandard error:\n");
+        text.extend(err);
+    }
+    Ok((text, status))
+}
+
+/// The text with `left out` in place of the value of every key that sounds like a secret, `KEY = VALUE` or `KEY=VALUE`.
+fn without_secrets(text: &[u8]) -> Vec<u8> {
+    const SECRET: [&str; 6] = ["password", "passwd", "passphrase", "secret", "token", "private-key"];
+    let mut out = Vec::with_capacity(text.len());
+    for line in text.split_inclusive(|byte| *byte == b'\n') {
+        let said = String::from_utf8_lossy(line);
+        let lower = said.to_lowercase();
+        // From the first key that sounds so to the end of the line.
+        let key = SECRET.iter().filter_map(|word| lower.find(word)).min();
+        let value = key.and_then(|at| lower.get(at..)?.find(['=', ':']).map(|sign| at + sign + 1));
+        match value.and_then(|value| said.get(..value)) {
+            Some(head) if lower.len() == said.len() => {
+                out.extend_from_slice(head.as_bytes());
+                out.extend_from_slice(b" left out\n");
+            }
+            _ => out.extend_from_slice(line),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_left_out_and_the_rest_stays() {
+        let text = b"class = \"rt\"\nvnc-password = \"x\"\nroot=/dev/sda Token=abc quiet\nno value of a secret \
+            here\n\xff\xfe\n";
+        let kept = b"class = \"rt\"\nvnc-password = left out\nroot=/dev/sda Token= left out\nno value of a secret \
+            here\n\xff\xfe\n";
+        assert_eq!(without_secrets(text), kept, "{}", String::from_utf8_lossy(&without_secrets(text)));
+    }
+
+    #[test]
+    fn links_devices_and_large_files_are_not_taken_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("other"), "foreign").unwrap();
+        std::os::unix::fs::symlink(at("other"), at("link")).unwrap();
+        assert!(read(&at("link")).unwrap_err().to_string().contains("symbolic link"));
+        assert!(read(dir.path()).unwrap_err().to_string().contains("not a regular file"));
+        assert!(read(Path::new("/dev/zero")).is_err());
+        let file = File::create(at("large")).unwrap();
+        file.set_len(MOST * 3).unwrap();
+        assert_eq!(read(&at("large")).unwrap().len() as u64, MOST + 1);
+    }
+
+    #[test]
+    fn a_command_is_bounded_in_time_and_output() {
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        };
+        let (text, status) = output(shell("echo a; echo b >&2; exit 3"), PATIENCE).unwrap();
+        assert_eq!((text.as_slice(), status), (b"a\n\nstandard error:\nb\n".as_slice(), Some(3)));
+        let (text, status) = output(shell("head -c 40000000 /dev/zero"), PATIENCE).unwrap();
+        assert_eq!((text.len() as u64, status), (MOST + 1, Some(0)));
+        let (_, status) = output(shell("sleep 600 & sleep 600"), Duration::from_millis(50)).unwrap();
+        assert_eq!(status, None);
+        assert!(output(Command::new("/nonexistent/program"), PATIENCE).is_err());
+    }
+}
