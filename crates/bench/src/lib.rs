@@ -27,7 +27,7 @@
 //! load ([`trial`], [`flood`], [`client`], [`paced`], [`hours`]) against it; [`segments`] traces it meanwhile.
 //! [`server`] is where the RT server runs: in a VM, in one with outsourced sockets, in a container, on the host;
 //! [`workload`] what it is and who asks it: sockperf, memcached ([`memcached`]), Kamailio between two SIPp ([`voip`]),
-//! a subscriber of raw frames ([`sampled`]). [`experiments::rta`] has no wire: real-time applications in guests say
+//! a subscriber of raw frames ([`sampled`]). `experiments::rta` has no wire: real-time applications in guests say
 //! themselves how they met their deadlines.
 //!
 //! [`path`] has no times: it counts the instructions of requests, function by function.

@@ -2,9 +2,8 @@
 //! is measured outside.
 //!
 //! In: a host, a case's name. Out: metrics of the segments of that case's requests, and of inversions where these are
-//! looked for. The load is
-//! `rt-server`'s ([`crate::experiments::rt_server`]). Unless they are, the trace runs with `--segments-only`, so that
-//! it costs few probes a request; what a probe cost is in the result's notes, and the wire's figures contain it.
+//! looked for. The load is `rt-server`'s. Unless they are, the trace runs with `--segments-only`, so that it costs few
+//! probes a request; what a probe cost is in the result's notes, and the wire's figures contain it.
 
 use std::collections::BTreeMap;
 

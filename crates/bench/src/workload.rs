@@ -51,7 +51,7 @@ pub enum Workload {
     },
     /// Kamailio, UDP, between two SIPp (IV-G 1).
     Voip,
-    /// `sockperf server`, UDP, in a VM with a CPU load of its own ([`crate::experiments::xen_arm`]).
+    /// `sockperf server`, UDP, in a VM with a CPU load of its own (`xen-arm`).
     Loaded {
         /// Of its CPU, percent.
         percent: u8,

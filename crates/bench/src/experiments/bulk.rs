@@ -23,7 +23,7 @@ use crate::trial;
 use crate::wire::WireAnalysis;
 
 /// What is compared: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
-pub const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
+const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
 /// TCP connections, as in `rt-server`.
 const STREAMS: u8 = 4;
 /// The one that is measured.
@@ -35,24 +35,21 @@ const SOCKETS: Sockets = Sockets { vm: VM.name, bind: "tcp/5201", reach: "10.2.0
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
-pub struct Plan {
+struct Plan {
     /// Of [`METHODS`].
-    pub methods: Vec<String>,
+    methods: Vec<String>,
     /// Seconds of the host's time a case.
-    pub seconds: u32,
+    seconds: u32,
 }
 
 /// A case's name in results.
-pub fn name(method: &str, send: bool) -> String {
+fn name(method: &str, send: bool) -> String {
     format!("{method}-{}", if send { "send" } else { "receive" })
 }
 
 /// Boots the host and measures every method both ways. A case that fails is passed to `missing` with its name, and the
 /// rest is measured, as long as the host lives.
-///
-/// # Errors
-/// The host does not come up, the guest module cannot be built.
-pub fn measure(
+fn measure(
     plan: &Plan,
     site: &Site,
     images: &Images,

@@ -28,7 +28,7 @@ use crate::trial;
 use crate::wire::WireAnalysis;
 
 /// What is compared: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
-pub const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
+const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
 /// What a client asks, and the answer (memcached's text protocol).
 const REQUEST: &[u8] = b"get nothing\r\n";
 const ANSWER: &[u8] = b"END\r\n";
@@ -37,21 +37,18 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
-pub struct Plan {
+struct Plan {
     /// Of [`METHODS`].
-    pub methods: Vec<String>,
+    methods: Vec<String>,
     /// Connections of each.
-    pub count: u64,
+    count: u64,
     /// Clients at once.
-    pub clients: u32,
+    clients: u32,
 }
 
 /// Boots the host and measures every method. A case that fails is passed to `missing` with its name, and the rest is
 /// measured, as long as the host lives.
-///
-/// # Errors
-/// The host does not come up, the guest module cannot be built.
-pub fn measure(
+fn measure(
     plan: &Plan,
     site: &Site,
     images: &Images,

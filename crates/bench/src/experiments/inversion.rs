@@ -23,31 +23,31 @@ use crate::trial::{self, Requests, Trial};
 use crate::workload::SOCKPERF;
 
 /// Every rule in force.
-pub const ALL: &str = "all";
+const ALL: &str = "all";
 /// The same, measured again at the end: what differs is noise.
-pub const AGAIN: &str = "all-again";
+const AGAIN: &str = "all-again";
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 10;
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
-pub struct Plan {
+struct Plan {
     /// Names of hostnet's rules.
-    pub rules: Vec<String>,
+    rules: Vec<String>,
     /// Counted requests a case, at least.
-    pub requests: u64,
+    requests: u64,
     /// Seed of the gaps between requests.
-    pub seed: u64,
+    seed: u64,
 }
 
 /// A row's name in results.
-pub fn name(rule: &str) -> String {
+fn name(rule: &str) -> String {
     format!("without-{rule}")
 }
 
 /// What a row needs to make a difference and this set-up has not; a figure equal to `all`'s is no proof against such a
 /// row.
-pub fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
+fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
     Some(match rule {
         "rt-tx-queue" => {
             "a NIC with several transmit queues that both classes use: here each class has a NIC, of one queue"
@@ -84,10 +84,7 @@ pub fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
 
 /// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is
 /// measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up.
-pub fn measure(
+fn measure(
     plan: &Plan,
     site: &Site,
     images: &Images,

@@ -29,11 +29,11 @@ use crate::workload::{self, Workload};
 
 /// Nothing applied; the paper's tuned baseline; KBP by the kernel's own means; the same, polling only while packets
 /// come.
-pub const METHODS: [&str; 5] = ["napi", "napi-tuned", "partitioned", "busypoll", "busypoll-adaptive"];
+const METHODS: [&str; 5] = ["napi", "napi-tuned", "partitioned", "busypoll", "busypoll-adaptive"];
 /// A VM (virtio-net, vhost-net, bridge), a container behind a bridge with NAT as Docker's, a container with a macvlan.
-pub const PLACES: [&str; 3] = ["vm", "nat", "macvlan"];
+const PLACES: [&str; 3] = ["vm", "nat", "macvlan"];
 /// The paper's frames, bytes with the frame check sequence.
-pub const FRAMES: [u16; 3] = [64, 512, 1518];
+const FRAMES: [u16; 3] = [64, 512, 1518];
 /// Ethernet's header and check sequence, IPv4's and UDP's headers.
 const HEADERS: u16 = 14 + 4 + 20 + 8;
 /// Requests at the start of each closed loop that do not count.
@@ -43,53 +43,50 @@ const FIRST_RATE: f64 = 1_000.0;
 /// The search ends where the lossy rate is at most so many times the lossless one.
 const CLOSE: f64 = 1.1;
 /// Or after so many trials, where nothing else is said.
-pub const TRIALS: u32 = 12;
+const TRIALS: u32 = 12;
 /// A trial is so long at least, s of the host's clock (RFC 2544: 60): what rings and buffers on the way hold, some
 /// hundred frames, takes no rate to get through.
 const TRIAL_S: f64 = 0.25;
 
 /// What to measure on one host.
 #[derive(Debug, Clone)]
-pub struct Plan {
+struct Plan {
     /// Of [`METHODS`].
-    pub methods: Vec<String>,
+    methods: Vec<String>,
     /// Of [`PLACES`].
-    pub places: Vec<String>,
+    places: Vec<String>,
     /// Of [`FRAMES`].
-    pub frames: Vec<u16>,
+    frames: Vec<u16>,
     /// Counted requests of a closed loop, at least.
-    pub requests: u64,
+    requests: u64,
     /// Frames a second of the open loop.
-    pub rate: f64,
+    rate: f64,
     /// Frames of the open loop, and of each trial of the search at least; 0 for neither.
-    pub frames_each: u64,
+    frames_each: u64,
     /// The most trials of the search; 0 for none.
-    pub trials: u32,
+    trials: u32,
     /// The open loop alone, for so many hours of the host's clock.
-    pub hours: Option<f64>,
+    hours: Option<f64>,
 }
 
 /// A case's name in results.
-pub fn name(method: &str, place: &str, frame: u16) -> String {
+fn name(method: &str, place: &str, frame: u16) -> String {
     format!("{method}-{place}-{frame}")
 }
 
 /// The name of its open loop, in results.
-pub fn fast(case: &str) -> String {
+fn fast(case: &str) -> String {
     format!("{case}-fast")
 }
 
 /// The name of its open loop for hours, in results.
-pub fn long(case: &str) -> String {
+fn long(case: &str) -> String {
     format!("{case}-hours")
 }
 
 /// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is
 /// measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a bulk VM does not come up.
-pub fn measure(
+fn measure(
     plan: &Plan,
     ground: Ground<'_>,
     progress: &mut dyn FnMut(&str),
@@ -394,6 +391,16 @@ fn hours(text: &str) -> Result<f64, String> {
     hours.ok_or_else(|| format!("'{text}' is no number of hours above 0 and up to {MOST_HOURS}"))
 }
 
+/// A goal: the slowest round trip of a case with polling is so many times below NAPI's.
+macro_rules! slowest {
+    ($case:literal, $words:literal, $times:literal $(, $paper:literal)?) => {{
+        const TIMES: u32 = $times;
+        goal($case, concat!($words, ": slowest at least ", $times, " times below NAPI's" $(, " (paper: ", $paper, ")")?))
+            .of(Max, small(concat!("napi-", $case)), small(concat!("busypoll-", $case)))
+            .at_least(TIMES as f64)
+    }};
+}
+
 /// Polling against interrupts.
 #[derive(Debug)]
 pub struct Kbp;
@@ -427,24 +434,12 @@ impl Experiment for Kbp {
 
     fn goals(&self) -> &'static [GoalSpec] {
         const GOALS: &[GoalSpec] = &[
-            goal("vm-64", "VM, 64 bytes, closed loop: slowest at least 100 times below NAPI's")
-                .of(Max, small("napi-vm-64"), small("busypoll-vm-64"))
-                .at_least(100.0),
-            goal("vm-64-fast", "VM, 64 bytes, open loop: slowest at least 100 times below NAPI's")
-                .of(Max, small("napi-vm-64-fast"), small("busypoll-vm-64-fast"))
-                .at_least(100.0),
-            goal("vm-512", "VM, 512 bytes, closed loop: slowest at least 100 times below NAPI's")
-                .of(Max, small("napi-vm-512"), small("busypoll-vm-512"))
-                .at_least(100.0),
-            goal("vm-512-fast", "VM, 512 bytes, open loop: slowest at least 100 times below NAPI's")
-                .of(Max, small("napi-vm-512-fast"), small("busypoll-vm-512-fast"))
-                .at_least(100.0),
-            goal("vm-1518", "VM, 1518 bytes, closed loop: slowest at least 100 times below NAPI's")
-                .of(Max, small("napi-vm-1518"), small("busypoll-vm-1518"))
-                .at_least(100.0),
-            goal("vm-1518-fast", "VM, 1518 bytes, open loop: slowest at least 100 times below NAPI's (paper: 83)")
-                .of(Max, small("napi-vm-1518-fast"), small("busypoll-vm-1518-fast"))
-                .at_least(100.0),
+            slowest!("vm-64", "VM, 64 bytes, closed loop", 100),
+            slowest!("vm-64-fast", "VM, 64 bytes, open loop", 100),
+            slowest!("vm-512", "VM, 512 bytes, closed loop", 100),
+            slowest!("vm-512-fast", "VM, 512 bytes, open loop", 100),
+            slowest!("vm-1518", "VM, 1518 bytes, closed loop", 100),
+            slowest!("vm-1518-fast", "VM, 1518 bytes, open loop", 100, "83"),
             goal("unpolled-64", "VM, 64 bytes, closed loop, without polling: slowest at least 100 times below NAPI's")
                 .of(Max, small("napi-vm-64"), small("partitioned-vm-64"))
                 .at_least(100.0),
@@ -460,81 +455,23 @@ impl Experiment for Kbp {
             )
             .of(Max, small("napi-vm-1518"), small("partitioned-vm-1518"))
             .at_least(100.0),
-            goal(
-                "nat-64",
-                "container behind NAT, 64 bytes, closed loop: slowest at least 26 times below NAPI's (paper: up to 26)",
-            )
-            .of(Max, small("napi-nat-64"), small("busypoll-nat-64"))
-            .at_least(26.0),
-            goal(
-                "nat-64-fast",
-                "container behind NAT, 64 bytes, open loop: slowest at least 26 times below NAPI's (paper: up to 26)",
-            )
-            .of(Max, small("napi-nat-64-fast"), small("busypoll-nat-64-fast"))
-            .at_least(26.0),
-            goal("macvlan-64", "container with macvlan, 64 bytes, closed loop: slowest at least 26 times below NAPI's")
-                .of(Max, small("napi-macvlan-64"), small("busypoll-macvlan-64"))
-                .at_least(26.0),
-            goal(
-                "macvlan-64-fast",
-                "container with macvlan, 64 bytes, open loop: slowest at least 26 times below NAPI's",
-            )
-            .of(Max, small("napi-macvlan-64-fast"), small("busypoll-macvlan-64-fast"))
-            .at_least(26.0),
-            goal("nat-512", "container behind NAT, 512 bytes, closed loop: slowest at least 26 times below NAPI's")
-                .of(Max, small("napi-nat-512"), small("busypoll-nat-512"))
-                .at_least(26.0),
-            goal("nat-512-fast", "container behind NAT, 512 bytes, open loop: slowest at least 26 times below NAPI's")
-                .of(Max, small("napi-nat-512-fast"), small("busypoll-nat-512-fast"))
-                .at_least(26.0),
-            goal("nat-1518", "container behind NAT, 1518 bytes, closed loop: slowest at least 26 times below NAPI's")
-                .of(Max, small("napi-nat-1518"), small("busypoll-nat-1518"))
-                .at_least(26.0),
-            goal(
-                "nat-1518-fast",
-                "container behind NAT, 1518 bytes, open loop: slowest at least 26 times below NAPI's",
-            )
-            .of(Max, small("napi-nat-1518-fast"), small("busypoll-nat-1518-fast"))
-            .at_least(26.0),
-            goal(
-                "macvlan-512",
-                "container with macvlan, 512 bytes, closed loop: slowest at least 26 times below NAPI's",
-            )
-            .of(Max, small("napi-macvlan-512"), small("busypoll-macvlan-512"))
-            .at_least(26.0),
-            goal(
-                "macvlan-512-fast",
-                "container with macvlan, 512 bytes, open loop: slowest at least 26 times below NAPI's",
-            )
-            .of(Max, small("napi-macvlan-512-fast"), small("busypoll-macvlan-512-fast"))
-            .at_least(26.0),
-            goal(
-                "macvlan-1518",
-                "container with macvlan, 1518 bytes, closed loop: slowest at least 26 times below NAPI's",
-            )
-            .of(Max, small("napi-macvlan-1518"), small("busypoll-macvlan-1518"))
-            .at_least(26.0),
-            goal(
-                "macvlan-1518-fast",
-                "container with macvlan, 1518 bytes, open loop: slowest at least 26 times below NAPI's",
-            )
-            .of(Max, small("napi-macvlan-1518-fast"), small("busypoll-macvlan-1518-fast"))
-            .at_least(26.0),
-            goal("vm-64-hours", "VM, 64 bytes, hours: slowest at least 100 times below NAPI's")
-                .of(Max, small("napi-vm-64-hours"), small("busypoll-vm-64-hours"))
-                .at_least(100.0),
-            goal("vm-512-hours", "VM, 512 bytes, hours: slowest at least 100 times below NAPI's")
-                .of(Max, small("napi-vm-512-hours"), small("busypoll-vm-512-hours"))
-                .at_least(100.0),
-            goal("vm-1518-hours", "VM, 1518 bytes, hours: slowest at least 100 times below NAPI's (paper: 83 in 60 s)")
-                .of(Max, small("napi-vm-1518-hours"), small("busypoll-vm-1518-hours"))
-                .at_least(100.0),
-            goal("nat-64-hours", "container behind NAT, 64 bytes, hours: slowest at least 26 times below NAPI's")
-                .of(Max, small("napi-nat-64-hours"), small("busypoll-nat-64-hours"))
-                .at_least(26.0),
-            goal("macvlan-64-hours", "container with macvlan, 64 bytes, hours: slowest at least 26 times below NAPI's")
-                .of(Max, small("napi-macvlan-64-hours"), small("busypoll-macvlan-64-hours"))
-                .at_least(26.0),
+            slowest!("nat-64", "container behind NAT, 64 bytes, closed loop", 26, "up to 26"),
+            slowest!("nat-64-fast", "container behind NAT, 64 bytes, open loop", 26, "up to 26"),
+            slowest!("macvlan-64", "container with macvlan, 64 bytes, closed loop", 26),
+            slowest!("macvlan-64-fast", "container with macvlan, 64 bytes, open loop", 26),
+            slowest!("nat-512", "container behind NAT, 512 bytes, closed loop", 26),
+            slowest!("nat-512-fast", "container behind NAT, 512 bytes, open loop", 26),
+            slowest!("nat-1518", "container behind NAT, 1518 bytes, closed loop", 26),
+            slowest!("nat-1518-fast", "container behind NAT, 1518 bytes, open loop", 26),
+            slowest!("macvlan-512", "container with macvlan, 512 bytes, closed loop", 26),
+            slowest!("macvlan-512-fast", "container with macvlan, 512 bytes, open loop", 26),
+            slowest!("macvlan-1518", "container with macvlan, 1518 bytes, closed loop", 26),
+            slowest!("macvlan-1518-fast", "container with macvlan, 1518 bytes, open loop", 26),
+            slowest!("vm-64-hours", "VM, 64 bytes, hours", 100),
+            slowest!("vm-512-hours", "VM, 512 bytes, hours", 100),
+            slowest!("vm-1518-hours", "VM, 1518 bytes, hours", 100, "83 in 60 s"),
+            slowest!("nat-64-hours", "container behind NAT, 64 bytes, hours", 26),
+            slowest!("macvlan-64-hours", "container with macvlan, 64 bytes, hours", 26),
             goal("rate-64", "VM, 64 bytes: no loss up to at least 1.36 times NAPI's rate")
                 .of(Own("no-loss"), small("busypoll-vm-64"), small("napi-vm-64"))
                 .at_least(1.36),

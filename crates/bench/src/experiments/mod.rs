@@ -4,18 +4,18 @@
 //! below. Its figures besides response times are [`crate::schema::Metric`]s; table, CSV, page and JSON are made of
 //! them.
 
-pub mod bulk;
-pub mod connections;
-pub mod inversion;
-pub mod kbp;
+mod bulk;
+mod connections;
+mod inversion;
+mod kbp;
 mod options;
-pub mod path;
-pub mod rt_server;
-pub mod rta;
-pub mod sampled;
-pub mod slo;
-pub mod vatc;
-pub mod xen_arm;
+mod path;
+pub(crate) mod rt_server;
+mod rta;
+mod sampled;
+mod slo;
+mod vatc;
+pub(crate) mod xen_arm;
 
 use std::fmt::Debug;
 use std::process::ExitCode;

@@ -36,7 +36,7 @@ const WARM_UP: u64 = 20;
 
 /// What can be measured: methods of `ontime apply`; `rt-default`, which is `vanilla` on an RT kernel; outsourced
 /// sockets; the limit; and whatever is in force on a real host.
-pub const CASES: [&str; 10] = [
+const CASES: [&str; 10] = [
     "vanilla",
     "rt-default",
     "threaded",
@@ -50,15 +50,15 @@ pub const CASES: [&str; 10] = [
 ];
 
 /// The limit: the same server without a VM.
-pub const HOST_PROCESS: &str = "host-process";
+pub(crate) const HOST_PROCESS: &str = "host-process";
 
 /// A method under a load.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Case {
+pub(crate) struct Case {
     /// The name in results: one of [`CASES`].
-    pub name: String,
+    pub(crate) name: String,
     /// What the bulk VMs receive.
-    pub load: Load,
+    pub(crate) load: Load,
 }
 
 impl Case {
@@ -73,7 +73,7 @@ impl Case {
     }
 
     /// Whether it needs the guest module.
-    pub fn is_outsourced(&self) -> bool {
+    pub(crate) fn is_outsourced(&self) -> bool {
         matches!(self.place(), Place::Outsourced(_))
     }
 
@@ -107,29 +107,26 @@ impl Case {
 
 /// What to measure on one host.
 #[derive(Debug, Clone)]
-pub struct Plan {
+struct Plan {
     /// What answers, and who asks.
-    pub workload: Workload,
+    workload: Workload,
     /// Lines of the host's `host.toml`, above what names its NICs.
-    pub settings: Vec<String>,
+    settings: Vec<String>,
     /// Words for the command line of the RT guest's kernel (emulated hosts).
-    pub appended: Vec<String>,
+    appended: Vec<String>,
     /// In this order.
-    pub cases: Vec<Case>,
+    cases: Vec<Case>,
     /// What `ontime trace` looks for in the host meanwhile ([`crate::segments`]); none where it does not run.
-    pub traced: Option<Depth>,
+    traced: Option<Depth>,
     /// Counted requests a case, at least.
-    pub requests: u64,
+    requests: u64,
     /// Seed of the gaps between requests.
-    pub seed: u64,
+    seed: u64,
 }
 
 /// Boots the host, starts the VMs (a real one has both) and measures every case. A case that fails is passed to
 /// `missing` with its name, and the rest is measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a bulk VM does not come up.
-pub fn measure(
+fn measure(
     plan: &Plan,
     ground: Ground<'_>,
     progress: &mut dyn FnMut(&str),
@@ -267,9 +264,6 @@ struct MemcachedOptions {
 }
 
 /// Measures memcached.
-///
-/// # Errors
-/// As [`run`].
 fn memcached(args: &MemcachedOptions) -> anyhow::Result<ExitCode> {
     execute(
         &args.args,
@@ -287,9 +281,6 @@ struct SegmentsOptions {
 }
 
 /// Measures where requests' time goes.
-///
-/// # Errors
-/// As [`run`].
 fn segments(args: &SegmentsOptions) -> anyhow::Result<ExitCode> {
     let depth = if args.inversions { Depth::Inversions } else { Depth::Segments };
     execute(&args.args, &Kind { traced: Some(depth), ..SEGMENTS })
@@ -392,9 +383,6 @@ fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Part>> {
 }
 
 /// Measures every host, two at a time on the virtual clock, whose time is instructions, one on the real clock.
-///
-/// # Errors
-/// A method that is none, or that these hosts cannot have; nothing could be measured.
 fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     if args.part {
         return measure_part(args, kind);

@@ -19,24 +19,24 @@ use crate::trial::{self, Requests, Trial};
 use crate::workload::{HEADERS, Workload};
 
 /// `rt-default` is `vanilla` on this RT kernel, as in `rt-server`.
-pub const METHODS: [&str; 3] = ["rt-default", "threaded", "partitioned"];
+const METHODS: [&str; 3] = ["rt-default", "threaded", "partitioned"];
 /// Frames at the start of each case that do not count: 25 ms.
 const WARM_UP: u64 = 100;
 
 /// What to measure on one host.
 #[derive(Debug, Clone)]
-pub struct Plan {
+struct Plan {
     /// Of [`METHODS`].
-    pub methods: Vec<String>,
+    methods: Vec<String>,
     /// What the bulk VMs receive.
-    pub loads: Vec<Load>,
+    loads: Vec<Load>,
     /// Counted frames a case.
-    pub frames: u64,
+    frames: u64,
 }
 
 impl Plan {
     /// The machine that the experiment needs: what arrives is released once a period.
-    pub fn prepare(mut site: Site) -> Site {
+    fn prepare(mut site: Site) -> Site {
         site.machine.release_us = (frame::PERIOD_NS / 1_000) as u32;
         site
     }
@@ -44,10 +44,7 @@ impl Plan {
 
 /// Boots the host and its VMs and measures every method under every load. A case that fails is passed to `missing`, and
 /// the rest is measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up.
-pub fn measure(
+fn measure(
     plan: &Plan,
     ground: Ground<'_>,
     progress: &mut dyn FnMut(&str),

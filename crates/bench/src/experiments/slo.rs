@@ -26,18 +26,18 @@ use crate::workload::Workload;
 
 /// The methods, in the order in which they are measured: the guests' module cannot be there for the first, which is
 /// Linux as it is.
-pub const METHODS: [&str; 3] = ["credit", "deadline", "paced"];
+const METHODS: [&str; 3] = ["credit", "deadline", "paced"];
 /// What the paper's video slices are divided by: ten VMs and five memcached had 7.44 CPUs of 15 there, four and one
 /// have half a CPU here.
-pub const VIDEO_SCALE: u64 = 7;
+const VIDEO_SCALE: u64 = 7;
 /// VMs that never idle, as many a CPU as the paper's 19 on two.
-pub const NEIGHBOURS: u8 = 9;
+const NEIGHBOURS: u8 = 9;
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 20;
 
 /// Who is beside the memcached VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beside {
+enum Beside {
     /// Nobody (Table 4).
     Nobody,
     /// VMs that never idle (Figure 5a).
@@ -47,11 +47,11 @@ pub enum Beside {
 }
 
 /// All of them.
-pub const BESIDE: [Beside; 3] = [Beside::Nobody, Beside::Cpu, Beside::Video];
+const BESIDE: [Beside; 3] = [Beside::Nobody, Beside::Cpu, Beside::Video];
 
 impl Beside {
     /// As on the command line.
-    pub fn name(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Beside::Nobody => "alone",
             Beside::Cpu => "cpu",
@@ -100,37 +100,34 @@ impl std::str::FromStr for Beside {
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
-pub struct Plan {
+struct Plan {
     /// Of [`METHODS`].
-    pub methods: Vec<String>,
+    methods: Vec<String>,
     /// Who is beside it.
-    pub beside: Vec<Beside>,
+    beside: Vec<Beside>,
     /// How many VMs that never idle.
-    pub neighbours: u8,
+    neighbours: u8,
     /// Counted requests a case, at least.
-    pub requests: u64,
+    requests: u64,
     /// Seed of the gaps between requests.
-    pub seed: u64,
+    seed: u64,
 }
 
 impl Plan {
     /// Gives the host room for the VMs that never idle, besides the others.
-    pub fn prepare(&self, site: Site) -> Site {
+    fn prepare(&self, site: Site) -> Site {
         site.with_room_for(u32::from(self.neighbours) + 5)
     }
 }
 
 /// A case's name in results.
-pub fn name(method: &str, beside: Beside) -> String {
+fn name(method: &str, beside: Beside) -> String {
     format!("{method}-{}", beside.name())
 }
 
 /// Boots the host and its VMs and measures every method beside everybody. A case that fails is passed to `missing`, and
 /// the rest is measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up; the papers' figures cannot be read.
-pub fn measure(
+fn measure(
     plan: &Plan,
     figures: &Figures,
     site: &Site,

@@ -29,9 +29,9 @@ use crate::workload::{HEADERS, SOCKPERF};
 
 /// The methods, in the order of the report: the paper's two comparisons, the kernel's defaults, VATC where packets go
 /// through the NIC's qdisc and where they bypass it.
-pub const METHODS: [&str; 6] = ["prio", "fq_codel", "vanilla", "partitioned", "vatc-qdisc", "vatc"];
+const METHODS: [&str; 6] = ["prio", "fq_codel", "vanilla", "partitioned", "vatc-qdisc", "vatc"];
 /// The most bulk VMs, as in the paper.
-pub const STREAMS_MAX: u8 = 4;
+const STREAMS_MAX: u8 = 4;
 
 /// From a reply to the next request, us (section IV: a ping every 10 ms).
 const PERIOD_US: u64 = 10_000;
@@ -42,7 +42,7 @@ const NIC: &str = "rt0";
 
 /// What the bulk VMs send meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beside {
+enum Beside {
     /// So many VMs (0 to [`STREAMS_MAX`]) datagrams of [`flood::SMALL`] bytes: the CPU is contended for (IV-B).
     Small(u8),
     /// One VM datagrams of [`flood::LARGE`] bytes, as fast as it can: the link is (IV-C).
@@ -92,7 +92,7 @@ impl Beside {
 /// Time between two interrupts of the NIC (Figures 6 and 7), as the driver of an emulated host's takes it: `ethtool -C
 /// rx-usecs`, where e1000e has numbers for its adaptive modes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interval {
+enum Interval {
     /// So many us, 0 (none) or 10 to 10,000.
     Micros(u16),
     /// 14 to 250 us, by traffic.
@@ -139,28 +139,28 @@ impl fmt::Display for Interval {
 
 /// What to measure on one host.
 #[derive(Debug, Clone)]
-pub struct Plan {
+struct Plan {
     /// Of [`METHODS`].
-    pub methods: Vec<String>,
+    methods: Vec<String>,
     /// What the bulk VMs send.
-    pub beside: Vec<Beside>,
+    beside: Vec<Beside>,
     /// Datagrams a second of all bulk VMs together (Figure 11); `None`: as many as they can.
-    pub total_rate: Option<u32>,
+    total_rate: Option<u32>,
     /// Times between the NIC's interrupts (emulated hosts); none: as the driver has it.
-    pub intervals: Vec<Interval>,
+    intervals: Vec<Interval>,
     /// Counted requests a case, at least (1000 in the paper).
-    pub requests: u64,
+    requests: u64,
 }
 
 /// What is measured at a time.
 #[derive(Debug, Clone, Copy)]
-pub struct Case<'a> {
+struct Case<'a> {
     /// Of [`METHODS`].
-    pub method: &'a str,
+    method: &'a str,
     /// What the bulk VMs send.
-    pub beside: Beside,
+    beside: Beside,
     /// Of [`Plan::intervals`].
-    pub interval: Option<Interval>,
+    interval: Option<Interval>,
 }
 
 /// Its name in results: `METHOD-STREAMS`, `METHOD-udp` or `METHOD-tcp`, and behind it the interval, if one is set.
@@ -193,10 +193,7 @@ impl Plan {
 
 /// Boots the host, starts the VMs and measures every method beside everything asked for. A case that fails is passed to
 /// `missing`, and the rest is measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up.
-pub fn measure(
+fn measure(
     plan: &Plan,
     ground: Ground<'_>,
     progress: &mut dyn FnMut(&str),

@@ -31,15 +31,15 @@ use crate::workload::Workload;
 
 /// The methods, in the order of the report. `credit` is what Linux does where nothing is applied: every vCPU and vhost
 /// thread has its fair share.
-pub const METHODS: [&str; 3] = ["credit", "partitioned", "interrupt-context"];
+const METHODS: [&str; 3] = ["credit", "partitioned", "interrupt-context"];
 /// The paper's CPU loads of the RT guest, percent.
-pub const LOADS: [u8; 4] = [20, 40, 60, 80];
+const LOADS: [u8; 4] = [20, 40, 60, 80];
 /// From an answer to the next request, us: uniform, as the paper's interval.
-pub const GAPS_US: (u64, u64) = (0, 40_000);
+pub(crate) const GAPS_US: (u64, u64) = (0, 40_000);
 /// The paper's delay spike.
-pub const SPIKE_NS: u64 = 1_000_000;
+pub(crate) const SPIKE_NS: u64 = 1_000_000;
 /// The paper's million.
-pub const LONG: u64 = 1_000_000;
+const LONG: u64 = 1_000_000;
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 20;
 /// The guest's port for its load.
@@ -49,7 +49,7 @@ const TRIES: u32 = 60;
 
 /// Who never idles beside the RT VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Neighbour {
+enum Neighbour {
     /// A bulk VM, as in the paper.
     Bulk,
     /// An RT VM of the same level, with a runtime cap of one half: beyond the paper.
@@ -86,23 +86,23 @@ impl std::str::FromStr for Neighbour {
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
-pub struct Plan {
+struct Plan {
     /// Of [`METHODS`].
-    pub methods: Vec<String>,
+    methods: Vec<String>,
     /// CPU loads of the RT guest, percent, 0 to 100.
-    pub loads: Vec<u8>,
+    loads: Vec<u8>,
     /// Who is beside it.
-    pub neighbours: Vec<Neighbour>,
+    neighbours: Vec<Neighbour>,
     /// Whether `ontime trace` runs in the host meanwhile ([`crate::segments`]).
-    pub traced: bool,
+    traced: bool,
     /// Counted requests a case, at least.
-    pub requests: u64,
+    requests: u64,
     /// Seed of the gaps between requests.
-    pub seed: u64,
+    seed: u64,
 }
 
 /// A case's name in results.
-pub fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
+fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
     match neighbour {
         Neighbour::Bulk => format!("{method}-{load}"),
         Neighbour::Rt => format!("{method}-{load}-rt"),
@@ -111,10 +111,7 @@ pub fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
 
 /// Boots the host and its VMs and measures every method with every load beside every neighbour. A case that fails is
 /// passed to `missing`, and the rest is measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up.
-pub fn measure(
+fn measure(
     plan: &Plan,
     site: &Site,
     images: &Images,
@@ -199,10 +196,7 @@ fn vcpu_time(host: &mut Host) -> Result<Option<(f64, f64)>, MeasureError> {
 }
 
 /// Gives the RT guest its load.
-///
-/// # Errors
-/// The guest does not answer, or the host is no more.
-pub fn set_load(host: &mut Host, percent: u8) -> Result<(), MeasureError> {
+pub(crate) fn set_load(host: &mut Host, percent: u8) -> Result<(), MeasureError> {
     let address = SocketAddr::from((server::ADDRESS, LOAD_PORT));
     let failed = |source| ClientError::Socket { what: "set a receive timeout for", address, source };
     let socket = client::connected(address)?;
@@ -286,6 +280,18 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     measured.report(&args.output)
 }
 
+/// A goal: the worst delay of a method at a CPU load of the guest's own.
+macro_rules! worst {
+    ($id:literal, $method:literal, $load:literal) => {
+        goal(
+            concat!($id, "-", $load),
+            concat!($method, ", ", $load, " % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)"),
+        )
+        .only(Max, idle(concat!($method, "-", $load)))
+        .at_most(200.0)
+    };
+}
+
 /// A guest that computes, beside another VM.
 #[derive(Debug)]
 pub struct XenArm;
@@ -319,42 +325,14 @@ impl Experiment for XenArm {
 
     fn goals(&self) -> &'static [GoalSpec] {
         const GOALS: &[GoalSpec] = &[
-            goal("worst-20", "partitioned, 20 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)")
-                .only(Max, idle("partitioned-20"))
-                .at_most(200.0),
-            goal("worst-40", "partitioned, 40 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)")
-                .only(Max, idle("partitioned-40"))
-                .at_most(200.0),
-            goal("worst-60", "partitioned, 60 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)")
-                .only(Max, idle("partitioned-60"))
-                .at_most(200.0),
-            goal("worst-80", "partitioned, 80 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)")
-                .only(Max, idle("partitioned-80"))
-                .at_most(200.0),
-            goal(
-                "first-20",
-                "interrupt-context, 20 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)",
-            )
-            .only(Max, idle("interrupt-context-20"))
-            .at_most(200.0),
-            goal(
-                "first-40",
-                "interrupt-context, 40 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)",
-            )
-            .only(Max, idle("interrupt-context-40"))
-            .at_most(200.0),
-            goal(
-                "first-60",
-                "interrupt-context, 60 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)",
-            )
-            .only(Max, idle("interrupt-context-60"))
-            .at_most(200.0),
-            goal(
-                "first-80",
-                "interrupt-context, 80 % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)",
-            )
-            .only(Max, idle("interrupt-context-80"))
-            .at_most(200.0),
+            worst!("worst", "partitioned", 20),
+            worst!("worst", "partitioned", 40),
+            worst!("worst", "partitioned", 60),
+            worst!("worst", "partitioned", 80),
+            worst!("first", "interrupt-context", 20),
+            worst!("first", "interrupt-context", 40),
+            worst!("first", "interrupt-context", 60),
+            worst!("first", "interrupt-context", 80),
         ];
         GOALS
     }

@@ -56,9 +56,6 @@ impl Plan {
 
 /// Boots the host and a VM for each group, and measures every method. One that fails is passed to `missing`, and the
 /// rest is measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up.
 pub fn measure(
     plan: &Plan,
     site: &Site,

@@ -1,6 +1,6 @@
 //! `rta-periodic` and `rta-sporadic`: real-time applications, one a VM, four VMs on one CPU beside bulk work (RTVirt,
 //! section 4.2, Tables 1 and 2, Figure 3). [`group`]: which. [`guests`]: the VMs that run them, also for [`video`],
-//! [`many`] and [`crate::experiments::slo`]; [`scale`] and [`motivation`] are computed.
+//! [`many`] and `memcached-slo`; [`scale`] and [`motivation`] are computed.
 //!
 //! In: groups and methods, on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-GROUP`: deadlines
 //! missed, and what was reserved for how much need. The applications are stock rt-app at SCHED_DEADLINE in the guests;
@@ -8,13 +8,13 @@
 //! no module in the guests; with the others the guests' applications ask the daemon for their bandwidth, and that back
 //! end keeps it.
 
-pub mod group;
-pub mod guests;
-pub mod many;
-pub mod motivation;
-pub mod registration;
-pub mod scale;
-pub mod video;
+pub(super) mod group;
+pub(super) mod guests;
+pub(super) mod many;
+pub(super) mod motivation;
+pub(super) mod registration;
+mod scale;
+pub(super) mod video;
 
 use std::process::ExitCode;
 
@@ -123,9 +123,6 @@ pub fn name(method: &str, group: &str) -> String {
 
 /// Boots the host and four VMs and measures every group by every method. A case that fails is passed to `missing`, and
 /// the rest is measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up.
 pub fn measure(
     plan: &Plan,
     site: &Site,
@@ -194,9 +191,6 @@ pub(crate) fn in_order(all: &[&'static str], wanted: &[String]) -> impl Iterator
 
 /// Puts a method in force, with `more` in `sched.toml` besides what the guests' VMs have. `vanilla` is what is in force
 /// where nothing is done.
-///
-/// # Errors
-/// The daemon does not take it, or the host is no more.
 pub(crate) fn apply(host: &mut Host, guests: &mut Guests, method: &str, more: &str) -> Result<(), MeasureError> {
     if method == "vanilla" {
         return Ok(());

@@ -81,9 +81,6 @@ pub fn unaware(first_jobs: [u64; 2]) -> [Jobs; 2] {
 
 /// The same VMs and applications under Ontime's planner, without slack: the CPU is full. Also how many of the other
 /// VMs' applications missed.
-///
-/// # Errors
-/// Never for the figure's parameters.
 pub fn aware(first_jobs: [u64; 2]) -> Result<([Jobs; 2], u64), ModelError> {
     let ms = Nanos::from_millis;
     let stay = |vcpu, slice, period, first| {
@@ -105,9 +102,6 @@ pub fn aware(first_jobs: [u64; 2]) -> Result<([Jobs; 2], u64), ModelError> {
 }
 
 /// The figure as a table.
-///
-/// # Errors
-/// As [`aware`].
 pub fn table() -> Result<String, ModelError> {
     let first_jobs = RTAS.map(|(_, _, first)| first);
     let (aware, others) = aware(first_jobs)?;

@@ -47,9 +47,6 @@ pub struct Plan {
 
 /// Boots a host and a VM and measures every method. One that fails is passed to `missing`, and the rest is measured, as
 /// long as the host lives.
-///
-/// # Errors
-/// The host or the VM does not come up; the program does not start.
 pub fn measure(
     plan: &Plan,
     site: &Site,

@@ -109,9 +109,6 @@ pub struct Simulated {
 }
 
 /// The paper's size on the planner.
-///
-/// # Errors
-/// Never for the paper's parameters.
 pub fn simulated(figures: &Figures, seed: u64, length_ms: u64) -> Result<Simulated, ModelError> {
     let rates = group::video(figures, 1);
     let applications = |spells: &[Spell]| spells.iter().filter(|spell| spell.rate.is_some()).count();
@@ -241,9 +238,6 @@ pub struct Plan {
 
 /// Boots the host and four VMs and measures every method. One that fails is passed to `missing`, and the rest is
 /// measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up.
 pub fn measure(
     plan: &Plan,
     figures: &Figures,
