@@ -84,9 +84,6 @@ pub struct Trace<'a> {
 
 impl<'a> Trace<'a> {
     /// Starts it; its report will be `/lab/trace-NAME.json`.
-    ///
-    /// # Errors
-    /// It does not start: the message has its words.
     pub fn start(host: &mut Host, name: &'a str, depth: Depth) -> Result<Self, MeasureError> {
         let depth = if depth == Depth::Segments { "--segments-only" } else { "" };
         host.shell(&format!(
@@ -99,9 +96,6 @@ impl<'a> Trace<'a> {
     }
 
     /// Ends it.
-    ///
-    /// # Errors
-    /// It does not end, or wrote no report; the message has its words.
     pub fn finish(self, host: &mut Host) -> Result<Found, MeasureError> {
         let name = self.name;
         host.shell(&format!(

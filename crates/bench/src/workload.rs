@@ -118,9 +118,6 @@ impl Workload {
     }
 
     /// Makes the client ready, before anything is measured.
-    ///
-    /// # Errors
-    /// The server does not come up, or is another; the host is no more.
     pub fn ready(self, host: &mut Host, seed: u64) -> Result<Client, MeasureError> {
         match self {
             Workload::Sockperf { message_bytes } => {
@@ -150,9 +147,6 @@ impl Workload {
     }
 
     /// Sends the load by the host's clock.
-    ///
-    /// # Errors
-    /// Nobody answers, a program fails; the host is no more.
     pub fn send(
         self,
         client: Client,
@@ -198,9 +192,6 @@ impl Workload {
     }
 
     /// Response times of so many `requests` with that `seed` to this `port`, and what a reader must know of them.
-    ///
-    /// # Errors
-    /// Those of [`wire::analyse`].
     pub fn analyse(
         self,
         capture: &Path,

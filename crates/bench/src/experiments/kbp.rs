@@ -14,7 +14,7 @@ use ontime_cli::usage;
 use ontime_figures::number;
 use serde::Deserialize;
 
-use super::{Experiment, Measured, Output, Whose, chosen, command, noted, say};
+use super::{Experiment, HostArgs, Measured, Output, chosen, command, noted, say};
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, small};
 use crate::hardware::HardwareError;
@@ -349,7 +349,7 @@ struct Options {
     #[arg(long, value_name = "HOURS", value_parser = hours, conflicts_with_all = ["requests", "frames_each", "trials"])]
     hours: Option<f64>,
     #[command(flatten)]
-    whose: Whose,
+    host: HostArgs,
     #[command(flatten)]
     output: Output,
 }
@@ -357,7 +357,7 @@ struct Options {
 /// Measures every method at every place with every frame on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = chosen("method", &args.methods, &METHODS)?;
-    let real = args.whose.hardware.hardware.is_some();
+    let real = args.host.hardware.hardware.is_some();
     // A real host's server is where its owner has it.
     let places = chosen("place", &args.places, if real { &["vm"] } else { &PLACES })?;
     let frames = if args.frames.is_empty() { FRAMES.to_vec() } else { args.frames.clone() };
@@ -368,7 +368,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let (requests, rate, frames_each) = (args.requests, f64::from(args.rate), args.frames_each);
     let plan = Plan { methods, places, frames, requests, rate, frames_each, trials: args.trials, hours: args.hours };
     let measure = |ground: Ground<'_>| measure(&plan, ground, &mut say, &mut noted(&mut missing));
-    let (results, mut notes) = args.whose.measure(workload::HEADERS, |site| site, measure)?;
+    let (results, mut notes) = args.host.measure(workload::HEADERS, |site| site, measure)?;
     notes.extend([
         "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and \
          milliseconds for NAPI, 98.8 % less at 1 Gb/s with 1518 bytes; containers 21.1 to 96.1 % less; without loss \

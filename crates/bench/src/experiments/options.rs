@@ -126,14 +126,14 @@ impl Hardware {
 
 /// An experiment's host, of either kind.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Whose {
+pub(crate) struct HostArgs {
     #[command(flatten)]
     pub(crate) emulated: Emulated,
     #[command(flatten)]
     pub(crate) hardware: Hardware,
 }
 
-impl Whose {
+impl HostArgs {
     /// Measures on it, with what a reader must know of a real one; `captured` bytes of a real host's RT frame are kept,
     /// `prepare` sets the emulated machine up.
     pub(crate) fn measure<T>(

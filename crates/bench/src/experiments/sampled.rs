@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use ontime_lab::role::SAMPLED_VALUES;
 
-use super::{Experiment, Measured, Output, Whose, command, noted, say};
+use super::{Experiment, HostArgs, Measured, Output, command, noted, say};
 use crate::goals::{Figure, GoalSpec, goal, small};
 use crate::host::{AS_IS, BULK_VMS, Ground, MeasureError, RT_VM, Site, Vm, boot_vm};
 use crate::sampled::frame;
@@ -96,18 +96,18 @@ struct Options {
     #[arg(long, default_value_t = 4_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     frames: u64,
     #[command(flatten)]
-    whose: Whose,
+    host: HostArgs,
     #[command(flatten)]
     output: Output,
 }
 
 /// Measures every method under every load on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let methods = args.whose.hardware.methods(&args.methods, &METHODS, &METHODS)?;
+    let methods = args.host.hardware.methods(&args.methods, &METHODS, &METHODS)?;
     let mut missing = Vec::new();
     let plan = Plan { methods, loads: args.loads.clone(), frames: args.frames };
     let measure = |ground: Ground<'_>| measure(&plan, ground, &mut say, &mut noted(&mut missing));
-    let (results, notes) = args.whose.measure(HEADERS, Plan::prepare, measure)?;
+    let (results, notes) = args.host.measure(HEADERS, Plan::prepare, measure)?;
     let measured = Measured { experiment: "sampled-values", seed: 0, results, missing, notes };
     measured.report(&args.output)
 }

@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 
-use super::{Experiment, Measured, Output, Whose, command, noted, say};
+use super::{Experiment, HostArgs, Measured, Output, command, noted, say};
 use crate::bulk::{self, BulkFlows};
 use crate::client::ClientConfig;
 use crate::flood::{self, Flood, Kind};
@@ -371,7 +371,7 @@ struct Common {
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     #[command(flatten)]
-    whose: Whose,
+    host: HostArgs,
     /// Times between two interrupts of the NIC, a case each: 0 (none), 10 to 10000 us, dynamic (14 to 250 us) or
     /// conservative (50 to 250); default: as its driver has it
     #[arg(long = "interval", value_name = "US", value_delimiter = ',')]
@@ -462,12 +462,12 @@ fn execute(
     words: Vec<String>,
 ) -> anyhow::Result<ExitCode> {
     let defaults = ["prio", "fq_codel", "vanilla", "vatc"];
-    let methods = common.whose.hardware.methods(&common.methods, &defaults, &METHODS)?;
+    let methods = common.host.hardware.methods(&common.methods, &defaults, &METHODS)?;
     let mut missing = Vec::new();
     let intervals = common.intervals.clone();
     let plan = Plan { methods, beside, total_rate, intervals, requests: common.requests };
     let measure = |ground: Ground<'_>| measure(&plan, ground, &mut say, &mut noted(&mut missing));
-    let (results, mut notes) = common.whose.measure(HEADERS, |site| site, measure)?;
+    let (results, mut notes) = common.host.measure(HEADERS, |site| site, measure)?;
     notes.extend(words);
     notes.push(
         "a request comes from outside and is answered in the VM; the paper's comes from the VM and is answered \

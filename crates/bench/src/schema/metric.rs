@@ -100,7 +100,7 @@ pub enum Value {
 pub struct Metric {
     /// The part of the result that it is of: a segment, an application, an inversion; `null` for the result as a whole.
     pub part: Option<String>,
-    /// Its name; the experiment's page (docs/bench) says what it is.
+    /// Its name; the page that `--html` writes says what it is.
     pub key: String,
     /// What it is counted in.
     pub unit: Unit,
