@@ -164,7 +164,7 @@ impl Figures {
     fn metrics(&self, segment: &str) -> Vec<Metric> {
         let Self { min, mean, p50, p95, p99, p99_9, max, .. } = *self;
         let times =
-            [("min", min), ("mean", mean), ("p50", p50), ("p95", p95), ("p99", p99), ("p99-9", p99_9), ("max", max)];
+            [("min", min), ("mean", mean), ("p50", p50), ("p95", p95), ("p99", p99), ("p99.9", p99_9), ("max", max)];
         let times = times.map(|(key, us)| Metric::number(key, Unit::Us, us));
         [Metric::count("requests", self.count)].into_iter().chain(times).map(|metric| metric.of(segment)).collect()
     }

@@ -166,7 +166,7 @@ fn measure(
             setting.apply(host, method, figures)?;
             let mut result = setting.measure_case(host, plan, (method, beside), &video, progress)?;
             let paper = beside.paper(method, &figures.rtvirt);
-            result.metrics.extend(paper.map(|us| Metric::number("paper-p99-9", Unit::Us, us)));
+            result.metrics.extend(paper.map(|us| Metric::number("paper-p99.9", Unit::Us, us)));
             results.push(result);
             Ok(())
         },
