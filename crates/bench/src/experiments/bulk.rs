@@ -33,15 +33,6 @@ const CLIENT: [u8; 4] = [10, 2, 0, 1];
 /// Its policy.
 const SOCKETS: Sockets = Sockets { vm: VM.name, bind: "tcp/5201", reach: "10.2.0.0/24", channels: 0, wake: Wake::Idle };
 
-/// What to measure on one emulated host.
-#[derive(Debug, Clone)]
-struct Plan {
-    /// Of [`METHODS`].
-    methods: Vec<String>,
-    /// Seconds of the host's time a case.
-    seconds: u32,
-}
-
 /// A case's name in results.
 fn name(method: &str, send: bool) -> String {
     format!("{method}-{}", if send { "send" } else { "receive" })
@@ -50,18 +41,18 @@ fn name(method: &str, send: bool) -> String {
 /// Boots the host and measures every method both ways. A case that fails is passed to `missing` with its name, and the
 /// rest is measured, as long as the host lives.
 fn measure(
-    plan: &Plan,
+    args: &Options,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    if plan.methods.iter().any(|method| method == "outsourcing") {
+    if args.methods.iter().any(|method| method == "outsourcing") {
         server::bring_module(site, images, progress)?;
     }
     let host = Host::start(site, images, &[], &[], progress)?;
     let mut seat = None;
-    let cases = plan.methods.iter().flat_map(|method| [false, true].map(|send| (method, send)));
+    let cases = args.methods.iter().flat_map(|method| [false, true].map(|send| (method, send)));
     trial::each(
         host,
         cases,
@@ -69,7 +60,7 @@ fn measure(
         missing,
         |host, &(method, send), results| {
             put(host, &mut seat, method == "outsourcing", progress)?;
-            results.push(measure_case(host, plan, method, send, progress)?);
+            results.push(measure_case(host, args, method, send, progress)?);
             Ok(())
         },
     )
@@ -96,7 +87,7 @@ fn put(
 
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    args: &Options,
     method: &str,
     send: bool,
     progress: &mut dyn FnMut(&str),
@@ -110,7 +101,7 @@ fn measure_case(
     progress(&format!("{case}: measuring"));
     let from = size(&capture);
     let before = host.cpu_time()?;
-    host.shell(&format!("sleep {}", plan.seconds))?;
+    host.shell(&format!("sleep {}", args.seconds))?;
     let after = host.cpu_time()?;
     let cut = host.dir.join(format!("{case}.pcap"));
     host.cut(&capture, from, &cut)?;
@@ -172,7 +163,7 @@ fn label(method: &str, send: bool) -> String {
     format!("{path}, the VM {}", if send { "sends" } else { "receives" })
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 struct Options {
     /// Methods: threaded and partitioned (vhost-net), outsourcing; default: threaded, outsourcing
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',', default_value = "threaded,outsourcing")]
@@ -191,10 +182,10 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = chosen("method", &args.methods, &METHODS)?;
     let mut missing = Vec::new();
     let with_module = methods.iter().any(|method| method == "outsourcing");
-    let plan = Plan { methods, seconds: args.seconds };
+    let args = &Options { methods, ..args.clone() };
     let results = args
         .emulated
-        .measure(with_module, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
+        .measure(with_module, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![
         "paper (Access'18, IV-B and IV-F, its hardware): outsourcing has 5.6 % more bulk throughput than threaded at \
          32 % less CPU, 0.64 of its CPU a byte; two copies through vhost-net, one by outsourced sockets"

@@ -35,33 +35,22 @@ const ANSWER: &[u8] = b"END\r\n";
 /// Real time that a connection may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What to measure on one emulated host.
-#[derive(Debug, Clone)]
-struct Plan {
-    /// Of [`METHODS`].
-    methods: Vec<String>,
-    /// Connections of each.
-    count: u64,
-    /// Clients at once.
-    clients: u32,
-}
-
 /// Boots the host and measures every method. A case that fails is passed to `missing` with its name, and the rest is
 /// measured, as long as the host lives.
 fn measure(
-    plan: &Plan,
+    args: &Options,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let ground = Ground::Emulated(site, images);
-    let outsourced = plan.methods.iter().any(|method| method == "outsourcing");
+    let outsourced = args.methods.iter().any(|method| method == "outsourcing");
     let mut seat = Seat::new(server::MEMCACHED, &ground, outsourced, progress)?;
     let host = ground.start(&[], &server::CONFIG, progress)?;
     trial::each(
         host,
-        &plan.methods,
+        &args.methods,
         |method| (*method).clone(),
         missing,
         |host, method, results| {
@@ -72,7 +61,7 @@ fn measure(
             seat.put(host, place, progress)?;
             progress(&format!("{method}: applying"));
             host.apply(applied)?;
-            results.push(measure_case(host, plan, method, progress)?);
+            results.push(measure_case(host, args, method, progress)?);
             Ok(())
         },
     )
@@ -80,17 +69,17 @@ fn measure(
 
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    args: &Options,
     method: &str,
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     let server = SocketAddr::from((server::ADDRESS, server::MEMCACHED.port));
     ready(server)?;
-    progress(&format!("{method}: {} connections by {} clients", plan.count, plan.clients));
+    progress(&format!("{method}: {} connections by {} clients", args.count, args.clients));
     let capture = host.capture("rt");
     let from = size(&capture);
     let before = host.cpu_time()?;
-    let asked = connect(server, plan);
+    let asked = connect(server, args);
     let after = host.cpu_time()?;
     asked?;
     let cut = host.dir.join(format!("{method}.pcap"));
@@ -114,7 +103,7 @@ fn measure_case(
         result.metrics.extend([
             Metric::number("rate", Unit::PerS, per_s),
             Metric::count("connections", seen.completed),
-            Metric::count("clients", plan.clients.into()),
+            Metric::count("clients", args.clients.into()),
         ]);
     }
     Ok(result)
@@ -146,16 +135,16 @@ fn failed(error: &io::Error) -> MeasureError {
 }
 
 /// All connections, by so many clients at once.
-fn connect(server: SocketAddr, plan: &Plan) -> Result<(), MeasureError> {
+fn connect(server: SocketAddr, args: &Options) -> Result<(), MeasureError> {
     let begun = AtomicU64::new(0);
     let client = || {
-        while begun.fetch_add(1, Ordering::Relaxed) < plan.count {
+        while begun.fetch_add(1, Ordering::Relaxed) < args.count {
             ask(server)?;
         }
         Ok(())
     };
     thread::scope(|scope| {
-        let clients: Vec<_> = (0..plan.clients).map(|_| scope.spawn(client)).collect();
+        let clients: Vec<_> = (0..args.clients).map(|_| scope.spawn(client)).collect();
         let ended = |client: thread::ScopedJoinHandle<'_, io::Result<()>>| {
             client.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")))
         };
@@ -250,7 +239,7 @@ fn analyse(path: &Path, port: u16) -> Result<Seen, PcapError> {
     }
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 struct Options {
     /// Methods: threaded and partitioned (vhost-net), outsourcing
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
@@ -272,10 +261,10 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = chosen("method", &args.methods, &METHODS)?;
     let mut missing = Vec::new();
     let with_module = methods.iter().any(|method| method == "outsourcing");
-    let plan = Plan { methods, count: args.count, clients: args.clients };
+    let args = &Options { methods, ..args.clone() };
     let results = args
         .emulated
-        .measure(with_module, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
+        .measure(with_module, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
     let measured = Measured { experiment: "connections", seed: 1, results, missing, notes: Vec::new() };
     measured.report(&args.output)
 }

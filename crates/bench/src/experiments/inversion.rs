@@ -29,17 +29,6 @@ const AGAIN: &str = "all-again";
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 10;
 
-/// What to measure on one emulated host.
-#[derive(Debug, Clone)]
-struct Plan {
-    /// Names of hostnet's rules.
-    rules: Vec<String>,
-    /// Counted requests a case, at least.
-    requests: u64,
-    /// Seed of the gaps between requests.
-    seed: u64,
-}
-
 /// A row's name in results.
 fn name(rule: &str) -> String {
     format!("without-{rule}")
@@ -85,7 +74,7 @@ fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
 /// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is
 /// measured, as long as the host lives.
 fn measure(
-    plan: &Plan,
+    args: &Options,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
@@ -98,7 +87,7 @@ fn measure(
         "{ while dd if=/dev/vdb of=/dev/null bs=4k count=20000 iflag=direct 2> /dev/null; do :; done; } > /dev/null \
          2>&1 < /dev/null &",
     )?;
-    let rows = plan.rules.iter().map(|rule| (name(rule), Some(rule.as_str())));
+    let rows = args.rules.iter().map(|rule| (name(rule), Some(rule.as_str())));
     let cases = [(ALL.to_owned(), None)].into_iter().chain(rows).chain([(AGAIN.to_owned(), None)]);
     trial::each(
         host,
@@ -106,7 +95,7 @@ fn measure(
         |(case, _)| case.clone(),
         missing,
         |host, (case, rule), results| {
-            let mut result = measure_case(host, plan, case, *rule, progress)?;
+            let mut result = measure_case(host, args, case, *rule, progress)?;
             result.metrics.extend(against(&result, results.first()));
             if let Some(lacks) = rule.and_then(|rule| lacks(rule, site.machine.kernel)) {
                 result.notes.push(format!("no difference is to be expected here; it takes {lacks}"));
@@ -119,7 +108,7 @@ fn measure(
 
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    args: &Options,
     case: &str,
     rule: Option<&str>,
     progress: &mut dyn FnMut(&str),
@@ -132,7 +121,7 @@ fn measure_case(
         method: case,
         label: &label,
         load: Load::SmallPackets,
-        requests: Requests::Client { workload: SOCKPERF, count: plan.requests + WARM_UP, seed: plan.seed },
+        requests: Requests::Client { workload: SOCKPERF, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
     };
     let mut result = trial.run(host, progress)?;
@@ -186,7 +175,7 @@ fn doctor(host: &mut Host, rule: &str) -> Result<Vec<Metric>, MeasureError> {
     ])
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 struct Options {
     /// Rules to switch off, one after the other; default: all of method partitioned
     #[arg(long = "rule", value_name = "RULE", value_delimiter = ',')]
@@ -208,10 +197,10 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let all = rules();
     let rules = chosen("rule", &args.rules, &all.iter().map(String::as_str).collect::<Vec<_>>())?;
     let mut missing = Vec::new();
-    let plan = Plan { rules, requests: args.requests, seed: args.seed };
+    let args = &Options { rules, ..args.clone() };
     let results = args
         .emulated
-        .measure(false, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
+        .measure(false, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![
         "a row's cost here is that of this set-up: two NICs, each of one class, one CPU; a note says which rows it \
          cannot show"

@@ -48,27 +48,6 @@ const TRIALS: u32 = 12;
 /// hundred frames, takes no rate to get through.
 const TRIAL_S: f64 = 0.25;
 
-/// What to measure on one host.
-#[derive(Debug, Clone)]
-struct Plan {
-    /// Of [`METHODS`].
-    methods: Vec<String>,
-    /// Of [`PLACES`].
-    places: Vec<String>,
-    /// Of [`FRAMES`].
-    frames: Vec<u16>,
-    /// Counted requests of a closed loop, at least.
-    requests: u64,
-    /// Frames a second of the open loop.
-    rate: f64,
-    /// Frames of the open loop, and of each trial of the search at least; 0 for neither.
-    frames_each: u64,
-    /// The most trials of the search; 0 for none.
-    trials: u32,
-    /// The open loop alone, for so many hours of the host's clock.
-    hours: Option<f64>,
-}
-
 /// A case's name in results.
 fn name(method: &str, place: &str, frame: u16) -> String {
     format!("{method}-{place}-{frame}")
@@ -87,14 +66,14 @@ fn long(case: &str) -> String {
 /// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is
 /// measured, as long as the host lives.
 fn measure(
-    plan: &Plan,
+    args: &Options,
     ground: Ground<'_>,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let mut seat = Seat::new(server::SOCKPERF, &ground, false, progress)?;
     let host = ground.start(&BULK_VMS, &server::CONFIG, progress)?;
-    let cases = plan.places.iter().flat_map(|place| plan.methods.iter().map(move |method| (method, place)));
+    let cases = args.places.iter().flat_map(|place| args.methods.iter().map(move |method| (method, place)));
     let name = |(method, place): &(&String, &String)| format!("{method}-{place}, one frame or more");
     trial::each(host, cases, name, missing, |host, &(method, place), results| {
         if seat.place().is_some_and(|before| before != seat_of(place)) {
@@ -103,7 +82,7 @@ fn measure(
         }
         seat.put(host, seat_of(place), progress)?;
         apply(host, method)?;
-        plan.frames.iter().try_for_each(|frame| measure_case(host, plan, (method, place, *frame), progress, results))
+        args.frames.iter().try_for_each(|frame| measure_case(host, args, (method, place, *frame), progress, results))
     })
 }
 
@@ -152,7 +131,7 @@ fn words(method: &str) -> &str {
 
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    args: &Options,
     (method, place, frame): (&str, &str, u16),
     progress: &mut dyn FnMut(&str),
     results: &mut Vec<MethodResult>,
@@ -162,11 +141,11 @@ fn measure_case(
     let server = host.server(workload);
     let case = name(method, place, frame);
     let label = format!("{}; {place}, frames of {frame} bytes", words(method));
+    let rate = f64::from(args.rate);
     let load = |rate, count| Paced { server, message_bytes, rate, count };
-    if let Some(hours) = plan.hours {
-        let label =
-            format!("{label}, {} a second for {} h", number::significant(plan.rate), number::significant(hours));
-        let (paced, length_ns) = (load(plan.rate, u64::MAX), hours::length_ns(hours));
+    if let Some(hours) = args.hours {
+        let label = format!("{label}, {} a second for {} h", number::significant(rate), number::significant(hours));
+        let (paced, length_ns) = (load(rate, u64::MAX), hours::length_ns(hours));
         let long = Hours { case: &long(&case), label: &label, load: Load::SmallPackets, paced, length_ns };
         let mut result = long.run(host, progress)?;
         result.metrics.push(bytes(frame));
@@ -174,22 +153,22 @@ fn measure_case(
         results.push(result);
         return Ok(());
     }
-    let (requests, warmup) = (Requests::Client { workload, count: plan.requests + WARM_UP, seed: 1 }, WARM_UP);
+    let (requests, warmup) = (Requests::Client { workload, count: args.requests + WARM_UP, seed: 1 }, WARM_UP);
     let trial = Trial { method: &case, label: &label, load: Load::SmallPackets, requests, warmup };
     let mut result = trial.run(host, progress)?;
     result.metrics.push(bytes(frame));
     result.metrics.extend(polling(host, method)?);
-    if plan.frames_each > 0 && plan.trials > 0 {
+    if args.frames_each > 0 && args.trials > 0 {
         progress(&format!("{case}: searching the highest rate without loss"));
         result
             .metrics
-            .extend(zero_loss(host, plan, &|rate| load(rate, plan.frames_each.max((rate * TRIAL_S) as u64)))?);
+            .extend(zero_loss(host, args, &|rate| load(rate, args.frames_each.max((rate * TRIAL_S) as u64)))?);
     }
     results.push(result);
-    if plan.frames_each > 0 {
+    if args.frames_each > 0 {
         let case = fast(&case);
-        let label = format!("{label}, {} a second", number::significant(plan.rate));
-        let requests = Requests::Paced(load(plan.rate, plan.frames_each));
+        let label = format!("{label}, {} a second", number::significant(rate));
+        let requests = Requests::Paced(load(rate, args.frames_each));
         let trial = Trial { method: &case, label: &label, load: Load::SmallPackets, requests, warmup: 0 };
         let mut result = trial.run(host, progress)?;
         result.metrics.push(bytes(frame));
@@ -284,15 +263,15 @@ fn bytes(frame: u16) -> Metric {
     Metric::number("frame", Unit::Bytes, frame.into())
 }
 
-fn zero_loss(host: &mut Host, plan: &Plan, load: &dyn Fn(f64) -> Paced) -> Result<Vec<Metric>, MeasureError> {
-    let mut search = Search::from(FIRST_RATE, plan.trials);
+fn zero_loss(host: &mut Host, args: &Options, load: &dyn Fn(f64) -> Paced) -> Result<Vec<Metric>, MeasureError> {
+    let mut search = Search::from(FIRST_RATE, args.trials);
     loop {
         let (at_wire, lost) = trial(host, &load(search.next))?;
         if !search.take(at_wire, lost) {
             break;
         }
     }
-    Ok(search.metrics(plan.frames_each))
+    Ok(search.metrics(args.frames_each))
 }
 
 /// Frames a second at the wire, and how many of them were not answered within 0.3 s.
@@ -320,7 +299,7 @@ fn trial(host: &mut Host, load: &Paced) -> Result<(f64, u64), MeasureError> {
     Ok(((requests - first) as f64 * 1e9 / span as f64, requests - answered))
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 struct Options {
     /// Methods: napi (nothing applied), napi-tuned (the paper's baseline), partitioned (without polling), busypoll,
     /// busypoll-adaptive
@@ -365,9 +344,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         usage!("frames of {unknown} bytes are none of the paper's, {:?}", FRAMES);
     }
     let mut missing = Vec::new();
-    let (requests, rate, frames_each) = (args.requests, f64::from(args.rate), args.frames_each);
-    let plan = Plan { methods, places, frames, requests, rate, frames_each, trials: args.trials, hours: args.hours };
-    let measure = |ground: Ground<'_>| measure(&plan, ground, &mut say, &mut noted(&mut missing));
+    let args = &Options { methods, places, frames, ..args.clone() };
+    let measure = |ground: Ground<'_>| measure(args, ground, &mut say, &mut noted(&mut missing));
     let (results, mut notes) = args.host.measure(workload::HEADERS, |site| site, measure)?;
     notes.extend([
         "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and \

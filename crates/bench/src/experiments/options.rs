@@ -20,7 +20,7 @@ use crate::schema::{MethodResult, Report, SCHEMA_VERSION};
 use crate::{goals, report};
 
 /// The one emulated host of an experiment.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Emulated {
     /// What time is in the host: virtual or real
     #[arg(long, default_value = "virtual")]
@@ -85,7 +85,7 @@ impl Emulated {
 }
 
 /// A real host, in place of an emulated one.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Hardware {
     /// Measure a real host with its owner's VMs, which this file describes (docs/hardware.md), in place of an emulated
     /// one
@@ -125,7 +125,7 @@ impl Hardware {
 }
 
 /// An experiment's host, of either kind.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct HostArgs {
     #[command(flatten)]
     pub(crate) emulated: Emulated,
@@ -169,7 +169,7 @@ pub(crate) fn noted(missing: &mut Vec<String>) -> impl FnMut(&str, MeasureError)
 }
 
 /// Where a report goes, besides the terminal.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Output {
     /// Write the results (docs/bench.schema.json)
     #[arg(long)]

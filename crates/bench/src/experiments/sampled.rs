@@ -23,29 +23,16 @@ const METHODS: [&str; 3] = ["rt-default", "threaded", "partitioned"];
 /// Frames at the start of each case that do not count: 25 ms.
 const WARM_UP: u64 = 100;
 
-/// What to measure on one host.
-#[derive(Debug, Clone)]
-struct Plan {
-    /// Of [`METHODS`].
-    methods: Vec<String>,
-    /// What the bulk VMs receive.
-    loads: Vec<Load>,
-    /// Counted frames a case.
-    frames: u64,
-}
-
-impl Plan {
-    /// The machine that the experiment needs: what arrives is released once a period.
-    fn prepare(mut site: Site) -> Site {
-        site.machine.release_us = (frame::PERIOD_NS / 1_000) as u32;
-        site
-    }
+/// The machine that the experiment needs: what arrives is released once a period.
+fn prepare(mut site: Site) -> Site {
+    site.machine.release_us = (frame::PERIOD_NS / 1_000) as u32;
+    site
 }
 
 /// Boots the host and its VMs and measures every method under every load. A case that fails is passed to `missing`, and
 /// the rest is measured, as long as the host lives.
 fn measure(
-    plan: &Plan,
+    args: &Options,
     ground: Ground<'_>,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
@@ -57,7 +44,7 @@ fn measure(
     if host.target().is_none() {
         boot_vm(host.lab()?, &Vm { role: SAMPLED_VALUES.name, ..RT_VM }, progress)?;
     }
-    let cases = plan.methods.iter().flat_map(|method| plan.loads.iter().map(move |load| (method, *load)));
+    let cases = args.methods.iter().flat_map(|method| args.loads.iter().map(move |load| (method, *load)));
     let name = |(method, load): &(&String, Load)| format!("{method} ({})", load.words());
     trial::each(host, cases, name, missing, |host, &(method, load), results| {
         progress(&format!("{method}, {}: applying", load.words()));
@@ -66,7 +53,7 @@ fn measure(
             method,
             label: words(method),
             load,
-            requests: Requests::Client { workload: Workload::SampledValues, count: plan.frames + WARM_UP, seed: 0 },
+            requests: Requests::Client { workload: Workload::SampledValues, count: args.frames + WARM_UP, seed: 0 },
             warmup: WARM_UP,
         };
         results.push(trial.run(host, progress)?);
@@ -84,7 +71,7 @@ fn words(method: &str) -> &str {
     }
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 struct Options {
     /// Methods: rt-default (the RT kernel's defaults), threaded, partitioned
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
@@ -105,9 +92,9 @@ struct Options {
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = args.host.hardware.methods(&args.methods, &METHODS, &METHODS)?;
     let mut missing = Vec::new();
-    let plan = Plan { methods, loads: args.loads.clone(), frames: args.frames };
-    let measure = |ground: Ground<'_>| measure(&plan, ground, &mut say, &mut noted(&mut missing));
-    let (results, notes) = args.host.measure(HEADERS, Plan::prepare, measure)?;
+    let args = &Options { methods, ..args.clone() };
+    let measure = |ground: Ground<'_>| measure(args, ground, &mut say, &mut noted(&mut missing));
+    let (results, notes) = args.host.measure(HEADERS, prepare, measure)?;
     let measured = Measured { experiment: "sampled-values", seed: 0, results, missing, notes };
     measured.report(&args.output)
 }

@@ -98,28 +98,6 @@ impl std::str::FromStr for Beside {
     }
 }
 
-/// What to measure on one emulated host.
-#[derive(Debug, Clone)]
-struct Plan {
-    /// Of [`METHODS`].
-    methods: Vec<String>,
-    /// Who is beside it.
-    beside: Vec<Beside>,
-    /// How many VMs that never idle.
-    neighbours: u8,
-    /// Counted requests a case, at least.
-    requests: u64,
-    /// Seed of the gaps between requests.
-    seed: u64,
-}
-
-impl Plan {
-    /// Gives the host room for the VMs that never idle, besides the others.
-    fn prepare(&self, site: Site) -> Site {
-        site.with_room_for(u32::from(self.neighbours) + 5)
-    }
-}
-
 /// A case's name in results.
 fn name(method: &str, beside: Beside) -> String {
     format!("{method}-{}", beside.name())
@@ -128,20 +106,20 @@ fn name(method: &str, beside: Beside) -> String {
 /// Boots the host and its VMs and measures every method beside everybody. A case that fails is passed to `missing`, and
 /// the rest is measured, as long as the host lives.
 fn measure(
-    plan: &Plan,
+    args: &Options,
     figures: &Figures,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    let has = |beside| plan.beside.contains(&beside);
+    let has = |beside| args.beside.contains(&beside);
     let video = group::video(figures, VIDEO_SCALE);
     Guests::bring(site, images, progress)?;
     let mut host = Host::start(site, images, &[], &server::CONFIG, progress)?;
     let mut setting = Setting {
         hogs: if has(Beside::Cpu) {
-            (1..=plan.neighbours).map(|number| format!("hog{number}")).collect()
+            (1..=args.neighbours).map(|number| format!("hog{number}")).collect()
         } else {
             Vec::new()
         },
@@ -154,8 +132,8 @@ fn measure(
         boot_vm(host.lab()?, &Vm { name: hog, role: "spin", net: "bulk", address: &address }, progress)?;
         signal(&mut host, std::slice::from_ref(hog), "STOP")?;
     }
-    let ordered = rta::in_order(&METHODS, &plan.methods);
-    let cases = ordered.flat_map(|method| plan.beside.iter().map(move |beside| (method, *beside)));
+    let ordered = rta::in_order(&METHODS, &args.methods);
+    let cases = ordered.flat_map(|method| args.beside.iter().map(move |beside| (method, *beside)));
     trial::each(
         host,
         cases,
@@ -164,7 +142,7 @@ fn measure(
         |host, &(method, beside), results| {
             progress(&format!("{}: applying", name(method, beside)));
             setting.apply(host, method, figures)?;
-            let mut result = setting.measure_case(host, plan, (method, beside), &video, progress)?;
+            let mut result = setting.measure_case(host, args, (method, beside), &video, progress)?;
             let paper = beside.paper(method, &figures.rtvirt);
             result.metrics.extend(paper.map(|us| Metric::number("paper-p99.9", Unit::Us, us)));
             results.push(result);
@@ -206,7 +184,7 @@ impl Setting {
     fn measure_case(
         &self,
         host: &mut Host,
-        plan: &Plan,
+        args: &Options,
         (method, beside): (&str, Beside),
         video: &[Rta],
         progress: &mut dyn FnMut(&str),
@@ -214,16 +192,16 @@ impl Setting {
         let case = name(method, beside);
         let trial = Trial {
             method: &case,
-            label: &format!("{}; {}", words(method), beside.words(plan.neighbours)),
+            label: &format!("{}; {}", words(method), beside.words(args.neighbours)),
             load: Load::None,
             requests: Requests::Client {
                 workload: Workload::Memcached { traffic: memcached::RTVIRT, connections: 1 },
-                count: plan.requests + WARM_UP,
-                seed: plan.seed,
+                count: args.requests + WARM_UP,
+                seed: args.seed,
             },
             warmup: WARM_UP,
         };
-        let held = if beside == Beside::Video { Some(self.stream(host, plan, &case, method, video)?) } else { None };
+        let held = if beside == Beside::Video { Some(self.stream(host, args, &case, method, video)?) } else { None };
         if beside == Beside::Cpu {
             signal(host, &self.hogs, "CONT")?;
         }
@@ -249,14 +227,14 @@ impl Setting {
     fn stream(
         &self,
         host: &mut Host,
-        plan: &Plan,
+        args: &Options,
         case: &str,
         method: &str,
         video: &[Rta],
     ) -> Result<Option<f64>, MeasureError> {
         let delay_us = rta::delay_us(method);
         // A request each 10 ms, what is slow about it, and the client's beginning.
-        let seconds = (plan.requests + WARM_UP) / 90 + 6;
+        let seconds = (args.requests + WARM_UP) / 90 + 6;
         let order = |rta: &Rta| {
             let releases = Releases::Periodic(seconds * 1_000_000 / rta.period_us);
             Order { tag: case.to_owned(), rta: *rta, releases, delay_us, work_percent: WORK_PERCENT }.line()
@@ -282,7 +260,7 @@ fn words(method: &str) -> &str {
     }
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 struct Options {
     /// Methods: credit (Linux as it is), deadline (SCHED_DEADLINE on the host), paced; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
@@ -310,10 +288,17 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
     let methods = chosen("method", &args.methods, &METHODS)?;
     let mut missing = Vec::new();
-    let (beside, neighbours) = (args.beside.clone(), args.neighbours);
-    let plan = Plan { methods, beside, neighbours, requests: args.requests, seed: args.seed };
+    let args = &Options { methods, ..args.clone() };
     let results = args.emulated.measure(true, |site, images| {
-        measure(&plan, &figures, &plan.prepare(site), images, &mut say, &mut noted(&mut missing))
+        // Room for the VMs that never idle, besides the others.
+        measure(
+            args,
+            &figures,
+            &site.with_room_for(u32::from(args.neighbours) + 5),
+            images,
+            &mut say,
+            &mut noted(&mut missing),
+        )
     })?;
     let notes = vec![format!(
         "one CPU: {} VMs that never idle for the paper's 19 on two; four video VMs, one of each frame rate, with the \

@@ -84,23 +84,6 @@ impl std::str::FromStr for Neighbour {
     }
 }
 
-/// What to measure on one emulated host.
-#[derive(Debug, Clone)]
-struct Plan {
-    /// Of [`METHODS`].
-    methods: Vec<String>,
-    /// CPU loads of the RT guest, percent, 0 to 100.
-    loads: Vec<u8>,
-    /// Who is beside it.
-    neighbours: Vec<Neighbour>,
-    /// Whether `ontime trace` runs in the host meanwhile ([`crate::segments`]).
-    traced: bool,
-    /// Counted requests a case, at least.
-    requests: u64,
-    /// Seed of the gaps between requests.
-    seed: u64,
-}
-
 /// A case's name in results.
 fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
     match neighbour {
@@ -112,7 +95,7 @@ fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
 /// Boots the host and its VMs and measures every method with every load beside every neighbour. A case that fails is
 /// passed to `missing`, and the rest is measured, as long as the host lives.
 fn measure(
-    plan: &Plan,
+    args: &Options,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
@@ -121,13 +104,13 @@ fn measure(
     LOADED.bring(&site.dir.join("files"))?;
     let mut host = Host::start(site, images, &[], &server::CONFIG, progress)?;
     boot_vm(host.lab()?, &Vm { role: LOADED.name, ..RT_VM }, progress)?;
-    for neighbour in &plan.neighbours {
+    for neighbour in &args.beside {
         boot_vm(host.lab()?, &neighbour.vm(), progress)?;
         run(&mut host, *neighbour, false)?;
     }
-    let loads = |neighbour| plan.loads.iter().map(move |load| (*load, neighbour));
-    let cases = plan.neighbours.iter().flat_map(|neighbour| loads(*neighbour));
-    let cases = cases.flat_map(|(load, neighbour)| plan.methods.iter().map(move |method| (method, load, neighbour)));
+    let loads = |neighbour| args.loads.iter().map(move |load| (*load, neighbour));
+    let cases = args.beside.iter().flat_map(|neighbour| loads(*neighbour));
+    let cases = cases.flat_map(|(load, neighbour)| args.methods.iter().map(move |method| (method, load, neighbour)));
     trial::each(
         host,
         cases,
@@ -139,7 +122,7 @@ fn measure(
             host.apply(method)?;
             host.settle()?;
             run(host, neighbour, true)?;
-            let measured = measure_case(host, plan, (method, load, neighbour), progress);
+            let measured = measure_case(host, args, (method, load, neighbour), progress);
             run(host, neighbour, false)?;
             results.push(measured?);
             Ok(())
@@ -155,7 +138,7 @@ fn run(host: &mut Host, neighbour: Neighbour, runs: bool) -> Result<(), MeasureE
 
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    args: &Options,
     (method, percent, neighbour): (&str, u8, Neighbour),
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
@@ -165,10 +148,10 @@ fn measure_case(
         method: &case,
         label: &format!("{}; {percent} % CPU load in the guest, beside {}", words(method), neighbour.words()),
         load: Load::None,
-        requests: Requests::Client { workload, count: plan.requests + WARM_UP, seed: plan.seed },
+        requests: Requests::Client { workload, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
     };
-    let trace = if plan.traced { Some(Trace::start(host, &case, Depth::Segments)?) } else { None };
+    let trace = if args.segments { Some(Trace::start(host, &case, Depth::Segments)?) } else { None };
     let before = vcpu_time(host)?;
     let measured = trial.run(host, progress);
     let after = vcpu_time(host)?;
@@ -226,7 +209,7 @@ fn words(method: &str) -> &str {
     }
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 struct Options {
     /// Methods: credit (Linux as it is), partitioned, interrupt-context; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
@@ -260,17 +243,11 @@ struct Options {
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = chosen("method", &args.methods, &METHODS)?;
     let mut missing = Vec::new();
-    let plan = Plan {
-        methods,
-        loads: args.loads.clone(),
-        neighbours: args.beside.clone(),
-        traced: args.segments,
-        requests: if args.long { LONG } else { args.requests },
-        seed: args.seed,
-    };
+    let requests = if args.long { LONG } else { args.requests };
+    let args = &Options { methods, requests, ..args.clone() };
     let results = args
         .emulated
-        .measure(false, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
+        .measure(false, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![
         "a delay is the request's whole way at the wire: from its passage of the NIC to that of the guest's answer; \
          the paper's figures are of its parts"

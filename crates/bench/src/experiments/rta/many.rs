@@ -56,7 +56,7 @@ impl Plan {
 
 /// Boots the host and a VM for each group, and measures every method. One that fails is passed to `missing`, and the
 /// rest is measured, as long as the host lives.
-pub fn measure(
+fn measure(
     plan: &Plan,
     site: &Site,
     images: &Images,

@@ -123,7 +123,7 @@ pub fn name(method: &str, group: &str) -> String {
 
 /// Boots the host and four VMs and measures every group by every method. A case that fails is passed to `missing`, and
 /// the rest is measured, as long as the host lives.
-pub fn measure(
+fn measure(
     plan: &Plan,
     site: &Site,
     images: &Images,

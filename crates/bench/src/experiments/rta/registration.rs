@@ -38,17 +38,10 @@ const SETTLED: &str = "ran() { read -r ran rest < /proc/$(pgrep -x -f 'ontime da
                        for look in $(seq 30); do before=$(ran); sleep 2; [ $(($(ran) - before)) -ge 1000000 ] || \
                        break; done";
 
-/// What to measure on one emulated host.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// Calls of each method.
-    pub count: u32,
-}
-
 /// Boots a host and a VM and measures every method. One that fails is passed to `missing`, and the rest is measured, as
 /// long as the host lives.
-pub fn measure(
-    plan: &Plan,
+fn measure(
+    args: &Options,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
@@ -68,7 +61,7 @@ pub fn measure(
         |method| (*method).to_owned(),
         missing,
         |host, &method, results| {
-            results.push(measure_method(host, &guests, plan.count, method, &mut anyway, progress)?);
+            results.push(measure_method(host, &guests, args.count, method, &mut anyway, progress)?);
             Ok(())
         },
     )
@@ -197,7 +190,7 @@ impl Used {
     }
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 struct Options {
     /// Changes of an application's bandwidth
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(2..=1000))]
@@ -211,10 +204,8 @@ struct Options {
 /// Measures what a guest's asking for bandwidth costs.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
-    let plan = Plan { count: args.count };
-    let results = args
-        .emulated
-        .measure(true, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let results =
+        args.emulated.measure(true, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec!["one VM whose budget is in periods of 20 ms, method paced, nothing else on the host".to_owned()];
     Measured { experiment: "registration", seed: 0, results, missing, notes }.report(&args.output)
 }

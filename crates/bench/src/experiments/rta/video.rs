@@ -225,21 +225,10 @@ impl Simulated {
     }
 }
 
-/// What to measure on one emulated host.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// Of [`METHODS`].
-    pub methods: Vec<String>,
-    /// How long, seconds of the guests' time.
-    pub seconds: u32,
-    /// Seed of the draw; the same for all methods.
-    pub seed: u64,
-}
-
 /// Boots the host and four VMs and measures every method. One that fails is passed to `missing`, and the rest is
 /// measured, as long as the host lives.
-pub fn measure(
-    plan: &Plan,
+fn measure(
+    args: &Asked,
     figures: &Figures,
     site: &Site,
     images: &Images,
@@ -247,10 +236,10 @@ pub fn measure(
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let rates = group::video(figures, SCALE);
-    let spells = draw(VMS, u64::from(plan.seconds) * 1_000, plan.seed);
+    let spells = draw(VMS, u64::from(args.seconds) * 1_000, args.seed);
     each_case(
         Setup { site, images, vms: VMS, declared_us: DECLARED_US },
-        (&plan.methods, &[()]),
+        (&args.methods, &[()]),
         |method, ()| method.to_owned(),
         progress,
         missing,
@@ -318,7 +307,7 @@ fn measure_method(
     Ok(result)
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 struct Asked {
     /// Only the simulation of the paper's size, no emulated host: as text
     #[arg(long, conflicts_with_all = ["json", "csv", "html"])]
@@ -357,10 +346,10 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { WARNING }));
     }
     let mut missing = Vec::new();
-    let plan = Plan { methods, seconds: args.seconds, seed: args.seed };
+    let args = &Asked { methods, ..args.clone() };
     let results = args
         .emulated
-        .measure(true, |site, images| measure(&plan, &figures, &site, images, &mut say, &mut noted(&mut missing)))?;
+        .measure(true, |site, images| measure(args, &figures, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![
         format!(
             "the emulated host: four VMs with a vCPU each, {} s, slices the paper's divided by {}, as the virtual \
