@@ -76,9 +76,6 @@ enum Flow {
 impl Flood {
     /// Starts a flow for each VM (name and address), one after the other, each seen in the network's capture before the
     /// next.
-    ///
-    /// # Errors
-    /// [`MeasureError::Flood`] with iperf3's words; the host is no more.
     pub fn start(
         host: &mut Host,
         network: &str,
@@ -116,9 +113,6 @@ impl Flood {
     }
 
     /// Ends it; it must have flowed until now.
-    ///
-    /// # Errors
-    /// [`MeasureError::Flood`] with iperf3's words.
     pub fn stop(mut self) -> Result<(), MeasureError> {
         for (vm, mut flow) in std::mem::take(&mut self.flows) {
             if flow.has_ended() {

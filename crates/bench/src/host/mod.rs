@@ -120,9 +120,6 @@ enum Under {
 
 impl Host {
     /// Boots it, its VMs one after the other, and the daemon with `config`, files of `/etc/ontime`, besides the rules.
-    ///
-    /// # Errors
-    /// The host, a VM or the daemon does not come up.
     pub fn start(
         site: &Site,
         images: &Images,
@@ -163,9 +160,6 @@ impl Host {
     }
 
     /// A real host as it stands.
-    ///
-    /// # Errors
-    /// It does not say what it is.
     fn real(mut target: Box<Target>) -> Result<Self, MeasureError> {
         let said = target.shell("uname -r; nproc")?;
         let mut lines = said.lines();
@@ -177,9 +171,6 @@ impl Host {
     }
 
     /// The emulated host, for what only that can do.
-    ///
-    /// # Errors
-    /// [`HardwareError::NotHere`].
     pub fn lab(&mut self) -> Result<&mut Lab, MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab),
@@ -207,9 +198,6 @@ impl Host {
     }
 
     /// Whether it can still be measured.
-    ///
-    /// # Errors
-    /// The emulated host is no more; a capture of the real one has ended.
     pub fn alive(&mut self) -> Result<(), MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab.alive()?),
@@ -218,9 +206,6 @@ impl Host {
     }
 
     /// Has arrivals on the RT NIC stamped exactly from now on, or no longer: a real monitor always does.
-    ///
-    /// # Errors
-    /// The emulator refuses.
     pub fn stamp_arrivals(&mut self, on: bool) -> Result<(), MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab.stamp_arrivals(on)?),
@@ -242,9 +227,6 @@ impl Host {
     }
 
     /// What was captured since `from`, all that has passed until now, as a file of its own: [`slice`].
-    ///
-    /// # Errors
-    /// [`MeasureError::File`]; a real host's monitor is no more, or does not catch up.
     pub fn cut(&self, capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
         // The emulator's has all at once.
         self.catch_up()?;
@@ -252,9 +234,6 @@ impl Host {
     }
 
     /// Waits until the captures have all that has passed.
-    ///
-    /// # Errors
-    /// A real host's monitor is no more, or does not catch up.
     pub fn catch_up(&self) -> Result<(), MeasureError> {
         Ok(self.target().map_or(Ok(()), Target::settle)?)
     }
@@ -292,9 +271,6 @@ impl Host {
     }
 
     /// Runs a shell command in the host, which must succeed.
-    ///
-    /// # Errors
-    /// It fails, or the host is no more.
     pub fn shell(&mut self, command: &str) -> Result<String, MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab.check(&["sh", "-c", command], LIMIT)?),
@@ -304,9 +280,6 @@ impl Host {
 
     /// As [`Self::shell`], ahead of whatever else the emulated host has at normal priority: for short questions while
     /// it is busy.
-    ///
-    /// # Errors
-    /// As [`Self::shell`].
     fn ask(&mut self, command: &str) -> Result<String, MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab.ask(&["sh", "-c", command], LIMIT)?),
@@ -315,9 +288,6 @@ impl Host {
     }
 
     /// Switches to a method. What it said, and the threads then, stay in the lab's files.
-    ///
-    /// # Errors
-    /// The daemon refuses it.
     pub fn apply(&mut self, method: &str) -> Result<(), MeasureError> {
         let apply = format!(
             "ontime apply --method {method} > /lab/{method}.applied 2>&1; status=$?; ontime ps > \
@@ -331,9 +301,6 @@ impl Host {
     }
 
     /// Gives an emulated host's daemon another `host.toml`.
-    ///
-    /// # Errors
-    /// The host is no more.
     pub fn configure(&mut self, text: &str) -> Result<(), MeasureError> {
         // The signal is taken before a request that comes a second later.
         self.shell(&format!(
@@ -344,17 +311,11 @@ impl Host {
 
     /// Waits until all that was applied holds: the daemon sets a NIC's moderation twice, 3 s apart (rule `moderation`).
     /// For requests that may come sooner after another than a moderated interrupt does.
-    ///
-    /// # Errors
-    /// The host is no more.
     pub fn settle(&mut self) -> Result<(), MeasureError> {
         self.shell("sleep 4").map(|_| ())
     }
 
     /// Undoes whatever is applied.
-    ///
-    /// # Errors
-    /// The daemon refuses.
     pub fn reset(&mut self) -> Result<(), MeasureError> {
         match &mut self.under {
             Under::Lab(_) => self.ask("ontime reset > /lab/reset 2>&1 || { cat /lab/reset; exit 1; }").map(|_| ()),
@@ -363,9 +324,6 @@ impl Host {
     }
 
     /// Ends the measurement: an emulated host ends, a real one has its method back.
-    ///
-    /// # Errors
-    /// A real host does not take it.
     pub fn leave(self) -> Result<(), MeasureError> {
         match self.under {
             // What was measured is read and outside: it need not end in order.
@@ -376,9 +334,6 @@ impl Host {
 
     /// Sends sockperf's requests from this process's namespace by the host's clock, which these captures carry, and
     /// watches the host meanwhile.
-    ///
-    /// # Errors
-    /// The host is no more, or nobody answers.
     pub fn requests(
         &mut self,
         config: ClientConfig,
@@ -391,9 +346,6 @@ impl Host {
     }
 
     /// As [`Host::requests`], to another server.
-    ///
-    /// # Errors
-    /// As [`Host::requests`].
     pub fn requests_to(
         &mut self,
         peer: &mut dyn Peer,
@@ -427,17 +379,11 @@ impl Host {
 
     /// Sends a steady rate of datagrams from this process's namespace, by the host's clock, and watches the host
     /// meanwhile.
-    ///
-    /// # Errors
-    /// The host is no more, or the load cannot be sent.
     pub fn paced(&mut self, load: &Paced) -> Result<(), MeasureError> {
         self.paced_while(load, &mut || ControlFlow::Continue(()))
     }
 
     /// As [`Self::paced`], while `go_on` says so, which is asked some times a second of real time.
-    ///
-    /// # Errors
-    /// As [`Self::paced`].
     pub fn paced_while(
         &mut self,
         load: &Paced,
@@ -481,9 +427,6 @@ impl Host {
     }
 
     /// CPU time that something other than the lab's own spinner used, and the host's uptime.
-    ///
-    /// # Errors
-    /// The host is no more, or says nonsense.
     pub fn cpu_time(&mut self) -> Result<CpuTime, MeasureError> {
         let text = self.ask(cpu::READ)?;
         CpuTime::parse(&text).ok_or(MeasureError::Accounting(text))
@@ -496,9 +439,6 @@ pub fn size(path: &Path) -> u64 {
 }
 
 /// What was captured since `from`, with the capture's own header. The emulator appends whole records.
-///
-/// # Errors
-/// [`MeasureError::File`].
 fn slice(capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
     let copy = || -> std::io::Result<()> {
         let mut capture = File::open(capture)?;
