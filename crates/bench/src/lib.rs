@@ -39,6 +39,7 @@
 
 pub mod bulk;
 pub mod client;
+mod client_side;
 pub mod clock;
 mod command;
 pub mod experiments;

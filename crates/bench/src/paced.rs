@@ -13,6 +13,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use crate::client::{self, ClientError};
 use crate::clock::{Clock, RealClock};
 use crate::frame::{Frame, parse};
@@ -30,7 +32,7 @@ const UNSEEN: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_micros(50);
 
 /// What to send.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Paced {
     /// The server.
     pub server: SocketAddr,

@@ -114,7 +114,7 @@ pub(crate) fn stretch<const N: usize>(
     let after = host.cpu_time()?;
     host.stamp_arrivals(false)?;
     if let Some(flood) = flood {
-        flood.stop()?;
+        flood.stop(host)?;
     }
     asked?;
     Ok(Stretch { from, cpu_share: after.share_since(&before, host.cpus), missed })

@@ -119,6 +119,9 @@ impl Workload {
 
     /// Makes the client ready, before anything is measured.
     pub fn ready(self, host: &mut Host, seed: u64) -> Result<Client, MeasureError> {
+        if !matches!(self, Workload::Sockperf { .. } | Workload::Loaded { .. }) {
+            host.needs_clients_outside("this server")?;
+        }
         match self {
             Workload::Sockperf { message_bytes } => {
                 // An experiment knows that its own VM answers; a real host's may not.

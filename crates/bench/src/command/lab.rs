@@ -14,6 +14,7 @@ use ontime_lab::module::{self, GUEST, HOST};
 use ontime_lab::{Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate};
 
 use super::product::Product;
+use crate::client_side::Order;
 
 /// Status of `ontime-lab run` where the command took too long, as timeout(1) gives it.
 const TIMED_OUT: u8 = 124;
@@ -36,6 +37,12 @@ pub enum Command {
     /// Run the lab's commands (started by the emulated host)
     #[command(hide = true)]
     Agent,
+    /// Send a load (started at the clients' side of the emulated host)
+    #[command(hide = true)]
+    Client {
+        /// What to send, as JSON
+        order: String,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -109,6 +116,11 @@ fn icount_shift(nanoseconds: &str) -> Result<u8, String> {
 pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Agent => agent::inside::serve().map(|()| ExitCode::SUCCESS).map_err(unsupported),
+        Command::Client { order } => {
+            let order: Order = serde_json::from_str(order).context("the order of a load")?;
+            order.carry_out()?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Images { several_cpus } => images(*several_cpus).map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
             run.machine().check()?;

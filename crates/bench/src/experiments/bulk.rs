@@ -105,7 +105,7 @@ fn measure_case(
     let after = host.cpu_time()?;
     let cut = host.dir.join(format!("{case}.pcap"));
     host.cut(&capture, from, &cut)?;
-    flood.stop()?;
+    flood.stop(host)?;
     let bulk = toward(&cut, IpAddr::from(if send { CLIENT } else { [10, 2, 0, 2] }))?;
     // Its sums are in the result.
     let _ = std::fs::remove_file(&cut);

@@ -28,6 +28,10 @@ pub(crate) struct Emulated {
     /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=8))]
     pub(crate) cpus: Option<u8>,
+    /// One more CPU for the clients' side, which is then in the emulated machine, too, and in the host's time (virtual
+    /// clock)
+    #[arg(long)]
+    pub(crate) client_cpu: bool,
     /// The host's kernel: 7.2-rt, 7.2 or 6.12-rt
     #[arg(long, default_value = "7.2-rt")]
     pub(crate) kernel: Kernel,
@@ -61,6 +65,7 @@ impl Emulated {
     pub(crate) fn machine(&self) -> Machine {
         let mut machine = host::machine(self.clock, self.kernel);
         machine.cpus = self.cpus.unwrap_or(machine.cpus);
+        machine.client_cpu = self.client_cpu;
         machine.silence_seconds = self.silence;
         machine
     }
@@ -89,7 +94,7 @@ impl Emulated {
 pub(crate) struct Hardware {
     /// Measure a real host with its owner's VMs, which this file describes (docs/hardware.md), in place of an emulated
     /// one
-    #[arg(long, value_name = "SITE", conflicts_with_all = ["clock", "cpus", "kernel", "silence"])]
+    #[arg(long, value_name = "SITE", conflicts_with_all = ["clock", "cpus", "client_cpu", "kernel", "silence"])]
     pub(crate) hardware: Option<PathBuf>,
 }
 

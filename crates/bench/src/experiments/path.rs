@@ -65,8 +65,8 @@ fn methods(args: &Options) -> anyhow::Result<Vec<String>> {
     if args.emulated.clock == Clock::Real {
         usage!("path is for the virtual clock, on which tracing takes no time; leave out --clock real");
     }
-    if args.emulated.cpus.is_some_and(|cpus| cpus > 1) {
-        usage!("path follows a request's instructions on one CPU; leave out --cpus");
+    if args.emulated.machine().takes_turns() {
+        usage!("path follows a request's instructions on one CPU; leave out --cpus and --client-cpu");
     }
     let asked = chosen("method", &args.methods, &path::METHODS)?;
     let methods = if args.methods.is_empty() { DEFAULTS.map(str::to_owned).to_vec() } else { asked };

@@ -299,6 +299,10 @@ struct Args {
     /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one); `exclusive` needs 2
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=8))]
     cpus: Option<u8>,
+    /// One more CPU for the clients' side, which is then in the emulated machine, too, and in the host's time (virtual
+    /// clock)
+    #[arg(long)]
+    client_cpu: bool,
     /// The host's RT kernel: 7.2-rt or 6.12-rt (may be given twice)
     #[arg(id = "kernel", long = "kernel", default_value = "7.2-rt", value_delimiter = ',')]
     kernels: Vec<Kernel>,
@@ -334,6 +338,13 @@ struct Args {
     /// One host's part, for the command that starts this one
     #[arg(long, hide = true)]
     part: bool,
+}
+
+impl Args {
+    fn emulated(&self, kernel: Kernel) -> Emulated {
+        let Self { clock, cpus, client_cpu, silence, .. } = *self;
+        Emulated { clock, cpus, client_cpu, kernel, silence, out: self.out.clone(), product: self.product.clone() }
+    }
 }
 
 /// One emulated host: its kernel and what is measured on it.
@@ -393,7 +404,10 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let hosts = hosts(args, kind)?;
     args.product.find()?;
     // Here, where there is a network: a part is in a namespace without one.
-    let images = lab::images(args.clock == Clock::Virtual && args.cpus.is_some_and(|cpus| cpus > 1))?;
+    let kernel = hosts.first().map_or(Kernel::Rt72, |host| host.kernel);
+    let machine = args.emulated(kernel).machine();
+    machine.check()?;
+    let images = lab::images(machine.takes_turns())?;
     let cases = |host: &Part| plan(args, kind, &host.methods).cases;
     if hosts.iter().flat_map(cases).any(|case| case.is_outsourced()) {
         lab::guest_module(&images)?;
@@ -480,6 +494,7 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::R
         line.extend([option.to_owned(), value]);
     }
     line.extend(args.cpus.map(|cpus| format!("--cpus={cpus}")));
+    line.extend(args.client_cpu.then(|| "--client-cpu".to_owned()));
     if let Some(out) = &args.out {
         let out = out.join(format!("{}-{number}", host.kernel));
         line.extend(["--out".to_owned(), out.to_string_lossy().into_owned()]);
@@ -503,8 +518,7 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::R
 fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let kernel = *args.kernels.first().context("a part has a kernel")?;
     let kernel = if args.methods.iter().any(|method| method == "vanilla") { Kernel::Plain72 } else { kernel };
-    let Args { clock, cpus, silence, .. } = *args;
-    let emulated = Emulated { clock, cpus, kernel, silence, out: args.out.clone(), product: args.product.clone() };
+    let emulated = args.emulated(kernel);
     let plan = plan(args, kind, &args.methods);
     let mut missing = Vec::new();
     let results = emulated.measure_inside(&lab::images(emulated.machine().takes_turns())?, |mut site, images| {
@@ -783,6 +797,7 @@ mod tests {
             methods: methods.iter().map(|&name| name.to_owned()).collect(),
             clock: Clock::Virtual,
             cpus: None,
+            client_cpu: false,
             kernels: vec![Kernel::Rt72],
             requests: 1,
             seed: 1,

@@ -24,6 +24,7 @@ use thiserror::Error;
 pub use self::cpu::CpuTime;
 pub use self::site::{BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm, machine};
 use crate::client::{self, ClientConfig, ClientError, Peer};
+use crate::client_side::Order;
 use crate::hardware::{HardwareError, Target};
 use crate::paced::{Pace, Paced};
 use crate::pcap::{HEADER, PcapError};
@@ -109,8 +110,10 @@ pub struct Host {
     pub kernel: String,
     /// Its clock.
     pub clock: Clock,
-    /// Its CPUs.
+    /// Its CPUs, without the clients' own.
     pub cpus: u16,
+    /// Whether the clients' side is in the emulated machine ([`crate::client_side`]).
+    client_cpu: bool,
 }
 
 enum Under {
@@ -156,7 +159,8 @@ impl Host {
             ontime_lab::Clock::Real => Clock::Real,
         };
         let (dir, cpus) = (site.dir.clone(), u16::from(site.machine.cpus));
-        Ok(Self { under: Under::Lab(Box::new(lab)), dir, kernel, clock, cpus })
+        let client_cpu = site.machine.client_cpu;
+        Ok(Self { under: Under::Lab(Box::new(lab)), dir, kernel, clock, cpus, client_cpu })
     }
 
     /// A real host as it stands.
@@ -167,7 +171,7 @@ impl Host {
         let cpus = cpus.map_err(|_| MeasureError::Accounting(said.clone()))?;
         // Without a device behind the client's NICs there is no hardware to speak of.
         let clock = if target.is_hardware() { Clock::Hardware } else { Clock::Real };
-        Ok(Self { dir: target.dir().to_owned(), under: Under::Real(target), kernel, clock, cpus })
+        Ok(Self { dir: target.dir().to_owned(), under: Under::Real(target), kernel, clock, cpus, client_cpu: false })
     }
 
     /// The emulated host, for what only that can do.
@@ -179,6 +183,19 @@ impl Host {
                 Err(HardwareError::NotHere(said.to_owned()).into())
             }
         }
+    }
+
+    /// Whether the clients' side is in the emulated machine, on a CPU of its own.
+    pub fn has_client_cpu(&self) -> bool {
+        self.client_cpu
+    }
+
+    /// Refuses what only clients outside can do.
+    pub(crate) fn needs_clients_outside(&self, what: &str) -> Result<(), MeasureError> {
+        if self.client_cpu {
+            return Err(LabError::Machine(format!("{what} has clients outside only; leave out --client-cpu")).into());
+        }
+        Ok(())
     }
 
     /// The real host, where it is one.
@@ -240,7 +257,10 @@ impl Host {
 
     /// What a reader must know of a stretch that was measured here, before which the monitor had missed so many frames.
     pub fn notes(&self, missed: u64) -> Vec<String> {
-        let Some(target) = self.target() else { return Vec::new() };
+        let Some(target) = self.target() else {
+            let inside = "the clients' side is a CPU of the emulated machine: its load is in the host's time";
+            return self.client_cpu.then(|| inside.to_owned()).into_iter().collect();
+        };
         let missed = target.missed().saturating_sub(missed);
         let lacks =
             format!("the monitor itself missed {missed} frames: some of those that are lost here may be its own");
@@ -280,7 +300,7 @@ impl Host {
 
     /// As [`Self::shell`], ahead of whatever else the emulated host has at normal priority: for short questions while
     /// it is busy.
-    fn ask(&mut self, command: &str) -> Result<String, MeasureError> {
+    pub(crate) fn ask(&mut self, command: &str) -> Result<String, MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab.ask(&["sh", "-c", command], LIMIT)?),
             Under::Real(target) => Ok(target.shell(command)?),
@@ -341,6 +361,9 @@ impl Host {
         name: &str,
         progress: &mut dyn FnMut(&str),
     ) -> Result<(), MeasureError> {
+        if self.client_cpu {
+            return Order::Requests(config).run(self.lab()?, &mut |line| progress(&format!("{name}: {line}")));
+        }
         let mut peer = client::sockperf(&config)?;
         self.requests_to(&mut peer, config, captures, name, progress)
     }
@@ -354,6 +377,7 @@ impl Host {
         name: &str,
         progress: &mut dyn FnMut(&str),
     ) -> Result<(), MeasureError> {
+        self.needs_clients_outside("this server")?;
         if self.clock == Clock::Virtual {
             config.captures = captures.to_vec();
             config.scale = 5.0;
@@ -380,6 +404,10 @@ impl Host {
     /// Sends a steady rate of datagrams from this process's namespace, by the host's clock, and watches the host
     /// meanwhile.
     pub fn paced(&mut self, load: &Paced) -> Result<(), MeasureError> {
+        if self.client_cpu {
+            load.check()?;
+            return Order::Paced(load.clone()).run(self.lab()?, &mut |_| {});
+        }
         self.paced_while(load, &mut || ControlFlow::Continue(()))
     }
 
@@ -390,6 +418,7 @@ impl Host {
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<(), MeasureError> {
         load.check()?;
+        self.needs_clients_outside("a load of no certain end")?;
         self.release_every(Some(Pace::of(load.rate).every_us))?;
         let nic = (self.clock == Clock::Virtual).then(|| self.capture("rt"));
         let sent = self.send_paced(load, nic.as_deref(), go_on);
