@@ -15,7 +15,7 @@ lab-vm wait bulk
 on_clients_cpu() { # interrupts of the host's NICs on the clients' CPU, and of the clients' on the host's
     awk -v clients="$clients" '/ (rt|bulk)0?(-|$)/ {
         for (cpu = 0; cpu <= clients; cpu++)
-            if (($NF ~ /0/) == (cpu == clients)) n += $(cpu + 2)
+            if (($NF ~ /^(rt|bulk)0/) == (cpu == clients)) n += $(cpu + 2)
     } END { print n + 0 }' /proc/interrupts
 }
 before=$(on_clients_cpu)

@@ -10,6 +10,7 @@ esac
 if ! command -v "$1" > /dev/null; then
     mkdir -p /run/guest
     mountpoint -q /run/guest || mount -o ro /dev/vdb /run/guest
+    for dir in tmp run; do mountpoint -q "/run/guest/$dir" || mount -t tmpfs tmpfs "/run/guest/$dir"; done
     set -- chroot /run/guest "$@"
 fi
 exec ip netns exec clients taskset -c "${cpu%% *}" "$@"
