@@ -12,13 +12,13 @@ LAB_VM_MB=128 lab-vm start rt rt rt 10.1.0.2
 LAB_VM_MB=128 lab-vm start bulk bulk bulk 10.2.0.2
 lab-vm wait rt
 lab-vm wait bulk
-on_clients_cpu() { # interrupts of the host's NICs on the clients' CPU, and of the clients' on the host's
+on_the_other_side() { # interrupts of the host's NICs on the clients' CPU, and of the clients' on the host's
     awk -v clients="$clients" '/ (rt|bulk)0?(-|$)/ {
         for (cpu = 0; cpu <= clients; cpu++)
             if (($NF ~ /^(rt|bulk)0/) == (cpu == clients)) n += $(cpu + 2)
     } END { print n + 0 }' /proc/interrupts
 }
-before=$(on_clients_cpu)
+before=$(on_the_other_side)
 order='{"requests": {"server": "10.1.0.2:11111", "message_bytes": 16, "min_gap_us": 1000, "max_gap_us": 2000,
     "normal_gaps": false, "timeout_us": 1000000, "requests": 50, "give_up_after": 5, "seed": 1, "captures": [],
     "scale": 1.0}}'
@@ -29,7 +29,9 @@ lab-client ontime-lab client "${order/11111/9}" 2> /lab/said || status=$?
     fail "a port that nobody answers: $status, $(cat /lab/said)"
 rate=$(lab-client iperf3 -c 10.2.0.2 -t 1 -i 0 | awk '/receiver/ { print $7, $8 }')
 echo "figures: TCP to a bulk VM for a second: $rate"
-expect "interrupts on the other side's CPU" "$before" "$(on_clients_cpu)"
+# A vector moves at its first interrupt, which is still the former CPU's.
+astray=$(($(on_the_other_side) - before))
+[ $astray -le 6 ] || fail "$astray interrupts on the other side's CPU: $(grep -E ' (rt|bulk)' /proc/interrupts)"
 own='client-spin|ontime-lab|iperf3|lab-client'
 of_kernel='cpuhp|migration|idle_inject|ksoftirqd|kworker|irq\/|rcu|ktimers|irq_work|backlog_napi|napi'
 strangers=$(ps -eLo psr,comm | awk -v clients="$clients" "\$1 == clients && \$2 !~ /^($own|$of_kernel)/")
