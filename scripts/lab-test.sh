@@ -109,6 +109,7 @@ cpus_take_turns_on_the_virtual_clock() {
     done
     inside cpus --cpus 2
 }
+clients_have_a_cpu_of_the_hosts_time() { inside clients --client-cpu; }
 real_clock_has_two_cpus() {
     [ "$("$ontime-lab" run --clock real --cpus 2 --out "$work/two" -- nproc)" = 2 ]
 }
@@ -238,7 +239,7 @@ by_name() {
     lanes 2 guest_sockets_are_the_hosts trace_names_the_inversions trace_follows_a_vm \
         reserved_cpu_time_is_kept_by_sched_ext who_has_something_pending_goes_first reserved_cpu_time_is_kept \
         polls_are_short_on_an_old_kernel deadlines_of_a_guest_are_kept cpus_take_turns_on_the_virtual_clock \
-        a_send_waits_for_short_polls_only
+        clients_have_a_cpu_of_the_hosts_time a_send_waits_for_short_polls_only
     virtual=$?
     lanes 1 deadline_tasks_have_their_vcpus a_cpu_may_go_and_come busypoll_takes_no_interrupts \
         rt_queues_are_polled_on_an_old_kernel && [ $virtual -eq 0 ]

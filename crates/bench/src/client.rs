@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use ontime_figures::number;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, RealClock, VirtualClock};
 use crate::pcap::PcapError;
@@ -27,7 +28,7 @@ use crate::sockperf;
 pub const MESSAGE_BYTES: usize = 16;
 
 /// What the client is to do. Times are on the clock of the host under test.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClientConfig {
     /// The server.
     pub server: SocketAddr,

@@ -2,11 +2,12 @@
 //! packets, under which iperf3's own control connection would starve.
 //!
 //! In: the VMs, what flows, the capture that shows it. Out: a [`Flood`] that flows, ended by [`Flood::stop`] or with
-//! its value. Senders live in real time: a machine with other work thins a flood that the emulated host could still
-//! take.
+//! its value. Senders outside live in real time: a machine with other work thins a flood that the emulated host could
+//! still take. Those of the emulated machine's own clients' side ([`crate::client_side`]) do not.
 
 use std::io::Read;
 use std::net::UdpSocket;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use ontime_lab::isolate;
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::client_side::Order;
 use crate::hardware::HardwareError;
 use crate::host::{Host, MeasureError, size};
 
@@ -67,6 +69,8 @@ pub struct Flood {
 }
 
 enum Flow {
+    /// A process of the clients' side in the emulated machine, by its number there.
+    Inside(String),
     /// A test that runs until it is stopped.
     Iperf3(Child),
     /// A thread that sends until it is told.
@@ -76,9 +80,6 @@ enum Flow {
 impl Flood {
     /// Starts a flow for each VM (name and address), one after the other, each seen in the network's capture before the
     /// next.
-    ///
-    /// # Errors
-    /// [`MeasureError::Flood`] with iperf3's words; the host is no more.
     pub fn start(
         host: &mut Host,
         network: &str,
@@ -92,48 +93,71 @@ impl Flood {
             );
         }
         for (vm, address) in vms {
-            let (vm, address) = (vm.as_ref(), address.as_ref());
-            let (before, start) = (size(&capture), Instant::now());
-            let mut flow = Flow::start(kind, address)?;
-            while size(&capture) < before + kind.flowing() {
-                if let Err(error) = host.alive() {
-                    flow.end();
+            match flowing(host, &capture, kind, (vm.as_ref(), address.as_ref())) {
+                Ok(flow) => flood.flows.push((vm.as_ref().to_owned(), flow)),
+                Err(error) => {
+                    flood.end(host);
                     return Err(error);
                 }
-                if start.elapsed() > LIMIT {
-                    return Err(flow.said(vm));
-                }
-                // A server that has not yet noticed the end of the last test is busy: ask again.
-                if flow.has_ended() {
-                    thread::sleep(Duration::from_millis(500));
-                    flow = Flow::start(kind, address)?;
-                }
-                thread::sleep(Duration::from_millis(50));
             }
-            flood.flows.push((vm.to_owned(), flow));
         }
         Ok(flood)
     }
 
     /// Ends it; it must have flowed until now.
-    ///
-    /// # Errors
-    /// [`MeasureError::Flood`] with iperf3's words.
-    pub fn stop(mut self) -> Result<(), MeasureError> {
-        for (vm, mut flow) in std::mem::take(&mut self.flows) {
-            if flow.has_ended() {
-                return Err(flow.said(&vm));
+    pub fn stop(mut self, host: &mut Host) -> Result<(), MeasureError> {
+        let mut ended = None;
+        for (vm, flow) in &mut self.flows {
+            if flow.has_ended(host)? {
+                ended.get_or_insert(vm.clone());
             }
-            flow.end();
         }
-        Ok(())
+        match ended.and_then(|vm| self.flows.iter().position(|(of, _)| *of == vm)) {
+            None => {
+                self.end(host);
+                Ok(())
+            }
+            Some(at) => {
+                let (vm, flow) = self.flows.swap_remove(at);
+                self.end(host);
+                Err(flow.said(host, &vm))
+            }
+        }
     }
+
+    fn end(mut self, host: &mut Host) {
+        for (_, flow) in std::mem::take(&mut self.flows) {
+            flow.end(Some(host));
+        }
+    }
+}
+
+/// A flow to this VM (name and address), once the capture shows it.
+fn flowing(host: &mut Host, capture: &Path, kind: Kind, (vm, address): (&str, &str)) -> Result<Flow, MeasureError> {
+    let (before, start) = (size(capture), Instant::now());
+    let mut flow = Flow::start(host, kind, address)?;
+    while size(capture) < before + kind.flowing() {
+        if let Err(error) = host.alive() {
+            flow.end(Some(host));
+            return Err(error);
+        }
+        if start.elapsed() > LIMIT {
+            return Err(flow.said(host, vm));
+        }
+        // A server that has not yet noticed the end of the last test is busy: ask again.
+        if flow.has_ended(host)? {
+            thread::sleep(Duration::from_millis(500));
+            flow = Flow::start(host, kind, address)?;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(flow)
 }
 
 impl Drop for Flood {
     fn drop(&mut self) {
         for (_, flow) in std::mem::take(&mut self.flows) {
-            flow.end();
+            flow.end(None);
         }
     }
 }
@@ -149,28 +173,47 @@ impl Kind {
 }
 
 impl Flow {
-    fn start(kind: Kind, address: &str) -> Result<Self, MeasureError> {
-        match kind {
-            Kind::Receive { streams } => iperf3(address, &["-P", &streams.to_string()]),
-            Kind::Send { streams } => iperf3(address, &["-R", "-P", &streams.to_string()]),
+    fn start(host: &mut Host, kind: Kind, address: &str) -> Result<Self, MeasureError> {
+        let own = match kind {
+            Kind::Receive { streams } => vec!["-P".to_owned(), streams.to_string()],
+            Kind::Send { streams } => vec!["-R".to_owned(), "-P".to_owned(), streams.to_string()],
             Kind::SendUdp { bytes, rate } => {
                 // iperf3 counts the payload's bits; 0 is without limit.
                 let bits = rate.map_or(0, |rate| u64::from(rate) * u64::from(bytes) * 8);
-                iperf3(address, &["-R", "-u", "-b", &bits.to_string(), "-l", &bytes.to_string()])
+                ["-R", "-u", "-b", &bits.to_string(), "-l", &bytes.to_string()].map(str::to_owned).into()
             }
-            Kind::ReceiveUdp { bytes } => datagrams(address, bytes),
+            Kind::ReceiveUdp { bytes } if host.has_client_cpu() => {
+                return inside(host, &Order::Flood { address: address.to_owned(), bytes }.command()?);
+            }
+            Kind::ReceiveUdp { bytes } => return datagrams(address, bytes),
+        };
+        let mut words = ["iperf3", "-c", address, "-t", "86400", "-i", "0", "--connect-timeout", "30000"]
+            .map(str::to_owned)
+            .to_vec();
+        words.extend(own);
+        if host.has_client_cpu() {
+            words.insert(0, "lab-client".to_owned());
+            return inside(host, &words);
         }
+        iperf3(&words)
     }
 
-    fn has_ended(&mut self) -> bool {
-        match self {
+    fn has_ended(&mut self, host: &mut Host) -> Result<bool, MeasureError> {
+        Ok(match self {
+            Flow::Inside(pid) => host.ask(&format!("kill -0 {pid} 2> /dev/null && echo runs || true"))?.is_empty(),
             Flow::Iperf3(client) => client.try_wait().ok().flatten().is_some(),
             Flow::Datagrams { sender, .. } => sender.is_finished(),
-        }
+        })
     }
 
-    fn end(self) {
+    /// Ends it. One inside ends with its machine where no host is given.
+    fn end(self, host: Option<&mut Host>) {
         match self {
+            Flow::Inside(pid) => {
+                let told = host.map(|host| host.ask(&format!("kill -INT -{pid} 2> /dev/null; sleep 0.2; true")));
+                // A host that is no more is told by what is asked next.
+                drop(told);
+            }
             Flow::Iperf3(mut client) => {
                 // SIGINT, so that iperf3 takes leave of its server.
                 let _ = kill_process(Pid::from_child(&client), Signal::INT);
@@ -184,8 +227,12 @@ impl Flow {
     }
 
     /// The error of a flow that does not flow; ends it.
-    fn said(self, vm: &str) -> MeasureError {
+    fn said(self, host: &mut Host, vm: &str) -> MeasureError {
         let said = match self {
+            Flow::Inside(pid) => {
+                let said = host.ask(&format!("kill -KILL -{pid} 2> /dev/null; cat /run/flow-{pid}"));
+                format!("it said: {}", said.unwrap_or_else(|error| error.to_string()).trim())
+            }
             Flow::Iperf3(mut client) => {
                 let _ = client.kill();
                 let _ = client.wait();
@@ -196,7 +243,7 @@ impl Flow {
                 format!("iperf3 said: {}", said.trim())
             }
             Flow::Datagrams { .. } => {
-                self.end();
+                self.end(None);
                 "nothing was captured".to_owned()
             }
         };
@@ -204,14 +251,18 @@ impl Flow {
     }
 }
 
-fn iperf3(address: &str, arguments: &[&str]) -> Result<Flow, MeasureError> {
-    let mut client = Command::new("iperf3");
-    client
-        .args(["-c", address, "-t", "86400", "-i", "0", "--connect-timeout", "30000"])
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
+/// Starts a command of the clients' side in the emulated machine, at the head of a process group.
+fn inside(host: &mut Host, words: &[String]) -> Result<Flow, MeasureError> {
+    let words: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
+    let start =
+        format!("setsid sh -c 'exec > /run/flow-$$ 2>&1 < /dev/null; exec \"$@\"' sh {} & echo $!", words.join(" "));
+    Ok(Flow::Inside(host.shell(&start)?.trim().to_owned()))
+}
+
+fn iperf3(words: &[String]) -> Result<Flow, MeasureError> {
+    let (program, arguments) = words.split_first().map_or(("", words), |(program, rest)| (program.as_str(), rest));
+    let mut client = Command::new(program);
+    client.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     // On a real host's network nothing else would end it.
     let client = isolate::end_with_parent(&mut client, Signal::KILL).spawn();
     client.map(Flow::Iperf3).map_err(|source| MeasureError::File { path: "iperf3".into(), source })
@@ -220,23 +271,32 @@ fn iperf3(address: &str, arguments: &[&str]) -> Result<Flow, MeasureError> {
 /// Nobody needs to listen: the path to the VM and the VM's stack are what is loaded.
 fn datagrams(address: &str, bytes: u16) -> Result<Flow, MeasureError> {
     let failed = |source| MeasureError::File { path: format!("UDP to {address}").into(), source };
-    let socket = UdpSocket::bind("0.0.0.0:0").map_err(failed)?;
-    socket.connect((address, PORT)).map_err(failed)?;
-    let payload = vec![0; usize::from(bytes)];
+    let socket = socket(address).map_err(failed)?;
     let stop = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&stop);
-    let sender = thread::Builder::new().name("flood".to_owned()).spawn(move || {
-        let mut last = Instant::now();
-        while !told.load(Ordering::Relaxed) {
-            thread::sleep(Duration::from_millis(1));
-            let due = last.elapsed().as_micros() * u128::from(RATE) / 1_000_000;
-            last = Instant::now();
-            for _ in 0..due.min(BURST) {
-                // "Port unreachable" comes back from a VM that finds the time; a full queue drops. Neither ends a
-                // flood.
-                let _ = socket.send(&payload);
-            }
-        }
-    });
+    let flood = move || send(&socket, bytes, || told.load(Ordering::Relaxed));
+    let sender = thread::Builder::new().name("flood".to_owned()).spawn(flood);
     sender.map(|sender| Flow::Datagrams { stop, sender }).map_err(failed)
+}
+
+/// A socket for datagrams to [`PORT`] of this IP address.
+pub(crate) fn socket(address: &str) -> std::io::Result<UdpSocket> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.connect((address, PORT))?;
+    Ok(socket)
+}
+
+/// Sends datagrams of so many bytes, [`RATE`] a second of this process's clock, until it is told to stop.
+pub(crate) fn send(socket: &UdpSocket, bytes: u16, stop: impl Fn() -> bool) {
+    let payload = vec![0; usize::from(bytes)];
+    let mut last = Instant::now();
+    while !stop() {
+        thread::sleep(Duration::from_millis(1));
+        let due = last.elapsed().as_micros() * u128::from(RATE) / 1_000_000;
+        last = Instant::now();
+        for _ in 0..due.min(BURST) {
+            // "Port unreachable" comes back from a VM that finds the time; a full queue drops. Neither ends a flood.
+            let _ = socket.send(&payload);
+        }
+    }
 }

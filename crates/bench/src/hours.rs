@@ -67,9 +67,6 @@ pub fn length_ns(hours: f64) -> u64 {
 
 impl Hours<'_> {
     /// Measures.
-    ///
-    /// # Errors
-    /// The flood does not flow, nothing is captured, the host is no more.
     pub fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
         let captures = [host.capture("rt"), host.capture("bulk")];
         let workload = Workload::Sockperf { message_bytes: self.paced.message_bytes };

@@ -12,7 +12,7 @@
 //!                 \              /
 //!            MethodResult::new(&Run { .. })                 (ontime_figures, histogram, schema)
 //!                        |
-//!      Report { results, paper: Figures::rows, goals: goals::evaluate }
+//!      Report { results, paper: Experiment::paper, goals: goals::evaluate }
 //!                        |
 //!      Report::to_json, report::{terminal, csv, html, rtla, hgrm, goals}
 //! ```
@@ -23,12 +23,12 @@
 //! - [`schema::MethodResult::new`] summarises a run; [`schema::Report`] is the one schema of every experiment.
 //! - [`goals::evaluate`] judges, [`paper::Figures`] compares, [`report`] shows.
 //!
-//! [`rt_server`], [`heavy`], [`vatc`], [`inversion`], [`kbp`], [`sampled`], [`slo`] and [`xen_arm`] are experiments:
-//! each starts an emulated host ([`host`], [`ontime_lab`]) and runs its load ([`trial`], [`flood`], [`client`],
-//! [`paced`], [`hours`]) against it; [`segments`] traces it meanwhile. [`server`] is where the RT server runs: in a VM,
-//! in one with outsourced sockets, in a container, on the host; [`workload`] what it is and who asks it: sockperf,
-//! memcached ([`memcached`]), Kamailio between two SIPp ([`voip`]). [`rta`] has no wire: real-time applications in
-//! guests say themselves how they met their deadlines.
+//! [`experiments`] has a file for each experiment: each starts an emulated host ([`host`], [`ontime_lab`]) and runs its
+//! load ([`trial`], [`flood`], [`client`], [`paced`], [`hours`]) against it; [`segments`] traces it meanwhile.
+//! [`server`] is where the RT server runs: in a VM, in one with outsourced sockets, in a container, on the host;
+//! [`workload`] what it is and who asks it: sockperf, memcached ([`memcached`]), Kamailio between two SIPp ([`voip`]),
+//! a subscriber of raw frames ([`sampled`]). `experiments::rta` has no wire: real-time applications in guests say
+//! themselves how they met their deadlines.
 //!
 //! [`path`] has no times: it counts the instructions of requests, function by function.
 //!
@@ -39,39 +39,32 @@
 
 pub mod bulk;
 pub mod client;
+mod client_side;
 pub mod clock;
 mod command;
-pub mod connections;
-pub mod flood;
-pub mod frame;
+pub mod experiments;
+mod flood;
+mod frame;
 pub mod goals;
-pub mod hardware;
-pub mod heavy;
-pub mod histogram;
-pub mod host;
-pub mod hours;
-pub mod inversion;
-pub mod kbp;
+mod hardware;
+mod histogram;
+mod host;
+mod hours;
 pub mod memcached;
-pub mod paced;
+mod paced;
 pub mod paper;
-pub mod path;
+mod path;
 pub mod pcap;
 pub mod report;
-pub mod rt_server;
-pub mod rta;
-pub mod sampled;
+mod sampled;
 pub mod schema;
-pub mod segments;
-pub mod server;
-pub mod slo;
+mod segments;
+mod server;
 pub mod sockperf;
-pub mod tcp;
-pub mod trial;
-pub mod vatc;
+mod tcp;
+mod trial;
 pub mod voip;
 pub mod wire;
-pub mod workload;
-pub mod xen_arm;
+mod workload;
 
 pub use command::main;

@@ -13,6 +13,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use crate::client::{self, ClientError};
 use crate::clock::{Clock, RealClock};
 use crate::frame::{Frame, parse};
@@ -30,7 +32,7 @@ const UNSEEN: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_micros(50);
 
 /// What to send.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Paced {
     /// The server.
     pub server: SocketAddr,
@@ -61,9 +63,6 @@ impl Pace {
 
 impl Paced {
     /// Refuses what is no load.
-    ///
-    /// # Errors
-    /// [`ClientError::Config`].
     pub fn check(&self) -> Result<(), ClientError> {
         let Self { message_bytes, rate, .. } = self;
         if (sockperf::HEADER..=sockperf::LONGEST).contains(message_bytes) && rate.is_finite() && *rate > 0.0 {
@@ -73,17 +72,11 @@ impl Paced {
     }
 
     /// Sends by the real clock. `go_on` is asked all the while and may end it.
-    ///
-    /// # Errors
-    /// The configuration, a socket.
     pub fn send(&self, go_on: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), ClientError> {
         self.send_by(&mut RealClock::default(), go_on)
     }
 
     /// Sends to an emulated host that releases what arrives by [`Pace::of`] this rate; `nic` is its NIC's capture.
-    ///
-    /// # Errors
-    /// The configuration, a socket, the capture.
     pub fn send_by_releases(&self, nic: &Path, go_on: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), ClientError> {
         let mut seen = Seen::at_end(nic, self.server.port())?;
         self.send_as_seen(|sent| seen.of(sent), go_on)

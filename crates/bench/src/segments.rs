@@ -1,10 +1,9 @@
 //! `segments`: Access'18, IV-D (Figure 11). Where a request's time goes, by `ontime trace` in the host, while the wire
 //! is measured outside.
 //!
-//! In: a host, a case's name. Out: [`SegmentTime`]s of the requests of that case, and [`Inversions`] where these are
-//! looked for. The load is `rt-server`'s ([`crate::rt_server`]). Unless they are, the trace runs with
-//! `--segments-only`, so that it costs few probes a request; what a probe cost is in the result's notes, and the wire's
-//! figures contain it.
+//! In: a host, a case's name. Out: metrics of the segments of that case's requests, and of inversions where these are
+//! looked for. The load is `rt-server`'s. Unless they are, the trace runs with `--segments-only`, so that it costs few
+//! probes a request; what a probe cost is in the result's notes, and the wire's figures contain it.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +11,13 @@ use ontime_figures::number;
 use serde::Deserialize;
 
 use crate::host::{Host, MeasureError};
-use crate::schema::{InversionRow, Inversions, MethodResult, SegmentTime};
+use crate::schema::{MethodResult, Metric, Unit};
 
 /// The segments, in the order of the way.
 pub const SEGMENTS: [&str; 3] = ["host receive", "guest", "host send"];
 /// The kernel's ring, KiB: what an emulated host under vanilla's flood writes in the seconds in which the reader does
 /// not run.
 const RING_KIB: u32 = 65_536;
-
-/// Inversions of a case that the table shows, by the time that they took.
-const SHOWN: usize = 8;
 
 /// What a trace looks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,9 +84,6 @@ pub struct Trace<'a> {
 
 impl<'a> Trace<'a> {
     /// Starts it; its report will be `/lab/trace-NAME.json`.
-    ///
-    /// # Errors
-    /// It does not start: the message has its words.
     pub fn start(host: &mut Host, name: &'a str, depth: Depth) -> Result<Self, MeasureError> {
         let depth = if depth == Depth::Segments { "--segments-only" } else { "" };
         host.shell(&format!(
@@ -103,9 +96,6 @@ impl<'a> Trace<'a> {
     }
 
     /// Ends it.
-    ///
-    /// # Errors
-    /// It does not end, or wrote no report; the message has its words.
     pub fn finish(self, host: &mut Host) -> Result<Found, MeasureError> {
         let name = self.name;
         host.shell(&format!(
@@ -133,29 +123,24 @@ impl Found {
 }
 
 fn add(document: Document, result: &mut MethodResult) {
-    let time = |segment: &str, of: Figures| SegmentTime {
-        segment: segment.to_owned(),
-        count: of.count,
-        min_us: of.min,
-        mean_us: of.mean,
-        p50_us: of.p50,
-        p95_us: of.p95,
-        p99_us: of.p99,
-        p99_9_us: of.p99_9,
-        max_us: of.max,
-    };
     let requests = document.paths.first().and_then(|path| path.total).map_or(0, |total| total.count);
-    result.inversions = document.inversions_looked_for.then(|| Inversions {
-        requests,
-        duration_s: document.duration_s,
-        hindered: document.hindered,
-        rows: document.inversions.into_iter().map(InversionRow::from).collect(),
-        unnamed: document.inversions_unnamed,
-    });
-    if let Some(path) = document.paths.into_iter().next() {
-        let found = SEGMENTS.into_iter().filter_map(|name| Some(time(name, *path.segments.get(name)?)));
-        result.segments = found.chain(path.total.map(|total| time("in all", total))).collect();
+    if document.inversions_looked_for {
+        result.metrics.extend([
+            Metric::count("traced", requests),
+            Metric::number("traced-for", Unit::S, document.duration_s),
+            Metric::count("not-named", document.inversions_unnamed),
+        ]);
+        // Without a request there is nothing to judge.
+        result.metrics.extend((requests > 0).then(|| Metric::count("hindered", document.hindered)));
     }
+    let path = document.paths.into_iter().next();
+    let found = path.map(|path| {
+        let named = SEGMENTS.into_iter().filter_map(|name| Some((name, *path.segments.get(name)?)));
+        named.chain(path.total.map(|total| ("in all", total))).collect::<Vec<_>>()
+    });
+    let found = found.unwrap_or_default();
+    result.metrics.extend(found.iter().flat_map(|(segment, of)| of.metrics(segment)));
+    result.metrics.extend(document.inversions.iter().flat_map(Inversion::metrics));
     let lost: u64 = document.tracing.lost.values().sum();
     if lost > 0 {
         result.notes.push(format!(
@@ -170,66 +155,34 @@ fn add(document: Document, result: &mut MethodResult) {
             number::us(cost)
         ));
     }
-    if result.segments.is_empty() {
+    if found.is_empty() {
         result.notes.push("the trace put no request together".to_owned());
     }
 }
 
-impl From<Inversion> for InversionRow {
-    fn from(of: Inversion) -> Self {
-        Self {
-            kind: of.kind,
-            segment: of.segment.replace('-', " "),
-            waiter: of.waiter,
-            behind: of.behind,
-            place: of.place,
-            requests: of.requests,
-            max_us: of.max_us,
-            rule: of.rule,
-        }
+impl Figures {
+    fn metrics(&self, segment: &str) -> Vec<Metric> {
+        let Self { min, mean, p50, p95, p99, p99_9, max, .. } = *self;
+        let times =
+            [("min", min), ("mean", mean), ("p50", p50), ("p95", p95), ("p99", p99), ("p99.9", p99_9), ("max", max)];
+        let times = times.map(|(key, us)| Metric::number(key, Unit::Us, us));
+        [Metric::count("requests", self.count)].into_iter().chain(times).map(|metric| metric.of(segment)).collect()
     }
 }
 
-/// Figure 11 as a table.
-pub fn table(results: &[MethodResult]) -> String {
-    let mut text = String::from(
-        "method          load          segment        requests       p50      mean       p99       max  us, by the \
-         host's trace\n",
-    );
-    for result in results {
-        for of in &result.segments {
-            let figures =
-                [of.p50_us, of.mean_us, of.p99_us, of.max_us].map(|value| format!("{:>10}", number::us(value)));
-            let (method, load) = (&result.method, result.load.name());
-            text.push_str(&format!("{method:<15} {load:<13} {:<13} {:>9}{}\n", of.segment, of.count, figures.concat()));
-        }
+impl Inversion {
+    /// In words.
+    fn words(&self) -> String {
+        let who = self.waiter.as_deref().unwrap_or("the packet");
+        let cure = self.rule.as_deref().unwrap_or("no rule");
+        let segment = self.segment.replace('-', " ");
+        format!("{who} {} behind {} {}, {segment} [{cure}]", self.kind, self.behind, self.place)
     }
-    for (result, of) in results.iter().filter_map(|result| Some((result, result.inversions.as_ref()?))) {
-        text.push_str(&format!(
-            "{}, {}: {} of {} requests in {:.0} s met a priority inversion\n",
-            result.method,
-            result.load.words(),
-            number::count(of.hindered),
-            number::count(of.requests),
-            of.duration_s
-        ));
-        for row in of.rows.iter().take(SHOWN) {
-            text.push_str(&format!(
-                "  {:>8} x, at most {} us: {}\n",
-                number::count(row.requests),
-                number::us(row.max_us),
-                row.words()
-            ));
-        }
-        let more = of.unnamed + of.rows.iter().skip(SHOWN).map(|row| row.requests).sum::<u64>();
-        if more > 0 {
-            text.push_str(&format!(
-                "  {:>8} x others (the JSON report has those that have a name)\n",
-                number::count(more)
-            ));
-        }
+
+    fn metrics(&self) -> [Metric; 2] {
+        let part = self.words();
+        [Metric::count("requests", self.requests), Metric::number("max", Unit::Us, self.max_us)].map(|of| of.of(&part))
     }
-    text
 }
 
 #[cfg(test)]
@@ -260,9 +213,12 @@ mod tests {
             late_ns: None,
         });
         add(serde_json::from_str(&json).unwrap(), &mut result);
-        let names: Vec<&str> = result.segments.iter().map(|of| of.segment.as_str()).collect();
-        assert_eq!(names, ["host receive", "guest", "host send", "in all"]);
-        assert_eq!((result.segments[0].count, result.segments[0].max_us), (3, 3.0));
+        let mut parts: Vec<&str> = result.metrics.iter().filter_map(|metric| metric.part.as_deref()).collect();
+        parts.dedup();
+        let inversion = "the packet waited behind vhost-7 (other) in a softirq, host receive [vnic-place]";
+        assert_eq!(parts, ["host receive", "guest", "host send", "in all", inversion]);
+        let of = |key| result.metrics.iter().find(|metric| metric.part.is_some() && metric.key == key).unwrap().print();
+        assert_eq!((of("requests"), of("max")), ("3".to_owned(), "3.0".to_owned()));
         assert!(result.notes[0].contains("lost at least 2") && result.notes[1].contains("12.8"), "{:?}", result.notes);
         let judged = |result: &MethodResult| {
             let specs = crate::goals::of_experiment("segments");
@@ -270,13 +226,11 @@ mod tests {
         };
         assert_eq!((judged(&result).actual, judged(&result).met), (Some(2.0), Some(false)));
         let mut nothing = result.clone();
-        nothing.inversions.as_mut().unwrap().requests = 0;
-        assert_eq!(judged(&nothing).met, None, "no request, no verdict");
-        let table = table(&[result]);
-        assert_eq!(table.lines().count(), 7, "{table}");
-        assert!(
-            table.contains("2 of 3 requests in 2 s") && table.contains("behind vhost-7 (other) in a softirq"),
-            "{table}"
+        nothing.metrics.clear();
+        add(
+            serde_json::from_str(&json.replace(&format!(r#""total":{figures}"#), r#""total":null"#)).unwrap(),
+            &mut nothing,
         );
+        assert_eq!(judged(&nothing).met, None, "no request, no verdict");
     }
 }

@@ -100,9 +100,6 @@ pub struct Seat {
 
 impl Seat {
     /// Nowhere yet. Where `outsourced`, the guest module is built, if it is missing, and given to the host.
-    ///
-    /// # Errors
-    /// The module cannot be built.
     pub fn new(
         server: Server,
         ground: &Ground<'_>,
@@ -122,9 +119,6 @@ impl Seat {
     }
 
     /// Has the server run there, and nowhere else. On a real host it runs in its owner's VM and is left alone.
-    ///
-    /// # Errors
-    /// A VM does not come up, a process cannot be started.
     pub fn put(&mut self, host: &mut Host, place: Place, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
         if self.place == Some(place) || (place == Place::Vm && host.target().is_some()) {
             return Ok(());
@@ -179,18 +173,12 @@ impl Seat {
 }
 
 /// Gives the host the guest module; before it boots. Built first where it is missing.
-///
-/// # Errors
-/// The module cannot be built.
 pub fn bring_module(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
     let module = GUEST.ready(&images.guest_version()?, progress)?;
     Ok(module::write_archive(&module, &site.dir.join("files/module.cpio"))?)
 }
 
 /// Ends a VM of this name, or a process in its place; also what a failed attempt left behind.
-///
-/// # Errors
-/// The host is no more.
 pub fn vacate(host: &mut Host, name: &str) -> Result<(), MeasureError> {
     host.shell(&format!(
         "[ ! -e /run/{name}.pid ] || {{ kill $(cat /run/{name}.pid); rm /run/{name}.pid; }}; \
@@ -216,9 +204,6 @@ pub struct Sockets {
 
 impl Sockets {
     /// Writes its table; a device process reads it when it starts.
-    ///
-    /// # Errors
-    /// The host is no more.
     pub fn write(&self, host: &mut Host) -> Result<(), MeasureError> {
         host.shell(&format!("echo '{}' > /etc/ontime/sockets.toml", self.table()))?;
         Ok(())

@@ -17,9 +17,6 @@ use crate::workload::{self, Workload};
 
 /// Measures cases on one host, then ends it. A case that fails is passed to `missing` by its name, and the rest is
 /// measured, as long as the host lives; what was measured before its end counts.
-///
-/// # Errors
-/// The host is no more, and nothing was measured on it.
 pub fn each<C, R>(
     mut host: Host,
     cases: impl IntoIterator<Item = C>,
@@ -104,9 +101,6 @@ pub(crate) struct Stretch<const N: usize> {
 }
 
 /// Has requests sent while the flood flows, which is ended then.
-///
-/// # Errors
-/// Those of `ask`; the host is no more, or the flood had ended.
 pub(crate) fn stretch<const N: usize>(
     host: &mut Host,
     captures: [PathBuf; N],
@@ -120,7 +114,7 @@ pub(crate) fn stretch<const N: usize>(
     let after = host.cpu_time()?;
     host.stamp_arrivals(false)?;
     if let Some(flood) = flood {
-        flood.stop()?;
+        flood.stop(host)?;
     }
     asked?;
     Ok(Stretch { from, cpu_share: after.share_since(&before, host.cpus), missed })
@@ -143,9 +137,6 @@ pub struct Trial<'a> {
 
 impl Trial<'_> {
     /// Measures. The captures' cuts go to the host's directory; that of the RT NIC stays there.
-    ///
-    /// # Errors
-    /// The server does not come up, the flood does not flow, nobody answers, the host is no more.
     pub fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
         let dir = &host.dir.clone();
         let captures = [host.capture("rt"), host.capture("bulk")];

@@ -13,6 +13,7 @@ use ontime_figures::number;
 use ontime_figures::stats::Summary;
 
 use crate::client::{self, ClientConfig, ClientError};
+use crate::experiments::xen_arm;
 use crate::host::{Host, MeasureError};
 use crate::memcached;
 use crate::pcap::PcapError;
@@ -21,7 +22,6 @@ use crate::sampled::publisher::Publisher;
 use crate::server::{self, Server};
 use crate::voip;
 use crate::wire::{self, RtFlow, WireAnalysis};
-use crate::xen_arm;
 
 /// Real time until a TCP server that does not listen yet is given up.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -51,7 +51,7 @@ pub enum Workload {
     },
     /// Kamailio, UDP, between two SIPp (IV-G 1).
     Voip,
-    /// `sockperf server`, UDP, in a VM with a CPU load of its own ([`crate::xen_arm`]).
+    /// `sockperf server`, UDP, in a VM with a CPU load of its own (`xen-arm`).
     Loaded {
         /// Of its CPU, percent.
         percent: u8,
@@ -118,10 +118,10 @@ impl Workload {
     }
 
     /// Makes the client ready, before anything is measured.
-    ///
-    /// # Errors
-    /// The server does not come up, or is another; the host is no more.
     pub fn ready(self, host: &mut Host, seed: u64) -> Result<Client, MeasureError> {
+        if !matches!(self, Workload::Sockperf { .. } | Workload::Loaded { .. }) {
+            host.needs_clients_outside("this server")?;
+        }
         match self {
             Workload::Sockperf { message_bytes } => {
                 // An experiment knows that its own VM answers; a real host's may not.
@@ -150,9 +150,6 @@ impl Workload {
     }
 
     /// Sends the load by the host's clock.
-    ///
-    /// # Errors
-    /// Nobody answers, a program fails; the host is no more.
     pub fn send(
         self,
         client: Client,
@@ -198,9 +195,6 @@ impl Workload {
     }
 
     /// Response times of so many `requests` with that `seed` to this `port`, and what a reader must know of them.
-    ///
-    /// # Errors
-    /// Those of [`wire::analyse`].
     pub fn analyse(
         self,
         capture: &Path,

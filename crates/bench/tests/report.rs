@@ -12,12 +12,13 @@ mod common;
 
 use common::{Capture, Format, T0, Tcp, US};
 use ontime_bench::bulk::{self, BulkAnalysis, BulkFlows};
+use ontime_bench::experiments;
 use ontime_bench::goals;
 use ontime_bench::paper::Figures;
 use ontime_bench::report;
 use ontime_bench::schema::{
-    Clock, Connections, DoctorRow, HostTime, Late, Load, MethodResult, Report, Run, SCHEMA_VERSION, SchemaError,
-    SegmentTime, ZeroLoss, json_schema,
+    Clock, JOBS, LATE, LATE_OVER, Load, MISSED, MethodResult, Metric, REFUSED, Report, Run, SCHEMA_VERSION,
+    SchemaError, Unit, json_schema,
 };
 use ontime_bench::wire::{self, RtFlow, WireAnalysis};
 use rand::{RngExt, SeedableRng};
@@ -111,7 +112,7 @@ fn a_report(requests: u64) -> Report {
         created: "2026-11-20T10:00:00Z".to_string(),
         machine: "emulated host (QEMU 7.2, 1 CPU) on 2 x <Xeon> & friends".to_string(),
         results,
-        paper: Figures::load().unwrap().rows("rt-server").unwrap(),
+        paper: experiments::find("rt-server").unwrap().paper(&Figures::load().unwrap()),
         goals,
         notes: vec!["`exclusive` needs two CPUs: indicative only.".to_string()],
     }
@@ -158,6 +159,9 @@ fn a_figure_that_is_no_number_is_never_written() {
     assert!(matches!(report.to_json(), Err(SchemaError::NotANumber)));
     report.results[0].bulk_gbps = None;
     assert!(report.to_json().is_ok());
+    report.results[0].metrics = vec![Metric::number("cost", Unit::NsPerByte, f64::NAN)];
+    assert!(matches!(report.to_json(), Err(SchemaError::NotANumber)));
+    report.results[0].metrics.clear();
     report.results[0].duration_s = f64::INFINITY;
     assert!(matches!(report.to_json(), Err(SchemaError::NotANumber)));
 }
@@ -257,47 +261,47 @@ fn csv_has_a_line_a_result_and_the_papers_alone() {
     assert_eq!(at(9, "paper_mean_us"), "32.9");
 }
 
+/// The cells of a column, by its head.
+fn column(report: &Report, head: &str) -> Vec<String> {
+    let text = report::csv(report);
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let place = reader.headers().unwrap().iter().position(|of| of == head);
+    let place = place.unwrap_or_else(|| panic!("{head}: {text}"));
+    reader.records().map(|line| line.unwrap()[place].to_owned()).collect()
+}
+
 #[test]
-fn segments_doctors_rows_and_late_frames_are_in_every_form() {
+fn metrics_of_results_and_of_their_parts_are_in_every_form() {
     let mut report = a_report(200);
     report.experiment = "segments".to_owned();
-    let time = |segment: &str, max_us| SegmentTime {
-        segment: segment.to_owned(),
-        count: 200,
-        min_us: 1.0,
-        mean_us: 2.5,
-        p50_us: 2.0,
-        p95_us: 3.0,
-        p99_us: 4.0,
-        p99_9_us: 5.0,
-        max_us,
-    };
-    report.results[1].segments = vec![time("host receive", 1_234.0), time("guest", 77.0), time("in all", 1_400.0)];
-    let (rule, state) = ("napi-thread".to_owned(), "warning".to_owned());
-    let (found, remedy) = ("2 of 2 not as wanted <napi/rt0>".to_owned(), "FIFO 49".to_owned());
-    report.results[2].doctor = Some(DoctorRow { rule, state, found, remedy });
-    report.results[3].late = Some(Late { over_us: 250.0, frames: 17 });
+    for (segment, max) in [("host receive", 1_234.0), ("guest", 77.0), ("in all", 1_400.0)] {
+        let of = [Metric::count("requests", 200), Metric::number("max", Unit::Us, max)];
+        report.results[1].metrics.extend(of.map(|metric| metric.of(segment)));
+    }
+    report.results[2].metrics = vec![
+        Metric::text("doctor", Unit::Word, "warning"),
+        Metric::text("found", Unit::Sentence, "2 of 2 not as wanted <napi/rt0>"),
+    ];
+    report.results[3].metrics = vec![Metric::number(LATE_OVER, Unit::Us, 250.0), Metric::count(LATE, 17)];
     assert!(Report::from_json(&report.to_json().unwrap()).unwrap() == report);
-    let text = report::csv(&report);
-    let mut reader = csv::Reader::from_reader(text.as_bytes());
-    let heads = reader.headers().unwrap().clone();
-    let lines: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
-    let at = |line: usize, head: &str| lines[line][heads.iter().position(|h| h == head).unwrap()].to_string();
-    assert_eq!((at(1, "host_receive_max_us"), at(1, "guest_mean_us")), ("1234".to_owned(), "2.5".to_owned()));
-    assert_eq!((at(1, "host_send_max_us"), at(0, "guest_mean_us")), (String::new(), String::new()));
-    assert_eq!(
-        (at(2, "doctor_state"), at(2, "doctor_found")),
-        ("warning".to_owned(), "2 of 2 not as wanted <napi/rt0>".to_owned())
-    );
-    assert_eq!((at(2, "late"), at(3, "late")), (String::new(), "17".to_owned()));
+    let max = column(&report, "host_receive_max_us");
+    assert_eq!((max[0].as_str(), max[1].as_str()), ("", "1234"));
+    assert_eq!(column(&report, "found")[2], "2 of 2 not as wanted <napi/rt0>");
+    assert_eq!(column(&report, "late")[2..4], [String::new(), "17".to_owned()]);
     let page = report::html(&report);
-    assert!(page.contains("Late answers") && page.contains("17 of 200 were answered late (over 250 µs)"));
+    assert!(page.contains("17 of 200 were answered late (over 250 µs)"));
     assert!(page.contains("Segments of the way") && page.contains("1,234") && page.contains("&lt;napi/rt0&gt;"));
     let terminal = report::terminal(&report);
-    let line = terminal.lines().find(|line| line.contains("host receive")).unwrap();
-    assert!(line.starts_with("rt-default") && line.contains("1,234"), "{line}");
-    report.experiment = "inversion".to_owned();
-    assert!(report::terminal(&report).lines().any(|line| line.starts_with("threaded") && line.ends_with("warning")));
+    let line = |word: &str| terminal.lines().find(|line| line.contains(word)).unwrap_or_else(|| panic!("{terminal}"));
+    assert!(line("host receive").contains("rt-default") && line("host receive").contains("1,234"));
+    assert!(line("warning").contains("threaded") && !terminal.contains("napi/rt0"), "a sentence is for the page");
+    // A result has many parts in the page and the JSON, and not in a terminal.
+    for number in 0..20 {
+        report.results[1].metrics.push(Metric::count("requests", 1).of(&format!("inversion {number}")));
+    }
+    let terminal = report::terminal(&report);
+    assert!(terminal.contains("inversion 4") && !terminal.contains("inversion 5 ") && terminal.contains("15 more"));
+    assert!(report::html(&report).contains("inversion 19"));
 }
 
 #[test]
@@ -310,8 +314,10 @@ fn what_asking_costs_is_in_every_form_and_judged_by_what_asks_nobody() {
         result.kernel = "7.2.12-rt-amd64".to_owned();
         result.timed(&[us * US; 100]);
     }
-    report.results[1].host_time = Some(HostTime { device_us: 31.0, daemon_us: 129.0, pacers_us: 29.0 });
-    report.results[2].host_time = Some(HostTime { device_us: 30.0, daemon_us: 0.0, pacers_us: 0.0 });
+    for (place, daemon, host) in [(1, 129.0, 189.0), (2, 0.0, 30.0)] {
+        report.results[place].metrics =
+            vec![Metric::number("daemon", Unit::Us, daemon), Metric::number("host", Unit::Us, host)];
+    }
     let specs = goals::of_experiment("registration");
     report.goals = goals::evaluate(specs, &report.results, Clock::Virtual, "7.2.12-rt-amd64");
     let reached = |id: &str| report.goals.iter().find(|goal| goal.id == id).unwrap();
@@ -320,19 +326,58 @@ fn what_asking_costs_is_in_every_form_and_judged_by_what_asks_nobody() {
     assert_eq!((reached("guest-in-all").actual, reached("guest-in-all").met), (Some(224.0), Some(false)));
     assert_eq!(reached("guest-spare").met, None);
     assert!(Report::from_json(&report.to_json().unwrap()).unwrap() == report);
-    let text = report::csv(&report);
-    let mut reader = csv::Reader::from_reader(text.as_bytes());
-    let daemon = reader.headers().unwrap().iter().position(|head| head == "host_daemon_us").unwrap();
-    let lines: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
-    assert_eq!((&lines[0][daemon], &lines[1][daemon]), ("", "129"));
+    assert_eq!(column(&report, "daemon_us")[..3], [String::new(), "129".to_owned(), "0".to_owned()]);
     let terminal = report::terminal(&report);
-    assert!(terminal.lines().any(|line| line.starts_with("call change") && line.ends_with(" 189")), "{terminal}");
+    assert!(terminal.lines().any(|line| line.contains("│ change") && line.ends_with(" 189 │")), "{terminal}");
     let page = report::html(&report);
-    assert!(page.contains("<h1>System call in the guest, method by method</h1>") && page.contains("What asking costs"));
+    assert!(page.contains("<h1>System call in the guest, method by method</h1>") && page.contains("<td>189</td>"));
 }
 
 #[test]
-fn connections_are_in_every_form_and_judged() {
+fn deadlines_are_judged_where_every_application_did_a_job() {
+    let mut report = a_report(200);
+    report.experiment = "video".to_owned();
+    report.results.truncate(1);
+    report.results[0].method = "paced".to_owned();
+    (report.results[0].load, report.results[0].kernel) = (Load::None, "7.2.12-rt-amd64".to_owned());
+    let mut judged = |metrics: [(&str, u64); 3]| {
+        report.results[0].metrics = metrics.map(|(key, value)| Metric::count(key, value)).to_vec();
+        let goals = goals::evaluate(goals::of_experiment("video"), &report.results, Clock::Virtual, "7.2.12-rt-amd64");
+        let unfavourable = report::unfavourable(&report).join(" ");
+        (goals[0].met, goals[0].figures.clone(), unfavourable.contains("2 of 90 deadlines were missed"))
+    };
+    assert_eq!(judged([(JOBS, 90), (MISSED, 0), (REFUSED, 0)]), (Some(true), "0 of 90 jobs, paced".to_owned(), false));
+    assert_eq!(judged([(JOBS, 90), (MISSED, 2), (REFUSED, 0)]), (Some(false), "2 of 90 jobs, paced".to_owned(), true));
+    let (met, figures, is_told) = judged([(JOBS, 90), (MISSED, 2), (REFUSED, 1)]);
+    assert!(met.is_none() && figures.contains("did no job: 1") && is_told, "{figures}");
+}
+
+#[test]
+fn nothing_counted_is_unfavourable_where_there_should_be_response_times() {
+    let mut report = a_report(200);
+    report.results.truncate(1);
+    report.results[0].latency_us = None;
+    let mut is_told = |experiment: &str, metrics: &[Metric]| {
+        (report.experiment, report.results[0].metrics) = (experiment.to_owned(), metrics.to_vec());
+        report::unfavourable(&report).iter().any(|sentence| sentence.contains("no request could be counted"))
+    };
+    assert!(is_told("sampled-values", &[Metric::count(LATE, 0)]));
+    assert!(!is_told("bulk", &[Metric::number("cost", Unit::NsPerByte, 2.0)]) && is_told("bulk", &[]));
+}
+
+#[test]
+fn a_column_is_named_by_part_key_and_unit() {
+    let mut report = a_report(200);
+    report.results[0].metrics = vec![
+        Metric::number("late-share", Unit::Share, 0.5),
+        Metric::count("requests", 7).of("the packet waited behind vhost-7 (other), guest [vnic-place]"),
+    ];
+    assert_eq!(column(&report, "late_share")[0], "0.5");
+    assert_eq!(column(&report, "the_packet_waited_behind_vhost_7_other_guest_vnic_place_requests")[0], "7");
+}
+
+#[test]
+fn a_goal_of_a_metric_is_judged_and_says_what_is_missing() {
     let mut report = a_report(200);
     report.experiment = "connections".to_owned();
     report.results.truncate(3);
@@ -340,52 +385,15 @@ fn connections_are_in_every_form_and_judged() {
     for (result, (method, per_s)) in report.results.iter_mut().zip(methods) {
         (result.method, result.label, result.load) = (method.to_owned(), format!("by {method}"), Load::None);
         result.kernel = "7.2.12-rt-amd64".to_owned();
-        result.connections = per_s.map(|per_s| Connections { per_s, completed: 2_998, clients: 16 });
+        result.metrics.extend(per_s.map(|per_s| Metric::number("rate", Unit::PerS, per_s)));
     }
     let specs = goals::of_experiment("connections");
     report.goals = goals::evaluate(specs, &report.results, Clock::Virtual, "7.2.12-rt-amd64");
     assert_eq!(report.goals.iter().map(|goal| goal.met).collect::<Vec<_>>(), [Some(true), None]);
-    assert!(Report::from_json(&report.to_json().unwrap()).unwrap() == report);
-    let text = report::csv(&report);
-    let mut reader = csv::Reader::from_reader(text.as_bytes());
-    let rate = reader.headers().unwrap().iter().position(|head| head == "connections_per_s").unwrap();
-    let lines: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
-    assert_eq!([&lines[0][rate], &lines[1][rate], &lines[2][rate]], ["2893.4", "", "3336"]);
-    let terminal = report::terminal(&report);
-    assert!(terminal.lines().any(|line| line.starts_with("outsourcing") && line.ends_with(" 3,336")), "{terminal}");
-    let page = report::html(&report);
-    let section = page.split("<h2>").find(|section| section.starts_with("Fresh connections</h2>")).unwrap();
-    assert!(section.contains("by outsourcing") && !section.contains("by partitioned"), "{section}");
-    for figure in ["<td>2,893</td>", "<td>3,336</td>", "<td>2,998</td><td>16</td>"] {
-        assert!(section.contains(figure), "{figure}: {section}");
-    }
-    assert!(!report::html(&a_report(200)).contains("Fresh connections"));
-}
-
-#[test]
-fn a_rate_that_nobody_could_go_beyond_is_no_highest_rate() {
-    let mut report = a_report(200);
-    report.results.truncate(2);
-    for (result, method) in report.results.iter_mut().zip(["napi-vm-64", "busypoll-vm-64"]) {
-        (result.method, result.load) = (method.to_owned(), Load::SmallPackets);
-        result.kernel = "7.2.12-rt-amd64".to_owned();
-    }
-    let mut judged = |napi: Option<f64>, busypoll: Option<f64>| {
-        for (result, (rate, lossy)) in report.results.iter_mut().zip([(700.0, napi), (1_400.0, busypoll)]) {
-            let (frames_per_s, lossy_frames_per_s) = (rate, lossy);
-            result.zero_loss = Some(ZeroLoss { frames_per_s, lossy_frames_per_s, trials: 3, frames_each: 200 });
-        }
-        let goals = goals::evaluate(goals::of_experiment("kbp"), &report.results, Clock::Virtual, "7.2.12-rt-amd64");
-        let goal = goals.into_iter().find(|goal| goal.id == "rate-64").unwrap();
-        (goal.actual, goal.met, goal.figures)
-    };
-    let (actual, met, _) = judged(Some(770.0), Some(1_500.0));
-    assert_eq!((actual, met), (Some(2.0), Some(true)));
-    for (napi, busypoll, named) in [(None, Some(1_500.0), "napi-vm-64"), (Some(770.0), None, "busypoll-vm-64")] {
-        let (actual, met, note) = judged(napi, busypoll);
-        assert_eq!((actual, met), (None, None));
-        assert!(note.contains(named) && note.contains("as fast as the client could send"), "{note}");
-    }
+    assert!(report.goals[0].figures.contains("3,336 a second"), "{}", report.goals[0].figures);
+    assert!(report.goals[1].figures.contains("partitioned (no flood) has no figure 'rate'"), "{:?}", report.goals[1]);
+    assert_eq!(column(&report, "rate_per_s")[..3], ["2893.4", "", "3336"].map(str::to_owned));
+    assert!(!report::html(&a_report(200)).contains("own figures"));
 }
 
 #[test]

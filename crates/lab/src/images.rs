@@ -24,6 +24,7 @@ const RECIPE: &[(&str, &str)] = &[
 
 /// Scripts that go into `/usr/local/bin` of the host at each boot, so that a change of theirs needs no new images.
 pub(crate) const OVERLAY: &[(&str, &str)] = &[
+    ("lab-client", include_str!("overlay/lab-client.sh")),
     ("lab-init", include_str!("overlay/lab-init.sh")),
     ("lab-libvirt", include_str!("overlay/lab-libvirt.sh")),
     ("lab-netns", include_str!("overlay/lab-netns.sh")),

@@ -81,8 +81,9 @@ pub struct Lab {
     emulator: Child,
     connection: Option<Connection>,
     clock: Clock,
-    cpus: u8,
-    release_us: u32,
+    takes_turns: bool,
+    /// In which steps what arrives at the RT NIC is released, us, where it is.
+    release_us: Option<u32>,
     silence: Duration,
     next: u64,
 }
@@ -99,7 +100,9 @@ impl Lab {
         let dir = dir.canonicalize().map_err(file("find", dir))?;
         let initrd = dir.join("initrd");
         with_overlay(&images.initrd(machine.kernel), programs, &initrd)?;
-        network::set_up()?;
+        if !machine.client_cpu {
+            network::set_up()?;
+        }
         match Self::boot(machine, images, &dir, &initrd) {
             // A kernel changes most of its code while it boots. Nothing of the caller's has begun then.
             Err(error @ LabError::StaleCode { .. }) => {
@@ -133,8 +136,8 @@ impl Lab {
             emulator,
             connection: None,
             clock: machine.clock,
-            cpus: machine.cpus,
-            release_us: machine.release_us,
+            takes_turns: machine.takes_turns(),
+            release_us: machine.releases_arrivals().then_some(machine.release_us),
             silence: Duration::from_secs(machine.silence_seconds),
             next: 0,
         };
@@ -270,7 +273,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Stamps arrivals on the RT NIC exactly from now on (or no longer); on the real clock they always are.
+    /// Stamps arrivals on the RT NIC exactly from now on (or no longer). On the real clock, and from clients that have a
+    /// CPU of the emulated machine, they always are.
     ///
     /// # Errors
     /// The emulator refuses.
@@ -284,12 +288,12 @@ impl Lab {
     /// # Errors
     /// The emulator refuses.
     pub fn release_every(&self, us: Option<u32>) -> Result<(), LabError> {
-        self.set_release("interval", us.unwrap_or(self.release_us).into())
+        self.release_us.map_or(Ok(()), |default| self.set_release("interval", us.unwrap_or(default).into()))
     }
 
-    /// Of the object that releases arrivals, which the real clock has none of.
+    /// Of the object that releases arrivals, where there is one.
     fn set_release(&self, property: &str, value: serde_json::Value) -> Result<(), LabError> {
-        if self.clock == Clock::Real {
+        if self.release_us.is_none() {
             return Ok(());
         }
         let path = format!("/objects/{RELEASE}");
@@ -309,8 +313,9 @@ impl Lab {
                 --clock virtual";
             return Err(LabError::Machine(said.into()));
         }
-        if self.cpus > 1 {
-            return Err(LabError::Machine("instructions are traced on one CPU; leave out --cpus".into()));
+        if self.takes_turns {
+            let said = "instructions are traced on one CPU; leave out --cpus and --client-cpu";
+            return Err(LabError::Machine(said.into()));
         }
         InstructionLog::open(&self.dir, pipe)
     }

@@ -135,6 +135,9 @@ pub struct Machine {
     pub icount_shift: u8,
     /// Virtual microseconds between releases of packets that arrive at the RT NIC (100).
     pub release_us: u32,
+    /// Whether the clients' side is in the emulated machine, too: on one more CPU, by NICs of its own, in its time
+    /// (virtual clock). Else it is this process's namespace.
+    pub client_cpu: bool,
 }
 
 /// Bytes of a frame that hold its headers.
@@ -156,6 +159,7 @@ impl Machine {
             captured_bytes: HEADERS,
             icount_shift: ICOUNT_SHIFT,
             release_us: RELEASE_US,
+            client_cpu: false,
         }
     }
 
@@ -166,16 +170,31 @@ impl Machine {
             let (least, most) = SILENCE.into_inner();
             return Err(LabError::Machine(format!("--silence {}: {least} to {most} seconds", self.silence_seconds)));
         }
-        if !CPUS.contains(&self.cpus) {
-            let (least, most) = CPUS.into_inner();
-            return Err(LabError::Machine(format!("--cpus {}: {least} to {most} CPUs", self.cpus)));
+        if self.client_cpu && self.clock == Clock::Real {
+            return Err(LabError::Machine("--client-cpu is one of the virtual clock; leave out one of them".into()));
+        }
+        let (least, most) = (*CPUS.start(), CPUS.end() - u8::from(self.client_cpu));
+        if !(least..=most).contains(&self.cpus) {
+            let beside = if self.client_cpu { ", beside the clients' own" } else { "" };
+            return Err(LabError::Machine(format!("--cpus {}: {least} to {most} CPUs{beside}", self.cpus)));
         }
         Ok(())
     }
 
+    /// The emulated CPUs: the host's, and the last one for the clients where they have one.
+    fn emulated_cpus(&self) -> u8 {
+        self.cpus.saturating_add(self.client_cpu.into())
+    }
+
     /// Whether several CPUs take turns, which Debian's emulator cannot ([`Images::with_turns`]).
     pub fn takes_turns(&self) -> bool {
-        self.clock == Clock::Virtual && self.cpus > 1
+        self.clock == Clock::Virtual && self.emulated_cpus() > 1
+    }
+
+    /// Whether what arrives at the RT NIC is released in steps of the clock ([`RELEASE`]): where it comes from a client
+    /// in this machine's time.
+    pub(crate) fn releases_arrivals(&self) -> bool {
+        self.clock == Clock::Virtual && !self.client_cpu
     }
 
     fn command_line(&self) -> String {
@@ -198,6 +217,14 @@ impl Machine {
         if self.clock == Clock::Virtual {
             words.push("ontime.spin".into());
         }
+        if self.client_cpu {
+            // The host's processes and interrupts stay off the last CPU.
+            let last = self.cpus;
+            words.push(format!("ontime.clients={last}"));
+            words.push(format!("isolcpus=domain,managed_irq,{last}"));
+            words.push(format!("irqaffinity=0-{}", last - 1));
+            words.push(format!("rcu_nocbs={last}"));
+        }
         if self.console == Console::Terminal {
             words.push("ontime.shell".into());
         }
@@ -213,7 +240,7 @@ impl Machine {
         let old = self.kernel == Kernel::Rt612;
         let cpu = if old { format!("{CPU}{INVARIANT_TSC}") } else { CPU.to_owned() };
         line.option("-machine", "q35").option("-cpu", &cpu);
-        line.option("-m", &self.memory_mib.to_string()).option("-smp", &self.cpus.to_string());
+        line.option("-m", &self.memory_mib.to_string()).option("-smp", &self.emulated_cpus().to_string());
         match self.clock {
             Clock::Virtual => {
                 line.option("-accel", "tcg,thread=single");
@@ -232,22 +259,26 @@ impl Machine {
         line.option("-chardev", &format!("socket,id=agent,path={},server=on,wait=off", at("agent.sock")));
         line.option("-device", "virtserialport,chardev=agent,name=ontime.agent");
         line.option("-qmp", &format!("unix:{},server=on,wait=off", at("qmp.sock")));
-        if self.clock == Clock::Virtual {
-            // Without it an arrival is stamped with the time the emulated CPU last looked at its clock. Its timer
-            // stops the CPU often, so that it is on while something is measured only.
-            let release_us = self.release_us;
-            let filter = format!("filter-buffer,id={RELEASE},netdev=rt,queue=tx,interval={release_us},status=off");
-            line.option("-netdev", &tap_netdev("rt", RT_TAP)).option("-object", &filter);
-        } else {
-            line.option("-netdev", &tap_netdev("rt", RT_TAP));
-        }
-        line.option("-netdev", &tap_netdev("bulk", BULK_TAP));
-        for (nic, mac, bytes) in
-            [("rt", "52:54:00:00:00:01", self.captured_bytes), ("bulk", "52:54:00:00:00:02", HEADERS)]
-        {
-            line.option("-device", &format!("e1000e,netdev={nic},mac={mac},romfile="));
+        for (nic, tap, number, bytes) in [("rt", RT_TAP, 1, self.captured_bytes), ("bulk", BULK_TAP, 2, HEADERS)] {
+            let hub = |id: &str| format!("hubport,id={id},hubid={number}");
+            let device = |id: &str, side: u8| format!("e1000e,netdev={id},mac=52:54:00:00:00:{side}{number},romfile=");
+            let outside = format!("tap,id={nic},ifname={tap},script=no,downscript=no,vnet_hdr=off");
+            line.option("-netdev", &if self.client_cpu { hub(nic) } else { outside });
+            if nic == "rt" && self.releases_arrivals() {
+                // Without it an arrival is stamped with the time the emulated CPU last looked at its clock. Its timer
+                // stops the CPU often, so that it is on while something is measured only. Before the capture, which is
+                // of what was released.
+                let every = self.release_us;
+                let filter = format!("filter-buffer,id={RELEASE},netdev=rt,queue=tx,interval={every},status=off");
+                line.option("-object", &filter);
+            }
+            line.option("-device", &device(nic, 0));
             let capture = at(&format!("{nic}.pcap"));
             line.option("-object", &format!("filter-dump,id={nic}-dump,netdev={nic},file={capture},maxlen={bytes}"));
+            if self.client_cpu {
+                let client = format!("client-{nic}");
+                line.option("-netdev", &hub(&client)).option("-device", &device(&client, 1));
+            }
         }
         match self.console {
             Console::Log => line.option("-display", "none").option("-serial", &format!("file:{}", at("console.log"))),
@@ -255,10 +286,6 @@ impl Machine {
         };
         line.0
     }
-}
-
-fn tap_netdev(id: &str, tap: &str) -> String {
-    format!("tap,id={id},ifname={tap},script=no,downscript=no,vnet_hdr=off")
 }
 
 /// The path of a capture in a lab's directory.
@@ -297,6 +324,12 @@ mod tests {
                 assert!(message.contains(&format!("--cpus {cpus}: 1 to 8")), "{message}");
             }
         }
+        let mut machine = Machine { client_cpu: true, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
+        assert!(machine.check().is_ok() && machine.takes_turns());
+        machine.cpus = 8;
+        assert!(machine.check().unwrap_err().to_string().contains("1 to 7 CPUs, beside the clients' own"));
+        let machine = Machine { client_cpu: true, ..Machine::new(Clock::Real, Kernel::Rt72) };
+        assert!(machine.check().unwrap_err().to_string().contains("virtual clock"));
         let mut machine = Machine::new(Clock::Virtual, Kernel::Rt72);
         for silence in [29, 86_401, u64::MAX] {
             machine.silence_seconds = silence;

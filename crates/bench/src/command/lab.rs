@@ -14,6 +14,7 @@ use ontime_lab::module::{self, GUEST, HOST};
 use ontime_lab::{Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate};
 
 use super::product::Product;
+use crate::client_side::Order;
 
 /// Status of `ontime-lab run` where the command took too long, as timeout(1) gives it.
 const TIMED_OUT: u8 = 124;
@@ -36,6 +37,12 @@ pub enum Command {
     /// Run the lab's commands (started by the emulated host)
     #[command(hide = true)]
     Agent,
+    /// Send a load (started at the clients' side of the emulated host)
+    #[command(hide = true)]
+    Client {
+        /// What to send, as JSON
+        order: String,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -46,6 +53,10 @@ pub struct Host {
     /// CPUs, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
     #[arg(long)]
     cpus: Option<u8>,
+    /// One more CPU for the clients' side, which is then inside, too, and in the host's time: `lab-client COMMAND` runs
+    /// there (virtual clock)
+    #[arg(long)]
+    client_cpu: bool,
     /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime-lab
     /// bench` measures on)
     #[arg(long, value_name = "NS", default_value = "4", value_parser = icount_shift)]
@@ -82,9 +93,9 @@ pub struct Run {
     /// Bring the guest module, built if it is missing: `lab-vm start NAME ROLE sockets:rt ADDRESS` has it inside
     #[arg(long)]
     guest_module: bool,
-    /// A shell command for the clients' side, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its
+    /// A shell command for the clients' side outside, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its
     /// directory is /lab; it ends with the command
-    #[arg(long, value_name = "SHELL")]
+    #[arg(long, value_name = "SHELL", conflicts_with = "client_cpu")]
     client: Option<String>,
     /// The command and its arguments
     #[arg(last = true, required = true)]
@@ -105,6 +116,11 @@ fn icount_shift(nanoseconds: &str) -> Result<u8, String> {
 pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Agent => agent::inside::serve().map(|()| ExitCode::SUCCESS).map_err(unsupported),
+        Command::Client { order } => {
+            let order: Order = serde_json::from_str(order).context("the order of a load")?;
+            order.carry_out()?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Images { several_cpus } => images(*several_cpus).map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
             run.machine().check()?;
@@ -161,6 +177,7 @@ impl Run {
 fn machine(host: &Host, console: Console) -> Machine {
     let mut machine = Machine::new(host.clock, host.kernel);
     machine.cpus = host.cpus.unwrap_or(machine.cpus);
+    machine.client_cpu = host.client_cpu;
     machine.icount_shift = host.instruction;
     machine.memory_mib = host.memory;
     machine.kernel_arguments.clone_from(&host.kernel_arguments);

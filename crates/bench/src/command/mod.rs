@@ -1,8 +1,8 @@
 //! The command `ontime-lab`: the emulated host ([`lab`]) and the experiments ([`bench`]).
 
 mod bench;
-mod lab;
-mod product;
+pub(crate) mod lab;
+pub(crate) mod product;
 
 use std::error::Error;
 use std::process::ExitCode;

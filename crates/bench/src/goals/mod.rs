@@ -3,13 +3,12 @@
 //! In: [`GoalSpec`]s and the results. Out: [`Goal`]s with the figures they were computed from. A goal whose results are
 //! missing is neither met nor not met, and says what is missing.
 
-use Figure::{Bulk, Connections, Cost, HostTime, Max, P50, P95, P99, P99_9, Sd, ZeroLoss};
-
-mod list;
 use ontime_figures::number;
 
-pub use self::list::{GOALS, of_experiment};
-use crate::schema::{Bound, Clock, Goal, Load, MethodResult, kernel_series};
+use crate::experiments;
+use crate::schema::{
+    Bound, Clock, Distribution, Goal, JOBS, LATE, Load, MISSED, MethodResult, REFUSED, Unit, kernel_series,
+};
 
 /// A method under a condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,31 +19,63 @@ pub struct Case {
     pub load: Load,
 }
 
-/// A figure of a result that goals compare.
+/// A case under a flood of small packets.
+pub const fn small(method: &'static str) -> Case {
+    Case { method, load: Load::SmallPackets }
+}
+
+/// A case under TCP at full speed.
+pub const fn tcp(method: &'static str) -> Case {
+    Case { method, load: Load::Tcp }
+}
+
+/// A case without a flood.
+pub const fn idle(method: &'static str) -> Case {
+    Case { method, load: Load::None }
+}
+
+/// A goal of [`Measure::LeastCount`], where [`GoalSpec::of`], [`GoalSpec::only`] or [`GoalSpec::late`] says nothing
+/// else.
+pub const fn goal(id: &'static str, text: &'static str) -> GoalSpec {
+    GoalSpec { id, text, measure: Measure::LeastCount, bound: Bound::AtLeast, target: 0.0 }
+}
+
+/// The goals of an experiment; none where it has none.
+pub fn of_experiment(experiment: &str) -> &'static [GoalSpec] {
+    experiments::find(experiment).map_or(&[], |experiment| experiment.goals())
+}
+
+/// A figure of a result: what goals compare, and tables show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Figure {
-    /// Median of response times.
+    /// Requests that the statistics rest on.
+    Count,
+    /// Requests that were never answered.
+    Lost,
+    /// Arithmetic mean of response times.
+    Mean,
+    /// Median.
     P50,
+    /// 90th percentile.
+    P90,
     /// 95th percentile.
     P95,
     /// 99th percentile.
     P99,
     /// 99.9th percentile.
     P99_9,
+    /// 99.99th percentile.
+    P99_99,
     /// The largest.
     Max,
     /// Standard deviation.
     Sd,
-    /// Zero-loss throughput.
-    ZeroLoss,
     /// Bulk throughput.
     Bulk,
-    /// CPU time a byte, host and guest.
-    Cost,
-    /// Connections a second.
-    Connections,
-    /// CPU time of the host a change of bandwidth.
-    HostTime,
+    /// Busy share of the CPUs.
+    Cpu,
+    /// A metric of the result as a whole ([`MethodResult::metric`]).
+    Own(&'static str),
 }
 
 /// What a goal looks at.
@@ -58,12 +89,8 @@ pub enum Measure {
     Only(Figure, Case),
     /// Frames that came late, or never.
     Late(Case),
-    /// Requests that met a priority inversion, in the trace.
-    Hindered(Case),
-    /// Deadlines that applications missed.
+    /// Deadlines that applications missed; not judged where an application did no job.
     Missed(Case),
-    /// What is reserved beyond need and slack, as a share of these.
-    Excess(Case),
     /// The smallest count of all results of the series.
     LeastCount,
 }
@@ -74,11 +101,7 @@ impl Measure {
         match self {
             Measure::Ratio(_, over, under) => vec![over, under],
             Measure::Beyond(_, above, bases) => [&[above], bases].concat(),
-            Measure::Only(_, case)
-            | Measure::Late(case)
-            | Measure::Hindered(case)
-            | Measure::Missed(case)
-            | Measure::Excess(case) => vec![case],
+            Measure::Only(_, case) | Measure::Late(case) | Measure::Missed(case) => vec![case],
             Measure::LeastCount => Vec::new(),
         }
     }
@@ -100,39 +123,38 @@ pub struct GoalSpec {
 }
 
 impl GoalSpec {
-    const fn of(self, figure: Figure, over: Case, under: Case) -> Self {
+    /// The goal with another measure or target.
+    pub const fn of(self, figure: Figure, over: Case, under: Case) -> Self {
         Self { measure: Measure::Ratio(figure, over, under), ..self }
     }
 
-    const fn beyond(self, figure: Figure, above: Case, bases: &'static [Case]) -> Self {
+    /// The goal with another measure or target.
+    pub const fn beyond(self, figure: Figure, above: Case, bases: &'static [Case]) -> Self {
         Self { measure: Measure::Beyond(figure, above, bases), ..self }
     }
 
-    const fn only(self, figure: Figure, case: Case) -> Self {
+    /// The goal with another measure or target.
+    pub const fn only(self, figure: Figure, case: Case) -> Self {
         Self { measure: Measure::Only(figure, case), ..self }
     }
 
-    const fn late(self, case: Case) -> Self {
+    /// The goal with another measure or target.
+    pub const fn late(self, case: Case) -> Self {
         Self { measure: Measure::Late(case), ..self }
     }
 
-    const fn hindered(self, case: Case) -> Self {
-        Self { measure: Measure::Hindered(case), bound: Bound::AtMost, target: 0.0, ..self }
+    /// The goal that no deadline is missed.
+    pub const fn missed(self, case: Case) -> Self {
+        Self { measure: Measure::Missed(case), ..self }.at_most(0.0)
     }
 
-    const fn missed(self, case: Case) -> Self {
-        Self { measure: Measure::Missed(case), bound: Bound::AtMost, target: 0.0, ..self }
-    }
-
-    const fn excess(self, case: Case) -> Self {
-        Self { measure: Measure::Excess(case), bound: Bound::AtMost, target: 0.01, ..self }
-    }
-
-    const fn at_least(self, target: f64) -> Self {
+    /// The goal with another measure or target.
+    pub const fn at_least(self, target: f64) -> Self {
         Self { bound: Bound::AtLeast, target, ..self }
     }
 
-    const fn at_most(self, target: f64) -> Self {
+    /// The goal with another measure or target.
+    pub const fn at_most(self, target: f64) -> Self {
         Self { bound: Bound::AtMost, target, ..self }
     }
 }
@@ -197,37 +219,19 @@ impl Measure {
             }
             Measure::Only(figure, case) => value(results, figure, case),
             Measure::Late(case) => {
-                let late = case.find(results)?.late.ok_or_else(|| format!("{}: nothing is ever late", case.name()))?;
-                let (late, lost) = (late.frames, case.find(results)?.lost);
-                Ok(((late + lost) as f64, format!("{late} late, {lost} lost, {}", case.name())))
-            }
-            Measure::Hindered(case) => {
-                let of = case.find(results)?.inversions.as_ref();
-                let of = of.ok_or_else(|| format!("{}: inversions were not looked for (--inversions)", case.name()))?;
-                if of.requests == 0 {
-                    return Err(format!("{}: the trace put no request together", case.name()));
-                }
-                let (hindered, requests) = (number::count(of.hindered), number::count(of.requests));
-                Ok((of.hindered as f64, format!("{hindered} of {requests} in {:.0} s, {}", of.duration_s, case.name())))
+                let result = case.find(results)?;
+                let late = result.number(LATE).ok_or_else(|| format!("{}: nothing is ever late", case.name()))?;
+                let lost = result.lost;
+                Ok((late + lost as f64, format!("{late} late, {lost} lost, {}", case.name())))
             }
             Measure::Missed(case) => {
                 let result = case.find(results)?;
-                let rtas = result.rtas.as_ref().ok_or_else(|| format!("{}: there are no deadlines", case.name()))?;
-                let jobs: u64 = rtas.rows.iter().map(|row| row.jobs).sum();
-                if let Some(idle) = rtas.rows.iter().find(|row| row.jobs == 0) {
-                    let (slice, period) = (number::us(idle.slice_us), number::us(idle.period_us));
-                    return Err(format!("{}: that of {slice} us in {period} us did no job", case.name()));
+                let missed = result.number(MISSED).ok_or_else(|| format!("{}: there are no deadlines", case.name()))?;
+                if let Some(refused) = result.number(REFUSED).filter(|refused| *refused > 0.0) {
+                    return Err(format!("{}: applications that did no job: {refused}", case.name()));
                 }
-                Ok((rtas.missed as f64, format!("{} of {jobs} jobs, {}", rtas.missed, case.method)))
-            }
-            Measure::Excess(case) => {
-                let rtas = case.find(results)?.rtas.as_ref();
-                let (rtas, share) = rtas
-                    .and_then(|rtas| Some((rtas, rtas.excess()?)))
-                    .ok_or_else(|| format!("{}: nothing was reserved", case.name()))?;
-                let reserved = number::significant(rtas.reserved_cpus.unwrap_or(0.0) + rtas.slack_cpus);
-                let (needed, slack) = (number::significant(rtas.needed_cpus), number::significant(rtas.slack_cpus));
-                Ok((share, format!("{reserved} CPUs for {needed} and slack of {slack}, {}", case.method)))
+                let jobs = result.number(JOBS).unwrap_or_default();
+                Ok((missed, format!("{missed} of {jobs} jobs, {}", case.method)))
             }
             Measure::LeastCount => {
                 let least = results.iter().min_by_key(|result| result.count).ok_or("nothing was measured")?;
@@ -238,57 +242,64 @@ impl Measure {
 }
 
 fn ratio(results: &[&MethodResult], figure: Figure, over: Case, under: Case) -> Result<(f64, String), String> {
-    let (above, below, words) = pair(results, figure, over, under)?;
+    let ((above, words), (below, others)) = (value(results, figure, over)?, value(results, figure, under)?);
     if below <= 0.0 {
-        return Err(format!("{} is {below} {}, which divides nothing", under.name(), figure.unit()));
+        return Err(format!("{others} divides nothing"));
     }
-    Ok((above / below, words))
-}
-
-/// The figure of both, and what they are in words.
-fn pair(results: &[&MethodResult], figure: Figure, first: Case, second: Case) -> Result<(f64, f64, String), String> {
-    let ((first, words), (second, others)) = (value(results, figure, first)?, value(results, figure, second)?);
-    Ok((first, second, format!("{words}, {others}")))
+    Ok((above / below, format!("{words}, {others}")))
 }
 
 /// And in words.
 fn value(results: &[&MethodResult], figure: Figure, case: Case) -> Result<(f64, String), String> {
     let result = case.find(results)?;
-    if figure == ZeroLoss && result.zero_loss.is_some_and(|of| of.lossy_frames_per_s.is_none()) {
-        return Err(format!(
-            "{} lost no frame as fast as the client could send: its highest rate is not known",
-            case.name()
-        ));
-    }
-    let value = figure.of(result).ok_or_else(|| case.missing())?;
-    Ok((value, format!("{} {} {}", case.name(), number::significant(value), figure.unit())))
+    let missing = || match figure {
+        Figure::Own(key) => format!("{} has no figure '{}'", case.name(), key.replace('-', " ")),
+        _ => case.missing(),
+    };
+    let (value, unit) = figure.of(result).ok_or_else(missing)?;
+    let unit = if figure == Figure::Bulk { "Gbit/s" } else { unit.words() };
+    Ok((value, format!("{} {} {unit}", case.name(), number::significant(value)).trim_end().to_owned()))
 }
 
 impl Figure {
-    fn of(self, result: &MethodResult) -> Option<f64> {
-        let latency = result.latency_us;
+    /// The figure of a result, and its unit; `None` where it was not measured.
+    pub fn of(self, result: &MethodResult) -> Option<(f64, Unit)> {
+        let latency = |pick: fn(&Distribution) -> f64| Some((pick(result.latency_us.as_ref()?), Unit::Us));
         match self {
-            P50 => latency.map(|of| of.p50),
-            P95 => latency.map(|of| of.p95),
-            P99 => latency.map(|of| of.p99),
-            P99_9 => latency.map(|of| of.p99_9),
-            Max => latency.map(|of| of.max),
-            Sd => latency.map(|of| of.sd),
-            ZeroLoss => result.zero_loss.map(|of| of.frames_per_s),
-            Bulk => result.bulk_gbps,
-            Cost => result.cost.map(|of| of.host_ns_per_byte + of.guest_ns_per_byte),
-            Connections => result.connections.map(|of| of.per_s),
-            HostTime => result.host_time.map(|of| of.sum_us()),
+            Figure::Count => Some((result.count as f64, Unit::Count)),
+            Figure::Lost => Some((result.lost as f64, Unit::Count)),
+            Figure::Mean => latency(|of| of.mean),
+            Figure::P50 => latency(|of| of.p50),
+            Figure::P90 => latency(|of| of.p90),
+            Figure::P95 => latency(|of| of.p95),
+            Figure::P99 => latency(|of| of.p99),
+            Figure::P99_9 => latency(|of| of.p99_9),
+            Figure::P99_99 => latency(|of| of.p99_99),
+            Figure::Max => latency(|of| of.max),
+            Figure::Sd => latency(|of| of.sd),
+            Figure::Bulk => Some((result.bulk_gbps?, Unit::Times)),
+            Figure::Cpu => Some((result.cpu_share?, Unit::Share)),
+            Figure::Own(key) => Some((result.number(key)?, result.metric(key)?.unit)),
         }
     }
 
-    fn unit(self) -> &'static str {
+    /// The head of its column.
+    pub fn head(self) -> &'static str {
         match self {
-            P50 | P95 | P99 | P99_9 | Max | Sd | HostTime => "µs",
-            ZeroLoss => "frames/s",
-            Connections => "a second",
-            Bulk => "Gbit/s",
-            Cost => "ns a byte",
+            Figure::Count => "count",
+            Figure::Lost => "lost",
+            Figure::Mean => "mean, µs",
+            Figure::P50 => "p50, µs",
+            Figure::P90 => "p90, µs",
+            Figure::P95 => "p95, µs",
+            Figure::P99 => "p99, µs",
+            Figure::P99_9 => "p99.9, µs",
+            Figure::P99_99 => "p99.99, µs",
+            Figure::Max => "max, µs",
+            Figure::Sd => "sd, µs",
+            Figure::Bulk => "bulk, Gbit/s",
+            Figure::Cpu => "CPU",
+            Figure::Own(key) => key,
         }
     }
 }

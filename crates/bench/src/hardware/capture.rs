@@ -73,9 +73,6 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 
 impl Socket {
     /// Opens it on interface `index`.
-    ///
-    /// # Errors
-    /// The kernel's: EPERM without CAP_NET_RAW.
     pub fn open(index: u32, stamps: Stamps) -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: takes integers, touches no memory. Protocol 0: nothing is received before it is bound.
@@ -102,9 +99,6 @@ impl Socket {
     }
 
     /// Begins to receive: what passes the interface from now on.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn bind(&self, index: u32) -> io::Result<()> {
         let address = libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as libc::sa_family_t,
@@ -122,9 +116,6 @@ impl Socket {
 
     /// Lets only TCP pass, and of all else one frame in 64: a flood's sums need no more. IPv4 and IPv6 without tags or
     /// options.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn thin(&self) -> io::Result<()> {
         let code = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
         const RANDOM: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_RANDOM) as u32;
@@ -148,9 +139,6 @@ impl Socket {
     }
 
     /// The next frame, into `buffer`; `None` where there is none yet.
-    ///
-    /// # Errors
-    /// The kernel's: ENETDOWN where the interface goes down.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Frame>> {
         // SAFETY: all zeros is a msghdr.
         let mut message: libc::msghdr = unsafe { zeroed() };
@@ -191,9 +179,6 @@ impl Socket {
     }
 
     /// Frames that found no room since the last call.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn dropped(&self) -> io::Result<u64> {
         // struct tpacket_stats.
         let mut counts = [0u32; 2];
@@ -205,9 +190,6 @@ impl Socket {
     }
 
     /// Waits until there is something to receive, at most so long.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn wait(&self, limit_ms: i32) -> io::Result<()> {
         let mut of = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one live pollfd.
@@ -218,9 +200,6 @@ impl Socket {
     }
 
     /// Has the NIC stamp every frame that it receives; returns what it did before.
-    ///
-    /// # Errors
-    /// The driver's: EOPNOTSUPP, ERANGE where it stamps some kinds only.
     pub fn stamp_all(&self, nic: &str) -> io::Result<StampConfig> {
         let mut before = StampConfig::default();
         self.ask(nic, SIOCGHWTSTAMP, &mut before)?;
@@ -235,17 +214,11 @@ impl Socket {
     }
 
     /// Has it stamp as it did before.
-    ///
-    /// # Errors
-    /// The driver's.
     pub fn set_stamps(&self, nic: &str, config: &mut StampConfig) -> io::Result<()> {
         self.ask(nic, SIOCSHWTSTAMP, config)
     }
 
     /// The interface's driver and the bus address of its device, which is empty where there is no device behind it.
-    ///
-    /// # Errors
-    /// EOPNOTSUPP where it has neither.
     pub fn driver(&self, nic: &str) -> io::Result<(String, String)> {
         // SAFETY: all zeros is a DriverInfo.
         let mut info: DriverInfo = unsafe { zeroed() };

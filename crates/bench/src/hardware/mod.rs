@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-pub use self::site::{Client, Network, Rt, Site, Stamps};
+pub use self::site::Site;
 pub use self::target::Target;
 
 /// Why a real host cannot be measured.

@@ -69,9 +69,6 @@ struct Shared {
 
 impl Monitor {
     /// Begins to capture into `file`.
-    ///
-    /// # Errors
-    /// No such interface, no right, no stamps of that kind, no file.
     pub fn start(watch: Watch<'_>, file: &Path) -> Result<Self, HardwareError> {
         let Watch { nic, place, stamps, captured, thin } = watch;
         let failed = |what| {
@@ -139,9 +136,6 @@ impl Monitor {
     }
 
     /// Waits until all that has passed is in the capture: its thread has no more of the machine than others have.
-    ///
-    /// # Errors
-    /// [`HardwareError::Behind`], [`HardwareError::Down`].
     pub fn settle(&self) -> Result<(), HardwareError> {
         let asked = self.shared.asked.fetch_add(1, Ordering::AcqRel) + 1;
         let end = Instant::now() + PATIENCE;
@@ -156,9 +150,6 @@ impl Monitor {
     }
 
     /// Whether it still captures.
-    ///
-    /// # Errors
-    /// [`HardwareError::Down`].
     pub fn alive(&self) -> Result<(), HardwareError> {
         if self.shared.failed.load(Ordering::Relaxed) {
             return Err(HardwareError::Down { nic: self.nic.clone() });

@@ -79,9 +79,6 @@ fn ontime() -> String {
 
 impl Site {
     /// Reads it.
-    ///
-    /// # Errors
-    /// [`HardwareError::Site`].
     pub fn read(path: &Path) -> Result<Self, HardwareError> {
         let wrong = |what: String| HardwareError::Site { path: path.to_owned(), what };
         let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;

@@ -56,9 +56,6 @@ struct Tenant {
 impl Target {
     /// Takes this thread into the client's namespace, begins to capture into `dir`, and looks whether the host answers;
     /// `captured` bytes of an RT frame are kept.
-    ///
-    /// # Errors
-    /// What the site names is not there, or not permitted.
     pub fn open(site: Site, dir: &Path, captured: usize) -> Result<Self, HardwareError> {
         let own = match &site.client.namespace {
             Some(name) => enter(name)?,
@@ -87,9 +84,6 @@ impl Target {
     }
 
     /// What a reader must know of the host and of the wire.
-    ///
-    /// # Errors
-    /// As [`Self::shell`].
     pub fn notes(&mut self) -> Result<Vec<String>, HardwareError> {
         let script = "sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1; nproc; uname -rv; cat /proc/cmdline";
         let said = self.shell(script)?;
@@ -133,27 +127,18 @@ impl Target {
     }
 
     /// Waits until captures have all that has passed.
-    ///
-    /// # Errors
-    /// As [`Monitor::settle`].
     pub fn settle(&self) -> Result<(), HardwareError> {
         self.rt.settle()?;
         self.bulk.as_ref().map_or(Ok(()), Monitor::settle)
     }
 
     /// Whether captures still grow.
-    ///
-    /// # Errors
-    /// [`HardwareError::Down`].
     pub fn alive(&self) -> Result<(), HardwareError> {
         self.rt.alive()?;
         self.bulk.as_ref().map_or(Ok(()), Monitor::alive)
     }
 
     /// Runs a shell command on the host, which must succeed; gives its standard output.
-    ///
-    /// # Errors
-    /// It fails, takes too long, or the host cannot be reached.
     pub fn shell(&mut self, script: &str) -> Result<String, HardwareError> {
         let host = self.site.host.clone();
         let failed = |said: String| HardwareError::Command { host: host.clone(), command: script.to_owned(), said };
@@ -200,9 +185,6 @@ impl Target {
 
     /// Switches the host to a method. Before the first switch its tenants must be what the site says; what was in force
     /// is kept.
-    ///
-    /// # Errors
-    /// The host has no daemon, other tenants, or refuses the method.
     pub fn apply(&mut self, method: &str) -> Result<(), HardwareError> {
         self.know_the_host()?;
         let script = format!("{} apply --method {method} 2>&1; [ $? -le 2 ]", self.site.ontime);
@@ -213,9 +195,6 @@ impl Target {
     }
 
     /// Undoes whatever method is in force.
-    ///
-    /// # Errors
-    /// As [`Self::apply`].
     pub fn reset(&mut self) -> Result<(), HardwareError> {
         self.know_the_host()?;
         self.shell(&format!("{} reset 2>&1", self.site.ontime)).map(|_| ())
@@ -257,9 +236,6 @@ impl Target {
     }
 
     /// Gives the host back the method that it had, where it was switched.
-    ///
-    /// # Errors
-    /// The host does not take it.
     pub fn leave(&mut self) -> Result<(), HardwareError> {
         let ontime = self.site.ontime.clone();
         match self.method.take() {

@@ -24,6 +24,7 @@ use thiserror::Error;
 pub use self::cpu::CpuTime;
 pub use self::site::{BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm, machine};
 use crate::client::{self, ClientConfig, ClientError, Peer};
+use crate::client_side::Order;
 use crate::hardware::{HardwareError, Target};
 use crate::paced::{Pace, Paced};
 use crate::pcap::{HEADER, PcapError};
@@ -109,8 +110,10 @@ pub struct Host {
     pub kernel: String,
     /// Its clock.
     pub clock: Clock,
-    /// Its CPUs.
+    /// Its CPUs, without the clients' own.
     pub cpus: u16,
+    /// Whether the clients' side is in the emulated machine ([`crate::client_side`]).
+    client_cpu: bool,
 }
 
 enum Under {
@@ -120,9 +123,6 @@ enum Under {
 
 impl Host {
     /// Boots it, its VMs one after the other, and the daemon with `config`, files of `/etc/ontime`, besides the rules.
-    ///
-    /// # Errors
-    /// The host, a VM or the daemon does not come up.
     pub fn start(
         site: &Site,
         images: &Images,
@@ -159,13 +159,11 @@ impl Host {
             ontime_lab::Clock::Real => Clock::Real,
         };
         let (dir, cpus) = (site.dir.clone(), u16::from(site.machine.cpus));
-        Ok(Self { under: Under::Lab(Box::new(lab)), dir, kernel, clock, cpus })
+        let client_cpu = site.machine.client_cpu;
+        Ok(Self { under: Under::Lab(Box::new(lab)), dir, kernel, clock, cpus, client_cpu })
     }
 
     /// A real host as it stands.
-    ///
-    /// # Errors
-    /// It does not say what it is.
     fn real(mut target: Box<Target>) -> Result<Self, MeasureError> {
         let said = target.shell("uname -r; nproc")?;
         let mut lines = said.lines();
@@ -173,13 +171,10 @@ impl Host {
         let cpus = cpus.map_err(|_| MeasureError::Accounting(said.clone()))?;
         // Without a device behind the client's NICs there is no hardware to speak of.
         let clock = if target.is_hardware() { Clock::Hardware } else { Clock::Real };
-        Ok(Self { dir: target.dir().to_owned(), under: Under::Real(target), kernel, clock, cpus })
+        Ok(Self { dir: target.dir().to_owned(), under: Under::Real(target), kernel, clock, cpus, client_cpu: false })
     }
 
     /// The emulated host, for what only that can do.
-    ///
-    /// # Errors
-    /// [`HardwareError::NotHere`].
     pub fn lab(&mut self) -> Result<&mut Lab, MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab),
@@ -188,6 +183,19 @@ impl Host {
                 Err(HardwareError::NotHere(said.to_owned()).into())
             }
         }
+    }
+
+    /// Whether the clients' side is in the emulated machine, on a CPU of its own.
+    pub fn has_client_cpu(&self) -> bool {
+        self.client_cpu
+    }
+
+    /// Refuses what only clients outside can do.
+    pub(crate) fn needs_clients_outside(&self, what: &str) -> Result<(), MeasureError> {
+        if self.client_cpu {
+            return Err(LabError::Machine(format!("{what} has clients outside only; leave out --client-cpu")).into());
+        }
+        Ok(())
     }
 
     /// The real host, where it is one.
@@ -207,9 +215,6 @@ impl Host {
     }
 
     /// Whether it can still be measured.
-    ///
-    /// # Errors
-    /// The emulated host is no more; a capture of the real one has ended.
     pub fn alive(&mut self) -> Result<(), MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab.alive()?),
@@ -218,9 +223,6 @@ impl Host {
     }
 
     /// Has arrivals on the RT NIC stamped exactly from now on, or no longer: a real monitor always does.
-    ///
-    /// # Errors
-    /// The emulator refuses.
     pub fn stamp_arrivals(&mut self, on: bool) -> Result<(), MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab.stamp_arrivals(on)?),
@@ -242,9 +244,6 @@ impl Host {
     }
 
     /// What was captured since `from`, all that has passed until now, as a file of its own: [`slice`].
-    ///
-    /// # Errors
-    /// [`MeasureError::File`]; a real host's monitor is no more, or does not catch up.
     pub fn cut(&self, capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
         // The emulator's has all at once.
         self.catch_up()?;
@@ -252,16 +251,16 @@ impl Host {
     }
 
     /// Waits until the captures have all that has passed.
-    ///
-    /// # Errors
-    /// A real host's monitor is no more, or does not catch up.
     pub fn catch_up(&self) -> Result<(), MeasureError> {
         Ok(self.target().map_or(Ok(()), Target::settle)?)
     }
 
     /// What a reader must know of a stretch that was measured here, before which the monitor had missed so many frames.
     pub fn notes(&self, missed: u64) -> Vec<String> {
-        let Some(target) = self.target() else { return Vec::new() };
+        let Some(target) = self.target() else {
+            let inside = "the clients' side is a CPU of the emulated machine: its load is in the host's time";
+            return self.client_cpu.then(|| inside.to_owned()).into_iter().collect();
+        };
         let missed = target.missed().saturating_sub(missed);
         let lacks =
             format!("the monitor itself missed {missed} frames: some of those that are lost here may be its own");
@@ -292,9 +291,6 @@ impl Host {
     }
 
     /// Runs a shell command in the host, which must succeed.
-    ///
-    /// # Errors
-    /// It fails, or the host is no more.
     pub fn shell(&mut self, command: &str) -> Result<String, MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab.check(&["sh", "-c", command], LIMIT)?),
@@ -304,10 +300,7 @@ impl Host {
 
     /// As [`Self::shell`], ahead of whatever else the emulated host has at normal priority: for short questions while
     /// it is busy.
-    ///
-    /// # Errors
-    /// As [`Self::shell`].
-    fn ask(&mut self, command: &str) -> Result<String, MeasureError> {
+    pub(crate) fn ask(&mut self, command: &str) -> Result<String, MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab.ask(&["sh", "-c", command], LIMIT)?),
             Under::Real(target) => Ok(target.shell(command)?),
@@ -315,9 +308,6 @@ impl Host {
     }
 
     /// Switches to a method. What it said, and the threads then, stay in the lab's files.
-    ///
-    /// # Errors
-    /// The daemon refuses it.
     pub fn apply(&mut self, method: &str) -> Result<(), MeasureError> {
         let apply = format!(
             "ontime apply --method {method} > /lab/{method}.applied 2>&1; status=$?; ontime ps > \
@@ -331,9 +321,6 @@ impl Host {
     }
 
     /// Gives an emulated host's daemon another `host.toml`.
-    ///
-    /// # Errors
-    /// The host is no more.
     pub fn configure(&mut self, text: &str) -> Result<(), MeasureError> {
         // The signal is taken before a request that comes a second later.
         self.shell(&format!(
@@ -344,17 +331,11 @@ impl Host {
 
     /// Waits until all that was applied holds: the daemon sets a NIC's moderation twice, 3 s apart (rule `moderation`).
     /// For requests that may come sooner after another than a moderated interrupt does.
-    ///
-    /// # Errors
-    /// The host is no more.
     pub fn settle(&mut self) -> Result<(), MeasureError> {
         self.shell("sleep 4").map(|_| ())
     }
 
     /// Undoes whatever is applied.
-    ///
-    /// # Errors
-    /// The daemon refuses.
     pub fn reset(&mut self) -> Result<(), MeasureError> {
         match &mut self.under {
             Under::Lab(_) => self.ask("ontime reset > /lab/reset 2>&1 || { cat /lab/reset; exit 1; }").map(|_| ()),
@@ -363,9 +344,6 @@ impl Host {
     }
 
     /// Ends the measurement: an emulated host ends, a real one has its method back.
-    ///
-    /// # Errors
-    /// A real host does not take it.
     pub fn leave(self) -> Result<(), MeasureError> {
         match self.under {
             // What was measured is read and outside: it need not end in order.
@@ -376,9 +354,6 @@ impl Host {
 
     /// Sends sockperf's requests from this process's namespace by the host's clock, which these captures carry, and
     /// watches the host meanwhile.
-    ///
-    /// # Errors
-    /// The host is no more, or nobody answers.
     pub fn requests(
         &mut self,
         config: ClientConfig,
@@ -386,14 +361,14 @@ impl Host {
         name: &str,
         progress: &mut dyn FnMut(&str),
     ) -> Result<(), MeasureError> {
+        if self.client_cpu {
+            return Order::Requests(config).run(self.lab()?, &mut |line| progress(&format!("{name}: {line}")));
+        }
         let mut peer = client::sockperf(&config)?;
         self.requests_to(&mut peer, config, captures, name, progress)
     }
 
     /// As [`Host::requests`], to another server.
-    ///
-    /// # Errors
-    /// As [`Host::requests`].
     pub fn requests_to(
         &mut self,
         peer: &mut dyn Peer,
@@ -402,6 +377,7 @@ impl Host {
         name: &str,
         progress: &mut dyn FnMut(&str),
     ) -> Result<(), MeasureError> {
+        self.needs_clients_outside("this server")?;
         if self.clock == Clock::Virtual {
             config.captures = captures.to_vec();
             config.scale = 5.0;
@@ -427,23 +403,22 @@ impl Host {
 
     /// Sends a steady rate of datagrams from this process's namespace, by the host's clock, and watches the host
     /// meanwhile.
-    ///
-    /// # Errors
-    /// The host is no more, or the load cannot be sent.
     pub fn paced(&mut self, load: &Paced) -> Result<(), MeasureError> {
+        if self.client_cpu {
+            load.check()?;
+            return Order::Paced(load.clone()).run(self.lab()?, &mut |_| {});
+        }
         self.paced_while(load, &mut || ControlFlow::Continue(()))
     }
 
     /// As [`Self::paced`], while `go_on` says so, which is asked some times a second of real time.
-    ///
-    /// # Errors
-    /// As [`Self::paced`].
     pub fn paced_while(
         &mut self,
         load: &Paced,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<(), MeasureError> {
         load.check()?;
+        self.needs_clients_outside("a load of no certain end")?;
         self.release_every(Some(Pace::of(load.rate).every_us))?;
         let nic = (self.clock == Clock::Virtual).then(|| self.capture("rt"));
         let sent = self.send_paced(load, nic.as_deref(), go_on);
@@ -481,9 +456,6 @@ impl Host {
     }
 
     /// CPU time that something other than the lab's own spinner used, and the host's uptime.
-    ///
-    /// # Errors
-    /// The host is no more, or says nonsense.
     pub fn cpu_time(&mut self) -> Result<CpuTime, MeasureError> {
         let text = self.ask(cpu::READ)?;
         CpuTime::parse(&text).ok_or(MeasureError::Accounting(text))
@@ -496,9 +468,6 @@ pub fn size(path: &Path) -> u64 {
 }
 
 /// What was captured since `from`, with the capture's own header. The emulator appends whole records.
-///
-/// # Errors
-/// [`MeasureError::File`].
 fn slice(capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
     let copy = || -> std::io::Result<()> {
         let mut capture = File::open(capture)?;

@@ -77,9 +77,6 @@ pub enum Ground<'a> {
 
 impl Ground<'_> {
     /// The host: booted with these VMs and files of `/etc/ontime`; of a real one both are its owner's.
-    ///
-    /// # Errors
-    /// Those of [`Host::start`]; a real host does not say what it is.
     pub fn start(
         self,
         vms: &[Vm<'_>],
@@ -94,9 +91,6 @@ impl Ground<'_> {
 }
 
 /// Starts a VM and waits for its server; a guest that fails under the emulated SVM is started again, and that is said.
-///
-/// # Errors
-/// It fails `BOOTS` times, or the host does.
 pub fn boot_vm(lab: &mut Lab, vm: &Vm<'_>, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
     let Vm { name, role, net, address } = *vm;
     for boot in 1.. {

@@ -1,8 +1,8 @@
 //! The papers' own figures, for the column beside ours.
 //!
 //! In: `papers/figures.toml`, which holds what the papers' texts state and nothing read off a plot; it is compiled in.
-//! Out: the rows of the paper's table that an experiment repeats. An unknown key is an error, so that a figure cannot
-//! be there and go unread by a misspelling. `shape`: the file's keys; `notes`: what is told in sentences.
+//! Out: what experiments quote ([`crate::experiments::Experiment::paper`]). An unknown key is an error, so that a
+//! figure cannot be there and go unread by a misspelling. `shape`: the file's keys; `notes`: what is told in sentences.
 
 mod notes;
 mod shape;
@@ -19,13 +19,6 @@ pub enum PaperError {
     /// Not TOML, or not the keys that are known.
     #[error("papers/figures.toml: {0}")]
     Figures(#[from] toml::de::Error),
-    /// No paper has such an experiment.
-    #[error(
-        "no paper's figures are known for experiment {0:?}; known are rt-server, ablation, segments, bulk, \
-         connections, vatc, vatc-network, inversion, kbp, memcached, voip, sampled-values, rta-periodic, rta-sporadic, \
-         rta-scale, memcached-slo, video, registration, xen-arm"
-    )]
-    Experiment(String),
 }
 
 impl Figures {
@@ -45,33 +38,15 @@ impl Figures {
         Ok(toml::from_str(text)?)
     }
 
-    /// The paper's rows for an experiment of `ontime-lab bench`.
-    ///
-    /// # Errors
-    /// [`PaperError::Experiment`] where there are none.
-    pub fn rows(&self, experiment: &str) -> Result<Vec<PaperRow>, PaperError> {
+    /// Access'18's Table 3, these methods of it.
+    pub fn table3(&self, methods: &[&str]) -> Vec<PaperRow> {
         let Outsourcing { host, load, .. } = &self.outsourcing;
         let conditions = format!("{host}; {load}");
         let Methods { vanilla, threaded, exclusive, outsourcing } = self.outsourcing.table3;
         let all =
             [("vanilla", vanilla), ("threaded", threaded), ("exclusive", exclusive), ("outsourcing", outsourcing)];
-        let rows = match experiment {
-            "rt-server" => all.to_vec(),
-            // Figure 9's own figures are plots; its a is Table 3's last line.
-            "ablation" => vec![("outsourcing", outsourcing), ("threaded", threaded)],
-            // Figures 14 and 15 are plots; the text states differences only (`Self::notes`).
-            "memcached" | "voip" => Vec::new(),
-            // Figure 11 is a plot; its load, and so the whole of its three segments, is Table 3's.
-            "segments" => vec![("vanilla", vanilla), ("threaded", threaded)],
-            // The text has ratios or no figure.
-            "bulk" | "connections" | "vatc" | "vatc-network" | "inversion" | "kbp" | "xen-arm" => Vec::new(),
-            // No paper has it.
-            "sampled-values" => Vec::new(),
-            // No response times, or of percentiles only.
-            "rta-periodic" | "rta-sporadic" | "rta-scale" | "memcached-slo" | "video" | "registration" => Vec::new(),
-            _ => return Err(PaperError::Experiment(experiment.to_string())),
-        };
-        Ok(rows.into_iter().map(|(method, line)| line.row(method, &conditions)).collect())
+        let wanted = all.into_iter().filter(|(method, _)| methods.contains(method));
+        wanted.map(|(method, line)| line.row(method, &conditions)).collect()
     }
 }
 
@@ -93,11 +68,17 @@ impl Table3 {
 mod tests {
     use super::*;
 
+    /// What an experiment quotes.
+    fn quoted(experiment: &str) -> (Vec<PaperRow>, Vec<String>) {
+        let (figures, of) = (Figures::load().unwrap(), crate::experiments::find(experiment).unwrap());
+        (of.paper(&figures), of.remarks(&figures))
+    }
+
     #[test]
     fn the_compiled_in_figures_are_the_papers() {
-        let rows = Figures::load().unwrap().rows("rt-server").unwrap();
+        let (rows, remarks) = quoted("rt-server");
         // Access'18, Table 3, first and last line; throughput from the text of IV-B.
-        assert_eq!(rows.len(), 4);
+        assert_eq!((rows.len(), remarks.len()), (4, 0));
         assert_eq!((rows[0].mean_us, rows[0].p99_us, rows[0].sd_us, rows[0].bulk_gbps), (92.5, 225.0, 29.2, 18.8));
         assert_eq!((rows[3].mean_us, rows[3].p99_us, rows[3].sd_us, rows[3].bulk_gbps), (32.9, 46.8, 4.3, 18.8));
     }
@@ -109,29 +90,17 @@ mod tests {
             ("voip", "63 %", figures.outsourcing.relative.voip_p99_percent),
             ("memcached", "67 %", figures.outsourcing.relative.memcached_p99_percent),
         ] {
-            let notes = figures.notes(experiment);
-            assert!(notes.len() == 1 && notes[0].contains(percent), "{notes:?}");
-            assert!(figures.rows(experiment).unwrap().is_empty());
+            let (rows, remarks) = quoted(experiment);
+            assert!(rows.is_empty() && remarks.len() == 1 && remarks[0].contains(percent), "{remarks:?}");
             let goal =
                 crate::goals::of_experiment(experiment).iter().find(|goal| goal.id == "p99-vs-threaded").unwrap();
             assert!((goal.target - (1.0 + versus.vs_threaded / 100.0)).abs() < 1e-9, "{experiment}");
         }
-        assert!(figures.notes("rt-server").is_empty());
-        let xen_arm = figures.notes("xen-arm");
+        let (_, xen_arm) = quoted("xen-arm");
         assert!(xen_arm.len() == 1 && xen_arm[0].contains("16 %") && xen_arm[0].contains("60 ms"), "{xen_arm:?}");
-        for experiment in
-            ["bulk", "connections", "vatc", "vatc-network", "inversion", "kbp", "sampled-values", "xen-arm"]
-        {
-            assert!(figures.rows(experiment).unwrap().is_empty(), "{experiment}");
-        }
-    }
-
-    #[test]
-    fn rtvirts_figures_are_told() {
-        let figures = Figures::load().unwrap();
-        let notes = figures.notes("rta-periodic");
-        assert!(notes[0].contains("2.11 (+4.5 %)") && notes[0].contains("39.4 % less"), "{notes:?}");
-        assert!(figures.rows("rta-periodic").unwrap().is_empty());
+        let (rows, rtvirt) = quoted("rta-periodic");
+        assert!(rows.is_empty());
+        assert!(rtvirt[0].contains("2.11 (+4.5 %)") && rtvirt[0].contains("39.4 % less"), "{rtvirt:?}");
     }
 
     #[test]
@@ -139,6 +108,5 @@ mod tests {
         let wrong = FIGURES.replace("bulk_gbps = 17.8", "bulk_gbit = 17.8");
         let error = Figures::parse(&wrong).unwrap_err().to_string();
         assert!(error.contains("bulk_gbit") && error.contains("line 9"), "{error}");
-        assert!(Figures::load().unwrap().rows("table9").unwrap_err().to_string().contains("rt-server"));
     }
 }

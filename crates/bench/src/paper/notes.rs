@@ -2,38 +2,22 @@
 
 use super::shape::*;
 
-impl Figures {
-    /// What the paper states of an experiment besides [`Self::rows`], in sentences.
-    pub fn notes(&self, experiment: &str) -> Vec<String> {
-        match experiment {
-            "rta-periodic" => return vec![self.rtvirt.periodic()],
-            "rta-sporadic" => return vec![self.rtvirt.periodic(), self.rtvirt.sporadic()],
-            "memcached-slo" => return vec![self.rtvirt.memcached()],
-            "video" => return vec![self.rtvirt.video()],
-            "rta-scale" => return vec![self.rtvirt.scale()],
-            "registration" => return vec![self.rtvirt.registration()],
-            _ => {}
-        }
-        if experiment == "xen-arm" {
-            return vec![self.xen_arm.note()];
-        }
-        let Outsourcing { host, relative, workloads, .. } = &self.outsourcing;
-        let (figure, load, versus) = match experiment {
-            "voip" => ("Figure 14, forward delays", &workloads.voip, relative.voip_p99_percent),
-            "memcached" => ("Figure 15, response times of GETs", &workloads.memcached, relative.memcached_p99_percent),
-            _ => return Vec::new(),
-        };
+impl Outsourcing {
+    /// What a figure of response times of an application states.
+    pub fn application(&self, figure: &str, load: &str, versus: Versus) -> String {
         let Versus { vs_threaded, vs_exclusive } = versus;
-        vec![format!(
-            "paper (Access'18, {figure}; {host}; {load}): p99 of outsourcing {} % lower than threaded's, {} % lower \
-             than exclusive's; the rest is a plot",
-            -vs_threaded, -vs_exclusive
-        )]
+        format!(
+            "paper (Access'18, {figure}; {}; {load}): p99 of outsourcing {} % lower than threaded's, {} % lower than \
+             exclusive's; \
+             the rest is a plot",
+            self.host, -vs_threaded, -vs_exclusive
+        )
     }
 }
 
 impl Rtvirt {
-    fn periodic(&self) -> String {
+    /// In a sentence.
+    pub fn periodic(&self) -> String {
         let Self { host, slack_us, table2, bandwidth, .. } = self;
         let Cpus { needed, rtxen, rtvirt } = table2.cpus;
         let beyond = |cpus: f64| (cpus / needed - 1.0) * 100.0;
@@ -50,7 +34,8 @@ impl Rtvirt {
         )
     }
 
-    fn video(&self) -> String {
+    /// In a sentence.
+    pub fn video(&self) -> String {
         let VideoClaims { load, rtas, rtas_with_misses, worst_miss_percent } = &self.video;
         format!(
             "paper (RTVirt, section 4.3, Figure 4; {}; {load}): of {rtas} applications {rtas_with_misses} missed a \
@@ -59,7 +44,8 @@ impl Rtvirt {
         )
     }
 
-    fn scale(&self) -> String {
+    /// In a sentence.
+    pub fn scale(&self) -> String {
         let Table6 { multi_rta_vms: multi, single_rta_vms: single } = &self.table6;
         format!(
             "paper (RTVirt, section 4.5, Tables 5 and 6; {}, 100 s): 10 VMs with 10 applications missed {} % of their \
@@ -75,14 +61,16 @@ impl Rtvirt {
         )
     }
 
-    fn registration(&self) -> String {
+    /// In a sentence.
+    pub fn registration(&self) -> String {
         let Self { host, hypercall_us, .. } = self;
         format!(
             "paper (RTVirt, sections 4.3 and 4.5; {host}): a hypercall, by which a guest asks, takes {hypercall_us} us"
         )
     }
 
-    fn memcached(&self) -> String {
+    /// In a sentence.
+    pub fn memcached(&self) -> String {
         let Memcached { load, fig5a_p99_9_us: a, fig5b_p99_9_us: b, fig5b_video_worst_miss_percent: missed, .. } =
             &self.memcached;
         let [budget, period] = self.memcached.reservation_us.rtvirt;
@@ -109,7 +97,8 @@ impl Rtvirt {
         )
     }
 
-    fn sporadic(&self) -> String {
+    /// In a sentence.
+    pub fn sporadic(&self) -> String {
         let Sporadic { requests, gap_ms: [least, most], deadline_misses, network_p99_9_us } = self.sporadic;
         format!(
             "paper (RTVirt, section 4.2): {requests} requests to each application over the network, at random {least} \
@@ -120,7 +109,8 @@ impl Rtvirt {
 }
 
 impl XenArm {
-    fn note(&self) -> String {
+    /// In a sentence.
+    pub fn note(&self) -> String {
         let Self { host, load, over_1ms_percent: over, immediate_percent_by_cpu_load: immediate, .. } = self;
         format!(
             "paper (Xen-ARM, {host}; {load}): over 1 ms under the credit scheduler {} % from the driver domain to the \

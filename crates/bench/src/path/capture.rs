@@ -54,9 +54,6 @@ struct Shared {
 
 impl Reader {
     /// Makes the pipe `path` and reads what comes.
-    ///
-    /// # Errors
-    /// [`PathError::Pipe`].
     pub fn start(path: &Path, names: Names) -> Result<Self, PathError> {
         let failed = |source: io::Error| PathError::Pipe { path: path.to_owned(), source };
         let _ = fs::remove_file(path);
@@ -88,17 +85,11 @@ impl Reader {
     }
 
     /// What the log held since it went on; call it once it is off.
-    ///
-    /// # Errors
-    /// [`PathError::Unclosed`].
     fn stretch(&self) -> Result<Stretch, PathError> {
         self.stretches.recv_timeout(CLOSING).map_err(|_| PathError::Unclosed { seconds: CLOSING.as_secs() })
     }
 
     /// Ends it; gives the names back, with all that they have learnt.
-    ///
-    /// # Errors
-    /// [`PathError::Pipe`].
     pub fn end(mut self) -> Result<Names, PathError> {
         self.shared.stop.store(true, Ordering::Relaxed);
         let failed = |source| PathError::Pipe { path: self.path.clone(), source };

@@ -32,12 +32,12 @@ use ontime_lab::isolate;
 use ontime_lab::role::SYMBOLS;
 
 use ontime_figures::stats::Summary;
-pub use report::{Document, FunctionRow, Method, PATH_VERSION, ReportError, StageRow, json_schema, sequence, table};
+pub use report::{Document, Method, PATH_VERSION, ReportError, sequence, table};
 
 use crate::client::{self, ClientConfig, Peer};
+use crate::experiments::rt_server::Case;
 use crate::host::{Ground, Host, MeasureError, Site, size};
 use crate::memcached;
-use crate::rt_server::Case;
 use crate::schema::Load;
 use crate::server::{self, Place, Seat};
 use crate::trial;
@@ -173,9 +173,6 @@ pub struct Measured {
 
 /// Boots the host and traces requests under every method. A method that fails is passed to `missing`, and the rest is
 /// traced, as long as the host lives.
-///
-/// # Errors
-/// The host does not come up.
 pub fn measure(
     plan: &Plan,
     images: &Images,

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use ontime_figures::number;
-use schemars::{JsonSchema, Schema, schema_for};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::line::Level;
@@ -115,9 +115,6 @@ pub enum ReportError {
 
 impl Method {
     /// Of these requests, in the order of time; `missed` says what became of others.
-    ///
-    /// # Errors
-    /// [`ReportError::Nothing`].
     pub fn new(
         (method, label): (&str, &str),
         requests: &[Request],
@@ -147,9 +144,6 @@ impl Method {
     }
 
     /// Whether stages and functions are the whole.
-    ///
-    /// # Errors
-    /// [`ReportError::NotWhole`].
     pub fn check(&self) -> Result<(), ReportError> {
         let stages = |of: fn(&StageRow) -> u64| self.stages.iter().map(of).sum::<u64>();
         let functions = |of: fn(&FunctionRow) -> u64| self.functions.iter().map(of).sum::<u64>();
@@ -219,11 +213,6 @@ fn functions(median: &Request, slowest: &Request) -> Vec<FunctionRow> {
     let mut rows: Vec<FunctionRow> = both.into_iter().map(row).collect();
     rows.sort_by_key(|row| std::cmp::Reverse((row.median, row.slowest)));
     rows
-}
-
-/// The schema of the document.
-pub fn json_schema() -> Schema {
-    schema_for!(Document)
 }
 
 /// The document in the terminal.

@@ -30,9 +30,6 @@ pub struct Guest(TcpListener);
 
 impl Guest {
     /// Waits for guests, in the lab's network namespace.
-    ///
-    /// # Errors
-    /// [`ClientError::Socket`].
     pub fn listen() -> Result<Self, MeasureError> {
         let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, SYMBOLS_PORT));
         let failed = |what| move |source| ClientError::Socket { what, address, source };
@@ -42,9 +39,6 @@ impl Guest {
     }
 
     /// What the guest that has booted last tells; empty where it does not.
-    ///
-    /// # Errors
-    /// The host is no more.
     pub fn told(&self, host: &mut Host) -> Result<String, MeasureError> {
         let end = Instant::now() + PATIENCE;
         let mut last = String::new();
@@ -87,9 +81,6 @@ fn heard(mut stream: TcpStream, host: &mut Host) -> Result<Option<String>, Measu
 }
 
 /// Asks the host, and reads what the guest told.
-///
-/// # Errors
-/// The host is no more; what it said is not there.
 pub fn gather(host: &mut Host, ontime: &Path, guest: Option<&str>) -> Result<Sources, MeasureError> {
     host.shell(
         "grep ' [tTwW] ' /proc/kallsyms > /lab/kallsyms; \

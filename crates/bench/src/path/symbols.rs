@@ -37,7 +37,7 @@ pub enum Thread {
     /// What an interrupt does on top of the idle process, until the first switch.
     Interrupt,
     /// An interrupt's thread.
-    IrqThread,
+    Irq,
     /// A NAPI's thread.
     Napi,
     /// A kernel thread for softirqs or timers.
@@ -59,7 +59,7 @@ impl Thread {
     pub fn words(&self) -> &str {
         match self {
             Thread::Interrupt => "interrupt",
-            Thread::IrqThread => "interrupt's thread",
+            Thread::Irq => "interrupt's thread",
             Thread::Napi => "NAPI's thread",
             Thread::Softirq => "softirq's thread",
             Thread::Vhost => "vhost",
@@ -75,7 +75,7 @@ impl Thread {
 /// vCPU does when it is switched to.
 fn thread(function: &str) -> Option<Thread> {
     Some(match function {
-        "irq_thread" | "irq_thread_fn" | "irq_forced_thread_fn" => Thread::IrqThread,
+        "irq_thread" | "irq_thread_fn" | "irq_forced_thread_fn" => Thread::Irq,
         "napi_threaded_poll" | "napi_threaded_poll_loop" => Thread::Napi,
         "run_ksoftirqd" | "smpboot_thread_fn" | "run_ktimerd" => Thread::Softirq,
         "vhost_task_fn" | "vhost_run_work_list" => Thread::Vhost,

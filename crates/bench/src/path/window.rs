@@ -107,9 +107,6 @@ impl Cutter {
     }
 
     /// The request, once it is answered and the stretch is over.
-    ///
-    /// # Errors
-    /// [`Incomplete`].
     pub fn finish(mut self, names: &Names) -> Result<Vec<Run>, Incomplete> {
         self.settle(names);
         let ends_in_driver = || {

@@ -1,11 +1,10 @@
 //! One line a result, then one a row of the paper that has no result; RFC 4180, a point as the decimal mark.
 
 use super::rows;
-use crate::schema::{Clock, Distribution, MethodResult, PaperRow, Report};
-use crate::segments::SEGMENTS;
+use crate::schema::{Clock, Distribution, MethodResult, Metric, PaperRow, Report, Value};
 
-/// The columns, in order. Units are in the names; an empty cell was not measured.
-const COLUMNS: [&str; 63] = [
+/// The first columns. Units are in the names; an empty cell was not measured.
+const FIRST: [&str; 30] = [
     "experiment",
     "method",
     "label",
@@ -36,65 +35,57 @@ const COLUMNS: [&str; 63] = [
     "max_us",
     "bulk_gbps",
     "cpu_share",
-    "host_receive_mean_us",
-    "host_receive_p50_us",
-    "host_receive_p99_us",
-    "host_receive_max_us",
-    "guest_mean_us",
-    "guest_p50_us",
-    "guest_p99_us",
-    "guest_max_us",
-    "host_send_mean_us",
-    "host_send_p50_us",
-    "host_send_p99_us",
-    "host_send_max_us",
-    "doctor_state",
-    "doctor_found",
-    "connections_per_s",
-    "frame_bytes",
-    "zero_loss_frames_per_s",
-    "lossy_frames_per_s",
-    "polled_s",
-    "saved_s",
-    "late",
-    "needed_cpus",
-    "slack_cpus",
-    "reserved_cpus",
-    "deadlines_missed",
-    "host_device_us",
-    "host_daemon_us",
-    "host_pacers_us",
-    "p99_times_below_vanilla",
-    "paper_mean_us",
-    "paper_p99_us",
-    "paper_sd_us",
-    "paper_bulk_gbps",
 ];
 
-/// The report as CSV.
+/// The last columns.
+const LAST: [&str; 5] = ["p99_times_below_vanilla", "paper_mean_us", "paper_p99_us", "paper_sd_us", "paper_bulk_gbps"];
+
+/// The report as CSV. Between the first and the last columns is one for each metric that a result has, in that order.
 pub fn csv(report: &Report) -> String {
+    let mut metrics: Vec<String> = Vec::new();
+    for name in report.results.iter().flat_map(|result| &result.metrics).map(name) {
+        if !metrics.contains(&name) {
+            metrics.push(name);
+        }
+    }
     let mut writer = ::csv::Writer::from_writer(Vec::new());
-    let mut lines = vec![COLUMNS.map(str::to_string).to_vec()];
+    let names = FIRST.iter().copied().chain(metrics.iter().map(String::as_str)).chain(LAST);
+    let mut lines = vec![names.map(str::to_owned).collect::<Vec<_>>()];
     for row in rows(report) {
         let mut line = vec![report.experiment.clone()];
         match row.result {
-            Some(result) => line.extend(ours(result, report.seed)),
-            None => {
-                line.push(row.paper.map_or_else(String::new, |paper| paper.method.clone()));
-                line.resize(COLUMNS.len() - 5, String::new());
+            Some(result) => {
+                line.extend(ours(result, report.seed));
+                line.extend(metrics.iter().map(|wanted| {
+                    let metric = result.metrics.iter().find(|metric| name(metric) == *wanted);
+                    metric.map_or_else(String::new, |metric| match &metric.value {
+                        Value::Number(value) => value.to_string(),
+                        Value::Text(words) => words.clone(),
+                    })
+                }));
             }
+            None => line.push(row.paper.map_or_else(String::new, |paper| paper.method.clone())),
         }
+        line.resize(FIRST.len() + metrics.len(), String::new());
         line.push(cell(row.below_vanilla));
         line.extend(paper(row.paper));
         lines.push(line);
     }
     for line in lines {
-        // Writing to memory fails only for lines of unequal length, which the test below rules out.
+        // Writing to memory fails only for lines of unequal length, which `resize` rules out.
         if writer.write_record(&line).is_err() {
             break;
         }
     }
     writer.into_inner().ok().and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default()
+}
+
+/// The column of a metric: part, key and unit.
+fn name(metric: &Metric) -> String {
+    let words = format!("{} {}", metric.part.as_deref().unwrap_or_default(), metric.key);
+    let words: Vec<&str> = words.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
+    let (name, suffix) = (words.join("_"), metric.unit.suffix());
+    if name.ends_with(suffix) { name } else { name + suffix }
 }
 
 fn ours(result: &MethodResult, seed: u64) -> Vec<String> {
@@ -113,28 +104,6 @@ fn ours(result: &MethodResult, seed: u64) -> Vec<String> {
     cells.push(result.duration_s.to_string());
     cells.extend(latency(result.latency_us.as_ref()));
     cells.extend([cell(result.bulk_gbps), cell(result.cpu_share)]);
-    for name in SEGMENTS {
-        let of = result.segments.iter().find(|of| of.segment == name);
-        let figures = [of.map(|of| of.mean_us), of.map(|of| of.p50_us), of.map(|of| of.p99_us), of.map(|of| of.max_us)];
-        cells.extend(figures.map(cell));
-    }
-    let doctor = result.doctor.as_ref();
-    cells.extend(
-        [doctor.map(|row| row.state.clone()), doctor.map(|row| row.found.clone())].map(Option::unwrap_or_default),
-    );
-    cells.push(cell(result.connections.map(|of| of.per_s)));
-    cells.push(result.frame_bytes.map_or_else(String::new, |bytes| bytes.to_string()));
-    let rate = result.zero_loss.as_ref();
-    cells.extend([cell(rate.map(|of| of.frames_per_s)), cell(rate.and_then(|of| of.lossy_frames_per_s))]);
-    cells.extend([cell(result.polling.map(|of| of.polled_s)), cell(result.polling.map(|of| of.saved_s))]);
-    cells.push(result.late.map_or_else(String::new, |late| late.frames.to_string()));
-    let rtas = result.rtas.as_ref();
-    cells.extend([cell(rtas.map(|of| of.needed_cpus)), cell(rtas.map(|of| of.slack_cpus))]);
-    cells.push(cell(rtas.and_then(|of| of.reserved_cpus)));
-    cells.push(rtas.map_or_else(String::new, |of| of.missed.to_string()));
-    let host = result.host_time;
-    let figures = [host.map(|of| of.device_us), host.map(|of| of.daemon_us), host.map(|of| of.pacers_us)];
-    cells.extend(figures.map(cell));
     cells
 }
 

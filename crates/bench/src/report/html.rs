@@ -6,8 +6,8 @@ use maud::{Markup, html};
 use ontime_figures::{number, page};
 
 use super::charts::{TimeAxis, cdf, colour, histogram, stroke, tail};
-use super::{Row, condition, groups, rows, timed, unfavourable};
-use crate::rt_server::HOST_PROCESS;
+use super::{Row, condition, experiment, groups, own, rows, timed, unfavourable};
+use crate::experiments::rt_server::HOST_PROCESS;
 use crate::schema::{Bound, Clock, Distribution, Goal, Load, MethodResult, Report};
 
 /// The report as one self-contained page.
@@ -19,14 +19,7 @@ pub fn html(report: &Report) -> String {
         &html! {
             (head(report))
             (comparison(report))
-            (segments(report))
-            (inversions(report))
-            (rules(report))
-            (throughput(report))
-            (connections(report))
-            (late(report))
-            (deadlines(report))
-            (host_time(report))
+            (figures(report))
             (goal_table(report))
             (against(report))
             (distributions(report))
@@ -168,190 +161,32 @@ fn row_head(result: &MethodResult) -> Markup {
     html! { th scope="row" { (key(result)) (result.label) small { (condition(result)) } } }
 }
 
-/// A table whose first `left` columns are text; of text alone, it is broken into lines.
-fn table(label: &str, left: usize, heads: &[&str], body: Markup) -> Markup {
+/// The experiment's own figures.
+fn figures(report: &Report) -> Markup {
+    let tables = own(report, true);
+    let meaning = experiment(report).map_or("", |experiment| experiment.meaning());
     html! {
-        div.scroll tabindex="0" role="region" aria-label=(label) { table class=[(left == heads.len()).then_some("wrap")] {
-            thead { tr { @for (place, name) in heads.iter().enumerate() {
-                th class=[(place < left).then_some("left")] scope="col" { (name) }
-            } } }
-            (body)
-        } }
-    }
-}
-
-/// Where the requests' time went, where the host was traced.
-fn segments(report: &Report) -> Markup {
-    if report.results.iter().all(|result| result.segments.is_empty()) {
-        return html! {};
-    }
-    html! {
-        h2 { "Segments of the way" }
-        p { "By the trace in the host, µs on its clock; the probes' own cost is in them." }
-        (table("Segments", 2, &["method", "segment", "requests", "min", "mean", "p50", "p95", "p99", "p99.9", "max"], html! {
-            @for result in &report.results {
-                tbody { @for of in &result.segments { tr {
+        @if !tables.is_empty() {
+            h2 { "The experiment's own figures" }
+            @if !meaning.is_empty() { p { (meaning) } }
+        }
+        @for own in &tables {
+            @let class = own.has_sentences.then_some("wrap");
+            div.scroll tabindex="0" role="region" aria-label="Own figures" { table class=[class] {
+                thead { tr {
+                    th.left scope="col" { "method" }
+                    @for (head, words) in own.heads.iter().zip(&own.words) {
+                        th class=[words.then_some("left")] scope="col" { (head) }
+                    }
+                } }
+                tbody { @for (result, cells) in &own.rows { tr {
                     (row_head(result))
-                    td.left { (of.segment) }
-                    td { (number::count(of.count)) }
-                    @for figure in [of.min_us, of.mean_us, of.p50_us, of.p95_us, of.p99_us, of.p99_9_us, of.max_us] {
-                        td { (number::us(figure)) }
+                    @for (cell, words) in cells.iter().zip(&own.words) {
+                        td class=[words.then_some("left")] { @if cell.is_empty() { "–" } @else { (cell) } }
                     }
                 } } }
-            }
-        }))
-    }
-}
-
-/// Who was in the way, where the host was traced for that.
-fn inversions(report: &Report) -> Markup {
-    if report.results.iter().all(|result| result.inversions.is_none()) {
-        return html! {};
-    }
-    html! {
-        h2 { "Priority inversions" }
-        @for (result, of) in report.results.iter().filter_map(|result| Some((result, result.inversions.as_ref()?))) {
-            p {
-                (result.method) ", " (result.load.words()) ": " (number::count(of.hindered)) " of " (number::count(of.requests)) " requests in "
-                (number::significant(of.duration_s)) " s met \
-                    one; " (number::count(of.unnamed)) " were too many to be named."
-            }
+            } }
         }
-        (table("Inversions", 1, &["method", "inversion", "requests", "longest, µs"], html! {
-            @for result in &report.results {
-                tbody { @for row in result.inversions.iter().flat_map(|of| &of.rows) { tr {
-                    (row_head(result))
-                    td.left { (row.words()) }
-                    td { (number::count(row.requests)) }
-                    td { (number::us(row.max_us)) }
-                } } }
-            }
-        }))
-    }
-}
-
-/// Zero-loss throughput, and what adaptive polling saved.
-fn throughput(report: &Report) -> Markup {
-    if report.results.iter().all(|result| result.zero_loss.is_none() && result.polling.is_none()) {
-        return html! {};
-    }
-    html! {
-        h2 { "Throughput without loss" }
-        p { "The highest rate at which every frame was answered, by a binary search (RFC 2544). On the virtual clock \
-            it is a count of instructions." }
-        (table("Throughput", 1, &["method", "frame, bytes", "frames/s without loss", "frames/s with loss", "trials", "frames each", "polled, s", "rested, s"], html! {
-            tbody { @for result in report.results.iter().filter(|of| of.zero_loss.is_some() || of.polling.is_some()) { tr {
-                (row_head(result))
-                td { (cell(result.frame_bytes.map(u64::from), number::count)) }
-                td { (cell(result.zero_loss.map(|of| of.frames_per_s), number::significant)) }
-                td { (cell(result.zero_loss.and_then(|of| of.lossy_frames_per_s), number::significant)) }
-                td { (cell(result.zero_loss.map(|of| u64::from(of.trials)), number::count)) }
-                td { (cell(result.zero_loss.map(|of| of.frames_each), number::count)) }
-                td { (cell(result.polling.map(|of| of.polled_s), number::significant)) }
-                td { (cell(result.polling.map(|of| of.saved_s), number::significant)) }
-            } } }
-        }))
-    }
-}
-
-/// Fresh connections a second, where they were counted.
-fn connections(report: &Report) -> Markup {
-    if report.results.iter().all(|result| result.connections.is_none()) {
-        return html! {};
-    }
-    html! {
-        h2 { "Fresh connections" }
-        p { "TCP connections of one request each, answered and closed by both sides, at the NIC. On the virtual clock \
-            a second is a count of instructions." }
-        (table("Connections", 1, &["method", "a second", "connections", "clients at once", "CPU"], html! {
-            tbody { @for (result, of) in report.results.iter().filter_map(|of| Some((of, of.connections?))) { tr {
-                (row_head(result))
-                td { (number::significant(of.per_s)) }
-                td { (number::count(of.completed)) }
-                td { (number::count(u64::from(of.clients))) }
-                td { (cell(result.cpu_share, number::percent)) }
-            } } }
-        }))
-    }
-}
-
-/// Answers that were late or lost, where there is a time for them.
-fn late(report: &Report) -> Markup {
-    if report.results.iter().all(|result| result.late.is_none()) {
-        return html! {};
-    }
-    html! {
-        h2 { "Late answers" }
-        p { "Answered later than the limit; a lost one was never answered. Times in µs." }
-        (table("Late answers", 1, &["method", "asked", "late over", "late", "lost", "p99.99", "max"], html! {
-            tbody { @for (result, late) in report.results.iter().filter_map(|of| Some((of, of.late?))) { tr {
-                (row_head(result))
-                td { (number::count(result.count)) }
-                td { (number::us(late.over_us)) }
-                td { (number::count(late.frames)) }
-                td { (number::count(result.lost)) }
-                td { (cell(result.latency_us.map(|of| of.p99_99), number::us)) }
-                td { (cell(result.latency_us.map(|of| of.max), number::us)) }
-            } } }
-        }))
-    }
-}
-
-/// Deadlines of real-time applications, where there are any.
-fn deadlines(report: &Report) -> Markup {
-    if report.results.iter().all(|result| result.rtas.is_none()) {
-        return html! {};
-    }
-    html! {
-        h2 { "Deadlines" }
-        p { "By what the applications log on their guests' clock. Needed: slices over periods; reserved: what the host \
-            set aside for that. CPUs." }
-        (table("Deadlines", 1, &["method", "needed", "slack", "reserved", "jobs", "missed"], html! {
-            tbody { @for (result, rtas) in report.results.iter().filter_map(|of| Some((of, of.rtas.as_ref()?))) { tr {
-                (row_head(result))
-                td { (number::significant(rtas.needed_cpus)) }
-                td { (number::significant(rtas.slack_cpus)) }
-                td { (cell(rtas.reserved_cpus, number::significant)) }
-                td { (number::count(result.count)) }
-                td { (number::count(rtas.missed)) }
-            } } }
-        }))
-    }
-}
-
-/// CPU time of the host for a guest that asks for bandwidth.
-fn host_time(report: &Report) -> Markup {
-    if report.results.iter().all(|result| result.host_time.is_none()) {
-        return html! {};
-    }
-    html! {
-        h2 { "What asking costs the host" }
-        p { "CPU time of its processes a change of a guest's bandwidth, beyond what they use anyway, µs." }
-        (table("Host time", 1, &["method", "changes", "device process", "daemon", "pacers", "together"], html! {
-            tbody { @for (result, of) in report.results.iter().filter_map(|of| Some((of, of.host_time?))) { tr {
-                (row_head(result))
-                td { (number::count(result.count)) }
-                @for figure in [of.device_us, of.daemon_us, of.pacers_us, of.sum_us()] { td { (number::us(figure)) } }
-            } } }
-        }))
-    }
-}
-
-/// What the doctor says of rules that were switched off.
-fn rules(report: &Report) -> Markup {
-    if report.results.iter().all(|result| result.doctor.is_none()) {
-        return html! {};
-    }
-    html! {
-        h2 { "What ontime doctor says of each rule that is switched off" }
-        (table("Doctor", 4, &["rule", "state", "found", "remedy"], html! {
-            tbody { @for row in report.results.iter().filter_map(|result| result.doctor.as_ref()) { tr {
-                th scope="row" { (row.rule) }
-                td.left { (row.state) }
-                td.left { (row.found) }
-                td.left { (row.remedy) }
-            } } }
-        }))
     }
 }
 

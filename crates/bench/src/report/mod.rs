@@ -8,16 +8,19 @@ mod charts;
 mod csv;
 mod histograms;
 mod html;
+mod own;
 mod table;
 
 pub use csv::csv;
 pub use histograms::{case, hgrm, hgrm_files, rtla};
 pub use html::html;
+pub use own::{Own, own};
 pub use table::{goals, terminal};
 
 use ontime_figures::number;
 
-use crate::schema::{Clock, Distribution, Load, MethodResult, PaperRow, Report};
+use crate::experiments::{self, Experiment};
+use crate::schema::{Clock, JOBS, LATE, LATE_OVER, Load, MISSED, MethodResult, Metric, PaperRow, Report, Unit};
 
 /// A line of the comparison: ours, the paper's, or both.
 #[derive(Debug, Clone, Copy)]
@@ -86,25 +89,14 @@ fn condition(result: &MethodResult) -> String {
     format!("{}, {} clock, {cpus}, {}", result.kernel, result.clock.name(), result.load.words())
 }
 
-/// Of response times these, us, ten characters each; as wide where there are none.
-pub(crate) fn columns<const N: usize>(
-    latency: Option<Distribution>,
-    pick: impl Fn(Distribution) -> [f64; N],
-) -> String {
-    latency.map_or_else(
-        || format!("{:<width$}", "  nothing was counted", width = 10 * N),
-        |of| pick(of).map(|value| format!("{:>10}", number::us(value))).concat(),
-    )
+/// The experiment that a report is of.
+fn experiment(report: &Report) -> Option<&'static dyn Experiment> {
+    experiments::find(&report.experiment)
 }
 
 /// What the times are.
 fn timed(report: &Report) -> &'static str {
-    let jobs = report.results.iter().any(|result| result.rtas.is_some() && result.wire.counted == 0);
-    match report.experiment.as_str() {
-        "registration" => "system call in the guest",
-        _ if jobs => "from a job's release to its end, by the guest's clock",
-        _ => "response time at the NIC",
-    }
+    experiment(report).map_or("response time", |experiment| experiment.timed())
 }
 
 /// Whatever speaks against a method, in sentences: goals that were missed, figures worse than `vanilla`'s, losses.
@@ -116,24 +108,26 @@ pub fn unfavourable(report: &Report) -> Vec<String> {
             format!("Goal not met: {}; reached {actual} ({}).", goal.text, goal.figures)
         })
         .collect();
+    let has_response_times = experiment(report).is_none_or(|experiment| experiment.has_response_times());
     for result in &report.results {
         let name = format!("{} ({})", result.label, condition(result));
         if result.lost > 0 {
             let (lost, requests) = (number::count(result.lost), number::count(result.wire.requests));
             sentences.push(format!("{name}: {lost} of {requests} requests were never answered."));
         }
-        if let Some(late) = result.late.filter(|late| late.frames > 0) {
-            let (frames, over) = (number::count(late.frames), number::us(late.over_us));
+        if let Some(late) = result.number(LATE).filter(|late| *late > 0.0) {
+            let (late, over) =
+                (Unit::Count.print(late), result.metric(LATE_OVER).map(Metric::print).unwrap_or_default());
             sentences.push(format!(
-                "{name}: {frames} of {} were answered late (over {over} µs).",
+                "{name}: {late} of {} were answered late (over {over} µs).",
                 number::count(result.count)
             ));
         }
-        if let Some(rtas) = result.rtas.as_ref().filter(|rtas| rtas.missed > 0) {
-            let (missed, jobs) = (number::count(rtas.missed), number::count(result.count));
-            sentences.push(format!("{name}: {missed} of {jobs} deadlines were missed."));
+        if let Some(missed) = result.number(MISSED).filter(|missed| *missed > 0.0) {
+            let jobs = result.metric(JOBS).map(Metric::print).unwrap_or_default();
+            sentences.push(format!("{name}: {} of {jobs} deadlines were missed.", Unit::Count.print(missed)));
         }
-        if result.latency_us.is_none() && result.cost.is_none() && result.connections.is_none() {
+        if result.latency_us.is_none() && (has_response_times || result.metrics.is_empty()) {
             sentences.push(format!("{name}: no request could be counted."));
         }
         if let Some(vanilla) = vanilla(report, result).filter(|vanilla| vanilla.method != result.method) {
@@ -172,15 +166,4 @@ fn worse_than(result: &MethodResult, vanilla: &MethodResult) -> Vec<String> {
         }
     }
     worse
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_are_as_wide_where_nothing_was_counted() {
-        assert_eq!(columns(None, |of| [of.p50, of.max]), "  nothing was counted");
-        assert_eq!(columns::<3>(None, |_| [0.0; 3]).len(), 30);
-    }
 }

@@ -8,7 +8,6 @@ use ontime_figures::number;
 
 use super::{Row, condition, rows, timed, unfavourable};
 use crate::schema::{Bound, Distribution, Report};
-use crate::{connections, heavy, inversion, kbp, rta, sampled, segments, slo, vatc, xen_arm};
 
 const DASH: &str = "-";
 /// Column heads; the first line names the group.
@@ -41,7 +40,7 @@ pub fn terminal(report: &Report) -> String {
             Cell::new(text).set_alignment(alignment)
         }));
     }
-    let mut text = own(report).map_or_else(String::new, |own| own + "\n");
+    let mut text = own(report);
     let _ = writeln!(text, "{}: {}, µs\n{table}", report.experiment, timed(report));
     let mut clocks: Vec<_> = report.results.iter().map(|result| result.clock).collect();
     clocks.sort_unstable();
@@ -72,25 +71,36 @@ pub fn terminal(report: &Report) -> String {
     text
 }
 
+/// Rows of a result's parts that are shown; the page and the JSON have all.
+const PARTS: usize = 8;
+
 /// What an experiment shows that the general table has no column for.
-fn own(report: &Report) -> Option<String> {
-    let table = match report.experiment.as_str() {
-        "bulk" => heavy::table,
-        "connections" => connections::table,
-        "vatc" | "vatc-network" => vatc::table,
-        "segments" => segments::table,
-        "inversion" => inversion::table,
-        "kbp" => kbp::table,
-        "sampled-values" => sampled::table,
-        "rta-periodic" | "rta-sporadic" => rta::table,
-        "memcached-slo" => slo::table,
-        "video" => rta::video::table,
-        "rta-scale" => rta::many::table,
-        "registration" => rta::registration::table,
-        "xen-arm" => xen_arm::table,
-        _ => return None,
-    };
-    Some(table(&report.results))
+fn own(report: &Report) -> String {
+    let loads = report.results.windows(2).any(|pair| matches!(pair, [one, other] if one.load != other.load));
+    let mut text = String::new();
+    for own in super::own(report, false) {
+        let mut table = Table::new();
+        table.load_preset(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
+        table.set_header(["case".to_owned()].iter().chain(&own.heads));
+        for rows in own.rows.chunk_by(|(one, _), (other, _)| std::ptr::eq(*one, *other)) {
+            for (result, cells) in rows.iter().take(PARTS) {
+                let load = if loads { format!(", {}", result.load.words()) } else { String::new() };
+                let cells = cells.iter().map(|cell| if cell.is_empty() { DASH.to_owned() } else { cell.clone() });
+                let words = [true].iter().chain(&own.words);
+                table.add_row([format!("{}{load}", result.method)].into_iter().chain(cells).zip(words).map(
+                    |(text, words)| {
+                        let side = if *words { CellAlignment::Left } else { CellAlignment::Right };
+                        Cell::new(text).set_alignment(side)
+                    },
+                ));
+            }
+            if let (Some((result, _)), more @ 1..) = (rows.first(), rows.len().saturating_sub(PARTS)) {
+                table.add_row([result.method.clone(), format!("{more} more (in the JSON report)")]);
+            }
+        }
+        let _ = writeln!(text, "{table}");
+    }
+    text
 }
 
 /// The goals, a line each: met, NOT MET or not measured.

@@ -34,9 +34,6 @@ pub struct Publisher {
 
 impl Publisher {
     /// Opens it on the client's interface.
-    ///
-    /// # Errors
-    /// No right, or no such interface.
     pub fn open(nic: &str) -> Result<Self, ClientError> {
         let failed = |what| {
             move |error: Errno| ClientError::Socket {
@@ -79,9 +76,6 @@ impl Publisher {
     }
 
     /// Publishes `load.requests` frames, by the host's clock.
-    ///
-    /// # Errors
-    /// The host is no more; frames do not get out.
     pub fn run(&self, host: &mut Host, load: &Load<'_>, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
         let mut wire = match load.captures.first() {
             Some(capture) if host.clock == Clock::Virtual => Some(Wire::at_end(capture)?),

@@ -34,9 +34,6 @@ impl Reader for Frames {
 }
 
 /// Reads a capture; the first `warmup` frames do not count.
-///
-/// # Errors
-/// Those of [`crate::wire::analyse`].
 pub fn analyse(capture: &Path, warmup: u64) -> Result<WireAnalysis, PcapError> {
     let mut frames = Frames::default();
     let mut analysis = analyse_by(&mut frames, capture, RtFlow { warmup, ..RtFlow::new(0) })?;

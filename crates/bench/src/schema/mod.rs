@@ -3,9 +3,10 @@
 //! In: what was measured ([`Run`]). Out: a [`Report`] as JSON and back. `docs/bench.schema.json` is generated from
 //! these types, and a test holds the two together. Any change of a field raises [`SCHEMA_VERSION`]. Units are in the
 //! names: us are microseconds on the result's own clock, Gbit are 10^9 bit. [`Report`] is here; `condition`: clock and
-//! load; `result`: [`MethodResult`] and its parts; `run`: what it is made from.
+//! load; `result`: [`MethodResult`]; `metric`: an experiment's own figures; `run`: what it is made from.
 
 mod condition;
+mod metric;
 mod result;
 mod run;
 
@@ -13,14 +14,12 @@ use schemars::{JsonSchema, Schema, schema_for};
 use serde::{Deserialize, Serialize};
 
 pub use self::condition::{Clock, Load, kernel_series};
-pub use self::result::{
-    Connections, Cost, Distribution, DoctorRow, HistogramBin, HostTime, InversionRow, Inversions, Late, MethodResult,
-    Polling, RtaRow, Rtas, SegmentTime, ZeroLoss,
-};
+pub use self::metric::{JOBS, LATE, LATE_OVER, MISSED, Metric, REFUSED, Unit, Value};
+pub use self::result::{Distribution, HistogramBin, MethodResult};
 pub use self::run::Run;
 
 /// The version that this code writes and reads.
-pub const SCHEMA_VERSION: u32 = 11;
+pub const SCHEMA_VERSION: u32 = 12;
 
 /// Why a report could not be read or written.
 #[derive(Debug, thiserror::Error)]

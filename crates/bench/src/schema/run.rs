@@ -2,7 +2,7 @@
 
 use ontime_figures::stats::{Summary, Tally};
 
-use super::{Clock, Distribution, HistogramBin, Late, Load, MethodResult};
+use super::{Clock, Distribution, HistogramBin, LATE, LATE_OVER, Load, MethodResult, Metric, Unit};
 use crate::bulk::BulkAnalysis;
 use crate::histogram::LogLinear;
 use crate::wire::WireAnalysis;
@@ -61,20 +61,7 @@ impl MethodResult {
             bulk_gbps: run.bulk.and_then(BulkAnalysis::gbps),
             bulk: run.bulk.map_or_else(Vec::new, |bulk| bulk.receivers.clone()),
             cpu_share: run.cpu_share.filter(|share| share.is_finite()),
-            cost: None,
-            connections: None,
-            doctor: None,
-            frame_bytes: None,
-            zero_loss: None,
-            polling: None,
-            late: run.late_ns.map(|over| Late {
-                over_us: us(over as f64),
-                frames: latencies.iter().filter(|latency| **latency > over).count() as u64,
-            }),
-            rtas: None,
-            host_time: None,
-            segments: Vec::new(),
-            inversions: None,
+            metrics: run.late_ns.map_or_else(Vec::new, |over| late(over, &latencies)),
             histogram: bins.bins().iter().map(HistogramBin::from).collect(),
             notes: capture_notes(run),
         }
@@ -97,6 +84,16 @@ impl MethodResult {
         self.latency_us = summary.map(|summary| Distribution { max_at_s, ..Distribution::from(&summary) });
         self.histogram = bins.bins().iter().map(HistogramBin::from).collect();
     }
+}
+
+/// How many answers were late.
+fn late(over_ns: u64, latencies: &[u64]) -> Vec<Metric> {
+    let late = latencies.iter().filter(|latency| **latency > over_ns).count() as u64;
+    vec![
+        Metric::number(LATE_OVER, Unit::Us, us(over_ns as f64)),
+        Metric::count(LATE, late),
+        Metric::number("late-share", Unit::Share, late as f64 / latencies.len().max(1) as f64),
+    ]
 }
 
 fn capture_notes(run: &Run<'_>) -> Vec<String> {

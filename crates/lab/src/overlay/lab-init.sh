@@ -9,8 +9,20 @@ mount -t debugfs debugfs /sys/kernel/debug
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 read -r cmdline < /proc/cmdline
+clients=
+case $cmdline in *ontime.clients=*)
+    clients=${cmdline##*ontime.clients=}
+    clients=${clients%% *}
+    ;;
+esac
 case $cmdline in *ontime.spin*)
-    for cpu in /sys/devices/system/cpu/cpu[0-9]*; do taskset -c "${cpu##*cpu}" chrt --idle 0 /usr/local/sbin/lab-spin & done
+    # The clients' CPU is not one of the host's: its spinner has a name of its own, so that it is not counted with them.
+    ln -s /usr/local/sbin/lab-spin /run/client-spin
+    for cpu in /sys/devices/system/cpu/cpu[0-9]*; do
+        cpu=${cpu##*cpu} spin=/usr/local/sbin/lab-spin
+        [ "$cpu" != "$clients" ] || spin=/run/client-spin
+        taskset -c "$cpu" chrt --idle 0 "$spin" &
+    done
     ;;
 esac
 modprobe -a e1000e virtio_net virtio_console kvm_amd tun vhost_net bridge macvtap 9pnet_virtio 9p 2> /dev/null
@@ -22,8 +34,23 @@ for address in /sys/class/net/*/address; do
     case $(cat "$address") in
     52:54:00:00:00:01) ip link set "$nic" down; ip link set "$nic" name rt0 ;;
     52:54:00:00:00:02) ip link set "$nic" down; ip link set "$nic" name bulk0 ;;
+    52:54:00:00:00:11) ip link set "$nic" down; ip link set "$nic" name rt ;;
+    52:54:00:00:00:12) ip link set "$nic" down; ip link set "$nic" name bulk ;;
     esac
 done
+if [ -n "$clients" ]; then
+    ip netns add clients
+    ip netns exec clients sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1
+    ip -n clients link set lo up
+    for nic in rt:10.1.0.1 bulk:10.2.0.1; do
+        ip link set "${nic%:*}" netns clients
+        ip -n clients address add "${nic#*:}/24" dev "${nic%:*}"
+        ip -n clients link set "${nic%:*}" up
+    done
+    for irq in $(sed -nE 's/^ *([0-9]+):.* (rt|bulk)(-.*)?$/\1/p' /proc/interrupts); do
+        echo "$clients" > "/proc/irq/$irq/smp_affinity_list"
+    done
+fi
 for kind in rt bulk; do
     ip link add "br-$kind" type bridge mcast_snooping 0
     ip link set "br-$kind" up

@@ -7,44 +7,36 @@
 //! `host.toml`, as an administrator would.
 
 use std::fs;
+use std::process::ExitCode;
 
+use ontime_hostnet::{Method, RULES, RuleId};
 use ontime_lab::Kernel;
 use ontime_lab::images::Images;
 use serde::Deserialize;
 
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use crate::goals::Figure;
 use crate::host::{BULK_VMS, Host, MeasureError, RT_VM, Site, boot_vm};
-use crate::report;
-use crate::schema::{DoctorRow, Load, MethodResult};
+use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server;
 use crate::trial::{self, Requests, Trial};
 use crate::workload::SOCKPERF;
 
 /// Every rule in force.
-pub const ALL: &str = "all";
+const ALL: &str = "all";
 /// The same, measured again at the end: what differs is noise.
-pub const AGAIN: &str = "all-again";
+const AGAIN: &str = "all-again";
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 10;
 
-/// What to measure on one emulated host.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// Names of hostnet's rules.
-    pub rules: Vec<String>,
-    /// Counted requests a case, at least.
-    pub requests: u64,
-    /// Seed of the gaps between requests.
-    pub seed: u64,
-}
-
 /// A row's name in results.
-pub fn name(rule: &str) -> String {
+fn name(rule: &str) -> String {
     format!("without-{rule}")
 }
 
 /// What a row needs to make a difference and this set-up has not; a figure equal to `all`'s is no proof against such a
 /// row.
-pub fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
+fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
     Some(match rule {
         "rt-tx-queue" => {
             "a NIC with several transmit queues that both classes use: here each class has a NIC, of one queue"
@@ -81,11 +73,8 @@ pub fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
 
 /// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is
 /// measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up.
-pub fn measure(
-    plan: &Plan,
+fn measure(
+    args: &Options,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
@@ -98,7 +87,7 @@ pub fn measure(
         "{ while dd if=/dev/vdb of=/dev/null bs=4k count=20000 iflag=direct 2> /dev/null; do :; done; } > /dev/null \
          2>&1 < /dev/null &",
     )?;
-    let rows = plan.rules.iter().map(|rule| (name(rule), Some(rule.as_str())));
+    let rows = args.rules.iter().map(|rule| (name(rule), Some(rule.as_str())));
     let cases = [(ALL.to_owned(), None)].into_iter().chain(rows).chain([(AGAIN.to_owned(), None)]);
     trial::each(
         host,
@@ -106,7 +95,8 @@ pub fn measure(
         |(case, _)| case.clone(),
         missing,
         |host, (case, rule), results| {
-            let mut result = measure_case(host, plan, case, *rule, progress)?;
+            let mut result = measure_case(host, args, case, *rule, progress)?;
+            result.metrics.extend(against(&result, results.first()));
             if let Some(lacks) = rule.and_then(|rule| lacks(rule, site.machine.kernel)) {
                 result.notes.push(format!("no difference is to be expected here; it takes {lacks}"));
             }
@@ -118,7 +108,7 @@ pub fn measure(
 
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    args: &Options,
     case: &str,
     rule: Option<&str>,
     progress: &mut dyn FnMut(&str),
@@ -131,11 +121,11 @@ fn measure_case(
         method: case,
         label: &label,
         load: Load::SmallPackets,
-        requests: Requests::Client { workload: SOCKPERF, count: plan.requests + WARM_UP, seed: plan.seed },
+        requests: Requests::Client { workload: SOCKPERF, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
     };
     let mut result = trial.run(host, progress)?;
-    result.doctor = finding;
+    result.metrics.extend(finding.unwrap_or_default());
     Ok(result)
 }
 
@@ -167,7 +157,7 @@ struct Check {
     remedy: String,
 }
 
-fn doctor(host: &mut Host, rule: &str) -> Result<DoctorRow, MeasureError> {
+fn doctor(host: &mut Host, rule: &str) -> Result<Vec<Metric>, MeasureError> {
     host.shell(
         "ontime doctor --json > /lab/doctor.json 2> /lab/doctor.err; [ -s /lab/doctor.json ] || \
         { cat /lab/doctor.err; exit 1; }",
@@ -178,21 +168,108 @@ fn doctor(host: &mut Host, rule: &str) -> Result<DoctorRow, MeasureError> {
         serde_json::from_str(&text).map_err(|error| MeasureError::Doctor(format!("no report: {error}")))?;
     let check = diagnosis.checks.into_iter().find(|check| check.id == rule);
     let check = check.ok_or_else(|| MeasureError::Doctor(format!("it has no row {rule}")))?;
-    Ok(DoctorRow { rule: check.id, state: check.state, found: check.found, remedy: check.remedy })
+    Ok(vec![
+        Metric::text("doctor", Unit::Word, check.state),
+        Metric::text("found", Unit::Sentence, check.found),
+        Metric::text("remedy", Unit::Sentence, check.remedy),
+    ])
 }
 
-/// Rows with what they cost, against every rule in force.
-pub fn table(results: &[MethodResult]) -> String {
-    let mut text =
-        String::from("rule off           requests  lost       p50       p99       max  us   p99 by all's  doctor\n");
-    let all = results.iter().find(|result| result.method == ALL).and_then(|result| result.latency_us);
-    for result in results {
-        let figures = report::columns(result.latency_us, |of| [of.p50, of.p99, of.max]);
-        let times = result.latency_us.zip(all.filter(|all| all.p99 > 0.0));
-        let times = times.map_or_else(String::new, |(of, all)| format!("{:.2}", of.p99 / all.p99));
-        let doctor = result.doctor.as_ref().map_or("", |row| row.state.as_str());
-        let name = result.method.strip_prefix("without-").unwrap_or(&result.method);
-        text.push_str(&format!("{name:<18} {:>8} {:>5}{figures}  {times:>15}  {doctor}\n", result.count, result.lost));
+#[derive(Debug, Clone, clap::Args)]
+struct Options {
+    /// Rules to switch off, one after the other; default: all of method partitioned
+    #[arg(long = "rule", value_name = "RULE", value_delimiter = ',')]
+    rules: Vec<String>,
+    #[command(flatten)]
+    emulated: Emulated,
+    /// Counted requests a case
+    #[arg(long, default_value_t = 300)]
+    requests: u64,
+    /// Seed of the gaps between requests
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Measures with every rule, and without each of them, on one emulated host.
+fn execute(args: &Options) -> anyhow::Result<ExitCode> {
+    let all = rules();
+    let rules = chosen("rule", &args.rules, &all.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let mut missing = Vec::new();
+    let args = &Options { rules, ..args.clone() };
+    let results = args
+        .emulated
+        .measure(false, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let notes = vec![
+        "a row's cost here is that of this set-up: two NICs, each of one class, one CPU; a note says which rows it \
+         cannot show"
+            .to_owned(),
+    ];
+    let measured = Measured { experiment: "inversion", seed: args.seed, results, missing, notes };
+    measured.report(&args.output)
+}
+
+/// What can be switched off: the rules of `partitioned` that set something.
+fn rules() -> Vec<String> {
+    let rows = RULES.iter().map(|rule| rule.id);
+    rows.filter(|id| Method::Partitioned.has(*id) && *id != RuleId::HostConfig).map(|id| id.to_string()).collect()
+}
+
+/// The 99th percentile by that of every rule in force, where that was measured first.
+fn against(result: &MethodResult, all: Option<&MethodResult>) -> Option<Metric> {
+    let all = all.filter(|all| all.method == ALL)?.latency_us?.p99;
+    let own = result.latency_us?.p99;
+    (all > 0.0).then(|| Metric::number("p99-by-all", Unit::Times, own / all))
+}
+
+/// Each rule switched off alone.
+#[derive(Debug)]
+pub struct Inversion;
+
+impl Experiment for Inversion {
+    command!(
+        "inversion",
+        "Each rule of hostnet's table switched off alone under a flood: what it costs, and what `ontime doctor` says",
+        Options,
+        execute
+    );
+
+    fn cases(&self) -> Vec<(String, Load)> {
+        let rows = rules().into_iter().map(|rule| name(&rule));
+        rows.chain([ALL, AGAIN].map(str::to_owned)).map(|case| (case, Load::SmallPackets)).collect()
     }
-    text
+
+    fn columns(&self) -> &'static [Figure] {
+        &[Figure::Count, Figure::Lost, Figure::P50, Figure::P99, Figure::Max]
+    }
+
+    fn meaning(&self) -> &'static str {
+        "The 99th percentile by that of every rule in force, and what `ontime doctor` says of the rule that is \
+         switched off."
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_switched_off_as_host_toml_allows_it() {
+        let rules = rules();
+        assert!(rules.len() >= 12 && rules.iter().any(|rule| rule == "device-irq"), "{rules:?}");
+        let dir = tempfile::tempdir().unwrap();
+        for rule in &rules {
+            fs::write(dir.path().join("host.toml"), format!("without = [\"{rule}\"]\n")).unwrap();
+            let config = ontime_hostnet::HostConfig::load(dir.path()).unwrap();
+            assert_eq!(config.without.iter().map(ToString::to_string).collect::<Vec<_>>(), std::slice::from_ref(rule));
+        }
+    }
+
+    #[test]
+    fn what_the_set_up_cannot_show_are_rows_of_the_table() {
+        let rules = rules();
+        let shown = rules.iter().filter(|rule| lacks(rule, Kernel::Rt72).is_none()).count();
+        assert_eq!(rules.len() - shown, 11, "a rule was renamed, or a new one cannot be shown");
+    }
 }

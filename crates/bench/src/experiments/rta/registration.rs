@@ -8,16 +8,19 @@
 //! module's call of the device process that asks for nothing; and the CPU time of each process of the host a change,
 //! which on the virtual clock is a count of instructions.
 
-use std::fmt::Write as _;
+use std::process::ExitCode;
 
-use ontime_figures::number;
 use ontime_lab::images::Images;
 
 use super::guests::{DECLARED_US, Guests};
 use super::{apply, without_requests};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, say};
+use crate::goals::Figure::{self, Own, P50};
+use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, MeasureError, Site};
-use crate::schema::{HostTime, MethodResult};
-use crate::{report, trial};
+use crate::paper::Figures;
+use crate::schema::{Load, MethodResult, Metric, Unit};
+use crate::trial;
 
 /// The calls, in the order in which they are made: what the host's processes use anyway is what they use while nothing
 /// changes; and there is no way back from something spare.
@@ -35,20 +38,10 @@ const SETTLED: &str = "ran() { read -r ran rest < /proc/$(pgrep -x -f 'ontime da
                        for look in $(seq 30); do before=$(ran); sleep 2; [ $(($(ran) - before)) -ge 1000000 ] || \
                        break; done";
 
-/// What to measure on one emulated host.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// Calls of each method.
-    pub count: u32,
-}
-
 /// Boots a host and a VM and measures every method. One that fails is passed to `missing`, and the rest is measured, as
 /// long as the host lives.
-///
-/// # Errors
-/// The host or the VM does not come up; the program does not start.
-pub fn measure(
-    plan: &Plan,
+fn measure(
+    args: &Options,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
@@ -68,7 +61,7 @@ pub fn measure(
         |method| (*method).to_owned(),
         missing,
         |host, &method, results| {
-            results.push(measure_method(host, &guests, plan.count, method, &mut anyway, progress)?);
+            results.push(measure_method(host, &guests, args.count, method, &mut anyway, progress)?);
             Ok(())
         },
     )
@@ -100,7 +93,7 @@ fn measure_method(
         *anyway = Some(used);
     } else {
         let none = || MeasureError::Accounting("no call that changes nothing".to_owned());
-        result.host_time = Some(used.a_change(anyway.as_ref().ok_or_else(none)?, count));
+        result.metrics.extend(used.a_change(anyway.as_ref().ok_or_else(none)?, count));
     }
     Ok(result)
 }
@@ -186,30 +179,91 @@ impl Used {
     }
 
     /// Of each of `changes`, without what is used anyway in as long a time.
-    fn a_change(&self, anyway: &Used, changes: u32) -> HostTime {
+    fn a_change(&self, anyway: &Used, changes: u32) -> [Metric; 4] {
         let beyond = |place| {
             let rate = anyway.ran(place) / anyway.seconds().max(1e-9);
             (self.ran(place) - rate * self.seconds()).max(0.0) * 1e6 / f64::from(changes.max(1))
         };
-        HostTime { device_us: beyond(0), daemon_us: beyond(1), pacers_us: beyond(2) }
+        let each @ [device, daemon, pacers] = [0, 1, 2].map(beyond);
+        [("device-process", device), ("daemon", daemon), ("pacers", pacers), ("host", each.iter().sum())]
+            .map(|(key, us)| Metric::number(key, Unit::Us, us))
     }
 }
 
-/// What the guest waits for, and what the host does for it.
-pub fn table(results: &[MethodResult]) -> String {
-    let mut text = String::from(
-        "call                                              calls       p50       p99       max  us   CPU of the host a \
-         change, us: device  daemon  pacers   all\n",
+#[derive(Debug, Clone, clap::Args)]
+struct Options {
+    /// Changes of an application's bandwidth
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    count: u32,
+    #[command(flatten)]
+    emulated: Emulated,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Measures what a guest's asking for bandwidth costs.
+fn execute(args: &Options) -> anyhow::Result<ExitCode> {
+    let mut missing = Vec::new();
+    let results =
+        args.emulated.measure(true, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let notes = vec!["one VM whose budget is in periods of 20 ms, method paced, nothing else on the host".to_owned()];
+    Measured { experiment: "registration", seed: 0, results, missing, notes }.report(&args.output)
+}
+
+/// What asking for bandwidth costs.
+#[derive(Debug)]
+pub struct Registration;
+
+impl Experiment for Registration {
+    command!(
+        "registration",
+        "RTVirt 4.5: what it costs host and guest that an application asks for its bandwidth",
+        Options,
+        execute
     );
-    for result in results {
-        let figures = report::columns(result.latency_us, |of| [of.p50, of.p99, of.max]);
-        let host = result.host_time.map_or_else(String::new, |of| {
-            let [device, daemon, pacers, all] = [of.device_us, of.daemon_us, of.pacers_us, of.sum_us()].map(number::us);
-            format!("{device:>40} {daemon:>7} {pacers:>7} {all:>5}")
-        });
-        let _ = writeln!(text, "{:<48} {:>6}{figures}{host}", result.label, number::count(result.count));
+
+    fn cases(&self) -> Vec<(String, Load)> {
+        METHODS.map(|method| (method.to_owned(), Load::None)).to_vec()
     }
-    text
+
+    fn columns(&self) -> &'static [Figure] {
+        &[Figure::Count, P50, Figure::P99, Figure::Max]
+    }
+
+    fn remarks(&self, figures: &Figures) -> Vec<String> {
+        vec![figures.rtvirt.registration()]
+    }
+
+    fn timed(&self) -> &'static str {
+        "system call in the guest"
+    }
+
+    fn meaning(&self) -> &'static str {
+        "CPU time of the host's processes a change of a guest's bandwidth, beyond what they use anyway; host: all of \
+         them."
+    }
+
+    fn goals(&self) -> &'static [GoalSpec] {
+        const GOALS: &[GoalSpec] = &[
+            goal("guest", "a change takes a guest at most 10 us beyond the call itself and the bare notification")
+                .beyond(P50, idle("change"), &[idle("same"), idle("bare")])
+                .at_most(10.0),
+            goal("guest-in-all", "the same beyond the bare notification alone, the call itself in it: at most 10 us")
+                .beyond(P50, idle("change"), &[idle("bare")])
+                .at_most(10.0),
+            goal("guest-spare", "with something spare: at most 10 us beyond a call that asks nobody")
+                .beyond(P50, idle("spare"), &[idle("same")])
+                .at_most(10.0),
+            goal(
+                "host",
+                "a change takes at most 10 us of the host's CPU time beyond the bare notification, with what \
+             it does after it has answered",
+            )
+            .beyond(Own("host"), idle("change"), &[idle("bare")])
+            .at_most(10.0),
+        ];
+        GOALS
+    }
 }
 
 #[cfg(test)]
@@ -224,7 +278,7 @@ mod tests {
         assert!((used.seconds() - 10.0).abs() < 1e-9);
         let anyway = Used { before: cpu("0 0 0 0"), after: cpu("0 1000000000 0 10") };
         let each = used.a_change(&anyway, 1_000);
-        assert!((each.device_us - 500.0).abs() < 1e-6 && (each.daemon_us - 1_000.0).abs() < 1e-6, "{each:?}");
+        assert_eq!(each.map(|metric| metric.print()), ["500", "1,000", "0.0", "1,500"]);
         assert_eq!(Cpu::parse("1 2 3"), None);
         assert_eq!(Cpu::parse("a b c d"), None);
     }

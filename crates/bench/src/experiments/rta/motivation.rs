@@ -5,9 +5,12 @@
 //! ([`unaware`]) and under Ontime's planner ([`aware`]). Pure.
 
 use std::fmt::Write as _;
+use std::process::ExitCode;
 
 use ontime_plan::simulate::{Between, Options, Stay, simulate_stays};
 use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos, Rta};
+
+use crate::experiments::Experiment;
 
 /// Slice and period of the VMs, ms (Figure 1a).
 pub const VMS: [(u64, u64); 3] = [(5, 15), (5, 10), (5, 30)];
@@ -78,9 +81,6 @@ pub fn unaware(first_jobs: [u64; 2]) -> [Jobs; 2] {
 
 /// The same VMs and applications under Ontime's planner, without slack: the CPU is full. Also how many of the other
 /// VMs' applications missed.
-///
-/// # Errors
-/// Never for the figure's parameters.
 pub fn aware(first_jobs: [u64; 2]) -> Result<([Jobs; 2], u64), ModelError> {
     let ms = Nanos::from_millis;
     let stay = |vcpu, slice, period, first| {
@@ -102,9 +102,6 @@ pub fn aware(first_jobs: [u64; 2]) -> Result<([Jobs; 2], u64), ModelError> {
 }
 
 /// The figure as a table.
-///
-/// # Errors
-/// As [`aware`].
 pub fn table() -> Result<String, ModelError> {
     let first_jobs = RTAS.map(|(_, _, first)| first);
     let (aware, others) = aware(first_jobs)?;
@@ -126,6 +123,29 @@ pub fn table() -> Result<String, ModelError> {
     let _ = writeln!(text, "the paper (Figure 1, by hand): the first misses none, the second every other one");
     let _ = writeln!(text, "the other VMs' applications under the planner: {others} missed");
     Ok(text)
+}
+
+/// Figure 1.
+#[derive(Debug)]
+pub struct Motivation;
+
+impl Experiment for Motivation {
+    fn name(&self) -> &'static str {
+        "motivation"
+    }
+
+    fn about(&self) -> &'static str {
+        "RTVirt 2 (Fig. 1): two schedulers that do not know of each other, and the planner: a simulation"
+    }
+
+    fn arguments(&self, command: clap::Command) -> clap::Command {
+        command
+    }
+
+    fn run(&self, _: &clap::ArgMatches) -> anyhow::Result<ExitCode> {
+        print!("{}", table()?);
+        Ok(ExitCode::SUCCESS)
+    }
 }
 
 #[cfg(test)]

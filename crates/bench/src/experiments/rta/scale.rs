@@ -142,9 +142,6 @@ fn fewest(rta: &Rta, slack: Nanos) -> Result<Vec<Vec<Rta>>, ScaleError> {
 }
 
 /// Simulates a scenario and times the planner.
-///
-/// # Errors
-/// [`ScaleError`].
 pub fn run(figures: &Figures, scenario: Scenario, seconds: u32) -> Result<Scaled, ScaleError> {
     let all = vcpus(figures, scenario)?;
     let asked: Vec<Reservation> = all.iter().map(Reservation::from).collect();

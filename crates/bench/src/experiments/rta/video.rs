@@ -5,7 +5,12 @@
 //! [`MethodResult`] of each method on an emulated host ([`measure`]). The two are told apart wherever they are shown.
 
 use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
 
+use anyhow::Context;
+use ontime_cli::{OK, WARNING};
 use ontime_figures::number;
 use ontime_lab::images::Images;
 use ontime_plan::simulate::{Between, Change, Options, Outcome, Stay, simulate_stays};
@@ -14,10 +19,15 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::guests::{self, DECLARED_US, Guests, Log, Order, Releases};
-use super::{Rta, Setup, WHOLE, WORK_PERCENT, each_case, group, pacers, summarise, without_requests, words};
+use super::{
+    DEADLINES, JOB_TIME, Rta, Setup, WHOLE, WORK_PERCENT, each_case, group, methods, pacers, summarise,
+    without_requests, words,
+};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, say};
+use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, MeasureError, Site};
 use crate::paper::Figures;
-use crate::schema::MethodResult;
+use crate::schema::{Load, MethodResult};
 
 /// The methods, in the order in which they are measured, as for `rta-periodic`.
 pub const METHODS: [&str; 5] = super::METHODS;
@@ -99,9 +109,6 @@ pub struct Simulated {
 }
 
 /// The paper's size on the planner.
-///
-/// # Errors
-/// Never for the paper's parameters.
 pub fn simulated(figures: &Figures, seed: u64, length_ms: u64) -> Result<Simulated, ModelError> {
     let rates = group::video(figures, 1);
     let applications = |spells: &[Spell]| spells.iter().filter(|spell| spell.rate.is_some()).count();
@@ -218,24 +225,10 @@ impl Simulated {
     }
 }
 
-/// What to measure on one emulated host.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// Of [`METHODS`].
-    pub methods: Vec<String>,
-    /// How long, seconds of the guests' time.
-    pub seconds: u32,
-    /// Seed of the draw; the same for all methods.
-    pub seed: u64,
-}
-
 /// Boots the host and four VMs and measures every method. One that fails is passed to `missing`, and the rest is
 /// measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up.
-pub fn measure(
-    plan: &Plan,
+fn measure(
+    args: &Asked,
     figures: &Figures,
     site: &Site,
     images: &Images,
@@ -243,10 +236,10 @@ pub fn measure(
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let rates = group::video(figures, SCALE);
-    let spells = draw(VMS, u64::from(plan.seconds) * 1_000, plan.seed);
+    let spells = draw(VMS, u64::from(args.seconds) * 1_000, args.seed);
     each_case(
         Setup { site, images, vms: VMS, declared_us: DECLARED_US },
-        (&plan.methods, &[()]),
+        (&args.methods, &[()]),
         |method, ()| method.to_owned(),
         progress,
         missing,
@@ -314,30 +307,95 @@ fn measure_method(
     Ok(result)
 }
 
-/// Each method's applications.
-pub fn table(results: &[MethodResult]) -> String {
-    let mut text = String::from(
-        "method       applications  refused  with misses     jobs   missed   worst share missed   slowest, of its \
-         period\n",
-    );
-    for (result, rtas) in results.iter().filter_map(|result| Some((result, result.rtas.as_ref()?))) {
-        let share = |missed: u64, jobs: u64| missed as f64 / jobs.max(1) as f64;
-        let worst = rtas.rows.iter().map(|row| share(row.missed, row.jobs)).fold(0.0, f64::max);
-        let slowest = rtas.rows.iter().filter_map(|row| Some(row.worst_us? / row.period_us)).fold(0.0, f64::max);
-        let _ = writeln!(
-            text,
-            "{:<12} {:>12} {:>8} {:>12} {:>8} {:>8} {:>20} {:>24}",
-            result.method,
-            rtas.rows.len(),
-            rtas.rows.iter().filter(|row| row.jobs == 0).count(),
-            rtas.rows.iter().filter(|row| row.missed > 0).count(),
-            number::count(result.count),
-            number::count(rtas.missed),
-            number::percent(worst),
-            number::percent(slowest)
-        );
+#[derive(Debug, Clone, clap::Args)]
+struct Asked {
+    /// Only the simulation of the paper's size, no emulated host: as text
+    #[arg(long, conflicts_with_all = ["json", "csv", "html"])]
+    simulate: bool,
+    /// What each VM has reserved over time in the simulation (Figure 4), as CSV
+    #[arg(long, value_name = "FILE")]
+    allocations: Option<PathBuf>,
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built
+    /// in), paced; default: all
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    /// How long, seconds of the guests' time; applications last from a sixtieth to six tenths of it (the simulation has
+    /// the paper's 600 s)
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(5..=600))]
+    seconds: u32,
+    /// Seed of what comes when
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    emulated: Emulated,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Simulates the paper's size, and measures what one CPU holds.
+fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
+    let figures = Figures::load()?;
+    let methods = methods(&args.methods)?;
+    let simulated = simulated(&figures, args.seed, LENGTH_MS)?;
+    if let Some(path) = &args.allocations {
+        fs::write(path, simulated.csv()).with_context(|| format!("writing {}", path.display()))?;
     }
-    text
+    if args.simulate {
+        println!("{}", simulated.words());
+        println!("{}", figures.rtvirt.video());
+        return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { WARNING }));
+    }
+    let mut missing = Vec::new();
+    let args = &Asked { methods, ..args.clone() };
+    let results = args
+        .emulated
+        .measure(true, |site, images| measure(args, &figures, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let notes = vec![
+        format!(
+            "the emulated host: four VMs with a vCPU each, {} s, slices the paper's divided by {}, as the virtual \
+             clock has one CPU; a job computes for {WORK_PERCENT} % of its slice; four threads of the host want the \
+             CPU all the time",
+            args.seconds, SCALE
+        ),
+        simulated.words(),
+    ];
+    Measured { experiment: "video", seed: args.seed, results, missing, notes }.report(&args.output)
+}
+
+/// Applications that come and go.
+#[derive(Debug)]
+pub struct Video;
+
+impl Experiment for Video {
+    command!(
+        "video",
+        "RTVirt 4.3 (Table 3, Fig. 4): video applications that come and go at random: one CPU measured, the paper's \
+         size simulated",
+        Asked,
+        execute
+    );
+
+    fn cases(&self) -> Vec<(String, Load)> {
+        METHODS.map(|method| (method.to_owned(), Load::None)).to_vec()
+    }
+
+    fn remarks(&self, figures: &Figures) -> Vec<String> {
+        vec![figures.rtvirt.video()]
+    }
+
+    fn timed(&self) -> &'static str {
+        JOB_TIME
+    }
+
+    fn meaning(&self) -> &'static str {
+        DEADLINES
+    }
+
+    fn goals(&self) -> &'static [GoalSpec] {
+        const GOALS: &[GoalSpec] =
+            &[goal("misses", "paced: no application misses a deadline (RTVirt: 5 of 54 did)").missed(idle("paced"))];
+        GOALS
+    }
 }
 
 #[cfg(test)]

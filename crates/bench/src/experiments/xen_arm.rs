@@ -11,14 +11,18 @@
 //! (docs/bench/xen-arm.md).
 
 use std::net::SocketAddr;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use ontime_lab::images::Images;
 use ontime_lab::role::LOADED;
 
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
 use crate::client::{self, ClientError};
+use crate::goals::Figure::{self, Max};
+use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, MeasureError, RT_VM, Site, Vm, boot_vm};
-use crate::report;
+use crate::paper::Figures;
 use crate::schema::{Load, MethodResult};
 use crate::segments::{Depth, Trace};
 use crate::server;
@@ -27,15 +31,15 @@ use crate::workload::Workload;
 
 /// The methods, in the order of the report. `credit` is what Linux does where nothing is applied: every vCPU and vhost
 /// thread has its fair share.
-pub const METHODS: [&str; 3] = ["credit", "partitioned", "interrupt-context"];
+const METHODS: [&str; 3] = ["credit", "partitioned", "interrupt-context"];
 /// The paper's CPU loads of the RT guest, percent.
-pub const LOADS: [u8; 4] = [20, 40, 60, 80];
+const LOADS: [u8; 4] = [20, 40, 60, 80];
 /// From an answer to the next request, us: uniform, as the paper's interval.
-pub const GAPS_US: (u64, u64) = (0, 40_000);
+pub(crate) const GAPS_US: (u64, u64) = (0, 40_000);
 /// The paper's delay spike.
-pub const SPIKE_NS: u64 = 1_000_000;
+pub(crate) const SPIKE_NS: u64 = 1_000_000;
 /// The paper's million.
-pub const LONG: u64 = 1_000_000;
+const LONG: u64 = 1_000_000;
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 20;
 /// The guest's port for its load.
@@ -45,7 +49,7 @@ const TRIES: u32 = 60;
 
 /// Who never idles beside the RT VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Neighbour {
+enum Neighbour {
     /// A bulk VM, as in the paper.
     Bulk,
     /// An RT VM of the same level, with a runtime cap of one half: beyond the paper.
@@ -80,25 +84,8 @@ impl std::str::FromStr for Neighbour {
     }
 }
 
-/// What to measure on one emulated host.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// Of [`METHODS`].
-    pub methods: Vec<String>,
-    /// CPU loads of the RT guest, percent, 0 to 100.
-    pub loads: Vec<u8>,
-    /// Who is beside it.
-    pub neighbours: Vec<Neighbour>,
-    /// Whether `ontime trace` runs in the host meanwhile ([`crate::segments`]).
-    pub traced: bool,
-    /// Counted requests a case, at least.
-    pub requests: u64,
-    /// Seed of the gaps between requests.
-    pub seed: u64,
-}
-
 /// A case's name in results.
-pub fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
+fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
     match neighbour {
         Neighbour::Bulk => format!("{method}-{load}"),
         Neighbour::Rt => format!("{method}-{load}-rt"),
@@ -107,11 +94,8 @@ pub fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
 
 /// Boots the host and its VMs and measures every method with every load beside every neighbour. A case that fails is
 /// passed to `missing`, and the rest is measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up.
-pub fn measure(
-    plan: &Plan,
+fn measure(
+    args: &Options,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
@@ -120,13 +104,13 @@ pub fn measure(
     LOADED.bring(&site.dir.join("files"))?;
     let mut host = Host::start(site, images, &[], &server::CONFIG, progress)?;
     boot_vm(host.lab()?, &Vm { role: LOADED.name, ..RT_VM }, progress)?;
-    for neighbour in &plan.neighbours {
+    for neighbour in &args.beside {
         boot_vm(host.lab()?, &neighbour.vm(), progress)?;
         run(&mut host, *neighbour, false)?;
     }
-    let loads = |neighbour| plan.loads.iter().map(move |load| (*load, neighbour));
-    let cases = plan.neighbours.iter().flat_map(|neighbour| loads(*neighbour));
-    let cases = cases.flat_map(|(load, neighbour)| plan.methods.iter().map(move |method| (method, load, neighbour)));
+    let loads = |neighbour| args.loads.iter().map(move |load| (*load, neighbour));
+    let cases = args.beside.iter().flat_map(|neighbour| loads(*neighbour));
+    let cases = cases.flat_map(|(load, neighbour)| args.methods.iter().map(move |method| (method, load, neighbour)));
     trial::each(
         host,
         cases,
@@ -138,7 +122,7 @@ pub fn measure(
             host.apply(method)?;
             host.settle()?;
             run(host, neighbour, true)?;
-            let measured = measure_case(host, plan, (method, load, neighbour), progress);
+            let measured = measure_case(host, args, (method, load, neighbour), progress);
             run(host, neighbour, false)?;
             results.push(measured?);
             Ok(())
@@ -154,7 +138,7 @@ fn run(host: &mut Host, neighbour: Neighbour, runs: bool) -> Result<(), MeasureE
 
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    args: &Options,
     (method, percent, neighbour): (&str, u8, Neighbour),
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
@@ -164,10 +148,10 @@ fn measure_case(
         method: &case,
         label: &format!("{}; {percent} % CPU load in the guest, beside {}", words(method), neighbour.words()),
         load: Load::None,
-        requests: Requests::Client { workload, count: plan.requests + WARM_UP, seed: plan.seed },
+        requests: Requests::Client { workload, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
     };
-    let trace = if plan.traced { Some(Trace::start(host, &case, Depth::Segments)?) } else { None };
+    let trace = if args.segments { Some(Trace::start(host, &case, Depth::Segments)?) } else { None };
     let before = vcpu_time(host)?;
     let measured = trial.run(host, progress);
     let after = vcpu_time(host)?;
@@ -195,10 +179,7 @@ fn vcpu_time(host: &mut Host) -> Result<Option<(f64, f64)>, MeasureError> {
 }
 
 /// Gives the RT guest its load.
-///
-/// # Errors
-/// The guest does not answer, or the host is no more.
-pub fn set_load(host: &mut Host, percent: u8) -> Result<(), MeasureError> {
+pub(crate) fn set_load(host: &mut Host, percent: u8) -> Result<(), MeasureError> {
     let address = SocketAddr::from((server::ADDRESS, LOAD_PORT));
     let failed = |source| ClientError::Socket { what: "set a receive timeout for", address, source };
     let socket = client::connected(address)?;
@@ -228,19 +209,108 @@ fn words(method: &str) -> &str {
     }
 }
 
-/// Delays and spikes.
-pub fn table(results: &[MethodResult]) -> String {
-    let mut text = String::from(
-        "case                       requests  lost       p50       p99     p99.9       max  us   over 1 ms\n",
+#[derive(Debug, Clone, clap::Args)]
+struct Options {
+    /// Methods: credit (Linux as it is), partitioned, interrupt-context; default: all
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    /// CPU loads of the RT guest's own, percent
+    #[arg(long = "cpu-load", value_name = "PERCENT", value_delimiter = ',', default_value = "20,40,60,80",
+          value_parser = clap::value_parser!(u8).range(0..=100))]
+    loads: Vec<u8>,
+    /// Who never idles beside it: bulk (as in the paper), rt (an RT VM of the same level, runtime cap one half)
+    #[arg(long = "beside", value_name = "CLASS", value_delimiter = ',', default_value = "bulk")]
+    beside: Vec<Neighbour>,
+    /// Trace where requests spend their time, too: costs what the report's notes say
+    #[arg(long)]
+    segments: bool,
+    #[command(flatten)]
+    emulated: Emulated,
+    /// Counted requests a case
+    #[arg(long, default_value_t = 1000)]
+    requests: u64,
+    /// The paper's million of requests a case: 5.6 hours of the host's time each
+    #[arg(long, conflicts_with = "requests")]
+    long: bool,
+    /// Seed of the gaps between requests
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Measures every method with every load on one emulated host.
+fn execute(args: &Options) -> anyhow::Result<ExitCode> {
+    let methods = chosen("method", &args.methods, &METHODS)?;
+    let mut missing = Vec::new();
+    let requests = if args.long { LONG } else { args.requests };
+    let args = &Options { methods, requests, ..args.clone() };
+    let results = args
+        .emulated
+        .measure(false, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let notes = vec![
+        "a delay is the request's whole way at the wire: from its passage of the NIC to that of the guest's answer; \
+         the paper's figures are of its parts"
+            .to_owned(),
+    ];
+    let measured = Measured { experiment: "xen-arm", seed: args.seed, results, missing, notes };
+    measured.report(&args.output)
+}
+
+/// A goal: the worst delay of a method at a CPU load of the guest's own.
+macro_rules! worst {
+    ($id:literal, $method:literal, $load:literal) => {
+        goal(
+            concat!($id, "-", $load),
+            concat!($method, ", ", $load, " % CPU load: worst delay at most 200 us (paper: bounded by 1 ms at 20 %)"),
+        )
+        .only(Max, idle(concat!($method, "-", $load)))
+        .at_most(200.0)
+    };
+}
+
+/// A guest that computes, beside another VM.
+#[derive(Debug)]
+pub struct XenArm;
+
+impl Experiment for XenArm {
+    command!(
+        "xen-arm",
+        "Xen-ARM 3 and 4 (Figs. 1, 3, 6): requests at random to a guest with a CPU load of its own beside a VM that \
+         never idles",
+        Options,
+        execute
     );
-    for result in results {
-        let figures = report::columns(result.latency_us, |of| [of.p50, of.p99, of.p99_9, of.max]);
-        let late = result.late.map_or(0, |late| late.frames);
-        let share = late as f64 * 100.0 / result.count.max(1) as f64;
-        text.push_str(&format!(
-            "{:<26} {:>8} {:>5}{figures} {share:>10.1} %\n",
-            result.method, result.count, result.lost
-        ));
+
+    fn cases(&self) -> Vec<(String, Load)> {
+        let both = |method, load| [Neighbour::Bulk, Neighbour::Rt].map(|neighbour| name(method, load, neighbour));
+        let of = METHODS.into_iter().flat_map(|method| LOADS.into_iter().flat_map(move |load| both(method, load)));
+        of.map(|case| (case, Load::None)).collect()
     }
-    text
+
+    fn columns(&self) -> &'static [Figure] {
+        &[Figure::Count, Figure::Lost, Figure::P50, Figure::P99, Figure::P99_9, Max]
+    }
+
+    fn remarks(&self, figures: &Figures) -> Vec<String> {
+        vec![figures.xen_arm.note()]
+    }
+
+    fn meaning(&self) -> &'static str {
+        "Late: a delay over 1 ms, the paper's spike."
+    }
+
+    fn goals(&self) -> &'static [GoalSpec] {
+        const GOALS: &[GoalSpec] = &[
+            worst!("worst", "partitioned", 20),
+            worst!("worst", "partitioned", 40),
+            worst!("worst", "partitioned", 60),
+            worst!("worst", "partitioned", 80),
+            worst!("first", "interrupt-context", 20),
+            worst!("first", "interrupt-context", 40),
+            worst!("first", "interrupt-context", 60),
+            worst!("first", "interrupt-context", 80),
+        ];
+        GOALS
+    }
 }

@@ -8,14 +8,14 @@ use anyhow::{Context, bail};
 use ontime_cli::{OK, WARNING, usage};
 use ontime_lab::{Clock, Kernel};
 
-use super::{Emulated, chosen, created, noted, say};
+use super::{Emulated, Experiment, chosen, command, created, noted, say};
 use crate::path::{self, Document, Measured, PATH_VERSION, Program};
 
 /// What is traced where nothing is said.
 const DEFAULTS: [&str; 3] = ["partitioned", "outsourcing", "host-process"];
 
 #[derive(Debug, clap::Args)]
-pub struct Path {
+struct Options {
     /// Methods: vanilla (with --kernel 7.2), rt-default, threaded, partitioned, outsourcing, outsourcing-interrupt,
     /// outsourcing-only, host-process; default: partitioned, outsourcing, host-process
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
@@ -43,7 +43,7 @@ pub struct Path {
 }
 
 /// Traces every method on one emulated host.
-pub fn run(args: &Path) -> anyhow::Result<ExitCode> {
+fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = methods(args)?;
     let outsourced = methods.iter().any(|method| method.starts_with("outsourcing"));
     let mut missing = Vec::new();
@@ -55,7 +55,7 @@ pub fn run(args: &Path) -> anyhow::Result<ExitCode> {
 }
 
 /// What to trace. Refuses what this cannot have.
-fn methods(args: &Path) -> anyhow::Result<Vec<String>> {
+fn methods(args: &Options) -> anyhow::Result<Vec<String>> {
     if args.hardware.is_some() {
         usage!(
             "path has no --hardware: only an emulated CPU tells every instruction; `ontime trace` shows a real host's \
@@ -65,8 +65,8 @@ fn methods(args: &Path) -> anyhow::Result<Vec<String>> {
     if args.emulated.clock == Clock::Real {
         usage!("path is for the virtual clock, on which tracing takes no time; leave out --clock real");
     }
-    if args.emulated.cpus.is_some_and(|cpus| cpus > 1) {
-        usage!("path follows a request's instructions on one CPU; leave out --cpus");
+    if args.emulated.machine().takes_turns() {
+        usage!("path follows a request's instructions on one CPU; leave out --cpus and --client-cpu");
     }
     let asked = chosen("method", &args.methods, &path::METHODS)?;
     let methods = if args.methods.is_empty() { DEFAULTS.map(str::to_owned).to_vec() } else { asked };
@@ -80,7 +80,7 @@ fn methods(args: &Path) -> anyhow::Result<Vec<String>> {
     Ok(methods)
 }
 
-fn report(args: &Path, measured: Vec<Measured>, missing: Vec<String>) -> anyhow::Result<ExitCode> {
+fn report(args: &Options, measured: Vec<Measured>, missing: Vec<String>) -> anyhow::Result<ExitCode> {
     let Some(kernel) = measured.first().map(|of| of.kernel.clone()) else {
         bail!("nothing could be traced: {}", missing.join("; "));
     };
@@ -105,6 +105,19 @@ fn report(args: &Path, measured: Vec<Measured>, missing: Vec<String>) -> anyhow:
     Ok(ExitCode::from(if missing.is_empty() { OK } else { WARNING }))
 }
 
+/// A request's instructions.
+#[derive(Debug)]
+pub struct Path;
+
+impl Experiment for Path {
+    command!(
+        "path",
+        "Where the instructions of a request go: every instruction of host and guest, by stage and by function",
+        Options,
+        execute
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -114,7 +127,7 @@ mod tests {
     #[derive(Debug, Parser)]
     struct Line {
         #[command(flatten)]
-        path: Path,
+        path: Options,
     }
 
     fn methods_of(words: &[&str]) -> Result<Vec<String>, String> {

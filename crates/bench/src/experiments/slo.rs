@@ -6,37 +6,38 @@
 //! deadlines too. The reservation is declared for the VM (`sched.toml`), as the paper's is: the paper's time and
 //! period, no slack.
 
-use std::fmt::Write as _;
+use std::process::ExitCode;
 use std::time::Duration;
 
-use ontime_figures::number;
 use ontime_lab::images::Images;
 
+use super::rta::guests::{DECLARED_US, Guests, Order, Releases, Reservations};
+use super::rta::{self, Rta, WORK_PERCENT, group};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use crate::goals::Figure::{self, P99_9};
+use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, MeasureError, RT_VM, Site, Vm, boot_vm};
 use crate::memcached;
 use crate::paper::{Figures, Rtvirt};
-use crate::report;
-use crate::rta::guests::{DECLARED_US, Guests, Order, Releases, Reservations};
-use crate::rta::{self, Rta, WORK_PERCENT, group};
-use crate::schema::{Load, MethodResult};
+use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server;
 use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
 
 /// The methods, in the order in which they are measured: the guests' module cannot be there for the first, which is
 /// Linux as it is.
-pub const METHODS: [&str; 3] = ["credit", "deadline", "paced"];
+const METHODS: [&str; 3] = ["credit", "deadline", "paced"];
 /// What the paper's video slices are divided by: ten VMs and five memcached had 7.44 CPUs of 15 there, four and one
 /// have half a CPU here.
-pub const VIDEO_SCALE: u64 = 7;
+const VIDEO_SCALE: u64 = 7;
 /// VMs that never idle, as many a CPU as the paper's 19 on two.
-pub const NEIGHBOURS: u8 = 9;
+const NEIGHBOURS: u8 = 9;
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 20;
 
 /// Who is beside the memcached VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beside {
+enum Beside {
     /// Nobody (Table 4).
     Nobody,
     /// VMs that never idle (Figure 5a).
@@ -46,11 +47,11 @@ pub enum Beside {
 }
 
 /// All of them.
-pub const BESIDE: [Beside; 3] = [Beside::Nobody, Beside::Cpu, Beside::Video];
+const BESIDE: [Beside; 3] = [Beside::Nobody, Beside::Cpu, Beside::Video];
 
 impl Beside {
     /// As on the command line.
-    pub fn name(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Beside::Nobody => "alone",
             Beside::Cpu => "cpu",
@@ -97,53 +98,28 @@ impl std::str::FromStr for Beside {
     }
 }
 
-/// What to measure on one emulated host.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// Of [`METHODS`].
-    pub methods: Vec<String>,
-    /// Who is beside it.
-    pub beside: Vec<Beside>,
-    /// How many VMs that never idle.
-    pub neighbours: u8,
-    /// Counted requests a case, at least.
-    pub requests: u64,
-    /// Seed of the gaps between requests.
-    pub seed: u64,
-}
-
-impl Plan {
-    /// Gives the host room for the VMs that never idle, besides the others.
-    pub fn prepare(&self, site: Site) -> Site {
-        site.with_room_for(u32::from(self.neighbours) + 5)
-    }
-}
-
 /// A case's name in results.
-pub fn name(method: &str, beside: Beside) -> String {
+fn name(method: &str, beside: Beside) -> String {
     format!("{method}-{}", beside.name())
 }
 
 /// Boots the host and its VMs and measures every method beside everybody. A case that fails is passed to `missing`, and
 /// the rest is measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up; the papers' figures cannot be read.
-pub fn measure(
-    plan: &Plan,
+fn measure(
+    args: &Options,
     figures: &Figures,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    let has = |beside| plan.beside.contains(&beside);
+    let has = |beside| args.beside.contains(&beside);
     let video = group::video(figures, VIDEO_SCALE);
     Guests::bring(site, images, progress)?;
     let mut host = Host::start(site, images, &[], &server::CONFIG, progress)?;
     let mut setting = Setting {
         hogs: if has(Beside::Cpu) {
-            (1..=plan.neighbours).map(|number| format!("hog{number}")).collect()
+            (1..=args.neighbours).map(|number| format!("hog{number}")).collect()
         } else {
             Vec::new()
         },
@@ -156,8 +132,8 @@ pub fn measure(
         boot_vm(host.lab()?, &Vm { name: hog, role: "spin", net: "bulk", address: &address }, progress)?;
         signal(&mut host, std::slice::from_ref(hog), "STOP")?;
     }
-    let ordered = rta::in_order(&METHODS, &plan.methods);
-    let cases = ordered.flat_map(|method| plan.beside.iter().map(move |beside| (method, *beside)));
+    let ordered = rta::in_order(&METHODS, &args.methods);
+    let cases = ordered.flat_map(|method| args.beside.iter().map(move |beside| (method, *beside)));
     trial::each(
         host,
         cases,
@@ -166,7 +142,10 @@ pub fn measure(
         |host, &(method, beside), results| {
             progress(&format!("{}: applying", name(method, beside)));
             setting.apply(host, method, figures)?;
-            results.push(setting.measure_case(host, plan, (method, beside), &video, progress)?);
+            let mut result = setting.measure_case(host, args, (method, beside), &video, progress)?;
+            let paper = beside.paper(method, &figures.rtvirt);
+            result.metrics.extend(paper.map(|us| Metric::number("paper-p99.9", Unit::Us, us)));
+            results.push(result);
             Ok(())
         },
     )
@@ -205,7 +184,7 @@ impl Setting {
     fn measure_case(
         &self,
         host: &mut Host,
-        plan: &Plan,
+        args: &Options,
         (method, beside): (&str, Beside),
         video: &[Rta],
         progress: &mut dyn FnMut(&str),
@@ -213,16 +192,16 @@ impl Setting {
         let case = name(method, beside);
         let trial = Trial {
             method: &case,
-            label: &format!("{}; {}", words(method), beside.words(plan.neighbours)),
+            label: &format!("{}; {}", words(method), beside.words(args.neighbours)),
             load: Load::None,
             requests: Requests::Client {
                 workload: Workload::Memcached { traffic: memcached::RTVIRT, connections: 1 },
-                count: plan.requests + WARM_UP,
-                seed: plan.seed,
+                count: args.requests + WARM_UP,
+                seed: args.seed,
             },
             warmup: WARM_UP,
         };
-        let held = if beside == Beside::Video { Some(self.stream(host, plan, &case, method, video)?) } else { None };
+        let held = if beside == Beside::Video { Some(self.stream(host, args, &case, method, video)?) } else { None };
         if beside == Beside::Cpu {
             signal(host, &self.hogs, "CONT")?;
         }
@@ -238,7 +217,7 @@ impl Setting {
             let logs = video.iter().enumerate().map(|(vm, rta)| self.guests.log(host, vm, &case, *rta));
             let logs = logs.collect::<Result<Vec<_>, _>>()?;
             let (rtas, notes) = rta::deadlines(video, &logs, held, self.guests.declared_cpus() * video.len() as f64);
-            result.rtas = Some(rtas);
+            result.metrics.extend(rtas);
             result.notes.extend(notes);
         }
         Ok(result)
@@ -248,14 +227,14 @@ impl Setting {
     fn stream(
         &self,
         host: &mut Host,
-        plan: &Plan,
+        args: &Options,
         case: &str,
         method: &str,
         video: &[Rta],
     ) -> Result<Option<f64>, MeasureError> {
         let delay_us = rta::delay_us(method);
         // A request each 10 ms, what is slow about it, and the client's beginning.
-        let seconds = (plan.requests + WARM_UP) / 90 + 6;
+        let seconds = (args.requests + WARM_UP) / 90 + 6;
         let order = |rta: &Rta| {
             let releases = Releases::Periodic(seconds * 1_000_000 / rta.period_us);
             Order { tag: case.to_owned(), rta: *rta, releases, delay_us, work_percent: WORK_PERCENT }.line()
@@ -281,34 +260,100 @@ fn words(method: &str) -> &str {
     }
 }
 
-/// Table 4 and Figures 5a and 5b.
-pub fn table(results: &[MethodResult]) -> String {
-    let mut text = String::from(
-        "case             requests  lost       p50       p90       p99     p99.9       max  us   over 500 us   paper \
-         p99.9   video: jobs  missed\n",
+#[derive(Debug, Clone, clap::Args)]
+struct Options {
+    /// Methods: credit (Linux as it is), deadline (SCHED_DEADLINE on the host), paced; default: all
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    /// Who is beside memcached: alone (nobody), cpu (VMs that never idle), video (VMs with deadlines)
+    #[arg(long = "beside", value_name = "WHO", value_delimiter = ',', default_value = "alone,cpu,video")]
+    beside: Vec<Beside>,
+    /// How many VMs that never idle (the paper has 19 on two CPUs)
+    #[arg(long, default_value_t = NEIGHBOURS, value_parser = clap::value_parser!(u8).range(1..=32))]
+    neighbours: u8,
+    /// Counted requests a case: 100 are a second of the host's time
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    requests: u64,
+    /// Seed of the gaps between requests
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    emulated: Emulated,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Measures every method beside everybody on one emulated host.
+fn execute(args: &Options) -> anyhow::Result<ExitCode> {
+    let figures = Figures::load()?;
+    let methods = chosen("method", &args.methods, &METHODS)?;
+    let mut missing = Vec::new();
+    let args = &Options { methods, ..args.clone() };
+    let results = args.emulated.measure(true, |site, images| {
+        // Room for the VMs that never idle, besides the others.
+        measure(
+            args,
+            &figures,
+            &site.with_room_for(u32::from(args.neighbours) + 5),
+            images,
+            &mut say,
+            &mut noted(&mut missing),
+        )
+    })?;
+    let notes = vec![format!(
+        "one CPU: {} VMs that never idle for the paper's 19 on two; four video VMs, one of each frame rate, with the \
+         paper's slices divided by {} (half a CPU in all with memcached, as the paper's 7.44 of 15), whose jobs \
+         compute for {WORK_PERCENT} % of their slice; gaps are normally distributed, mean 10 ms, standard deviation \
+         1.7 ms (the paper does not say which), from an answer to the next request",
+        args.neighbours, VIDEO_SCALE
+    )];
+    let measured = Measured { experiment: "memcached-slo", seed: args.seed, results, missing, notes };
+    measured.report(&args.output)
+}
+
+/// Requests to a VM with a small reservation.
+#[derive(Debug)]
+pub struct MemcachedSlo;
+
+impl Experiment for MemcachedSlo {
+    command!(
+        "memcached-slo",
+        "RTVirt 4.4 (Table 4, Figs. 5a, 5b): p99.9 of memcached with 58 us in 500 us reserved, beside VMs that never \
+         idle, beside video VMs",
+        Options,
+        execute
     );
-    let figures = Figures::load().ok();
-    for result in results {
-        let figures_of = report::columns(result.latency_us, |of| [of.p50, of.p90, of.p99, of.p99_9, of.max]);
-        let paper = METHODS.iter().flat_map(|method| BESIDE.map(|beside| (*method, beside)));
-        let paper = paper.into_iter().find(|(method, beside)| name(method, *beside) == result.method);
-        let paper =
-            paper.zip(figures.as_ref()).and_then(|((method, beside), figures)| beside.paper(method, &figures.rtvirt));
-        let jobs = result.rtas.as_ref().map_or_else(
-            || "-".to_owned(),
-            |rtas| format!("{:>11} {:>7}", rtas.rows.iter().map(|row| row.jobs).sum::<u64>(), rtas.missed),
-        );
-        let _ = writeln!(
-            text,
-            "{:<16} {:>8} {:>5}{figures_of} {:>13} {:>13} {jobs:>13}",
-            result.method,
-            result.count,
-            result.lost,
-            result.late.map_or(0, |late| late.frames),
-            paper.map_or_else(|| "-".to_owned(), number::us),
-        );
+
+    fn cases(&self) -> Vec<(String, Load)> {
+        let beside = |method: &&str| BESIDE.map(|beside| (name(method, beside), Load::None));
+        METHODS.iter().flat_map(beside).collect()
     }
-    text
+
+    fn columns(&self) -> &'static [Figure] {
+        &[Figure::Count, Figure::Lost, Figure::P50, Figure::P90, Figure::P99, P99_9, Figure::Max]
+    }
+
+    fn remarks(&self, figures: &Figures) -> Vec<String> {
+        vec![figures.rtvirt.memcached()]
+    }
+
+    fn meaning(&self) -> &'static str {
+        "Late: answered later than the objective. Beside video VMs, the deadlines of their applications too."
+    }
+
+    fn goals(&self) -> &'static [GoalSpec] {
+        const GOALS: &[GoalSpec] = &[
+            goal("beside-cpu", "paced, beside VMs that never idle: p99.9 at most 114 us (RTVirt 379, RT-Xen A 114)")
+                .only(P99_9, idle("paced-cpu"))
+                .at_most(114.0),
+            goal("beside-video", "paced, beside video VMs: p99.9 at most 296 us (RTVirt 303, RT-Xen B 296)")
+                .only(P99_9, idle("paced-video"))
+                .at_most(296.0),
+            goal("video-misses", "paced: the video VMs miss no deadline (RTVirt: the worst 0.8 %)")
+                .missed(idle("paced-video")),
+        ];
+        GOALS
+    }
 }
 
 #[cfg(test)]

@@ -5,16 +5,19 @@
 //! In: methods and how long. Out: a [`MethodResult`] of each method: deadlines missed by the applications' own logs,
 //! what was reserved, and in the notes what the pacers took meanwhile.
 
-use std::fmt::Write as _;
+use std::process::ExitCode;
 
-use ontime_figures::number;
+use ontime_cli::{OK, WARNING};
 use ontime_lab::images::Images;
 
 use super::guests::{self, Guests, Log, Order, Releases, Reservations};
-use super::{Rta, Setup, each_case, group, pacers, summarise, without_requests, words};
+use super::scale::{self, SCENARIOS};
+use super::{DEADLINES, JOB_TIME, Rta, Setup, each_case, group, methods, pacers, summarise, without_requests, words};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, say};
+use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, MeasureError, Site};
 use crate::paper::Figures;
-use crate::schema::MethodResult;
+use crate::schema::{Load, MethodResult};
 
 /// The methods, in the order in which they are measured, as for `rta-periodic`.
 pub const METHODS: [&str; 5] = super::METHODS;
@@ -53,10 +56,7 @@ impl Plan {
 
 /// Boots the host and a VM for each group, and measures every method. One that fails is passed to `missing`, and the
 /// rest is measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up.
-pub fn measure(
+fn measure(
     plan: &Plan,
     site: &Site,
     images: &Images,
@@ -140,29 +140,90 @@ fn admitted(host: &mut Host, guests: &Guests, groups: &[Rta]) -> Result<f64, Mea
     Ok(held)
 }
 
-/// Each method's applications.
-pub fn table(results: &[MethodResult]) -> String {
-    let mut text = String::from(
-        "method       applications  refused   needed  reserved     jobs   missed  with misses   slowest, of its \
-         period\n",
-    );
-    for (result, rtas) in results.iter().filter_map(|result| Some((result, result.rtas.as_ref()?))) {
-        let slowest = rtas.rows.iter().filter_map(|row| Some(row.worst_us? / row.period_us)).fold(0.0, f64::max);
-        let _ = writeln!(
-            text,
-            "{:<12} {:>12} {:>8} {:>8.3} {:>9} {:>8} {:>8} {:>12} {:>24}",
-            result.method,
-            rtas.rows.len(),
-            rtas.rows.iter().filter(|row| row.jobs == 0).count(),
-            rtas.needed_cpus,
-            rtas.reserved_cpus.map_or_else(|| "-".to_owned(), |cpus| format!("{cpus:.3}")),
-            number::count(result.count),
-            number::count(rtas.missed),
-            rtas.rows.iter().filter(|row| row.missed > 0).count(),
-            number::percent(slowest)
-        );
+#[derive(Debug, clap::Args)]
+struct Options {
+    /// Only the simulation of the paper's size, no emulated host: as text
+    #[arg(long, conflicts_with_all = ["json", "csv", "html"])]
+    simulate: bool,
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built
+    /// in), paced; default: all
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    /// How long applications have jobs, seconds of the guests' time (the simulation has the paper's 100 s)
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(4..=600))]
+    seconds: u32,
+    #[command(flatten)]
+    emulated: Emulated,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Simulates both scenarios of the paper's size and times the planner, and measures what one CPU holds.
+fn execute(args: &Options) -> anyhow::Result<ExitCode> {
+    let figures = Figures::load()?;
+    let methods = methods(&args.methods)?;
+    let all = SCENARIOS.map(|scenario| scale::run(&figures, scenario, scale::LENGTH_S));
+    let all = all.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let simulated = scale::table(&all);
+    if args.simulate {
+        print!("{simulated}");
+        return Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { WARNING }));
     }
-    text
+    let mut missing = Vec::new();
+    let plan = Plan { methods, groups: groups(&figures), seconds: args.seconds };
+    let results = args.emulated.measure(true, |site, images| {
+        measure(&plan, &plan.prepare(site), images, &mut say, &mut noted(&mut missing))
+    })?;
+    println!("{simulated}");
+    let notes = vec![format!(
+        "the emulated host: {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, as the \
+         virtual clock has one CPU; a job computes for {} % of its slice; four threads of the host want the CPU all \
+         the time",
+        plan.groups.len(),
+        COPIES,
+        SCALE,
+        WORK_PERCENT
+    )];
+    Measured { experiment: "rta-scale", seed: 0, results, missing, notes }.report(&args.output)
+}
+
+/// A hundred applications.
+#[derive(Debug)]
+pub struct Scale;
+
+impl Experiment for Scale {
+    command!(
+        "rta-scale",
+        "RTVirt 4.5 (Tables 5, 6): 100 applications: as 10 VMs on one CPU measured, the paper's size, as 10 and as \
+         100 VMs, simulated",
+        Options,
+        execute
+    );
+
+    fn cases(&self) -> Vec<(String, Load)> {
+        METHODS.map(|method| (method.to_owned(), Load::None)).to_vec()
+    }
+
+    fn remarks(&self, figures: &Figures) -> Vec<String> {
+        vec![figures.rtvirt.scale()]
+    }
+
+    fn timed(&self) -> &'static str {
+        JOB_TIME
+    }
+
+    fn meaning(&self) -> &'static str {
+        DEADLINES
+    }
+
+    fn goals(&self) -> &'static [GoalSpec] {
+        const GOALS: &[GoalSpec] = &[goal(
+            "misses",
+            "paced: no deadline of a hundred applications is missed (RTVirt: none as 10 VMs with 10)",
+        )
+        .missed(idle("paced"))];
+        GOALS
+    }
 }
 
 #[cfg(test)]

@@ -10,59 +10,47 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ontime_figures::number;
 use ontime_lab::images::Images;
 
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
 use crate::frame::{Frame, Segment, parse};
+use crate::goals::{Figure, GoalSpec, goal, idle};
 use crate::host::{Ground, Host, MeasureError, Site, size};
 use crate::pcap::{PcapError, Record, Tail};
-use crate::schema::{Connections, Load, MethodResult, Run};
+use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::server::{self, Place, Seat, Wake};
 use crate::trial;
 use crate::wire::WireAnalysis;
 
 /// What is compared: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
-pub const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
+const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
 /// What a client asks, and the answer (memcached's text protocol).
 const REQUEST: &[u8] = b"get nothing\r\n";
 const ANSWER: &[u8] = b"END\r\n";
 /// Real time that a connection may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What to measure on one emulated host.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// Of [`METHODS`].
-    pub methods: Vec<String>,
-    /// Connections of each.
-    pub count: u64,
-    /// Clients at once.
-    pub clients: u32,
-}
-
 /// Boots the host and measures every method. A case that fails is passed to `missing` with its name, and the rest is
 /// measured, as long as the host lives.
-///
-/// # Errors
-/// The host does not come up, the guest module cannot be built.
-pub fn measure(
-    plan: &Plan,
+fn measure(
+    args: &Options,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let ground = Ground::Emulated(site, images);
-    let outsourced = plan.methods.iter().any(|method| method == "outsourcing");
+    let outsourced = args.methods.iter().any(|method| method == "outsourcing");
     let mut seat = Seat::new(server::MEMCACHED, &ground, outsourced, progress)?;
     let host = ground.start(&[], &server::CONFIG, progress)?;
     trial::each(
         host,
-        &plan.methods,
+        &args.methods,
         |method| (*method).clone(),
         missing,
         |host, method, results| {
@@ -73,7 +61,7 @@ pub fn measure(
             seat.put(host, place, progress)?;
             progress(&format!("{method}: applying"));
             host.apply(applied)?;
-            results.push(measure_case(host, plan, method, progress)?);
+            results.push(measure_case(host, args, method, progress)?);
             Ok(())
         },
     )
@@ -81,17 +69,17 @@ pub fn measure(
 
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    args: &Options,
     method: &str,
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     let server = SocketAddr::from((server::ADDRESS, server::MEMCACHED.port));
     ready(server)?;
-    progress(&format!("{method}: {} connections by {} clients", plan.count, plan.clients));
+    progress(&format!("{method}: {} connections by {} clients", args.count, args.clients));
     let capture = host.capture("rt");
     let from = size(&capture);
     let before = host.cpu_time()?;
-    let asked = connect(server, plan);
+    let asked = connect(server, args);
     let after = host.cpu_time()?;
     asked?;
     let cut = host.dir.join(format!("{method}.pcap"));
@@ -111,8 +99,13 @@ fn measure_case(
         cpu_share: after.share_since(&before, host.cpus),
         late_ns: None,
     });
-    result.connections =
-        seen.per_s().map(|per_s| Connections { per_s, completed: seen.completed, clients: plan.clients });
+    if let Some(per_s) = seen.per_s() {
+        result.metrics.extend([
+            Metric::number("rate", Unit::PerS, per_s),
+            Metric::count("connections", seen.completed),
+            Metric::count("clients", args.clients.into()),
+        ]);
+    }
     Ok(result)
 }
 
@@ -142,16 +135,16 @@ fn failed(error: &io::Error) -> MeasureError {
 }
 
 /// All connections, by so many clients at once.
-fn connect(server: SocketAddr, plan: &Plan) -> Result<(), MeasureError> {
+fn connect(server: SocketAddr, args: &Options) -> Result<(), MeasureError> {
     let begun = AtomicU64::new(0);
     let client = || {
-        while begun.fetch_add(1, Ordering::Relaxed) < plan.count {
+        while begun.fetch_add(1, Ordering::Relaxed) < args.count {
             ask(server)?;
         }
         Ok(())
     };
     thread::scope(|scope| {
-        let clients: Vec<_> = (0..plan.clients).map(|_| scope.spawn(client)).collect();
+        let clients: Vec<_> = (0..args.clients).map(|_| scope.spawn(client)).collect();
         let ended = |client: thread::ScopedJoinHandle<'_, io::Result<()>>| {
             client.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")))
         };
@@ -246,19 +239,80 @@ fn analyse(path: &Path, port: u16) -> Result<Seen, PcapError> {
     }
 }
 
-/// The rates as a table: the general one has no column for them.
-pub fn table(results: &[MethodResult]) -> String {
-    let mut text = String::from("method          connections  clients  CPU busy  a second\n");
-    for result in results {
-        let busy = result.cpu_share.unwrap_or(0.0) * 100.0;
-        let of = result.connections.map_or_else(
-            || format!("{:>11} {:>8}", "none", ""),
-            |of| format!("{:>11} {:>8}", number::count(of.completed), of.clients),
-        );
-        let rate = result.connections.map_or_else(String::new, |of| number::significant(of.per_s));
-        text.push_str(&format!("{:<15} {of} {busy:>8.0}%  {rate:>8}\n", result.method));
+#[derive(Debug, Clone, clap::Args)]
+struct Options {
+    /// Methods: threaded and partitioned (vhost-net), outsourcing
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    /// Connections a method
+    #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(2..=20_000))]
+    count: u64,
+    /// Clients at once
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=100))]
+    clients: u32,
+    #[command(flatten)]
+    emulated: Emulated,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Measures every method on one emulated host.
+fn execute(args: &Options) -> anyhow::Result<ExitCode> {
+    let methods = chosen("method", &args.methods, &METHODS)?;
+    let mut missing = Vec::new();
+    let with_module = methods.iter().any(|method| method == "outsourcing");
+    let args = &Options { methods, ..args.clone() };
+    let results = args
+        .emulated
+        .measure(with_module, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let measured = Measured { experiment: "connections", seed: 1, results, missing, notes: Vec::new() };
+    measured.report(&args.output)
+}
+
+/// Fresh connections.
+#[derive(Debug)]
+pub struct Connections;
+
+impl Experiment for Connections {
+    command!(
+        "connections",
+        "How many fresh TCP connections a second a VM takes, of one request each, through vhost-net and by outsourced \
+         sockets",
+        Options,
+        execute
+    );
+
+    fn cases(&self) -> Vec<(String, Load)> {
+        METHODS.map(|method| (method.to_owned(), Load::None)).to_vec()
     }
-    text
+
+    fn columns(&self) -> &'static [Figure] {
+        &[Figure::Cpu]
+    }
+
+    fn has_response_times(&self) -> bool {
+        false
+    }
+
+    fn meaning(&self) -> &'static str {
+        "TCP connections of one request each, answered and closed by both sides, at the NIC. On the virtual clock a \
+         second is a count of instructions."
+    }
+
+    fn goals(&self) -> &'static [GoalSpec] {
+        const GOALS: &[GoalSpec] = &[
+            goal(
+                "rate-threaded",
+                "outsourced sockets: at least as many fresh TCP connections a second as vhost-net, threaded",
+            )
+            .of(Figure::Own("rate"), idle("outsourcing"), idle("threaded"))
+            .at_least(1.0),
+            goal("rate-partitioned", "outsourced sockets: at least as many as vhost-net, partitioned")
+                .of(Figure::Own("rate"), idle("outsourcing"), idle("partitioned"))
+                .at_least(1.0),
+        ];
+        GOALS
+    }
 }
 
 #[cfg(test)]

@@ -97,9 +97,6 @@ pub struct Guests {
 
 impl Guests {
     /// Gives the role and the guest module to a host, before it boots.
-    ///
-    /// # Errors
-    /// The module cannot be built.
     pub fn bring(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
         let module = GUEST.ready(&images.guest_version()?, progress)?;
         Ok(RTA.bring_with_module(&site.dir.join("files"), &module)?)
@@ -126,9 +123,6 @@ impl Guests {
     /// Boots `count` of them, each to have `declared_us` in each `DECLARED_PERIOD_US` for itself; the daemon's
     /// protection of others is off meanwhile (`ontime reset`), until a method is applied. Their rules are added to
     /// `tenants.toml`.
-    ///
-    /// # Errors
-    /// A VM does not come up.
     pub fn boot(
         host: &mut Host,
         count: usize,
@@ -160,9 +154,6 @@ impl Guests {
     }
 
     /// Has their kernels ask the host from now on: there is no way back.
-    ///
-    /// # Errors
-    /// The host is no more.
     pub fn load_module(&mut self, host: &mut Host) -> Result<(), MeasureError> {
         if !self.module {
             for vm in &self.names {
@@ -174,9 +165,6 @@ impl Guests {
     }
 
     /// Tells them all at once: a line for each VM's first process.
-    ///
-    /// # Errors
-    /// The host is no more.
     pub fn tell(&self, host: &mut Host, lines: &[String]) -> Result<(), MeasureError> {
         let all: String =
             self.names.iter().zip(lines).map(|(vm, line)| format!("lab-vm tell {vm} '{line}' & ")).collect();
@@ -184,9 +172,6 @@ impl Guests {
     }
 
     /// Waits for an application's end.
-    ///
-    /// # Errors
-    /// It does not end, or the host is no more.
     pub fn log(&self, host: &mut Host, vm: usize, tag: &str, rta: Rta) -> Result<Log, MeasureError> {
         let text = self.said(host, vm, tag)?;
         let mut log = Log::parse(&text, rta.period_us)
@@ -198,9 +183,6 @@ impl Guests {
     }
 
     /// Waits for what a guest says at the end of what was called `tag`.
-    ///
-    /// # Errors
-    /// As [`Self::log`].
     pub fn said(&self, host: &mut Host, vm: usize, tag: &str) -> Result<String, MeasureError> {
         let vm = self.names.get(vm).map_or("", String::as_str);
         let said = format!("lab-vm log {vm} | tr -d '\\r' | sed -n 's/^RTA {tag} \\(.*\\) end$/\\1/p'");
@@ -216,18 +198,12 @@ impl Guests {
 }
 
 /// Waits until the daemon holds so many vCPUs, and guests' modules have found their devices.
-///
-/// # Errors
-/// It does not, or the host is no more.
 pub fn wait_for_reservations(host: &mut Host, vcpus: usize) -> Result<(), MeasureError> {
     let held = format!("[ \"$(ontime top --once --json --interval 0.1 | grep -o '\"tid\":' | wc -l)\" -ge {vcpus} ]");
     host.shell(&format!("for try in $(seq 100); do {held} && break; sleep 0.3; done; {held}; sleep 5")).map(|_| ())
 }
 
 /// Starts the threads that want the CPU all the time, or ends them.
-///
-/// # Errors
-/// The host is no more.
 pub fn bulk_threads(host: &mut Host, run: bool) -> Result<(), MeasureError> {
     let command = if run {
         format!(
@@ -265,9 +241,6 @@ struct Look {
 
 impl Reservations {
     /// Asks the daemon.
-    ///
-    /// # Errors
-    /// It does not answer, or says something else.
     pub fn look(host: &mut Host) -> Result<Self, MeasureError> {
         let text = host.shell("ontime top --once --json --interval 0.1")?;
         Self::parse(&text).ok_or(MeasureError::Accounting(text))
@@ -289,9 +262,6 @@ impl Reservations {
     }
 
     /// Waits until so many do, at most `tries` times 0.4 s; what there was last.
-    ///
-    /// # Errors
-    /// As [`Self::look`].
     pub fn wait(host: &mut Host, asking: usize, tries: u64) -> Result<Self, MeasureError> {
         for _ in 0..tries {
             let now = Self::look(host)?;

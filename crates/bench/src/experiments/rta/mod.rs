@@ -1,6 +1,6 @@
 //! `rta-periodic` and `rta-sporadic`: real-time applications, one a VM, four VMs on one CPU beside bulk work (RTVirt,
 //! section 4.2, Tables 1 and 2, Figure 3). [`group`]: which. [`guests`]: the VMs that run them, also for [`video`],
-//! [`many`] and [`crate::slo`]; [`scale`] and [`motivation`] are computed.
+//! [`many`] and `memcached-slo`; [`scale`] and [`motivation`] are computed.
 //!
 //! In: groups and methods, on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-GROUP`: deadlines
 //! missed, and what was reserved for how much need. The applications are stock rt-app at SCHED_DEADLINE in the guests;
@@ -8,28 +8,61 @@
 //! no module in the guests; with the others the guests' applications ask the daemon for their bandwidth, and that back
 //! end keeps it.
 
-pub mod group;
-pub mod guests;
-pub mod many;
-pub mod motivation;
-pub mod registration;
-pub mod scale;
-pub mod video;
+pub(super) mod group;
+pub(super) mod guests;
+pub(super) mod many;
+pub(super) mod motivation;
+pub(super) mod registration;
+mod scale;
+pub(super) mod video;
 
-use std::fmt::Write as _;
+use std::process::ExitCode;
 
+use anyhow::Context;
 use ontime_figures::number;
 use ontime_lab::images::Images;
+use ontime_sched::ext;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 pub use self::group::Rta;
 pub use self::guests::WORK_PERCENT;
 use self::guests::{DECLARED_US, Guests, Log, Order, Releases, Reservations};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use crate::goals::Figure::Own;
+use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{CpuTime, Host, MeasureError, Site};
-use crate::schema::{Load, MethodResult, RtaRow, Rtas, Run};
+use crate::paper::Figures;
+use crate::schema::{JOBS, Load, MISSED, MethodResult, Metric, REFUSED, Run, Unit};
 use crate::trial;
 use crate::wire::WireAnalysis;
+
+/// Those of RTVirt's Table 1, whenever its applications' jobs come.
+const TABLE_1: [GoalSpec; 12] = [
+    goal("misses-h-equiv", "H-EQUIV: paced misses no deadline").missed(idle("paced-h-equiv")),
+    goal("misses-h-dec", "H-DEC: paced misses no deadline").missed(idle("paced-h-dec")),
+    goal("misses-h-inc", "H-INC: paced misses no deadline").missed(idle("paced-h-inc")),
+    goal("misses-nh-equiv", "NH-EQUIV: paced misses no deadline").missed(idle("paced-nh-equiv")),
+    goal("misses-nh-dec", "NH-DEC: paced misses no deadline").missed(idle("paced-nh-dec")),
+    goal("misses-nh-inc", "NH-INC: paced misses no deadline").missed(idle("paced-nh-inc")),
+    excess("excess-h-equiv", "H-EQUIV: paced reserves at most 1 % above need and slack", "paced-h-equiv"),
+    excess("excess-h-dec", "H-DEC: paced reserves at most 1 % above need and slack", "paced-h-dec"),
+    excess("excess-h-inc", "H-INC: paced reserves at most 1 % above need and slack", "paced-h-inc"),
+    excess("excess-nh-equiv", "NH-EQUIV: paced reserves at most 1 % above need and slack", "paced-nh-equiv"),
+    excess("excess-nh-dec", "NH-DEC: paced reserves at most 1 % above need and slack", "paced-nh-dec"),
+    excess("excess-nh-inc", "NH-INC: paced reserves at most 1 % above need and slack", "paced-nh-inc"),
+];
+
+/// A goal of what is reserved beyond need and slack.
+const fn excess(id: &'static str, text: &'static str, method: &'static str) -> GoalSpec {
+    goal(id, text).only(Own("excess"), idle(method)).at_most(0.01)
+}
+
+/// What the times of experiments with applications are, and what their metrics are.
+const JOB_TIME: &str = "from a job's release to its end, by the guest's clock";
+const DEADLINES: &str = "Deadlines by what the applications log on their guests' clock. Needed: slices over periods; \
+    reserved: what the host set aside for that; excess: reserved beyond need and slack. Refused: applications that did \
+    no job.";
 
 /// The methods, in the order in which they are measured: the guests' module cannot be there for the first.
 pub const METHODS: [&str; 5] = ["vanilla", "deadline", "dp-wrap", "sched_ext", "paced"];
@@ -90,10 +123,7 @@ pub fn name(method: &str, group: &str) -> String {
 
 /// Boots the host and four VMs and measures every group by every method. A case that fails is passed to `missing`, and
 /// the rest is measured, as long as the host lives.
-///
-/// # Errors
-/// The host or a VM does not come up.
-pub fn measure(
+fn measure(
     plan: &Plan,
     site: &Site,
     images: &Images,
@@ -161,9 +191,6 @@ pub(crate) fn in_order(all: &[&'static str], wanted: &[String]) -> impl Iterator
 
 /// Puts a method in force, with `more` in `sched.toml` besides what the guests' VMs have. `vanilla` is what is in force
 /// where nothing is done.
-///
-/// # Errors
-/// The daemon does not take it, or the host is no more.
 pub(crate) fn apply(host: &mut Host, guests: &mut Guests, method: &str, more: &str) -> Result<(), MeasureError> {
     if method == "vanilla" {
         return Ok(());
@@ -266,16 +293,15 @@ pub(crate) fn deadlines(
     logs: &[Log],
     reserved_cpus: Option<f64>,
     slack_cpus: f64,
-) -> (Rtas, Vec<String>) {
+) -> (Vec<Metric>, Vec<String>) {
     let is_late = |(rta, took): &(&Rta, u64)| *took > rta.period_us;
-    let row = |(rta, log): (&Rta, &Log)| RtaRow {
-        slice_us: rta.slice_us as f64,
-        period_us: rta.period_us as f64,
+    let row = |(rta, log): (&Rta, &Log)| Row {
+        rta: *rta,
         jobs: log.response_us.len() as u64,
         missed: log.response_us.iter().filter(|took| is_late(&(rta, **took))).count() as u64,
-        worst_us: log.response_us.iter().max().map(|took| *took as f64),
+        worst_us: log.response_us.iter().max().copied(),
     };
-    let rows: Vec<RtaRow> = rtas.iter().zip(logs).map(row).collect();
+    let rows: Vec<Row> = rtas.iter().zip(logs).map(row).collect();
     let mut notes = Vec::new();
     for ((rta, log), row) in rtas.iter().zip(logs).zip(&rows) {
         let Rta { slice_us, period_us } = rta;
@@ -295,14 +321,63 @@ pub(crate) fn deadlines(
             notes.extend(log.late.iter().map(|line| format!("rt-app's line of a late job: {line}")));
         }
     }
-    let rtas = Rtas {
-        needed_cpus: rtas.iter().copied().map(Rta::bandwidth).sum(),
-        slack_cpus,
-        reserved_cpus,
-        missed: rows.iter().map(|row| row.missed).sum(),
-        rows,
-    };
-    (rtas, notes)
+    (metrics(&rows, reserved_cpus, slack_cpus), notes)
+}
+
+/// An application: a job in each period.
+#[derive(Debug)]
+struct Row {
+    rta: Rta,
+    jobs: u64,
+    /// Of the jobs, how many ended after their period.
+    missed: u64,
+    /// The longest from a release to the job's end.
+    worst_us: Option<u64>,
+}
+
+impl Row {
+    /// The longest time from a release to the job's end, as a share of the period.
+    fn slowest(&self) -> f64 {
+        self.worst_us.unwrap_or(0) as f64 / self.rta.period_us as f64
+    }
+}
+
+/// Of all applications, then of each.
+fn metrics(rows: &[Row], reserved_cpus: Option<f64>, slack_cpus: f64) -> Vec<Metric> {
+    let needed: f64 = rows.iter().map(|row| row.rta.bandwidth()).sum();
+    let number_of = |is: fn(&Row) -> bool| rows.iter().filter(|row| is(row)).count() as u64;
+    let sum = |of: fn(&Row) -> u64| rows.iter().map(of).sum();
+    let most = |share: fn(&Row) -> f64| rows.iter().map(share).fold(0.0, f64::max);
+    let mut all = vec![
+        Metric::count("applications", rows.len() as u64),
+        Metric::count(REFUSED, number_of(|row| row.jobs == 0)),
+        Metric::number("needed", Unit::Cpus, needed),
+        Metric::number("slack", Unit::Cpus, slack_cpus),
+    ];
+    if let Some(cpus) = reserved_cpus {
+        all.push(Metric::number("reserved", Unit::Cpus, cpus));
+        let due = needed + slack_cpus;
+        all.extend((due > 0.0).then(|| Metric::number("excess", Unit::Share, (cpus + slack_cpus) / due - 1.0)));
+    }
+    all.extend([
+        Metric::count(JOBS, sum(|row| row.jobs)),
+        Metric::count(MISSED, sum(|row| row.missed)),
+        Metric::count("with-misses", number_of(|row| row.missed > 0)),
+        Metric::number("worst-missed", Unit::Share, most(|row| row.missed as f64 / row.jobs.max(1) as f64)),
+        Metric::number("slowest-of-period", Unit::Share, most(Row::slowest)),
+    ]);
+    for (number, row) in (1..).zip(rows) {
+        let part = format!("application {number}");
+        let of = [
+            Metric::number("slice", Unit::Us, row.rta.slice_us as f64),
+            Metric::number("period", Unit::Us, row.rta.period_us as f64),
+            Metric::count(JOBS, row.jobs),
+            Metric::count(MISSED, row.missed),
+        ];
+        let worst = row.worst_us.map(|us| Metric::number("worst", Unit::Us, us as f64));
+        all.extend(of.into_iter().chain(worst).map(|metric| metric.of(&part)));
+    }
+    all
 }
 
 /// Puts what applications said into a result, whose response times are theirs.
@@ -313,10 +388,10 @@ pub(crate) fn summarise(
     reserved_cpus: Option<f64>,
     slack_cpus: f64,
 ) {
-    let (rtas, notes) = deadlines(rtas, logs, reserved_cpus, slack_cpus);
+    let (metrics, notes) = deadlines(rtas, logs, reserved_cpus, slack_cpus);
     let all: Vec<u64> = logs.iter().flat_map(|log| &log.response_us).map(|us| us * 1_000).collect();
     result.timed(&all);
-    result.rtas = Some(rtas);
+    result.metrics.extend(metrics);
     result.notes.extend(notes);
 }
 
@@ -331,31 +406,155 @@ fn words(method: &str) -> &str {
     }
 }
 
-/// Table 1 and Figure 3 as a table.
-pub fn table(results: &[MethodResult]) -> String {
-    let mut text = String::from(
-        "case                 needed  reserved  beyond need and slack    jobs  missed   worst of each application, of \
-         its period\n",
-    );
-    for (result, rtas) in results.iter().filter_map(|result| Some((result, result.rtas.as_ref()?))) {
-        let reserved = rtas.reserved_cpus.map_or_else(|| "-".to_owned(), |cpus| format!("{cpus:.3}"));
-        let beyond = rtas.excess().map_or_else(|| "-".to_owned(), |share| format!("{:+.1} %", share * 100.0));
-        let worst: Vec<String> = rtas
-            .rows
-            .iter()
-            .map(|row| row.worst_us.map_or_else(|| "-".to_owned(), |worst| number::percent(worst / row.period_us)))
-            .collect();
-        let _ = writeln!(
-            text,
-            "{:<20} {:>6.3} {reserved:>9} {beyond:>22} {:>7} {:>7}   {}",
-            result.method,
-            rtas.needed_cpus,
-            number::count(result.count),
-            number::count(rtas.missed),
-            worst.join(", ")
+/// What both have.
+#[derive(Debug, clap::Args)]
+struct Common {
+    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built
+    /// in), paced; default: all
+    #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
+    methods: Vec<String>,
+    /// Groups of Table 1: h-equiv, h-dec, h-inc, nh-equiv, nh-dec, nh-inc; default: all
+    #[arg(long = "group", value_name = "GROUP", value_delimiter = ',')]
+    groups: Vec<String>,
+    #[command(flatten)]
+    emulated: Emulated,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+struct PeriodicOptions {
+    /// How long each application runs, seconds of its guest's time (100 in the paper)
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
+    seconds: u32,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, clap::Args)]
+struct SporadicOptions {
+    /// Jobs of each application, at random 0.1 to 1 s apart (the paper's 100 take 55 s of the guests' time)
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100))]
+    requests: u32,
+    /// Seed of the times between jobs
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Measures every group by every method on one emulated host, with a job each period.
+fn periodic(args: &PeriodicOptions) -> anyhow::Result<ExitCode> {
+    execute("rta-periodic", &args.common, Arrivals::Periodic { seconds: args.seconds }, 0)
+}
+
+/// The same with jobs at random.
+fn sporadic(args: &SporadicOptions) -> anyhow::Result<ExitCode> {
+    let SporadicOptions { requests, seed, common } = args;
+    execute("rta-sporadic", common, Arrivals::Sporadic { requests: *requests, seed: *seed }, *seed)
+}
+
+/// The methods asked for, of those that this binary has.
+pub(super) fn methods(asked: &[String]) -> anyhow::Result<Vec<String>> {
+    let built_in: Vec<&str> = METHODS.into_iter().filter(|method| *method != "sched_ext" || ext::BUILT_IN).collect();
+    chosen("method", asked, &built_in)
+}
+
+fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u64) -> anyhow::Result<ExitCode> {
+    let figures = Figures::load()?;
+    let methods = methods(&args.methods)?;
+    let mut groups = Vec::new();
+    for name in chosen("group", &args.groups, &group::NAMES)? {
+        let rtas = group::scaled(&figures, &name).with_context(|| format!("group '{name}' has no slices"))?;
+        groups.push((name, rtas));
+    }
+    let mut missing = Vec::new();
+    let plan = Plan { methods, groups, arrivals };
+    let results = args
+        .emulated
+        .measure(true, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let mut notes = vec![format!(
+        "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job \
+         computes for {} % of its slice; four threads of the host want the CPU all the time",
+        group::SCALE,
+        WORK_PERCENT
+    )];
+    if let Arrivals::Sporadic { .. } = arrivals {
+        notes.push(
+            "jobs come by a timer in the guest at times drawn beforehand, not by a request over the network as in the \
+             paper, which leaves the network's delay out too"
+                .to_owned(),
         );
     }
-    text
+    let measured = Measured { experiment, seed, results, missing, notes };
+    measured.report(&args.output)
+}
+
+/// Tables 1 and 2, Figure 3.
+#[derive(Debug)]
+pub struct Periodic;
+
+impl Experiment for Periodic {
+    command!(
+        "rta-periodic",
+        "RTVirt 4.2 (Tables 1, 2, Fig. 3): periodic real-time applications in four VMs: deadlines missed, bandwidth \
+         reserved for what need",
+        PeriodicOptions,
+        periodic
+    );
+
+    fn cases(&self) -> Vec<(String, Load)> {
+        METHODS.iter().flat_map(|method| group::NAMES.map(|group| (name(method, group), Load::None))).collect()
+    }
+
+    fn remarks(&self, figures: &Figures) -> Vec<String> {
+        vec![figures.rtvirt.periodic()]
+    }
+
+    fn timed(&self) -> &'static str {
+        JOB_TIME
+    }
+
+    fn meaning(&self) -> &'static str {
+        DEADLINES
+    }
+
+    fn goals(&self) -> &'static [GoalSpec] {
+        &TABLE_1
+    }
+}
+
+/// The same, at random.
+#[derive(Debug)]
+pub struct Sporadic;
+
+impl Experiment for Sporadic {
+    command!(
+        "rta-sporadic",
+        "RTVirt 4.2: the same applications with jobs at random, 0.1 to 1 s apart",
+        SporadicOptions,
+        sporadic
+    );
+
+    fn cases(&self) -> Vec<(String, Load)> {
+        METHODS.iter().flat_map(|method| group::NAMES.map(|group| (name(method, group), Load::None))).collect()
+    }
+
+    fn remarks(&self, figures: &Figures) -> Vec<String> {
+        vec![figures.rtvirt.periodic(), figures.rtvirt.sporadic()]
+    }
+
+    fn timed(&self) -> &'static str {
+        JOB_TIME
+    }
+
+    fn meaning(&self) -> &'static str {
+        DEADLINES
+    }
+
+    fn goals(&self) -> &'static [GoalSpec] {
+        &TABLE_1
+    }
 }
 
 #[cfg(test)]
@@ -395,9 +594,28 @@ mod tests {
         let mut result = MethodResult::new(&run);
         let log = Log { status: 0, response_us: vec![7_000, 30_001, 30_000, 31_000], late: vec!["2 x".to_owned()] };
         summarise(&mut result, &[RTA], &[log], Some(0.2), 0.05);
-        let rtas = result.rtas.unwrap();
-        assert_eq!((result.count, rtas.missed, rtas.rows[0].worst_us), (4, 2, Some(31_000.0)));
+        assert_eq!(
+            (result.count, result.number(MISSED), result.number("excess")),
+            (4, Some(2.0), Some(0.25 / (RTA.bandwidth() + 0.05) - 1.0))
+        );
+        let worst = result.metrics.iter().find(|metric| metric.key == "worst").unwrap();
+        assert_eq!((worst.part.as_deref(), worst.print()), (Some("application 1"), "31,000".to_owned()));
         assert!(result.notes[0].contains("2 of 4 jobs were late, first job 2, by 1 us"), "{:?}", result.notes);
         assert!(result.notes[1].ends_with("2 x"));
+    }
+
+    #[test]
+    fn a_simulation_alone_is_asked_for_no_file() {
+        for experiment in [&video::Video as &dyn Experiment, &many::Scale] {
+            let parse = |words: &[&str]| {
+                let command = experiment.arguments(clap::Command::new("x"));
+                command.try_get_matches_from(["x"].iter().chain(words)).map_err(|error| error.to_string())
+            };
+            assert!(parse(&["--json", "x"]).is_ok() && parse(&["--simulate"]).is_ok());
+            for option in ["--json", "--csv", "--html"] {
+                let error = parse(&["--simulate", option, "x"]).unwrap_err();
+                assert!(error.contains("--simulate") && error.contains(option), "{error}");
+            }
+        }
     }
 }

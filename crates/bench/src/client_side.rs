@@ -1,0 +1,118 @@
+//! The clients' side inside the emulated machine, on a CPU of its own ([`ontime_lab::Machine::client_cpu`]).
+//!
+//! In: an [`Order`], by the lab. Out: packets, by the emulated machine's own clock. Each order is a process of the hidden
+//! command `ontime-lab client`, which `lab-client` starts in the clients' namespace and on their CPU: the code that sends
+//! from outside, with the system's clock, which is the host's there. No capture has to be followed, and what the load is
+//! does not depend on the machine that emulates.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use ontime_lab::Lab;
+use ontime_lab::agent::Stream;
+use serde::{Deserialize, Serialize};
+
+use crate::client::{self, ClientConfig, ClientError};
+use crate::flood;
+use crate::host::MeasureError;
+use crate::paced::Paced;
+
+/// The command's name.
+pub(crate) const COMMAND: &str = "client";
+/// Real time that an order may take: the lab notices earlier that the host hangs.
+const LIMIT: Duration = Duration::from_secs(86_400);
+/// Between lines about how far it is.
+const TELL: Duration = Duration::from_secs(1);
+
+/// What one process of the clients' side does.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Order {
+    /// Sends requests to a `sockperf server`, each after the answer to the last.
+    Requests(ClientConfig),
+    /// Sends datagrams at a steady rate.
+    Paced(Paced),
+    /// Sends datagrams of so many bytes to this IP address at [`flood::RATE`], until it is killed.
+    Flood {
+        /// To which VM.
+        address: String,
+        /// Their payload.
+        bytes: u16,
+    },
+}
+
+impl Order {
+    /// The command line that carries it out.
+    pub(crate) fn command(&self) -> Result<Vec<String>, ClientError> {
+        let order = serde_json::to_string(self).map_err(|error| ClientError::Config(error.to_string()))?;
+        Ok(["lab-client", "ontime-lab", COMMAND, &order].map(str::to_owned).into())
+    }
+
+    /// Has it carried out; `tell` gets a line now and then.
+    pub(crate) fn run(&self, lab: &mut Lab, tell: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
+        let command = self.command()?;
+        let argv: Vec<&str> = command.iter().map(String::as_str).collect();
+        let mut said = Vec::new();
+        let status = lab.run(&argv, &[], LIMIT, &mut |stream, bytes| match stream {
+            Stream::Out => String::from_utf8_lossy(bytes).lines().for_each(&mut *tell),
+            Stream::Err => said.extend_from_slice(bytes),
+        })?;
+        if status == 0 {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&said).trim().to_owned();
+        Err(MeasureError::Program { program: format!("the clients' side ({COMMAND})"), said })
+    }
+
+    /// Carries it out in this process.
+    pub(crate) fn carry_out(&self) -> Result<(), ClientError> {
+        let mut told = Instant::now();
+        let mut tell = |line: &dyn std::fmt::Display| {
+            if told.elapsed() > TELL {
+                told = Instant::now();
+                println!("{line}");
+            }
+            ControlFlow::Continue(())
+        };
+        match self {
+            Order::Requests(config) => client::run(config, |at| tell(at)).map(|_| ()),
+            Order::Paced(load) => load.send(|sent| tell(&sent)),
+            Order::Flood { address, bytes } => {
+                let error = |source| ClientError::Told(format!("UDP to {address}: {source}"));
+                flood::send(&flood::socket(address).map_err(error)?, *bytes, || false);
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_arrives_as_it_was_given() {
+        let server = "10.1.0.2:11111".parse().unwrap();
+        let orders = [
+            Order::Requests(ClientConfig { min_gap_us: 7, ..ClientConfig::new(server, 20_000, 3) }),
+            Order::Paced(Paced { server, message_bytes: 64, rate: 123.5, count: 9 }),
+            Order::Flood { address: "10.2.0.2".to_owned(), bytes: flood::SMALL },
+        ];
+        for order in orders {
+            let command = order.command().unwrap();
+            assert_eq!(command.first().map(String::as_str), Some("lab-client"));
+            assert_eq!(serde_json::from_str::<Order>(command.last().unwrap()).unwrap(), order);
+        }
+    }
+
+    #[test]
+    fn a_server_that_is_not_there_is_told() {
+        let nobody = ClientConfig {
+            timeout_us: 1_000,
+            give_up_after: 2,
+            ..ClientConfig::new("127.0.0.1:9".parse().unwrap(), 3, 1)
+        };
+        let error = Order::Requests(nobody).carry_out().unwrap_err().to_string();
+        assert!(error.contains("127.0.0.1:9") && error.contains("did not answer"), "{error}");
+    }
+}

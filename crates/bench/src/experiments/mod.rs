@@ -1,0 +1,183 @@
+//! The experiments, one file each: name, arguments, cases, measurement, figures, goals and the paper's figures.
+//!
+//! To add one: its file with an implementation of [`Experiment`], then a `mod` line and a line in [`EXPERIMENTS`]
+//! below. Its figures besides response times are [`crate::schema::Metric`]s; table, CSV, page and JSON are made of
+//! them.
+
+mod bulk;
+mod connections;
+mod inversion;
+mod kbp;
+mod options;
+mod path;
+pub(crate) mod rt_server;
+mod rta;
+mod sampled;
+mod slo;
+mod vatc;
+pub(crate) mod xen_arm;
+
+use std::fmt::Debug;
+use std::process::ExitCode;
+
+use clap::{ArgMatches, Command};
+
+pub(crate) use self::options::*;
+use crate::goals::{Figure, GoalSpec};
+use crate::paper::Figures;
+use crate::schema::{Load, PaperRow};
+
+/// An experiment, as the command line, the reports and the goals know it.
+pub trait Experiment: Debug + Sync {
+    /// Its name on the command line and in reports.
+    fn name(&self) -> &'static str;
+
+    /// A line of help.
+    fn about(&self) -> &'static str;
+
+    /// Adds its options to its command.
+    fn arguments(&self, command: Command) -> Command;
+
+    /// Measures, and shows what was measured.
+    ///
+    /// # Errors
+    /// Arguments that it cannot take; nothing could be measured.
+    fn run(&self, arguments: &ArgMatches) -> anyhow::Result<ExitCode>;
+
+    /// Every case that it can measure: its name in results, and what the bulk tenants do. Goals name these.
+    fn cases(&self) -> Vec<(String, Load)> {
+        Vec::new()
+    }
+
+    /// The figures of every result that its own table shows before the experiment's metrics.
+    fn columns(&self) -> &'static [Figure] {
+        &[]
+    }
+
+    /// What is to be reached on the virtual clock, for the kernel series that the project promises.
+    fn goals(&self) -> &'static [GoalSpec] {
+        &[]
+    }
+
+    /// The rows of the paper's table that it repeats.
+    fn paper(&self, _: &Figures) -> Vec<PaperRow> {
+        Vec::new()
+    }
+
+    /// What the paper states besides, in sentences.
+    fn remarks(&self, _: &Figures) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// What the times are.
+    fn timed(&self) -> &'static str {
+        "response time at the NIC"
+    }
+
+    /// Whether its results have response times: a result without any then says that nothing could be counted.
+    fn has_response_times(&self) -> bool {
+        true
+    }
+
+    /// What its metrics are, for the page.
+    fn meaning(&self) -> &'static str {
+        ""
+    }
+}
+
+/// The first four functions of an [`Experiment`]: name, help, options that clap derives, and a function that takes
+/// them.
+macro_rules! command {
+    ($name:literal, $about:literal, $options:ty, $execute:expr) => {
+        fn name(&self) -> &'static str {
+            $name
+        }
+
+        fn about(&self) -> &'static str {
+            $about
+        }
+
+        fn arguments(&self, command: clap::Command) -> clap::Command {
+            <$options as clap::Args>::augment_args(command)
+        }
+
+        fn run(&self, arguments: &clap::ArgMatches) -> anyhow::Result<std::process::ExitCode> {
+            $execute(&<$options as clap::FromArgMatches>::from_arg_matches(arguments)?)
+        }
+    };
+}
+pub(crate) use command;
+
+/// Every experiment, in the order of the help.
+pub static EXPERIMENTS: &[&dyn Experiment] = &[
+    &rt_server::RtServer,
+    &rt_server::Ablation,
+    &rt_server::Segments,
+    &inversion::Inversion,
+    &path::Path,
+    &kbp::Kbp,
+    &sampled::SampledValues,
+    &rta::Periodic,
+    &rta::Sporadic,
+    &rta::video::Video,
+    &rta::many::Scale,
+    &rta::registration::Registration,
+    &rta::motivation::Motivation,
+    &slo::MemcachedSlo,
+    &vatc::Vatc,
+    &vatc::VatcNetwork,
+    &xen_arm::XenArm,
+    &bulk::Bulk,
+    &connections::Connections,
+    &rt_server::Voip,
+    &rt_server::Memcached,
+];
+
+/// The experiment of this name.
+pub fn find(name: &str) -> Option<&'static dyn Experiment> {
+    EXPERIMENTS.iter().copied().find(|experiment| experiment.name() == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn goals_name_cases_that_their_experiment_measures() {
+        for experiment in EXPERIMENTS {
+            let cases = experiment.cases();
+            let mut ids = BTreeSet::new();
+            for goal in experiment.goals() {
+                assert!(ids.insert(goal.id), "{}: two goals are {}", experiment.name(), goal.id);
+                for case in goal.measure.cases() {
+                    let is_case = |(name, load): &(String, Load)| name == case.method && *load == case.load;
+                    assert!(cases.iter().any(is_case), "{}: {case:?} is no case of it", experiment.name());
+                }
+            }
+            // A misspelt case would make a goal that is never judged.
+            assert_eq!(cases.iter().map(|(name, load)| (name, *load)).collect::<BTreeSet<_>>().len(), cases.len());
+        }
+    }
+
+    #[test]
+    fn names_are_different_and_every_experiment_has_its_help() {
+        let names: BTreeSet<&str> = EXPERIMENTS.iter().map(|experiment| experiment.name()).collect();
+        assert_eq!(names.len(), EXPERIMENTS.len());
+        for experiment in EXPERIMENTS {
+            assert!(experiment.about().len() > 20 && !experiment.about().ends_with('.'), "{}", experiment.name());
+            experiment.arguments(Command::new(experiment.name())).debug_assert();
+        }
+        assert!(find("no-such-experiment").is_none());
+    }
+
+    #[test]
+    fn every_page_of_an_experiment_is_there() {
+        let index = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/bench.md")).unwrap();
+        for experiment in EXPERIMENTS {
+            let named = |line: &str| line.split(['[', ']', ',', ' ']).any(|word| word == experiment.name());
+            assert!(index.lines().any(|line| line.starts_with("| [") && named(line)), "{}", experiment.name());
+        }
+    }
+}

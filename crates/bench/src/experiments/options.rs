@@ -1,0 +1,322 @@
+//! What experiments share on the command line: the host that is measured, where a report goes, and how it is put
+//! together.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, bail};
+use ontime_cli::{OK, WARNING, usage};
+use ontime_lab::images::Images;
+use ontime_lab::{Clock, Kernel, Machine, isolate};
+
+use super::find;
+use crate::command::lab;
+use crate::command::product::Product;
+use crate::hardware::{self, Target};
+use crate::host::{self, AS_IS, Ground, MeasureError, Site};
+use crate::paper::Figures;
+use crate::schema::{MethodResult, Report, SCHEMA_VERSION};
+use crate::{goals, report};
+
+/// The one emulated host of an experiment.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Emulated {
+    /// What time is in the host: virtual or real
+    #[arg(long, default_value = "virtual")]
+    pub(crate) clock: Clock,
+    /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub(crate) cpus: Option<u8>,
+    /// One more CPU for the clients' side, which is then in the emulated machine, too, and in the host's time (virtual
+    /// clock)
+    #[arg(long)]
+    pub(crate) client_cpu: bool,
+    /// The host's kernel: 7.2-rt, 7.2 or 6.12-rt
+    #[arg(long, default_value = "7.2-rt")]
+    pub(crate) kernel: Kernel,
+    /// Most real seconds without a sign of life of the host, 30 to 86400: more where the machine has other work
+    #[arg(long, default_value_t = 180)]
+    pub(crate) silence: u64,
+    /// Directory for captures and logs (default: removed at the end)
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) product: Product,
+}
+
+impl Emulated {
+    /// Measures on it, in namespaces of its own; `with_module` where guests need the module.
+    pub(crate) fn measure<T>(
+        &self,
+        with_module: bool,
+        measure: impl FnOnce(Site, &Images) -> Result<T, MeasureError>,
+    ) -> anyhow::Result<T> {
+        self.product.find()?;
+        // What is missing is built where there is a network: the namespaces have none.
+        let images = lab::images(self.machine().takes_turns())?;
+        if with_module {
+            lab::guest_module(&images)?;
+        }
+        lab::host_module(&images, self.kernel)?;
+        self.measure_inside(&images, measure)
+    }
+
+    pub(crate) fn machine(&self) -> Machine {
+        let mut machine = host::machine(self.clock, self.kernel);
+        machine.cpus = self.cpus.unwrap_or(machine.cpus);
+        machine.client_cpu = self.client_cpu;
+        machine.silence_seconds = self.silence;
+        machine
+    }
+
+    /// Measures on it, in namespaces of its own, where all that it takes has been built.
+    pub(crate) fn measure_inside<T>(
+        &self,
+        images: &Images,
+        measure: impl FnOnce(Site, &Images) -> Result<T, MeasureError>,
+    ) -> anyhow::Result<T> {
+        let scratch = isolate::enter()?;
+        let machine = self.machine();
+        let dir = self.out.clone().unwrap_or(scratch);
+        fs::create_dir_all(&dir).with_context(|| format!("directory {}", dir.display()))?;
+        let programs = self.product.find()?;
+        measure(Site { machine, dir: dir.clone(), programs }, images).map_err(|error| {
+            // The console log that the message names must outlive this process.
+            isolate::keep(&dir);
+            error.into()
+        })
+    }
+}
+
+/// A real host, in place of an emulated one.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Hardware {
+    /// Measure a real host with its owner's VMs, which this file describes (docs/hardware.md), in place of an emulated
+    /// one
+    #[arg(long, value_name = "SITE", conflicts_with_all = ["clock", "cpus", "client_cpu", "kernel", "silence"])]
+    pub(crate) hardware: Option<PathBuf>,
+}
+
+impl Hardware {
+    /// Measures on it, with what a reader must know of it; `captured` bytes of an RT frame are kept. `None` where the
+    /// host is emulated.
+    pub(crate) fn measure<T>(
+        &self,
+        out: Option<&Path>,
+        captured: u32,
+        measure: impl FnOnce(Ground<'static>) -> Result<T, MeasureError>,
+    ) -> anyhow::Result<Option<(T, Vec<String>)>> {
+        let Some(path) = &self.hardware else { return Ok(None) };
+        let site = hardware::Site::read(path)?;
+        let kept = tempfile::tempdir().context("a directory for captures")?;
+        let dir = out.unwrap_or(kept.path());
+        fs::create_dir_all(dir).with_context(|| format!("directory {}", dir.display()))?;
+        let mut target = Target::open(site, dir, captured as usize)?;
+        let notes = target.notes()?;
+        Ok(Some((measure(Ground::Real(Box::new(target)))?, notes)))
+    }
+
+    /// The methods asked for, or else `defaults`. Refuses what only the other kind of host has; `all` are the
+    /// experiment's own.
+    pub(crate) fn methods(&self, asked: &[String], defaults: &[&str], all: &[&str]) -> anyhow::Result<Vec<String>> {
+        let (as_is, own): (Vec<_>, Vec<_>) = asked.iter().cloned().partition(|method| method == AS_IS);
+        if !as_is.is_empty() && self.hardware.is_none() {
+            usage!("method '{AS_IS}' is a real host's as it stands: it takes --hardware");
+        }
+        chosen("method", &own, all)?;
+        Ok(if asked.is_empty() { defaults.iter().map(|&name| name.to_owned()).collect() } else { asked.to_vec() })
+    }
+}
+
+/// An experiment's host, of either kind.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct HostArgs {
+    #[command(flatten)]
+    pub(crate) emulated: Emulated,
+    #[command(flatten)]
+    pub(crate) hardware: Hardware,
+}
+
+impl HostArgs {
+    /// Measures on it, with what a reader must know of a real one; `captured` bytes of a real host's RT frame are kept,
+    /// `prepare` sets the emulated machine up.
+    pub(crate) fn measure<T>(
+        &self,
+        captured: u32,
+        prepare: impl FnOnce(Site) -> Site,
+        mut measure: impl FnMut(Ground<'_>) -> Result<T, MeasureError>,
+    ) -> anyhow::Result<(T, Vec<String>)> {
+        if let Some(found) = self.hardware.measure(self.emulated.out.as_deref(), captured, &mut measure)? {
+            return Ok(found);
+        }
+        let emulated = |site: Site, images: &Images| measure(Ground::Emulated(&prepare(site), images));
+        Ok((self.emulated.measure(false, emulated)?, Vec::new()))
+    }
+}
+
+/// What was asked for, or all there are.
+pub(crate) fn chosen(what: &str, asked: &[String], all: &[&str]) -> anyhow::Result<Vec<String>> {
+    if let Some(unknown) = asked.iter().find(|name| !all.contains(&name.as_str())) {
+        usage!("{what} '{unknown}' is not one of {}", all.join(", "));
+    }
+    Ok(if asked.is_empty() { all.iter().map(|&name| name.to_owned()).collect() } else { asked.to_vec() })
+}
+
+/// Shows how far an experiment is.
+pub(crate) fn say(line: &str) {
+    eprintln!("{line}");
+}
+
+/// Keeps why a case has no figures.
+pub(crate) fn noted(missing: &mut Vec<String>) -> impl FnMut(&str, MeasureError) {
+    |case, error| missing.push(format!("{case}: not measured: {error}"))
+}
+
+/// Where a report goes, besides the terminal.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Output {
+    /// Write the results (docs/bench.schema.json)
+    #[arg(long)]
+    pub(crate) json: Option<PathBuf>,
+    /// Write the table as CSV
+    #[arg(long)]
+    pub(crate) csv: Option<PathBuf>,
+    /// Write the report page
+    #[arg(long)]
+    pub(crate) html: Option<PathBuf>,
+    /// Write the response times' histogram in the layout of `rtla timerlat hist`
+    #[arg(long)]
+    pub(crate) rtla: Option<PathBuf>,
+    /// Write each result's percentile distribution as METHOD-LOAD-KERNEL.hgrm, HDR histogram's layout, into this
+    /// directory; -2 and so on behind it where results of several runs have the same
+    #[arg(long, value_name = "DIR")]
+    pub(crate) hgrm: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Show {
+    /// What `--json` wrote; results of several are put together
+    #[arg(required = true)]
+    pub(crate) results: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// What an experiment measured, and the cases that it could not.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    pub(crate) experiment: &'static str,
+    pub(crate) seed: u64,
+    pub(crate) results: Vec<MethodResult>,
+    pub(crate) missing: Vec<String>,
+    /// What a reader must know besides.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Measured {
+    /// Puts the report together and shows it. The status says whether anything is missing.
+    pub(crate) fn report(self, output: &Output) -> anyhow::Result<ExitCode> {
+        let Self { experiment, seed, results, missing, mut notes } = self;
+        let Some(clock) = results.first().map(|result| result.clock) else {
+            bail!("nothing could be measured: {}", missing.join("; "));
+        };
+        let figures = Figures::load()?;
+        let known = find(experiment).with_context(|| format!("no experiment '{experiment}'"))?;
+        notes.extend(known.remarks(&figures));
+        notes.extend(missing.iter().cloned());
+        let kernel = kernel_of(&results);
+        let words: Vec<String> = std::env::args().skip(1).collect();
+        let report = Report {
+            schema_version: SCHEMA_VERSION,
+            experiment: experiment.to_owned(),
+            clock,
+            goals: goals::evaluate(known.goals(), &results, clock, &kernel),
+            kernel,
+            seed,
+            command: format!("ontime-lab {}", words.join(" ")),
+            created: created()?,
+            machine: machine_name(),
+            results,
+            paper: known.paper(&figures),
+            notes,
+        };
+        write(&report, output)?;
+        for line in &missing {
+            eprintln!("ontime-lab: {line}");
+        }
+        Ok(ExitCode::from(if missing.is_empty() { OK } else { WARNING }))
+    }
+}
+
+/// Now, RFC 3339.
+pub(crate) fn created() -> anyhow::Result<String> {
+    let said = Command::new("date").arg("--iso-8601=seconds").output().context("date")?.stdout;
+    Ok(String::from_utf8_lossy(&said).trim().to_owned())
+}
+
+/// The processor this ran on: of interest on the real clock only.
+fn machine_name() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| line.strip_prefix("model name")).and_then(|rest| rest.split(':').nth(1));
+    let cpus = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    format!("{}, {cpus} CPUs", model.unwrap_or("unknown processor").trim())
+}
+
+pub(crate) fn show(args: &Show) -> anyhow::Result<ExitCode> {
+    let mut all: Option<Report> = None;
+    for path in &args.results {
+        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let next = Report::from_json(&text).with_context(|| path.display().to_string())?;
+        match &mut all {
+            None => all = Some(next),
+            Some(all) => {
+                if all.experiment != next.experiment {
+                    usage!("{} is of {}, not of {}", path.display(), next.experiment, all.experiment);
+                }
+                all.command = format!("{}; {}", all.command, next.command);
+                all.results.extend(next.results);
+                let notes: Vec<String> = next.notes.into_iter().filter(|note| !all.notes.contains(note)).collect();
+                all.notes.extend(notes);
+            }
+        }
+    }
+    let Some(mut report) = all else { bail!("no results") };
+    report.kernel = kernel_of(&report.results);
+    let specs = goals::of_experiment(&report.experiment);
+    report.goals = goals::evaluate(specs, &report.results, report.clock, &report.kernel);
+    write(&report, &args.output)
+}
+
+/// The kernel that a report is about: the newest, and of one version the one with PREEMPT_RT.
+fn kernel_of(results: &[MethodResult]) -> String {
+    results.iter().map(|result| result.kernel.as_str()).max().unwrap_or_default().to_owned()
+}
+
+fn write(report: &Report, output: &Output) -> anyhow::Result<ExitCode> {
+    let put = |path: &Path, text: String| {
+        fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+        eprintln!("wrote {}", path.display());
+        anyhow::Ok(())
+    };
+    if let Some(path) = &output.json {
+        put(path, report.to_json()?)?;
+    }
+    if let Some(path) = &output.csv {
+        put(path, report::csv(report))?;
+    }
+    if let Some(path) = &output.html {
+        put(path, report::html(report))?;
+    }
+    if let Some(path) = &output.rtla {
+        put(path, report::rtla(report))?;
+    }
+    if let Some(dir) = &output.hgrm {
+        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+        for (name, text) in report::hgrm_files(report) {
+            put(&dir.join(name), text)?;
+        }
+    }
+    println!("{}", report::terminal(report));
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,80 @@
+//! An experiment's own figures as tables: of each result as a whole, then of its parts.
+//!
+//! In: a [`Report`]. Out: [`Own`]. Columns are the figures that the experiment names, then its metrics in the order in
+//! which results have them.
+
+use super::experiment;
+use crate::goals::Figure;
+use crate::schema::{MethodResult, Metric, Report, Unit};
+
+/// A table of an experiment's own figures.
+#[derive(Debug)]
+pub struct Own<'a> {
+    /// What a row is, and each figure.
+    pub heads: Vec<String>,
+    /// Which columns are words.
+    pub words: Vec<bool>,
+    /// Whether a cell is a sentence, which is broken into lines.
+    pub has_sentences: bool,
+    /// A result and its cells; an empty cell was not measured.
+    pub rows: Vec<(&'a MethodResult, Vec<String>)>,
+}
+
+/// The tables of a report; none where its experiment has no figures but response times. Without `sentences`, metrics
+/// that are sentences are left out.
+pub fn own(report: &Report, sentences: bool) -> Vec<Own<'_>> {
+    let columns = experiment(report).map_or(&[][..], |experiment| experiment.columns());
+    [Some(columns), None].into_iter().filter_map(|columns| table(report, sentences, columns)).collect()
+}
+
+/// Of results as a whole, whose first columns these are; or of their parts.
+fn table<'a>(report: &'a Report, sentences: bool, columns: Option<&[Figure]>) -> Option<Own<'a>> {
+    let is_shown =
+        |metric: &&Metric| metric.part.is_none() == columns.is_some() && (sentences || metric.unit != Unit::Sentence);
+    let mut keys: Vec<&Metric> = Vec::new();
+    for metric in report.results.iter().flat_map(|result| &result.metrics).filter(is_shown) {
+        if !keys.iter().any(|key| key.key == metric.key) {
+            keys.push(metric);
+        }
+    }
+    if keys.is_empty() && columns.is_none_or(<[Figure]>::is_empty) {
+        return None;
+    }
+    let (mut heads, mut words): (Vec<String>, Vec<bool>) = match columns {
+        Some(columns) => columns.iter().map(|figure| (figure.head().to_owned(), false)).unzip(),
+        None => (vec!["of".to_owned()], vec![true]),
+    };
+    heads.extend(keys.iter().map(|key| head(key)));
+    words.extend(keys.iter().map(|key| matches!(key.unit, Unit::Word | Unit::Sentence)));
+    let mut rows = Vec::new();
+    for result in &report.results {
+        let mut parts: Vec<&Option<String>> = result.metrics.iter().filter(is_shown).map(|of| &of.part).collect();
+        parts.dedup();
+        if parts.is_empty() && columns.is_some() {
+            parts.push(&None);
+        }
+        for part in parts {
+            let mut cells: Vec<String> = match columns {
+                Some(columns) => {
+                    let shown = columns.iter().map(|figure| figure.of(result).map(|(value, unit)| unit.print(value)));
+                    shown.map(Option::unwrap_or_default).collect()
+                }
+                None => part.iter().cloned().collect(),
+            };
+            cells.extend(keys.iter().map(|key| {
+                let found = result.metrics.iter().find(|metric| metric.part == *part && metric.key == key.key);
+                found.map(Metric::print).unwrap_or_default()
+            }));
+            rows.push((result, cells));
+        }
+    }
+    Some(Own { heads, words, has_sentences: keys.iter().any(|key| key.unit == Unit::Sentence), rows })
+}
+
+fn head(metric: &Metric) -> String {
+    let name = metric.key.replace('-', " ");
+    match metric.unit.words() {
+        "" => name,
+        unit => format!("{name}, {unit}"),
+    }
+}
