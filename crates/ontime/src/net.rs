@@ -67,7 +67,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let critical = nics.iter().any(|nic| api::any_critical(&nic.findings));
     let mut out = std::io::stdout().lock();
     if args.json {
-        let nics = api::Nics { schema_version: api::SCHEMA_VERSION, nics };
+        let nics: Vec<_> = nics.iter().map(api::Versioned::of).collect();
         serde_json::to_writer_pretty(&mut out, &nics)?;
         writeln!(out)?;
     } else {

@@ -37,7 +37,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     }
     let mut out = std::io::stdout().lock();
     if args.json {
-        let tenants = api::Tenants { schema_version: api::SCHEMA_VERSION, tenants };
+        let tenants: Vec<_> = tenants.iter().map(api::Versioned::of).collect();
         serde_json::to_writer_pretty(&mut out, &tenants)?;
         writeln!(out)?;
     } else if tenants.is_empty() {

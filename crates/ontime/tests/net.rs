@@ -14,12 +14,7 @@ use serde_json::Value;
 use support::{Daemon, Site, possible, until};
 
 fn nic<'a>(all: &'a Value, name: &str) -> &'a Value {
-    all["nics"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|nic| nic["name"] == name)
-        .unwrap_or_else(|| panic!("no {name} in {all}"))
+    all.as_array().unwrap().iter().find(|nic| nic["name"] == name).unwrap_or_else(|| panic!("no {name} in {all}"))
 }
 
 fn states(nic: &Value) -> Vec<&str> {
@@ -82,7 +77,7 @@ fn the_path_is_shown_nic_by_nic_with_why() {
     // Any of its names will do.
     site.ip(&["link", "property", "add", "dev", "va0", "altname", "port-to-the-plant-hall"]);
     let all = site.json(&["net", "status", "port-to-the-plant-hall", "--json"]);
-    assert_eq!(all["nics"].as_array().unwrap().len(), 1);
+    assert_eq!((all.as_array().unwrap().len(), &all[0]["schema_version"]), (1, &1.into()));
     assert_eq!(nic(&all, "va0")["altnames"][0], "port-to-the-plant-hall");
 
     let _daemon = Daemon::start(&site);
