@@ -68,7 +68,8 @@ pub fn rt_protections(inventory: &Inventory, intent: &Intent) -> Outcome {
             "boot without lockdown (it comes with Secure Boot), or run RT tenants on nohz_full and rcu_nocbs CPUs";
         outcome.findings.push(stays("kernel lockdown denies debugfs, so they stay on", remedy, Refusal::Lockdown));
     } else if !inventory.protections.readable {
-        let remedy = "mount it: mount -t debugfs debugfs /sys/kernel/debug";
+        let remedy = "mount it (mount -t debugfs debugfs /sys/kernel/debug); where it is mounted, the note on debugfs \
+            has the cause";
         outcome.findings.push(stays("debugfs cannot be read, so they stay on", remedy, Refusal::Unreadable));
     } else if !intent.caps_in_force {
         outcome.findings.push(no_caps(intent));
