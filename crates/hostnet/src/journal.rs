@@ -4,8 +4,8 @@
 //! kept. The file is replaced as a whole (temporary file, fsync, rename) *before* the knobs of a batch are written:
 //! whatever moment the process or the machine dies at, the file on disk names every knob that may have changed. The
 //! first original of a knob is kept; applying again never replaces it. Knobs are kernel state and do not outlive the
-//! kernel, so entries of an earlier boot are dropped, also those in a form that this version cannot read. Entries of this
-//! boot that another version wrote, and that this version does not understand whole, are not used and not lost:
+//! kernel, so entries of an earlier boot are dropped, also those in a form that this version cannot read. Entries of
+//! this boot that another version wrote, and that this version does not understand whole, are not used and not lost:
 //! only a reset goes on beside them ([`Journal::open_to_reset`]). One process holds the journal at a time (flock);
 //! anybody may read what it keeps ([`Originals::read`]).
 
@@ -660,9 +660,8 @@ mod tests {
     fn sealed(lines: &[String], more: &str) -> String {
         let body = lines.join("\n") + "\n";
         let (sum, entries) = (checksum(THIS_BOOT, &body), lines.len());
-        format!(
-            "{{\"format\":{FORMAT},\"boot_id\":\"{THIS_BOOT}\",\"entries\":{entries},\"checksum\":\"{sum}\"{more}}}\n{body}"
-        )
+        let header = format!("\"format\":{FORMAT},\"boot_id\":\"{THIS_BOOT}\",\"entries\":{entries}");
+        format!("{{{header},\"checksum\":\"{sum}\"{more}}}\n{body}")
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl Problem {
                 "boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1 on the kernel's command line)".to_owned()
             }
             ProblemKind::NotRead(_) => {
-                "if these are no attack, give them to several users or containers; of RT tenants only the number is limited"
+                "if these are no attack, give them to several users or containers; RT tenants: only their number counts"
                     .to_owned()
             }
             ProblemKind::Conflict(conflict) => conflict.remedy().to_owned(),
