@@ -339,9 +339,16 @@ static void dev_bind_channels(void)
 	}
 }
 
-/* Before a channel goes, or all of them with MAIN. With dev_lock. */
+/* How long a host is asked, for all channels together, to use their vCPU words no more. */
+#define DEV_UNBIND (5 * HZ)
+
+/*
+ * Before a channel goes, or all of them with MAIN. With dev_lock, so a host that answers late or not at all is not asked
+ * for each channel: the words that it still may write to stay.
+ */
 static void dev_unbind_channels(struct ontime_chan *going)
 {
+	unsigned long end = jiffies + DEV_UNBIND;
 	struct ontime_chan *main = rcu_dereference_protected(chans[0], lockdep_is_held(&dev_lock)), *chan;
 	unsigned int i;
 
@@ -350,7 +357,7 @@ static void dev_unbind_channels(struct ontime_chan *going)
 	for (i = 1; i < ONTIME_CHANNELS_MAX; i++) {
 		chan = rcu_dereference_protected(chans[i], lockdep_is_held(&dev_lock));
 		if (chan && (chan == going || (!going->number && chan->generation == going->generation)))
-			ontime_idle_unbind(chan, main);
+			ontime_idle_unbind(chan, time_after(jiffies, end) ? NULL : main);
 	}
 }
 

@@ -4,8 +4,10 @@
 //! kept. The file is replaced as a whole (temporary file, fsync, rename) *before* the knobs of a batch are written:
 //! whatever moment the process or the machine dies at, the file on disk names every knob that may have changed. The
 //! first original of a knob is kept; applying again never replaces it. Knobs are kernel state and do not outlive the
-//! kernel, so entries of an earlier boot are dropped, also those in a form that this version cannot read. One process
-//! holds the journal at a time (flock); anybody may read what it keeps ([`Originals::read`]).
+//! kernel, so entries of an earlier boot are dropped, also those in a form that this version cannot read. Entries of
+//! this boot that another version wrote, and that this version does not understand whole, are not used and not lost:
+//! only a reset goes on beside them ([`Journal::open_to_reset`]). One process holds the journal at a time (flock);
+//! anybody may read what it keeps ([`Originals::read`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -15,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 use thiserror::Error;
 
 use crate::knob::{Knob, Value};
@@ -52,6 +55,8 @@ pub struct Journal {
     path: PathBuf,
     boot_id: String,
     originals: Originals,
+    /// Lines of another version, as they were written.
+    foreign: Vec<String>,
     stale: usize,
     _lock: File,
 }
@@ -102,8 +107,7 @@ pub enum JournalError {
     /// Another version of Ontime wrote the file in this boot.
     #[error(
         "{path}: written in this boot by another version of Ontime ({why}); run `ontime reset` of that version, or \
-         reboot, \
-         which restores the kernel's own values"
+         reboot, which restores the kernel's own values"
     )]
     OtherVersion {
         /// The file.
@@ -135,12 +139,25 @@ struct AnyHeader {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Kept {
     entries: Vec<Original>,
+    /// Lines of this boot that another version wrote.
+    foreign: Vec<String>,
+    /// What this version does not understand in the first of them.
+    why: Option<String>,
     /// Entries of an earlier boot, which are dropped unread.
     stale: usize,
 }
 
+impl Kept {
+    /// The same, unless another version wrote a part of it.
+    fn whole(self, path: &Path) -> Result<Self, JournalError> {
+        match self.why {
+            Some(why) => Err(JournalError::OtherVersion { path: path.to_owned(), why }),
+            None => Ok(self),
+        }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Header {
     format: u32,
     boot_id: String,
@@ -159,10 +176,10 @@ impl Originals {
     /// lock, also while another process holds that. Where there is none, nothing is kept.
     ///
     /// # Errors
-    /// [`JournalError::Unread`], [`JournalError::Damaged`].
+    /// [`JournalError::Unread`], [`JournalError::OtherVersion`], [`JournalError::Damaged`].
     pub fn read(path: &Path, boot_id: &str) -> Result<Self, JournalError> {
         let kept = load(path, boot_id, |source| JournalError::Unread { path: path.to_owned(), source })?;
-        Ok(Self::new(kept.entries))
+        Ok(Self::new(kept.whole(path)?.entries))
     }
 
     /// What a journal's file of these bytes holds for this boot.
@@ -171,7 +188,8 @@ impl Originals {
     /// [`JournalError::OtherVersion`], [`JournalError::Damaged`].
     #[doc(hidden)]
     pub fn parse(bytes: &[u8], boot_id: &str) -> Result<Self, JournalError> {
-        parse(Path::new(DEFAULT_PATH), bytes, boot_id).map(|kept| Self::new(kept.entries))
+        let path = Path::new(DEFAULT_PATH);
+        Ok(Self::new(parse(path, bytes, boot_id)?.whole(path)?.entries))
     }
 
     /// In the order in which they were kept.
@@ -206,14 +224,31 @@ impl Journal {
     /// # Errors
     /// See [`JournalError`].
     pub fn open(path: &Path, boot_id: &str) -> Result<Self, JournalError> {
+        Self::open_if(path, boot_id, Kept::whole)
+    }
+
+    /// The same for who only gives back: originals that another version kept stay in the file ([`Self::foreign`]).
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn open_to_reset(path: &Path, boot_id: &str) -> Result<Self, JournalError> {
+        Self::open_if(path, boot_id, |kept, _| Ok(kept))
+    }
+
+    fn open_if(
+        path: &Path,
+        boot_id: &str,
+        accept: impl FnOnce(Kept, &Path) -> Result<Kept, JournalError>,
+    ) -> Result<Self, JournalError> {
         let fail = |what, source| JournalError::Io { path: path.to_owned(), what, source };
         if let Some(dir) = path.parent() {
             fs::create_dir_all(dir).map_err(|error| full_or(path, "making its directory", error))?;
         }
         let lock = lock(path)?;
-        let Kept { entries, stale } = load(path, boot_id, |error| fail("reading", error))?;
+        let kept = load(path, boot_id, |error| fail("reading", error))?;
+        let Kept { entries, foreign, stale, .. } = accept(kept, path)?;
         let originals = Originals::new(entries);
-        Ok(Self { path: path.to_owned(), boot_id: boot_id.to_owned(), originals, stale, _lock: lock })
+        Ok(Self { path: path.to_owned(), boot_id: boot_id.to_owned(), originals, foreign, stale, _lock: lock })
     }
 
     /// Opens the journal at its place, for the running boot.
@@ -228,6 +263,16 @@ impl Journal {
             source,
         })?;
         Self::open(path, &boot_id)
+    }
+
+    /// Originals of this boot that only the version that kept them can give back, as lines of the file.
+    pub fn foreign(&self) -> &[String] {
+        &self.foreign
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// How many entries of an earlier boot were dropped when it was opened.
@@ -279,7 +324,7 @@ impl Journal {
     }
 
     fn store(&mut self, entries: Vec<Original>) -> Result<(), JournalError> {
-        let text = format(&self.boot_id, &entries).map_err(|error| JournalError::Io {
+        let text = format(&self.boot_id, &self.foreign, &entries).map_err(|error| JournalError::Io {
             path: self.path.clone(),
             what: "encoding",
             source: error.into(),
@@ -362,13 +407,14 @@ fn damaged(path: &Path, why: impl ToString) -> JournalError {
     JournalError::Damaged { path: path.to_owned(), why: why.to_string() }
 }
 
-/// A header line, then one line an entry, so that people can read it and a torn or edited file is noticed.
+/// A header line, then one line an entry, so that people can read it and a torn or edited file is noticed. Entries of
+/// another version come first: the version that wrote them gives them back last, over what was kept since.
 ///
 /// # Errors
 /// An entry cannot be written.
 #[doc(hidden)]
-pub fn format(boot_id: &str, entries: &[Original]) -> Result<String, serde_json::Error> {
-    let mut body = String::new();
+pub fn format(boot_id: &str, foreign: &[String], entries: &[Original]) -> Result<String, serde_json::Error> {
+    let mut body: String = foreign.iter().flat_map(|line| [line, "\n"]).collect();
     for entry in entries {
         body.push_str(&serde_json::to_string(entry)?);
         body.push('\n');
@@ -376,7 +422,7 @@ pub fn format(boot_id: &str, entries: &[Original]) -> Result<String, serde_json:
     let header = Header {
         format: FORMAT,
         boot_id: boot_id.to_owned(),
-        entries: entries.len(),
+        entries: foreign.len() + entries.len(),
         checksum: checksum(boot_id, &body),
     };
     Ok(format!("{}\n{body}", serde_json::to_string(&header)?))
@@ -392,11 +438,11 @@ fn parse(path: &Path, bytes: &[u8], boot_id: &str) -> Result<Kept, JournalError>
     let any: AnyHeader = serde_json::from_slice(first).map_err(|error| damaged(path, format!("line 1: {error}")))?;
     if is_other_boot(&any.boot_id, boot_id) {
         let lines = bytes.get(newline..).unwrap_or_default().split(|byte| *byte == b'\n');
-        return Ok(Kept { entries: Vec::new(), stale: lines.filter(|line| !line.is_empty()).count() });
+        return Ok(Kept { stale: lines.filter(|line| !line.is_empty()).count(), ..Kept::default() });
     }
+    let other = |why: String| JournalError::OtherVersion { path: path.to_owned(), why };
     if any.format != FORMAT {
-        let why = format!("its format is {}, this version's is {FORMAT}", any.format);
-        return Err(JournalError::OtherVersion { path: path.to_owned(), why });
+        return Err(other(format!("its format is {}, this version's is {FORMAT}", any.format)));
     }
     let text = std::str::from_utf8(bytes).map_err(|_| damaged(path, "is not text"))?;
     let (first, body) = text.split_once('\n').ok_or_else(|| damaged(path, "it ends in its first line"))?;
@@ -404,24 +450,53 @@ fn parse(path: &Path, bytes: &[u8], boot_id: &str) -> Result<Kept, JournalError>
     if header.checksum != checksum(&header.boot_id, body) {
         return Err(damaged(path, "its checksum does not match"));
     }
+    if let Some(name) = unknown(&header, first) {
+        return Err(other(format!("line 1: unknown field {name}")));
+    }
     // The file is as it was written, so what cannot be read is a knob that only another version has.
-    let entries = body
-        .lines()
-        .zip(2..)
-        .map(|(line, number)| {
-            serde_json::from_str(line).map_err(|error| JournalError::OtherVersion {
-                path: path.to_owned(),
-                why: format!("line {number}: {error}"),
-            })
-        })
-        .collect::<Result<Vec<Original>, _>>()?;
-    if entries.len() != header.entries {
-        return Err(damaged(path, format!("{} entries where {} are announced", entries.len(), header.entries)));
+    let mut kept = Kept::default();
+    for (line, number) in body.lines().zip(2..) {
+        let entry = serde_json::from_str::<Original>(line).map_err(|error| error.to_string());
+        match entry.and_then(|entry| match unknown(&entry, line) {
+            Some(name) => Err(format!("unknown field {name}")),
+            None => Ok(entry),
+        }) {
+            Ok(entry) => kept.entries.push(entry),
+            Err(error) => {
+                kept.foreign.push(line.to_owned());
+                kept.why.get_or_insert(format!("line {number}: {error}"));
+            }
+        }
+    }
+    let lines = kept.entries.len() + kept.foreign.len();
+    if lines != header.entries {
+        return Err(damaged(path, format!("{lines} entries where {} are announced", header.entries)));
     }
     if header.boot_id != boot_id {
-        return Ok(Kept { stale: entries.len(), entries: Vec::new() });
+        return Ok(Kept { stale: lines, ..Kept::default() });
     }
-    Ok(Kept { entries, stale: 0 })
+    Ok(kept)
+}
+
+/// The first field of this JSON that was not taken into what was read from it: what it says may change the meaning of
+/// the rest.
+fn unknown(read: &impl Serialize, text: &str) -> Option<String> {
+    fn beyond(found: &Json, read: Option<&Json>) -> Option<String> {
+        match found {
+            Json::Object(fields) => {
+                fields.iter().find_map(|(name, value)| match read.and_then(|read| read.get(name)) {
+                    None if !value.is_null() => Some(name.clone()),
+                    read => beyond(value, read),
+                })
+            }
+            Json::Array(items) => {
+                items.iter().enumerate().find_map(|(at, value)| beyond(value, read.and_then(|read| read.get(at))))
+            }
+            _ => None,
+        }
+    }
+    let found: Json = serde_json::from_str(text).ok()?;
+    beyond(&found, serde_json::to_value(read).ok().as_ref())
 }
 
 /// Whether a boot id in a file is another boot's. Ids are random, so two of them differ in nearly every digit: one that
@@ -488,7 +563,7 @@ mod tests {
                 value: Value::Text(value.clone()),
             }).collect();
             let path = Path::new("originals");
-            let text = format("boot", &entries).unwrap();
+            let text = format("boot", &[], &entries).unwrap();
             let read = parse(path, text.as_bytes(), "boot").unwrap();
             proptest::prop_assert_eq!((&read.entries, read.stale), (&entries, 0));
             let mut bytes = text.clone().into_bytes();
@@ -548,7 +623,7 @@ mod tests {
 
     #[test]
     fn a_journal_of_an_earlier_boot_is_dropped_whatever_version_wrote_it() {
-        let of_this_version = format(EARLIER_BOOT, &[halt_poll()]).unwrap();
+        let of_this_version = format(EARLIER_BOOT, &[], &[halt_poll()]).unwrap();
         let later = format!("{{\"boot_id\":\"{EARLIER_BOOT}\",\"format\":7,\"digest\":\"sha\"}}\n[1]\n[2]\n");
         let of_no_text = [later.as_bytes(), &[0xff, 0xfe, b'\n', 0, b'\n']].concat();
         let torn = of_this_version.get(..of_this_version.len() - 9).unwrap();
@@ -565,7 +640,7 @@ mod tests {
 
     #[test]
     fn a_journal_of_this_boot_by_another_version_says_which_version_resets_it() {
-        assert_eq!(opened(format(THIS_BOOT, &[halt_poll()]).unwrap().as_bytes()).unwrap(), (1, 0));
+        assert_eq!(opened(format(THIS_BOOT, &[], &[halt_poll()]).unwrap().as_bytes()).unwrap(), (1, 0));
         let later = format!("{{\"boot_id\":\"{THIS_BOOT}\",\"format\":2,\"digest\":\"sha\"}}\n[1]\n");
         let older = later.replace("\"format\":2", "\"format\":0");
         for written in [later, older, with_knob_of_another_version(THIS_BOOT)] {
@@ -575,10 +650,53 @@ mod tests {
         }
     }
 
+    /// This version's entry, one with a field that it does not know, and one of a knob that it does not have.
+    fn later_lines() -> [String; 3] {
+        let own = serde_json::to_string(&halt_poll()).unwrap();
+        let limited = own.replace("\"path\"", "\"cgroup\":\"rt.slice\",\"path\"").replace("halt_poll_ns", "avic");
+        [own, limited, "{\"knob\":{\"knob\":\"uclamp\",\"thread\":7},\"value\":{\"clamp\":[0,1024]}}".to_owned()]
+    }
+
+    fn sealed(lines: &[String], more: &str) -> String {
+        let body = lines.join("\n") + "\n";
+        let (sum, entries) = (checksum(THIS_BOOT, &body), lines.len());
+        let header = format!("\"format\":{FORMAT},\"boot_id\":\"{THIS_BOOT}\",\"entries\":{entries}");
+        format!("{{{header},\"checksum\":\"{sum}\"{more}}}\n{body}")
+    }
+
+    #[test]
+    fn what_a_later_version_kept_is_neither_misread_nor_lost_by_a_reset() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("originals");
+        let [own, limited, clamp] = later_lines();
+        let written = sealed(&[limited.clone(), own.clone(), clamp.clone()], "");
+        fs::write(&path, &written).unwrap();
+        for refused in [Journal::open(&path, THIS_BOOT).map(|_| ()), Originals::read(&path, THIS_BOOT).map(|_| ())] {
+            let error = refused.unwrap_err();
+            assert!(matches!(error, JournalError::OtherVersion { .. }), "{error}");
+            assert!(error.to_string().contains("line 2: unknown field cgroup"), "{error}");
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), written);
+        let mut journal = Journal::open_to_reset(&path, THIS_BOOT).unwrap();
+        assert_eq!(journal.entries(), [halt_poll()]);
+        journal.forget(&BTreeSet::from([halt_poll().knob.key()])).unwrap();
+        drop(journal);
+        assert_eq!(fs::read_to_string(&path).unwrap(), sealed(&[limited.clone(), clamp.clone()], ""));
+        let again = Journal::open_to_reset(&path, THIS_BOOT).unwrap();
+        assert!(again.entries().is_empty() && again.foreign() == [limited, clamp]);
+    }
+
+    #[test]
+    fn a_header_with_more_is_another_versions_not_damage() {
+        let error = opened(sealed(&later_lines()[..1], ",\"order\":\"forward\"").as_bytes()).unwrap_err();
+        assert!(matches!(error, JournalError::OtherVersion { .. }), "{error}");
+        assert!(error.to_string().contains("line 1: unknown field order"), "{error}");
+    }
+
     #[test]
     fn a_boot_id_that_lost_a_digit_is_damage_not_an_earlier_boot() {
         let near = THIS_BOOT.replacen('0', "1", 1);
-        let written = format(THIS_BOOT, &[halt_poll()]).unwrap().replace(THIS_BOOT, &near);
+        let written = format(THIS_BOOT, &[], &[halt_poll()]).unwrap().replace(THIS_BOOT, &near);
         assert!(matches!(opened(written.as_bytes()).unwrap_err(), JournalError::Damaged { .. }));
     }
 }

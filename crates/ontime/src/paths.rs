@@ -69,13 +69,23 @@ impl Paths {
     /// # Errors
     /// See [`JournalError`].
     pub fn journal(&self) -> Result<Journal, JournalError> {
-        let path = self.kept();
-        let boot_id = journal::running_boot_id().map_err(|source| JournalError::Io {
-            path: path.clone(),
+        Journal::open(&self.kept(), &self.boot_id()?)
+    }
+
+    /// Opens the journal to give back what this version understands of it.
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn journal_to_reset(&self) -> Result<Journal, JournalError> {
+        Journal::open_to_reset(&self.kept(), &self.boot_id()?)
+    }
+
+    fn boot_id(&self) -> Result<String, JournalError> {
+        journal::running_boot_id().map_err(|source| JournalError::Io {
+            path: self.kept(),
             what: "reading the boot id",
             source,
-        })?;
-        Journal::open(&path, &boot_id)
+        })
     }
 
     /// Reads original values, whether or not a daemon holds the journal; makes and changes nothing.

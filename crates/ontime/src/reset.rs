@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Context;
-use ontime_hostnet::LiveHost;
+use ontime_hostnet::{Journal, LiveHost};
 use ontime_tenants::text::counted;
 
 use crate::client::{self, ClientError};
@@ -40,14 +40,28 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Err(error) => return Err(error.into()),
     }
     let host = LiveHost::with_roots(paths.roots());
-    let mut journal = paths.journal()?;
+    let mut journal = paths.journal_to_reset()?;
     let report = ontime_hostnet::reset(&host, &mut journal)?;
     // The kernel's protections are on again: threads beyond a quota may have their policies.
     let demoted = Demoted::open(paths.demoted()).give_back();
     if demoted > 0 {
         eprintln!("ontime: threads beyond a tenant's quota that have their real-time policy again: {demoted}");
     }
-    show(&view::report(&report, "reset", false), args.json)
+    let shown = show(&view::report(&report, "reset", false), args.json)?;
+    Ok(if tell_foreign(&journal) { ExitCode::from(exit::WARNING) } else { shown })
+}
+
+/// Says which originals only the version of Ontime that kept them can give back. Returns whether there are any.
+fn tell_foreign(journal: &Journal) -> bool {
+    for line in journal.foreign() {
+        eprintln!("ontime: not given back: another version of Ontime kept {}", line.escape_default());
+    }
+    let any = !journal.foreign().is_empty();
+    if any {
+        let path = journal.path().display();
+        eprintln!("ontime: {path} still has these; run `ontime reset` of that version, or reboot");
+    }
+    any
 }
 
 fn show(report: &api::Report, json: bool) -> anyhow::Result<ExitCode> {
@@ -73,8 +87,8 @@ fn nothing_to_give_back(report: &api::Report) -> Option<String> {
 /// The journal keeps them with all the rest, so a later reset finds them restored.
 fn protections_only(paths: &Paths) -> anyhow::Result<ExitCode> {
     let host = LiveHost::with_roots(paths.roots());
-    let journal = paths.journal().context("protections are restored by the daemon that runs")?;
-    let mut status = exit::OK;
+    let journal = paths.journal_to_reset().context("protections are restored by the daemon that runs")?;
+    let mut status = if tell_foreign(&journal) { exit::WARNING } else { exit::OK };
     for (knob, done) in protections::restore(&host, &journal) {
         match done {
             Ok(()) => eprintln!("{knob}: restored"),

@@ -137,6 +137,45 @@ fn a_reset_that_leaves_something_says_so() {
     assert!(journal.has(&gone));
 }
 
+/// After a downgrade: the journal has a knob that this version does not have, beside one that it has.
+#[test]
+fn a_downgrade_gives_back_what_it_knows_and_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state/originals");
+    std::fs::create_dir_all(dir.path().join("state")).unwrap();
+    std::fs::create_dir_all(dir.path().join("etc")).unwrap();
+    let boot_id = journal::running_boot_id().unwrap();
+    let gone = Original {
+        knob: Knob::Feature {
+            nic: NicId { ifindex: 0x7fff_fff0, name: "veth7".to_owned() },
+            feature: "gro".to_owned(),
+        },
+        value: Value::Text("on".to_owned()),
+    };
+    let later = "{\"knob\":{\"knob\":\"uclamp\",\"thread\":7},\"value\":{\"clamp\":[0,1024]}}".to_owned();
+    let written = journal::format(&boot_id, std::slice::from_ref(&later), &[gone]).unwrap();
+    std::fs::write(&path, &written).unwrap();
+    for args in [["daemon"].as_slice(), &["apply", "--dry-run"]] {
+        let out = ontime(dir.path(), args);
+        let said = text(&out.stderr);
+        assert_ne!(out.status.code(), Some(0), "{args:?}: {said}");
+        assert!(said.contains("another version of Ontime") && said.contains("`ontime reset`"), "{args:?}: {said}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), written, "{args:?}");
+    }
+    assert!(!text(&ontime(dir.path(), &["ps"]).stderr).contains("another version"));
+    for gone in ["1 knob belongs to a thread, VM or interface that no longer exists", "no original value"] {
+        let out = ontime(dir.path(), &["reset"]);
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{out:?}");
+        assert!(text(&out.stdout).contains(gone), "{out:?}");
+        assert!(said.contains("uclamp") && said.contains("`ontime reset` of that version, or reboot"), "{said}");
+        let left = journal::format(&boot_id, std::slice::from_ref(&later), &[]).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), left);
+    }
+    let out = ontime(dir.path(), &["reset", "--protections"]);
+    assert_eq!(out.status.code(), Some(1), "{out:?}");
+}
+
 #[test]
 fn a_user_without_rights_is_told_what_was_not_seen_and_nothing_looks_well() {
     if !is_root() {

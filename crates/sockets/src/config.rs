@@ -11,7 +11,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use crate::abi::ONTIME_CHANNELS_MAX;
-use crate::policy::{Limits, Mapped, Network, Policy, Ports, SOCKETS_MAX};
+use crate::policy::{BUFFER_MIN, Limits, Mapped, Network, Policy, Ports, SOCKETS_MAX};
 use crate::request::Protocol;
 
 /// How a VM's channels wake their vCPU (`ontime_config.wake`).
@@ -69,6 +69,7 @@ struct Entry {
     sockets: Option<Spanned<i64>>,
     backlog: Option<Spanned<i64>>,
     buffer: Option<Spanned<i64>>,
+    memory: Option<Spanned<i64>>,
     channels: Option<Spanned<i64>>,
     #[serde(default)]
     wake: Wake,
@@ -139,10 +140,22 @@ fn check(text: &Text, entry: Entry) -> Result<Vm, ConfigError> {
     let mut map: Vec<Mapped> = map.collect::<Result<_, ConfigError>>()?;
     // Two guest ports may have one host port, of which the guest is told the first: however `tcp/09` is written.
     map.sort_by_key(|mapped| (mapped.protocol == Protocol::Udp, mapped.guest));
+    let sockets = number(text, entry.sockets, "sockets", 1..=i64::from(SOCKETS_MAX), i64::from(limits.sockets))? as u32;
+    let memory = entry.memory.map(|memory| {
+        let least = Limits::memory_min(sockets) as i64;
+        let (span, given) = (memory.span(), *memory.get_ref());
+        if given < least {
+            let what =
+                format!("memory is {given}, {sockets} sockets need at least {least}; lower `sockets` or raise it");
+            return Err(text.error(&span, what));
+        }
+        Ok(number(text, Some(memory), "memory", least..=1 << 50, least)? as u64)
+    });
     let limits = Limits {
-        sockets: number(text, entry.sockets, "sockets", 1..=i64::from(SOCKETS_MAX), i64::from(limits.sockets))? as u32,
+        sockets,
+        memory: memory.transpose()?,
         backlog: number(text, entry.backlog, "backlog", 0..=65_535, i64::from(limits.backlog))? as i32,
-        buffer: number(text, entry.buffer, "buffer", 4_096..=1 << 30, i64::from(limits.buffer))? as i32,
+        buffer: number(text, entry.buffer, "buffer", i64::from(BUFFER_MIN)..=1 << 30, i64::from(limits.buffer))? as i32,
     };
     Ok(Vm {
         policy: Policy { bind, reach, map, limits },
@@ -233,7 +246,9 @@ mod tests {
         assert_eq!(vm.policy.map, [Mapped { protocol: Protocol::Tcp, guest: 80, host: 8080 }]);
         assert_eq!((vm.policy.limits.sockets, vm.policy.limits.backlog), (7, 128));
         assert_eq!((vm.channels, vm.wake, vm.priority), (2, Wake::Interrupt, 48));
-        assert_eq!(vm.qemu_user, None);
+        assert_eq!((vm.qemu_user, vm.policy.limits.memory), (None, None));
+        let limited = read("[vm.a]\nsockets = 8\nmemory = 4456448\n", "a").unwrap().unwrap();
+        assert_eq!(limited.policy.limits.fixed_buffer(), Some(4_096));
         assert_eq!(read(text, "other").unwrap(), None);
         for (user, number) in [("\"root\"", 0), ("64055", 64055)] {
             let vm = read(&format!("[vm.a]\nqemu-user = {user}"), "a").unwrap().unwrap();
@@ -247,6 +262,7 @@ mod tests {
             ("[vm.a]\nbind = [\"tcp/80\", \"sctp/1\"]", ":2:19:", "tcp/80, udp/5060-5070"),
             ("[vm.a]\nreach = [\"192.0.2.1/24\"]", ":2:10:", "no bits set"),
             ("[vm.a]\nsockets = 60001", ":2:11:", "1 to 60000"),
+            ("[vm.a]\nsockets = 8\nmemory = 4456447", ":3:10:", "8 sockets need at least 4456448"),
             ("[vm.a]\npriority = 99", ":2:12:", "1 to 98"),
             ("[vm.a]\nblind = []", ":2:1:", "did you mean `bind`"),
             ("[vm.a]\nmap = { \"tcp/80-81\" = 1 }", ":2:9:", "tcp/80 or udp/53"),

@@ -7,6 +7,9 @@
 //! come with the line that says so (SCM_RIGHTS): the guest's memory, where that publishes its next deadlines, and the
 //! [`Ledger`].
 //!
+//! The two ends may be of different versions, because a device process lives as long as its VM. Each ignores fields and
+//! files that it does not know: a later version may add some, where those that are there keep their meaning.
+//!
 //! **What is offered is taken.** By the ledger the daemon offers beforehand what is free. A change within that is
 //! claimed there, and the guest has its answer: pacers and the daemon read it there when they need it, so nobody is
 //! told.
@@ -44,7 +47,6 @@ const PERIODS: std::ops::RangeInclusive<u64> = ONTIME_BW_PERIOD_MIN as u64..=ONT
 
 /// What one vCPU needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Need {
     /// Its number.
     pub vcpu: u32,
@@ -56,7 +58,6 @@ pub struct Need {
 
 /// To the daemon: what the guest holds, or wants to hold instead.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Asked {
     /// For the answer.
     pub seq: u64,
@@ -79,8 +80,11 @@ pub struct Asked {
 pub enum Along {
     /// The guest's memory.
     Memory,
-    /// What it may take without asking, and what it took.
+    /// What it may take without asking, and what it took. A ledger of another layout gets another name.
     Ledger,
+    /// A file that only a later version sends.
+    #[serde(other)]
+    Other,
 }
 
 /// Where a guest publishes its next deadlines.
@@ -94,7 +98,6 @@ pub struct Place {
 
 /// From the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Answer {
     /// Of which question.
     pub seq: u64,
@@ -283,6 +286,7 @@ impl State {
         let file = |file: &Along| match file {
             Along::Memory => self.place.as_ref().map(|place| place.file.as_fd()),
             Along::Ledger => self.ledger.as_ref().map(Ledger::file),
+            Along::Other => None,
         };
         let along: Vec<BorrowedFd<'_>> = files.iter().filter_map(file).collect();
         let asked = Asked { seq, vcpus: needs(table), next, generation, files: files.clone() };

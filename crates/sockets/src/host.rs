@@ -61,6 +61,9 @@ fn check_size(result: isize) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| Errno::last())
 }
 
+/// SO_BUF_LOCK: SOCK_SNDBUF_LOCK and SOCK_RCVBUF_LOCK, by which the kernel leaves the sizes of buffers as they are.
+pub const BUFFERS_LOCKED: u32 = 3;
+
 /// A new non-blocking socket.
 ///
 /// # Errors

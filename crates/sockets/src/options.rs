@@ -14,6 +14,8 @@ pub enum Access {
     Get,
     /// Set and get; a buffer size in bytes, clamped to the policy's.
     Buffer,
+    /// Set and get; whether the kernel may change a buffer's size, which it may not where the policy fixes that.
+    BufferLock,
     /// Set; a number of connections that wait, clamped to the policy's.
     Backlog,
     /// Set; the value begins with or holds a multicast group the policy must allow.
@@ -95,7 +97,7 @@ macro_rules! option {
 }
 
 const OPTIONS: &[Passed] = {
-    use Access::{Backlog, Both, Buffer, Filter, Get, Group as Member};
+    use Access::{Backlog, Both, Buffer, BufferLock, Filter, Get, Group as Member};
     use Group::{Storage, V4First, V6First};
     &[
         option!(SOCKET, libc::SO_REUSEADDR, Both),
@@ -107,7 +109,7 @@ const OPTIONS: &[Passed] = {
         option!(SOCKET, libc::SO_RCVBUF, Buffer),
         option!(SOCKET, libc::SO_NO_CHECK, Both),
         option!(SOCKET, libc::SO_PEEK_OFF, Both),
-        option!(SOCKET, SO_BUF_LOCK, Both),
+        option!(SOCKET, SO_BUF_LOCK, BufferLock),
         option!(SOCKET, libc::SO_KEEPALIVE, Both),
         option!(SOCKET, libc::SO_OOBINLINE, Both),
         option!(SOCKET, libc::SO_PRIORITY, Both),

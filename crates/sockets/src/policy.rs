@@ -31,6 +31,42 @@ pub struct Limits {
     pub backlog: i32,
     /// Largest SO_SNDBUF or SO_RCVBUF, bytes as given to setsockopt.
     pub buffer: i32,
+    /// The most memory of the host's kernel that the data of all sockets may take, bytes. None: no such limit.
+    pub memory: Option<u64>,
+}
+
+/// Buffers that a VM can fill for each of its `sockets`: a socket's two; what a closed connection still sends; what a
+/// connection has received that nobody has accepted. A listener has no data of its own, so its two are those of the two
+/// connections that it may queue beyond its part of the backlogs.
+const BUFFERS: u64 = 4;
+/// The kernel lets a buffer be exceeded by one packet, of at most 64 KiB and their overhead.
+const PACKET: u64 = 128 << 10;
+/// The kernel takes twice the size of a buffer that it is given, for its overhead.
+const DOUBLED: u64 = 2;
+/// The smallest buffer, bytes as given to setsockopt.
+pub const BUFFER_MIN: i32 = 4_096;
+
+impl Limits {
+    /// The size of each buffer, as given to setsockopt, with which all of them together are within `memory`.
+    pub fn buffer_of(memory: u64, sockets: u32) -> u64 {
+        (memory / BUFFERS / u64::from(sockets.max(1))).saturating_sub(PACKET) / DOUBLED
+    }
+
+    /// The least `memory` for so many sockets.
+    pub fn memory_min(sockets: u32) -> u64 {
+        BUFFERS * u64::from(sockets) * (PACKET + DOUBLED * BUFFER_MIN as u64)
+    }
+
+    /// The size of each socket's buffers from the start, where the kernel may not choose it.
+    pub fn fixed_buffer(&self) -> Option<i32> {
+        let fair = Self::buffer_of(self.memory?, self.sockets);
+        Some(i32::try_from(fair).unwrap_or(i32::MAX).clamp(BUFFER_MIN, self.buffer.max(BUFFER_MIN)))
+    }
+
+    /// The largest buffer that the guest gets, as given to setsockopt.
+    pub fn largest_buffer(&self) -> i32 {
+        self.fixed_buffer().unwrap_or(self.buffer)
+    }
 }
 
 /// The most sockets a VM can have: a socket's number must fit beside the queues' in vhost-user-backend's 16-bit events.
@@ -38,7 +74,7 @@ pub const SOCKETS_MAX: u32 = 60_000;
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sockets: 1024, backlog: 128, buffer: 4 << 20 }
+        Self { sockets: 1024, backlog: 128, buffer: 4 << 20, memory: None }
     }
 }
 
@@ -286,6 +322,23 @@ mod tests {
         let none = Policy { bind: vec![], reach: vec![], map: vec![], limits: Limits::default() };
         assert!(none.bind(Protocol::Udp, at("0.0.0.0:0")).is_err());
         assert!(none.reach(Protocol::Udp, at("127.0.0.1:1")).is_err());
+    }
+
+    /// `sockets` x buffers is at most `memory`, whatever these are.
+    #[test]
+    fn all_buffers_together_are_within_the_memory() {
+        for sockets in [1, 2, 7, 128, 1_024, SOCKETS_MAX] {
+            let least = Limits::memory_min(sockets);
+            for memory in [least, least + 1, least * 3 + 5, 1 << 40] {
+                let limits = Limits { sockets, memory: Some(memory), ..Limits::default() };
+                let size = limits.fixed_buffer().unwrap();
+                assert!((BUFFER_MIN..=limits.buffer).contains(&size), "{size} of {memory} for {sockets}");
+                let all = 4 * u64::from(sockets) * (2 * size as u64 + (128 << 10));
+                assert!(all <= memory, "{all} of {memory} for {sockets}");
+            }
+            assert!(Limits::buffer_of(least - 1, sockets) < BUFFER_MIN as u64);
+        }
+        assert_eq!((Limits::default().fixed_buffer(), Limits::default().largest_buffer()), (None, 4 << 20));
     }
 
     #[test]

@@ -288,7 +288,7 @@ impl Worker {
             // A channel may have closed what is still to be let go of: its next order is about that.
             let free = if self.in_transit(place(call.words.sock)) { Err(Errno(libc::EBUSY)) } else { Ok(()) };
             let made = free.and_then(|()| self.shared().table.claim(call.words.sock)).and_then(|index| {
-                let made = host::socket(family, protocol).inspect_err(|_| self.shared().table.unclaim(index))?;
+                let made = self.open(family, protocol).inspect_err(|_| self.shared().table.unclaim(index))?;
                 self.shared().table.set(index, made, family, protocol, NOBODY);
                 self.give(index, channel).inspect_err(|_| self.shared().table.close(index)).map(|()| index)
             });
@@ -333,6 +333,17 @@ impl Worker {
         }
         let reply = reply.unwrap_or_else(Reply::from);
         self.engine.complete(memory, calls, call, &reply, ours.then_some(socket.index));
+    }
+
+    /// A new host socket. Connections that a listener accepts have its buffers' sizes.
+    fn open(&self, family: Family, protocol: Protocol) -> Result<RawFd, Errno> {
+        let fd = host::socket(family, protocol)?;
+        if let Some(size) = self.shared().vm.policy.limits.fixed_buffer() {
+            for name in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
+                host::set_option(fd, libc::SOL_SOCKET, name, &size.to_ne_bytes()).inspect_err(|_| host::close(fd))?;
+            }
+        }
+        Ok(fd)
     }
 
     /// CLOSE and CHANNEL: the owner lets go first.
@@ -447,7 +458,13 @@ impl Worker {
             Access::Buffer => {
                 // The kernel refuses a short one, and takes a negative size for a huge one.
                 if let Some(wanted) = value.first_chunk_mut::<4>() {
-                    *wanted = u32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.buffer as u32).to_ne_bytes();
+                    *wanted =
+                        u32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.largest_buffer() as u32).to_ne_bytes();
+                }
+            }
+            Access::BufferLock => {
+                if let Some(lock) = value.first_chunk_mut::<4>().filter(|_| shared.vm.policy.limits.memory.is_some()) {
+                    *lock = (u32::from_ne_bytes(*lock) | host::BUFFERS_LOCKED).to_ne_bytes();
                 }
             }
             Access::Backlog => {

@@ -15,6 +15,8 @@ use crate::text::counted;
 /// What is read of a process in numbers that it decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Item {
+    /// Processes that may be VMs: of what is beyond these, nothing is read.
+    Processes,
     /// Open descriptors, looked at for virtual NICs and KVM's.
     Descriptors,
     /// Threads.
@@ -28,6 +30,7 @@ pub enum Item {
 impl fmt::Display for Item {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Item::Processes => "everything",
             Item::Descriptors => "descriptors",
             Item::Threads => "threads",
             Item::CommandLine => "command lines",
@@ -52,6 +55,8 @@ pub(crate) struct Limits {
 /// A QEMU with 256 vCPUs and as many queues has some 2,000 descriptors and 600 threads; its command line has 20 KiB.
 pub(crate) const fn limits(item: Item) -> Limits {
     match item {
+        // Nothing that other accounts use up: a tenant that is not read at all is none.
+        Item::Processes => Limits { process: 1, account: 1024, all: usize::MAX, least: 0 },
         Item::Descriptors => Limits { process: 4096, account: 1024, all: 16_384, least: 64 },
         Item::Threads => Limits { process: 4096, account: 1024, all: 16_384, least: 32 },
         Item::CommandLine => Limits { process: 256 << 10, account: 256 << 10, all: 1 << 20, least: 4096 },
@@ -115,6 +120,13 @@ impl Budget {
         left.max(limits.least).min(limits.process)
     }
 
+    /// Whether a process is read that may be a VM.
+    pub(crate) fn admits(&mut self, account: &Account) -> bool {
+        let admitted = self.allowed(account, Item::Processes);
+        self.charge(account, Item::Processes, admitted, admitted > 0);
+        admitted > 0
+    }
+
     /// So much of an item was read of a process, and that was all of it or not.
     pub(crate) fn charge(&mut self, account: &Account, item: Item, count: usize, whole: bool) {
         if let Some(since) = self.since.take() {
@@ -169,6 +181,18 @@ mod tests {
             let unread: Vec<_> = budget.unread().collect();
             assert_eq!(unread, [(&Account::User(1000), format!("{item} of 100 processes"))]);
         }
+    }
+
+    #[test]
+    fn processes_beyond_a_users_number_are_not_read_and_no_other_users_are() {
+        let mut budget = Budget::default();
+        let of = |budget: &mut Budget, account: &Account| (0..3_000).filter(|_| budget.admits(account)).count();
+        for user in 1..20 {
+            assert_eq!(of(&mut budget, &Account::User(user)), 1_024, "user {user}");
+        }
+        assert_eq!(of(&mut budget, &Account::System), 3_000);
+        assert_eq!(budget.unread().count(), 19);
+        assert!(budget.unread().all(|(_, what)| what == "everything of 1976 processes"));
     }
 
     #[test]

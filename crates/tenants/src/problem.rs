@@ -144,7 +144,7 @@ impl Problem {
                 "boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1 on the kernel's command line)".to_owned()
             }
             ProblemKind::NotRead(_) => {
-                "if these are no attack, give them to several users or containers; RT tenants are not limited so"
+                "if these are no attack, give them to several users or containers; RT tenants: only their number counts"
                     .to_owned()
             }
             ProblemKind::Conflict(conflict) => conflict.remedy().to_owned(),

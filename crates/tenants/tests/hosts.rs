@@ -407,6 +407,25 @@ fn hostile_processes_cost_no_more_than_one_and_leave_others_whole() {
 }
 
 #[test]
+fn a_thousand_processes_of_a_user_that_look_like_vms_are_read_and_no_more() {
+    let host = Host::new();
+    let user = "/user.slice/user-1000.slice/session-1.scope";
+    for n in 0..1_100 {
+        host.process(1000 + n, "/home/u/kvm", user, 1000, &["kvm", "-name", &format!("web{n}")]);
+    }
+    host.vm(5000, "plc", "/vm.slice/plc.service");
+    host.vm(5100, "small", "/user.slice/user-1001.slice/session-2.scope");
+    host.in_namespace(5100, 1001, 5100);
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"plc\"\nclass = \"rt\"\n"));
+    assert_eq!((named(&found, "plc").threads.len(), named(&found, "small").threads.len()), (8, 8));
+    assert_eq!(found.tenants.len(), 1_026);
+    let unread: Vec<_> = found.problems.iter().filter(|one| one.word() == "not-read").collect();
+    assert_eq!(unread.len(), 1, "{unread:?}");
+    assert_eq!(unread[0].subject, "user 1000");
+    assert!(unread[0].message().contains("everything of 76 processes"), "{}", unread[0].message());
+}
+
+#[test]
 fn containers_without_a_record_have_the_name_that_conmon_was_told() {
     let host = Host::new();
     let user = "/user.slice/user-1000.slice/user@1000.service";

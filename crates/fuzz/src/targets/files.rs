@@ -223,6 +223,8 @@ pub fn sockets_toml(data: &[u8]) {
     for (_, vm) in &vms {
         let limits = vm.policy.limits;
         assert!((1..=60_000).contains(&limits.sockets) && (0..=65_535).contains(&limits.backlog));
+        let all = u64::from(limits.sockets) * limits.fixed_buffer().map_or(0, |size| size as u64);
+        assert!(all <= limits.memory.unwrap_or(0), "{all} bytes of {:?}", limits.memory);
         assert!((4096..=1 << 30).contains(&limits.buffer) && vm.channels <= 63 && (1..=98).contains(&vm.priority));
         reaches(vm);
     }
@@ -276,6 +278,7 @@ fn sockets_text(vms: &[(String, Vm)]) -> String {
             vm.deadlines,
         )
         .unwrap();
+        limits.memory.iter().for_each(|memory| writeln!(text, "memory = {memory}").unwrap());
         vm.qemu_user.iter().for_each(|user| writeln!(text, "qemu-user = {user}").unwrap());
     }
     text

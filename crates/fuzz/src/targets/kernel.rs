@@ -280,7 +280,7 @@ pub fn journal(data: &[u8]) {
     if originals.entries().is_empty() {
         return;
     }
-    let text = journal::format(BOOT, originals.entries()).unwrap();
+    let text = journal::format(BOOT, &[], originals.entries()).unwrap();
     assert_eq!(Originals::parse(text.as_bytes(), BOOT).unwrap().entries(), originals.entries());
     let mut torn = text.into_bytes();
     torn.pop();

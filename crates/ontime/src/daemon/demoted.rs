@@ -3,13 +3,15 @@
 //!
 //! They are no part of the plan, so the journal does not have them. They are kept in a file of their own, which is
 //! written before a thread is changed: a daemon that is killed leaves it to the next one, and to `ontime reset`. The
-//! file is below the run directory, because it holds for this boot only.
+//! file is below the run directory, because it holds for this boot only. Entries that another version of Ontime wrote,
+//! and that this version cannot read, stay in the file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 
 use ontime_tenants::{Policy, ThreadId};
+use serde::Deserialize;
 
 /// The threads, and the file.
 #[derive(Debug)]
@@ -17,13 +19,15 @@ pub struct Demoted {
     path: PathBuf,
     threads: BTreeMap<ThreadId, Policy>,
     written: BTreeMap<ThreadId, Policy>,
+    /// Entries of another version, as they were written.
+    foreign: Vec<serde_json::Value>,
 }
 
 impl Demoted {
     /// Those of an earlier daemon of this boot that still run, if the file can be read.
     pub fn open(path: PathBuf) -> Self {
         let read = match std::fs::read(&path) {
-            Ok(text) => serde_json::from_slice::<Vec<(ThreadId, Policy)>>(&text).map_err(io::Error::from),
+            Ok(text) => serde_json::from_slice::<Vec<serde_json::Value>>(&text).map_err(io::Error::from),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(error),
         };
@@ -31,8 +35,18 @@ impl Demoted {
             tracing::warn!("{}: {error}; threads beyond a quota keep SCHED_OTHER on reset", path.display());
             Vec::new()
         });
-        let written: BTreeMap<ThreadId, Policy> = read.into_iter().collect();
-        let mut demoted = Self { path, threads: written.clone(), written };
+        let (mut written, mut foreign) = (BTreeMap::new(), Vec::new());
+        for entry in read {
+            match <(ThreadId, Policy)>::deserialize(&entry) {
+                Ok((id, policy)) => _ = written.insert(id, policy),
+                Err(_) => foreign.push(entry),
+            }
+        }
+        if !foreign.is_empty() {
+            let (path, count) = (path.display(), foreign.len());
+            tracing::warn!("{path}: threads beyond a quota that only another version of Ontime can give back: {count}");
+        }
+        let mut demoted = Self { path, threads: written.clone(), written, foreign };
         demoted.forget_ended();
         demoted
     }
@@ -89,8 +103,8 @@ impl Demoted {
             return Ok(());
         }
         let new = self.path.with_extension("new");
-        let threads: Vec<(&ThreadId, &Policy)> = self.threads.iter().collect();
-        std::fs::write(&new, serde_json::to_vec(&threads)?)?;
+        let own = self.threads.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+        std::fs::write(&new, serde_json::to_vec(&[self.foreign.as_slice(), &own].concat())?)?;
         std::fs::rename(&new, &self.path)?;
         self.written.clone_from(&self.threads);
         Ok(())
@@ -131,6 +145,17 @@ mod tests {
         assert!(next.ids().eq([own]), "a number that another thread has by now is none of them");
         assert_eq!((next.give_back(), own.policy().unwrap()), (1, batch));
         assert!(next.is_empty() && Demoted::open(path.clone()).is_empty());
+
+        // A later version knows more policies; what it wrote is there after this version has used the file.
+        let later = format!("[[{},{{\"ext\":{{\"slice\":7}}}}]]", serde_json::to_string(&gone).unwrap());
+        std::fs::write(&path, &later).unwrap();
+        own.set_policy_alone(batch).unwrap();
+        let mut older = Demoted::open(path.clone());
+        assert!(older.is_empty());
+        assert_eq!(older.demote(&BTreeMap::from([(own, batch)])).unwrap(), BTreeSet::from([own]));
+        assert_eq!((older.give_back(), own.policy().unwrap()), (1, batch));
+        let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(json(&std::fs::read_to_string(&path).unwrap()), json(&later));
 
         std::fs::write(&path, "[").unwrap();
         assert!(Demoted::open(path).is_empty());

@@ -177,6 +177,7 @@ impl Link {
         for file in along {
             let came = self.files.pop_front();
             match file {
+                Along::Other => drop(came),
                 Along::Memory => self.memory = came,
                 Along::Ledger => {
                     let ledger = came.map(Ledger::accept).transpose();
@@ -262,6 +263,7 @@ fn connect(path: &Path) -> std::io::Result<UnixStream> {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::os::fd::AsFd;
 
     use ontime_sockets::abi::{ONTIME_CTL_INC_BW, ontime_bw};
     use ontime_sockets::deadlines::{Deadlines, Place};
@@ -288,12 +290,11 @@ mod tests {
         }
     }
 
-    /// Sends a line, and a file with it.
-    fn send(device: &UnixStream, line: &[u8], file: &impl std::os::fd::AsFd) {
-        let files = [file.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    /// Sends a line, and files with it.
+    fn send(device: &UnixStream, line: &[u8], files: &[std::os::fd::BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
+        assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(files)));
         let line = [std::io::IoSlice::new(line)];
         rustix::net::sendmsg(device, &line, &mut control, rustix::net::SendFlags::empty()).unwrap();
     }
@@ -319,7 +320,7 @@ mod tests {
             let (file, reader) = lingers();
             let (last, others) = lines.split_last().unwrap();
             others.iter().for_each(|line| (&device).write_all(line).unwrap());
-            send(&device, last, &file);
+            send(&device, last, &[file.as_fd()]);
             // The last one to close it waits: from now on, that is who receives it.
             drop(file);
             let mut guests = Guests::default();
@@ -347,6 +348,26 @@ mod tests {
         drop(device);
         assert_eq!(next(&mut guests), [Question::end("a")]);
         assert!(guests.links.is_empty());
+    }
+
+    #[test]
+    fn a_later_device_process_is_served_and_what_only_it_knows_is_ignored() {
+        let (mut guests, device) = guests();
+        let memory = File::from(rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let size = 64 * ontime_sched::published::LINE as u64;
+        memory.set_len(size).unwrap();
+        let line =
+            b"{\"seq\":5,\"urgency\":[1],\"vcpus\":[{\"vcpu\":1,\"node\":0,\"budget\":7,\"period\":9}],\"next\":0,\
+            \"files\":[\"ledger-2\",\"memory\"]}\n";
+        let other = File::from(rustix::fs::memfd_create("later", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        send(&device, line, &[other.as_fd(), memory.as_fd()]);
+        let asked = next(&mut guests);
+        assert_eq!(asked[0].seq, Some(5));
+        assert_eq!(asked[0].ask.needs, [GuestNeed { vcpu: 1, budget: Nanos(7), period: Nanos(9) }]);
+        assert_eq!((asked[0].ask.published, asked[0].ask.taking.is_some()), (true, false));
+        // What a later daemon adds to its answer does not concern the device process.
+        let answer: Answer = serde_json::from_slice(b"{\"seq\":5,\"refused\":null,\"until\":3}").unwrap();
+        assert_eq!(answer, Answer { seq: 5, refused: None });
     }
 
     /// From the device process' end to the page that pacers read.

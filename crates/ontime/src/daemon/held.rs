@@ -5,7 +5,7 @@
 //! deadline tasks could be given to others until their device processes have told it anew.
 //!
 //! What is read is checked as anything that is asked for: threads that have ended, or VMs that are no more, count for
-//! nothing.
+//! nothing. Fields that only another version of Ontime knows are ignored: none changes what the others say.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,6 @@ use ontime_sockets::deadlines::Need;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Record {
     boot_id: String,
     vcpus: Vec<Held>,
@@ -25,7 +24,6 @@ struct Record {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Guest {
     needs: Vec<Need>,
     published: bool,
@@ -139,6 +137,20 @@ mod tests {
         let next = Memory::open(path.clone(), "boot");
         assert_eq!((next.held().held(), next.asks()), (settled.held(), asks(2_000)));
         assert!(Memory::open(path.clone(), "another").asks().is_empty());
+        // As a later version may write it.
+        let mut later = std::fs::read_to_string(&path).unwrap();
+        for (field, more) in [
+            ("{\"boot_id\"", "{\"written_by\":\"9.0\",\"boot_id\""),
+            ("\"cpu\"", "\"node\":0,\"cpu\""),
+            ("\"vcpu\"", "\"slack\":1,\"vcpu\""),
+            ("\"published\"", "\"since\":\"now\",\"published\""),
+        ] {
+            assert!(later.contains(field), "{later}");
+            later = later.replacen(field, more, 1);
+        }
+        std::fs::write(&path, later).unwrap();
+        let older = Memory::open(path.clone(), "boot");
+        assert_eq!((older.held().held(), older.asks()), (settled.held(), asks(2_000)));
         std::fs::write(&path, "{").unwrap();
         assert_eq!(Memory::open(path, "boot").held(), Settled::default());
     }

@@ -200,6 +200,127 @@ fn sockets_of_a_guest_that_boots_anew_count() {
     }
 }
 
+/// What a socket's buffers hold and may hold (SO_MEMINFO), bytes.
+#[derive(Debug, Clone, Copy)]
+struct Buffers {
+    received: u32,
+    to_receive: u32,
+    unsent: u32,
+    to_send: u32,
+}
+
+fn buffers(vm: &mut Vm, sock: u32) -> Buffers {
+    let call = Call::new(ONTIME_OP_GETOPT, sock).arg([libc::SOL_SOCKET, libc::SO_MEMINFO]).room(36);
+    let data = vm.main().call(call).data;
+    let word = |at: usize| u32::from_ne_bytes(data[at * 4..][..4].try_into().unwrap());
+    // Of UDP there is no queue to send: what is allocated counts.
+    Buffers { received: word(0), to_receive: word(1), unsent: word(2).max(word(5)), to_send: word(3) }
+}
+
+/// Everything by which a guest could have a buffer grow. Whether the kernel takes it does not matter.
+fn grow(vm: &mut Vm, sock: u32, tcp: bool) {
+    let own = [(libc::SO_SNDBUF, 1 << 30), (libc::SO_RCVBUF, 1 << 30), (libc::SO_SNDBUF, -1), (libc::SO_RCVBUF, -1)];
+    for (option, value) in own.into_iter().chain([(SO_BUF_LOCK, 0), (libc::SO_RCVLOWAT, 1 << 30), (SO_BUF_LOCK, 4)]) {
+        let call = Call::new(ONTIME_OP_SETOPT, sock).arg([libc::SOL_SOCKET, option]).data(&i32::to_le_bytes(value));
+        let _ = vm.main().result(call);
+    }
+    if tcp {
+        let clamp = Call::new(ONTIME_OP_SETOPT, sock).arg([libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP]);
+        let _ = vm.main().result(clamp.data(&(1i32 << 30).to_le_bytes()));
+    }
+    let low = Call::new(ONTIME_OP_SETOPT, sock).arg([libc::SOL_SOCKET, libc::SO_RCVLOWAT]).data(&1i32.to_le_bytes());
+    let _ = vm.main().result(low);
+}
+
+/// Tries until nothing more fits into the buffers between for a while.
+fn until_full(mut fits: impl FnMut() -> bool) {
+    let mut full = 0;
+    while full < 20 {
+        full = if fits() { 0 } else { full + 1 };
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn write_all_that_fits(peer: &mut TcpStream) {
+    peer.set_nonblocking(true).unwrap();
+    let data = vec![0xa5; 1 << 18];
+    until_full(|| std::io::Write::write(peer, &data).is_ok());
+}
+
+const SO_BUF_LOCK: i32 = 72;
+
+/// With `memory`, whatever the guest and its clients do: connections whose other ends send all that they can and read
+/// nothing, before they are accepted and after, read from time to time so that the kernel would make the buffers
+/// larger; and datagrams.
+#[test]
+fn no_guest_has_the_host_hold_more_than_its_memory() {
+    hold_all_that_it_may(|_, _, _| ());
+    hold_all_that_it_may(grow);
+}
+
+fn hold_all_that_it_may(grow: impl Fn(&mut Vm, u32, bool)) {
+    const SOCKETS: u32 = 6;
+    const BUFFER: u32 = 2 * (32 << 10);
+    const PACKET: u32 = 128 << 10;
+    const MEMORY: u32 = 4 * SOCKETS * (BUFFER + PACKET);
+    let mut vm = Vm::start(&format!("{FREE}\nsockets = {SOCKETS}\nmemory = {MEMORY}"));
+    let mut peers = Vec::new();
+    // Two by main, which connects, two by a channel, which accepts, and one of datagrams; and the listener.
+    let server = TcpListener::bind(super::local(0)).unwrap();
+    for sock in [0, 1] {
+        vm.main().socket(sock, AF_INET, SOCK_STREAM, 0);
+        grow(&mut vm, sock, true);
+        let _ = vm.main().result(Call::new(ONTIME_OP_CONNECT, sock).to(server.local_addr().unwrap()));
+        peers.push(server.accept().unwrap().0);
+    }
+    let address = listen(&mut vm, 5, 1);
+    grow(&mut vm, 5, true);
+    for sock in [2, 3] {
+        let mut peer = TcpStream::connect(address).unwrap();
+        write_all_that_fits(&mut peer);
+        peers.push(peer);
+        let accept = Call::new(ONTIME_OP_ACCEPT, 5).arg([sock as i32]).wait();
+        assert_eq!(vm.channels[1].result(accept), Ok(0));
+        grow(&mut vm, sock, true);
+    }
+    vm.main().socket(4, AF_INET, SOCK_DGRAM, 0);
+    grow(&mut vm, 4, false);
+    let datagrams = bind(&mut vm, 4);
+    let client = std::net::UdpSocket::bind(super::local(0)).unwrap();
+    for _ in 0..200 {
+        let _ = client.send_to(&[1; 8_000], datagrams);
+        let _ = vm.main().result(Call::new(ONTIME_OP_SEND, 4).to(client.local_addr().unwrap()).data(&[2; 8_000]));
+    }
+    for _ in 0..10 {
+        for (sock, peer) in (0..4).zip(&mut peers) {
+            write_all_that_fits(peer);
+            let driver = &mut vm.channels[if sock < 2 { 0 } else { 1 }];
+            for _ in 0..4 {
+                let _ = driver.result(Call::new(ONTIME_OP_RECV, sock).room(1 << 16));
+            }
+        }
+    }
+    // What the other end's kernel takes at last, though nobody reads it, is filled up again.
+    let start = Instant::now();
+    while (0..4).any(|sock| buffers(&mut vm, sock).unsent == 0) {
+        assert!(start.elapsed() < PATIENCE, "the buffers do not fill");
+        for (sock, peer) in (0..4).zip(&mut peers) {
+            write_all_that_fits(peer);
+            let driver = &mut vm.channels[if sock < 2 { 0 } else { 1 }];
+            until_full(|| driver.result(Call::new(ONTIME_OP_SEND, sock).data(&[3; 1 << 16])).is_ok());
+        }
+    }
+    let mut all = 0;
+    for sock in 0..SOCKETS - 1 {
+        let found = buffers(&mut vm, sock);
+        assert!(found.to_receive <= BUFFER && found.to_send <= BUFFER, "socket {sock}: {found:?}");
+        assert!(found.received <= BUFFER + PACKET && found.unsent <= BUFFER + PACKET, "socket {sock}: {found:?}");
+        assert!(found.received > 0, "socket {sock}: {found:?}");
+        all += found.received + found.unsent;
+    }
+    assert!(all <= MEMORY / 2, "{all} bytes in open sockets, for which half of the memory is");
+}
+
 /// Connections that nobody has accepted yet are sockets of the host, too.
 #[test]
 fn backlogs_count() {

@@ -43,6 +43,9 @@ impl<'a> VmProcess<'a> {
             Some(_) => Account::System,
             None => finder.account(process.pid, container.as_deref()),
         };
+        if !finder.budget.admits(&account) {
+            return None;
+        }
         let line = finder.arguments(process.pid, &account);
         let arguments = vmm::qemu_arguments(&line);
         let domain = domain.filter(|domain| finder.is_domains(process, domain, &arguments));
