@@ -206,7 +206,7 @@ fn a_tenant_beyond_its_quota_has_the_rest_at_normal_priority_and_protections_off
     // The monitor's main thread is the sixteenth.
     assert_eq!((guest.policies().len(), placed()), (20, 15));
     let shown = String::from_utf8(site.run(&["status"]).stdout).unwrap();
-    assert!(shown.contains(&format!("problem: {name}: 5 of its threads")), "{shown}");
+    assert!(shown.contains(&format!("problem: {name}: it has 5 threads at SCHED_OTHER")), "{shown}");
     // The VMM raises all of them, without an event.
     let raised = std::process::Command::new("chrt").args(["-a", "-f", "-p", "9", &guest.pid().to_string()]).status();
     assert!(raised.unwrap().success());
