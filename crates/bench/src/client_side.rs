@@ -1,9 +1,9 @@
 //! The clients' side inside the emulated machine, on a CPU of its own ([`ontime_lab::Machine::client_cpu`]).
 //!
-//! In: an [`Order`], by the lab. Out: packets, by the emulated machine's own clock. Each order is a process of the hidden
-//! command `ontime-lab client`, which `lab-client` starts in the clients' namespace and on their CPU: the code that sends
-//! from outside, with the system's clock, which is the host's there. No capture has to be followed, and what the load is
-//! does not depend on the machine that emulates.
+//! In: an [`Order`], by the lab. Out: packets, by the emulated machine's own clock. Each order is a process of the
+//! hidden command `ontime-lab client`, which `lab-client` starts in the clients' namespace and on their CPU: the code
+//! that sends from outside, with the system's clock, which is the host's there. No capture has to be followed, and what
+//! the load is does not depend on the machine that emulates.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};

@@ -273,8 +273,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Stamps arrivals on the RT NIC exactly from now on (or no longer). On the real clock, and from clients that have a
-    /// CPU of the emulated machine, they always are.
+    /// Stamps arrivals on the RT NIC exactly from now on (or no longer). On the real clock, and from clients that have
+    /// a CPU of the emulated machine, they always are.
     ///
     /// # Errors
     /// The emulator refuses.
