@@ -8,8 +8,9 @@ printf '[[reservation]]\nname = "plc"\nbudget = "0.5ms"\nperiod = "20ms"\ndeadli
 
 # 0 or 1: offline or online
 vcpu1() { guest "echo $1 > /sys/devices/system/cpu/cpu1/online && echo set" | grep -q set || fail "vCPU 1 does not go to $1"; }
-hold() { # NAME RUNTIME [POLICY]: a task that holds so many us in 20 ms; what it says
-    guest "/lab/rta ${3:-deadline} $2 20000 0 0 > /tmp/$1 & echo \$! > /tmp/$1.pid; sleep 1; cat /tmp/$1"
+hold() { # NAME RUNTIME [POLICY]: a task that holds so many us in 20 ms; what it says, however long that takes
+    guest "rm -f /tmp/$1; /lab/rta ${3:-deadline} $2 20000 0 0 > /tmp/$1 & echo \$! > /tmp/$1.pid; \
+        until [ -s /tmp/$1 ] || ! kill -0 \$! 2> /dev/null; do sleep 0.1; done; cat /tmp/$1"
 }
 # NAME RUNTIME: one that has jobs, of 10 us
 runs() { guest "/lab/rta deadline $2 20000 10 1000000 > /tmp/$1 & echo \$! > /tmp/$1.pid" > /dev/null; }
