@@ -17,7 +17,6 @@
 #include <linux/cpu.h>
 #include <linux/cpumask.h>
 #include <linux/ftrace.h>
-#include <linux/irq_work.h>
 #include <linux/kprobes.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
@@ -56,8 +55,6 @@ static DECLARE_WAIT_QUEUE_HEAD(dl_left);
 struct workqueue_struct *dl_wq;
 static void dl_work(struct work_struct *work);
 DECLARE_DELAYED_WORK(dl_delayed, dl_work);
-/* The same after the kernel itself has taken tasks their policy. */
-static DECLARE_DELAYED_WORK(dl_demoted, dl_work);
 
 /* ---- The set ---- */
 
@@ -326,12 +323,6 @@ static int dl_setscheduler(struct task_struct *p, const struct sched_attr *attr,
 	return err;
 }
 
-static void demoted_irq_work(struct irq_work *work)
-{
-	queue_delayed_work(dl_wq, &dl_demoted, DL_AGAIN);
-}
-static struct irq_work dl_demoted_seen = IRQ_WORK_INIT(demoted_irq_work);
-
 static void notrace dl_hook(unsigned long ip, unsigned long parent_ip, struct ftrace_ops *ops,
 			    struct ftrace_regs *fregs)
 {
@@ -348,9 +339,6 @@ static void notrace dl_hook(unsigned long ip, unsigned long parent_ip, struct ft
 	}
 	p = (const struct task_struct *)regs->di;
 	attr = (const struct sched_attr *)regs->si;
-	/* The kernel's own change (SysRq n). It is made after this, and the task then gives back what the host holds. */
-	if (!(u8)regs->dx && p->policy == SCHED_DEADLINE && attr->sched_policy != SCHED_DEADLINE && READ_ONCE(dl_count))
-		irq_work_queue(&dl_demoted_seen);
 	if (!(u8)regs->dx || !(u8)regs->cx || (attr->sched_policy != SCHED_DEADLINE && p->policy != SCHED_DEADLINE))
 		return;
 	atomic_inc(&dl_inside);
@@ -447,7 +435,6 @@ static void dl_unhook(void)
 	wait_event(dl_left, !atomic_read(&dl_inside));
 	/* Their last instructions here. */
 	synchronize_rcu_tasks();
-	irq_work_sync(&dl_demoted_seen);
 	tracepoint_probe_unregister(exit_point, on_exit, NULL);
 	tracepoint_probe_unregister(fork_point, on_fork, NULL);
 	tracepoint_probe_unregister(switch_point, dl_next_switch, NULL);
@@ -582,7 +569,6 @@ void ontime_dl_exit(void)
 void ontime_dl_free(void)
 {
 	cancel_delayed_work_sync(&dl_delayed);
-	cancel_delayed_work_sync(&dl_demoted);
 	dl_next_free();
 	destroy_workqueue(dl_wq);
 }
