@@ -343,8 +343,8 @@ static void dev_bind_channels(void)
 #define DEV_UNBIND (5 * HZ)
 
 /*
- * Before a channel goes, or all of them with MAIN. With dev_lock, so a host that answers late or not at all is not asked
- * for each channel: the words that it still may write to stay.
+ * Before a channel goes, or all of them with MAIN. With dev_lock, so a host that answers late or not at all is not
+ * asked for each channel: the words that it still may write to stay.
  */
 static void dev_unbind_channels(struct ontime_chan *going)
 {
