@@ -12,7 +12,9 @@ traffic() {
 }
 ip addr add 10.1.0.9/24 dev br-rt
 ip addr add 10.2.0.9/24 dev br-bulk
-traffic 3
+# A link is up some seconds after its interface.
+within 30 ping -q -c 1 -w 1 10.2.0.1
+within 30 ping -q -c 1 -w 1 -I br-rt 10.1.0.1
 before=$(interrupts)
 traffic 50
 [ $(($(interrupts) - before)) -ge 25 ] ||
