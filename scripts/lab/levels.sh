@@ -59,5 +59,14 @@ expect "class of bulk0" bulk "$(ontime net status bulk0 | sed -n 's/^bulk0  \([a
 ontime net status rt0 | grep -q 'rt0  rt0 (used by rt, rt1)'
 ontime status | grep -q 'nowhere.*host-config'
 devices_are SCHED_OTHER 0 -20
+# A VM on a macvtap: QEMU, whose vCPU never runs here, has a descriptor of the interface's character device.
+ip link add v0 type veth peer name v1
+ip link add link v0 name mv0 type macvtap mode bridge
+qemu-system-x86_64 -name guest=onmacvtap -S -display none -no-user-config -nodefaults -m 16 -netdev tap,id=n,fd=3 \
+    -device virtio-net-pci,netdev=n,romfile= 3<> "/dev/tap$(cat /sys/class/net/mv0/ifindex)" > /run/onmacvtap.log 2>&1 &
+onmacvtap=$!
+on_mv0() { ontime ps --json | tr -d ' \n' | grep -q '"name":"onmacvtap".*"nics":\[{"name":"mv0"'; }
+within 30 on_mv0
+kill $onmacvtap
 resets
 devices_are SCHED_FIFO 50
