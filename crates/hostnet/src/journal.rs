@@ -332,7 +332,7 @@ fn remedy(path: &Path, source: &io::Error) -> String {
         Some(libc::EPERM) => format!("run it as root; lsattr -d {dir} shows whether it may be changed (chattr -i)"),
         Some(libc::EROFS) => format!("make {dir} writable: mount -o remount,rw, or in a unit StateDirectory=ontime"),
         Some(libc::ENOTDIR | libc::EEXIST | libc::EISDIR) => {
-            format!("move away what stands in the place of a directory or file: ls -ld {dir} {}", path.display())
+            format!("move away what stands in the place of a directory or file: ls -ld {dir} {}*", path.display())
         }
         Some(libc::EIO) => {
             "the disk or its file system fails: journalctl -k; another place is --state-dir DIR".to_owned()
