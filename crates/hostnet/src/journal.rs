@@ -337,7 +337,7 @@ fn remedy(path: &Path, source: &io::Error) -> String {
         Some(libc::EIO) => {
             "the disk or its file system fails: journalctl -k; another place is --state-dir DIR".to_owned()
         }
-        code => match code.and_then(general) {
+        _ => match general(source) {
             Some((cause, remedy)) => format!("{cause}: {remedy}"),
             None => format!("see whether root may write there: ls -ld {dir}, df {dir}, journalctl -k"),
         },

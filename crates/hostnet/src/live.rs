@@ -107,9 +107,11 @@ impl LiveHost {
     ) -> Result<T, KnobError> {
         let mut slot = self.ethtool.borrow_mut();
         let ethtool = opened(&mut slot, Ethtool::open).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => {
-                unsupported(knob, "this kernel has no netlink family ethtool", "Linux 5.7 or later, with that family")
-            }
+            io::ErrorKind::NotFound => unsupported(
+                knob,
+                "this kernel has no netlink family ethtool",
+                "Linux 5.7 or later with CONFIG_ETHTOOL_NETLINK",
+            ),
             _ => os(knob, "opening netlink family ethtool", error),
         })?;
         run(ethtool).map_err(|error| match error.raw_os_error() {

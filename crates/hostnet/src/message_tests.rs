@@ -219,6 +219,11 @@ fn errors_without_a_known_cause_end_at_a_report() {
     let value = KnobError::Value { knob: "x".to_owned(), why: "'a' is not a mask of CPUs".to_owned() };
     is_complete(&value.to_string(), "x", &["report it with the output of `ontime report`"]);
     is_complete(&KnobError::Gone("x".to_owned()).to_string(), "x", &["nothing to do"]);
+    let dir = tempfile::tempdir().unwrap();
+    let clsact = Knob::Clsact { nic: nic() };
+    let changing = || io::Error::new(io::ErrorKind::Interrupted, "the kernel's table went on changing");
+    let busy = explain(&roots(dir.path(), None), &clsact, None, meaning(&clsact, changing()));
+    is_complete(&busy.to_string(), &clsact.to_string(), &["wait until that ends; ip monitor"]);
     for (code, remedy) in [
         (libc::EMFILE, "LimitNOFILE="),
         (libc::ENOBUFS, "free memory"),

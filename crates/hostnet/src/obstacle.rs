@@ -211,11 +211,14 @@ fn hidden(roots: &Roots, knob: &Knob, value: Option<&Value>, source: &io::Error)
 
 /// What an error number means for a kind of knob.
 fn told(knob: &Knob, source: &io::Error) -> Option<Obstacle> {
-    let code = source.raw_os_error()?;
     let lasting = |cause: &str, remedy: &str| {
         Some(Obstacle { cause: cause.to_owned(), remedy: remedy.to_owned(), lasting: true })
     };
     let found = |cause: &str, remedy: &str| Some(Obstacle::new(cause.to_owned(), remedy.to_owned()));
+    if let Some((cause, remedy)) = general(source) {
+        return found(cause, remedy);
+    }
+    let code = source.raw_os_error()?;
     match (knob, code) {
         (_, libc::EROFS) => Some(mounted_read_only()),
         // kernel/sched/deadline.c, dl_task_check_affinity.
@@ -238,10 +241,7 @@ fn told(knob: &Knob, source: &io::Error) -> Option<Obstacle> {
             "the process replaced files while they were taken, and these are not closed yet",
             &format!("see what it does with them (ls -l /proc/{}/fd); they are closed in time", process.pid),
         ),
-        _ => {
-            let general = general(code).and_then(|(cause, remedy)| found(cause, remedy));
-            general.or_else(|| of_device(&knob.nic()?.name, code))
-        }
+        _ => of_device(&knob.nic()?.name, code),
     }
 }
 
@@ -270,8 +270,12 @@ fn takes_deadline_time(knob: &Knob) -> bool {
 }
 
 /// What an error number means of this process or host, whatever was asked: the cause and the remedy.
-pub(crate) fn general(code: i32) -> Option<(&'static str, &'static str)> {
-    Some(match code {
+pub(crate) fn general(error: &io::Error) -> Option<(&'static str, &'static str)> {
+    if error.kind() == io::ErrorKind::Interrupted {
+        let cause = "interfaces, queues or filters change all the time";
+        return Some((cause, "wait until that ends; ip monitor and tc monitor show what changes"));
+    }
+    Some(match error.raw_os_error()? {
         libc::EMFILE => ("this process has too many files open", "raise LimitNOFILE= of ontimed.service"),
         libc::ENFILE => ("the host has too many files open", "raise it: sysctl fs.file-max"),
         libc::ENOMEM | libc::ENOBUFS => ("the kernel has no memory for it", "free memory on the host"),
@@ -288,7 +292,7 @@ pub(crate) fn general(code: i32) -> Option<(&'static str, &'static str)> {
 
 /// An error with its remedy, of what is asked of the kernel for no single knob.
 pub(crate) fn with_remedy(what: &str, error: &io::Error) -> String {
-    match error.raw_os_error().and_then(general) {
+    match general(error) {
         Some((cause, remedy)) => format!("{what}: {error}: {cause}; {remedy}"),
         None if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) => {
             format!("{what}: {error}; run it as root")
