@@ -36,5 +36,5 @@ diff /lab/before /lab/after || fail "not all qdiscs are as before"
 tc qdisc add dev rt0 root handle 1: pfifo limit 500
 ontime apply --method prio > /lab/refused || true
 expect "the administrator's qdisc" pfifo "$(root rt0)"
-grep -q 'pfifo 1: was chosen by somebody' /lab/refused || fail "nobody says that the administrator's qdisc stays"
+grep -q 'pfifo 1: was set by the administrator' /lab/refused || fail "no finding says that the administrator's qdisc stays"
 resets

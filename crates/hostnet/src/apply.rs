@@ -26,9 +26,10 @@ pub enum Done {
     Restored,
     /// The thread ended, the NIC or queue is gone: nothing to do.
     Gone,
-    /// This kernel or device has no such knob, or others hold it; on reset its original stays in the journal.
+    /// This kernel or device has no such knob, or others hold it: cause and remedy. On reset its original stays in the
+    /// journal.
     Unsupported(String),
-    /// The kernel refused; on reset its original stays in the journal.
+    /// The kernel refused: cause and remedy; on reset its original stays in the journal.
     Failed(String),
 }
 
@@ -202,14 +203,14 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
                 }
                 if as_wanted {
                     let written = if setting.insists { host.write(&setting.knob, &setting.value) } else { Ok(()) };
-                    let done = written.map_or_else(|error| outcome(&error), |()| Done::Already);
+                    let done = written.map_or_else(|error| not_set(setting, &error), |()| Done::Already);
                     report.add(Some(setting.rule), &setting.knob, Some(found), &setting.value, done);
                 } else {
                     pending.push((setting, found));
                 }
             }
             Err(error) => {
-                let done = outcome(&error);
+                let done = not_set(setting, &error);
                 missing.extend((done != Done::Gone).then(|| setting.knob.key()));
                 report.add(Some(setting.rule), &setting.knob, None, &setting.value, done);
             }
@@ -222,12 +223,13 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
     let mut refused = BTreeSet::new();
     for (setting, found) in pending {
         let done = match setting.lacks(&missing) {
-            Some(lacks) => Done::Unsupported(format!("it needs {lacks}, which could not be set")),
-            None => match host.write(&setting.knob, &setting.value).map_err(|error| outcome(&error)) {
-                Err(Done::Unsupported(why)) => Done::Unsupported(why + &accepting(setting)),
-                Err(done) => done,
-                Ok(()) => Done::Changed,
-            },
+            Some(lacks) => Done::Unsupported(format!(
+                "it needs {lacks}, which could not be set: end the cause that stands there, and both are set"
+            )),
+            None => {
+                let written = host.write(&setting.knob, &setting.value);
+                written.map_or_else(|error| not_set(setting, &error), |()| Done::Changed)
+            }
         };
         missing.extend(matches!(done, Done::Unsupported(_) | Done::Failed(_)).then(|| setting.knob.key()));
         crash::point("knob-written");
@@ -267,7 +269,7 @@ fn release<'a>(
     let wanted = wanted(settings);
     let unwanted: Vec<Original> =
         journal.entries().iter().filter(|entry| !wanted.contains(&entry.knob.key())).cloned().collect();
-    let finished = restore(host, &unwanted, report);
+    let finished = restore(host, &unwanted, report, NEXT_PASS);
     journal.forget(&finished)
 }
 
@@ -278,7 +280,7 @@ fn release<'a>(
 pub fn reset(host: &dyn Host, journal: &mut Journal) -> Result<Report, JournalError> {
     let mut report = Report::default();
     let all = journal.entries().to_vec();
-    let finished = restore(host, &all, &mut report);
+    let finished = restore(host, &all, &mut report, NEXT_RESET);
     journal.forget(&finished)?;
     Ok(report)
 }
@@ -289,12 +291,34 @@ pub fn reset(host: &dyn Host, journal: &mut Journal) -> Result<Report, JournalEr
 pub fn give_back(host: &dyn Host, journal: &Journal, which: impl Fn(&Knob) -> bool) -> Report {
     let mut report = Report::default();
     let chosen: Vec<Original> = journal.entries().iter().filter(|entry| which(&entry.knob)).cloned().collect();
-    restore(host, &chosen, &mut report);
+    restore(host, &chosen, &mut report, NEXT_RESET);
     report
 }
 
+/// When a knob that failed is tried again.
+const NEXT_PASS: &str = "the next pass tries again";
+const NEXT_RESET: &str = "its original value stays in the journal, and `ontime reset` tries again";
+
+/// What a failed read or write means while knobs are given back.
+fn not_given_back(error: &KnobError, when: &str) -> Done {
+    match outcome(error) {
+        Done::Failed(why) => Done::Failed(format!("{why}; {when}")),
+        Done::Unsupported(why) => Done::Unsupported(format!("{why}; {when}")),
+        done => done,
+    }
+}
+
+/// What a failed read or write of a setting means.
+fn not_set(setting: &Setting, error: &KnobError) -> Done {
+    match outcome(error) {
+        Done::Failed(why) => Done::Failed(format!("{why}; {NEXT_PASS}")),
+        Done::Unsupported(why) => Done::Unsupported(why + &accepting(setting)),
+        done => done,
+    }
+}
+
 /// Restores in reverse order; gives the keys that need no further restoring.
-fn restore(host: &dyn Host, originals: &[Original], report: &mut Report) -> BTreeSet<String> {
+fn restore(host: &dyn Host, originals: &[Original], report: &mut Report, when: &str) -> BTreeSet<String> {
     let mut finished = BTreeSet::new();
     for original in originals.iter().rev() {
         let found = host.read(&original.knob);
@@ -302,9 +326,9 @@ fn restore(host: &dyn Host, originals: &[Original], report: &mut Report) -> BTre
             Ok(value) if *value == original.value => Done::Already,
             Ok(_) => match host.write(&original.knob, &original.value) {
                 Ok(()) => Done::Restored,
-                Err(error) => outcome(&error),
+                Err(error) => not_given_back(&error, when),
             },
-            Err(error) => outcome(error),
+            Err(error) => not_given_back(error, when),
         };
         crash::point("knob-restored");
         if matches!(done, Done::Already | Done::Restored | Done::Gone) {
@@ -326,19 +350,21 @@ pub fn drift(host: &dyn Host, plan: &Plan, journal: &Journal) -> Vec<Drift> {
         .collect()
 }
 
-/// How to live with a host-wide value that cannot be set.
+/// How to live with a value of the host or of a NIC that cannot be set.
 fn accepting(setting: &Setting) -> String {
-    let is_host_wide = matches!(setting.knob, Knob::HostFile { .. } | Knob::HostCpus { .. });
-    if !is_host_wide || !setting.rule.may_be_left_out() {
-        return String::new();
-    }
-    format!("; to accept it as it is: without = [\"{}\"] in /etc/ontime/host.toml", setting.rule)
+    let whole = match &setting.knob {
+        _ if !setting.rule.may_be_left_out() => return String::new(),
+        Knob::HostFile { .. } | Knob::HostCpus { .. } => "",
+        knob if knob.nic().is_some() => ", for every NIC",
+        _ => return String::new(),
+    };
+    format!("; to accept it as it is{whole}: without = [\"{}\"] in /etc/ontime/host.toml", setting.rule)
 }
 
 fn outcome(error: &KnobError) -> Done {
     match error {
         KnobError::Gone(_) => Done::Gone,
-        KnobError::Unsupported { why, .. } => Done::Unsupported(why.clone()),
-        KnobError::Os { .. } | KnobError::Refused { .. } | KnobError::Value { .. } => Done::Failed(error.to_string()),
+        KnobError::Unsupported { .. } => Done::Unsupported(error.why()),
+        KnobError::Os { .. } | KnobError::Refused { .. } | KnobError::Value { .. } => Done::Failed(error.why()),
     }
 }

@@ -196,7 +196,6 @@ fn a_full_disk_refuses_before_anything_is_changed() {
     let mut full = fs::File::create(&filler).unwrap();
     while std::io::Write::write_all(&mut full, &[1; 4096]).is_ok() {}
     let refused = apply(&host(dir.path()), &plan(&[0, 1, 2], "ours"), &mut kept).unwrap_err();
-    assert!(matches!(refused, crate::JournalError::Full { .. }), "{refused}");
     assert!(refused.to_string().contains("free some space"), "{refused}");
     assert_eq!(value_of(dir.path()), original);
     assert!(kept.entries().is_empty() && !state.join("originals.new").exists());
@@ -232,7 +231,8 @@ fn who_only_reads_the_originals_needs_no_lock_and_leaves_no_trace() {
     assert!(matches!(read(BOOT), Err(crate::JournalError::Damaged { .. })));
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    assert!(matches!(read(BOOT), Err(crate::JournalError::Unread { .. })));
+    let unread = read(BOOT).unwrap_err().to_string();
+    assert!(unread.contains("as if the administrator had set it") && unread.contains("move away what"), "{unread}");
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn two_processes_and_earlier_boots_and_damage_are_noticed() {
         fs::write(&path, &damaged).unwrap();
         let error = Journal::open(&path, BOOT).unwrap_err();
         assert!(matches!(error, crate::JournalError::Damaged { .. }), "{error}");
-        assert!(error.to_string().contains("Move the file away"), "{error}");
+        assert!(error.to_string().contains("move the file away"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), damaged, "a damaged journal was touched");
     }
     fs::write(&path, [0xff, 0xfe, 0x00]).unwrap();

@@ -21,6 +21,7 @@ use serde_json::Value as Json;
 use thiserror::Error;
 
 use crate::knob::{Knob, Value};
+use crate::obstacle::general;
 
 /// Where the kernel tells the identifier of this boot.
 pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -68,11 +69,11 @@ impl Deref for Journal {
     }
 }
 
-/// Why the originals could not be read or kept. Nothing has been changed then.
+/// Why the originals could not be read or kept.
 #[derive(Debug, Error)]
 pub enum JournalError {
     /// The directory or file could not be read or written.
-    #[error("{path}: {what}: {source}; no setting of this batch was changed")]
+    #[error("{path}: {what}: {source}; {effect}; {}", remedy(path, source))]
     Io {
         /// The file.
         path: PathBuf,
@@ -80,26 +81,14 @@ pub enum JournalError {
         what: &'static str,
         /// The kernel's word.
         source: io::Error,
-    },
-    /// They could not be read, by who only looks at them.
-    #[error("{path}: {source}; what Ontime has set is taken for somebody's own choice")]
-    Unread {
-        /// The file.
-        path: PathBuf,
-        /// The kernel's word.
-        source: io::Error,
-    },
-    /// No room to keep the originals.
-    #[error(
-        "{path}: the file system is full, so original values cannot be kept; no setting of this batch was changed; \
-         free some space and apply again"
-    )]
-    Full {
-        /// The file.
-        path: PathBuf,
+        /// What follows from it.
+        effect: &'static str,
     },
     /// Another process holds it.
-    #[error("{path}: another Ontime process holds the journal; ask the daemon to reset, or stop it first")]
+    #[error(
+        "{path}: another Ontime process holds the journal; let the daemon do the work (`ontime apply`, `ontime \
+         reset`), or stop it first (systemctl stop ontimed)"
+    )]
     Held {
         /// The file.
         path: PathBuf,
@@ -117,8 +106,9 @@ pub enum JournalError {
     },
     /// The file is damaged.
     #[error(
-        "{path}: damaged ({why}); the original values in it cannot be trusted. Move the file away to go on; settings \
-         it named keep their present values until the next boot, which restores the kernel's own"
+        "{path}: damaged ({why}); the original values in it cannot be trusted; move the file away to go on (mv {path} \
+         {path}.damaged): settings that it named keep their present values until the next boot, which restores the \
+         kernel's own"
     )]
     Damaged {
         /// The file.
@@ -176,9 +166,9 @@ impl Originals {
     /// lock, also while another process holds that. Where there is none, nothing is kept.
     ///
     /// # Errors
-    /// [`JournalError::Unread`], [`JournalError::OtherVersion`], [`JournalError::Damaged`].
+    /// [`JournalError::Io`], [`JournalError::OtherVersion`], [`JournalError::Damaged`].
     pub fn read(path: &Path, boot_id: &str) -> Result<Self, JournalError> {
-        let kept = load(path, boot_id, |source| JournalError::Unread { path: path.to_owned(), source })?;
+        let kept = load(path, boot_id, NOT_KNOWN)?;
         Ok(Self::new(kept.whole(path)?.entries))
     }
 
@@ -240,29 +230,14 @@ impl Journal {
         boot_id: &str,
         accept: impl FnOnce(Kept, &Path) -> Result<Kept, JournalError>,
     ) -> Result<Self, JournalError> {
-        let fail = |what, source| JournalError::Io { path: path.to_owned(), what, source };
         if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).map_err(|error| full_or(path, "making its directory", error))?;
+            fs::create_dir_all(dir).map_err(|error| io_error(path, "making its directory", error, UNCHANGED))?;
         }
         let lock = lock(path)?;
-        let kept = load(path, boot_id, |error| fail("reading", error))?;
+        let kept = load(path, boot_id, UNCHANGED)?;
         let Kept { entries, foreign, stale, .. } = accept(kept, path)?;
         let originals = Originals::new(entries);
         Ok(Self { path: path.to_owned(), boot_id: boot_id.to_owned(), originals, foreign, stale, _lock: lock })
-    }
-
-    /// Opens the journal at its place, for the running boot.
-    ///
-    /// # Errors
-    /// See [`JournalError`].
-    pub fn open_default() -> Result<Self, JournalError> {
-        let path = Path::new(DEFAULT_PATH);
-        let boot_id = running_boot_id().map_err(|source| JournalError::Io {
-            path: path.to_owned(),
-            what: "reading the boot id",
-            source,
-        })?;
-        Self::open(path, &boot_id)
     }
 
     /// Originals of this boot that only the version that kept them can give back, as lines of the file.
@@ -292,7 +267,7 @@ impl Journal {
         }
         let mut entries = self.entries.clone();
         entries.extend(new);
-        self.store(entries)
+        self.store(entries, UNCHANGED)
     }
 
     /// Reaches knobs by the processes that these name, durably; their originals stay.
@@ -308,7 +283,7 @@ impl Journal {
                 *knob = (*by).clone();
             }
         }
-        if entries == self.entries { Ok(()) } else { self.store(entries) }
+        if entries == self.entries { Ok(()) } else { self.store(entries, UNCHANGED) }
     }
 
     /// Forgets the knobs with these keys, durably: they were restored, or are gone.
@@ -320,35 +295,70 @@ impl Journal {
             return Ok(());
         }
         let entries = self.entries.iter().filter(|entry| !keys.contains(&entry.knob.key())).cloned().collect();
-        self.store(entries)
+        self.store(entries, NOT_FORGOTTEN)
     }
 
-    fn store(&mut self, entries: Vec<Original>) -> Result<(), JournalError> {
-        let text = format(&self.boot_id, &self.foreign, &entries).map_err(|error| JournalError::Io {
-            path: self.path.clone(),
-            what: "encoding",
-            source: error.into(),
-        })?;
-        replace(&self.path, text.as_bytes())?;
+    fn store(&mut self, entries: Vec<Original>, effect: &'static str) -> Result<(), JournalError> {
+        let text = format(&self.boot_id, &self.foreign, &entries)
+            .map_err(|error| io_error(&self.path, "encoding", error.into(), effect))?;
+        replace(&self.path, text.as_bytes()).map_err(|error| io_error(&self.path, "writing", error, effect))?;
         self.originals = Originals::new(entries);
         Ok(())
+    }
+}
+
+/// Before anything is changed.
+const UNCHANGED: &str = "no setting was changed, for its original value could not be kept";
+/// After settings were given back.
+const NOT_FORGOTTEN: &str = "what was given back stays in it, which does no harm";
+/// Without the running boot's id.
+const NO_BOOT: &str = "so original values are neither read nor kept, and no setting is changed";
+/// For a command that only looks.
+const NOT_KNOWN: &str = "so what Ontime has set is shown as if the administrator had set it";
+
+fn io_error(path: &Path, what: &'static str, source: io::Error, effect: &'static str) -> JournalError {
+    JournalError::Io { path: path.to_owned(), what, source, effect }
+}
+
+/// What to do about an error at the journal's file.
+fn remedy(path: &Path, source: &io::Error) -> String {
+    if path == Path::new(BOOT_ID) {
+        return "mount /proc: mount -t proc proc /proc".to_owned();
+    }
+    let dir = path.parent().unwrap_or(path).display();
+    match source.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => format!("free some space there (df {dir}; df -i {dir}), then apply again"),
+        Some(libc::EACCES) => "run it as root".to_owned(),
+        Some(libc::EPERM) => format!("run it as root; lsattr -d {dir} shows whether it may be changed (chattr -i)"),
+        Some(libc::EROFS) => format!("make {dir} writable: mount -o remount,rw, or in a unit StateDirectory=ontime"),
+        Some(libc::ENOTDIR | libc::EEXIST | libc::EISDIR) => {
+            format!("move away what stands in the place of a directory or file: ls -ld {dir} {}*", path.display())
+        }
+        Some(libc::EIO) => {
+            "the disk or its file system fails: journalctl -k; another place is --state-dir DIR".to_owned()
+        }
+        _ => match general(source) {
+            Some((cause, remedy)) => format!("{cause}: {remedy}"),
+            None => format!("see whether root may write there: ls -ld {dir}, df {dir}, journalctl -k"),
+        },
     }
 }
 
 /// The id of the running boot.
 ///
 /// # Errors
-/// Where `/proc` cannot be read.
-pub fn running_boot_id() -> io::Result<String> {
-    Ok(fs::read_to_string(BOOT_ID)?.trim().to_owned())
+/// [`JournalError::Io`] where `/proc` cannot be read.
+pub fn running_boot_id() -> Result<String, JournalError> {
+    let text = fs::read_to_string(BOOT_ID).map_err(|error| io_error(Path::new(BOOT_ID), "reading", error, NO_BOOT))?;
+    Ok(text.trim().to_owned())
 }
 
 /// What a journal's file holds for this boot; nothing where there is no file.
-fn load(path: &Path, boot_id: &str, fail: impl FnOnce(io::Error) -> JournalError) -> Result<Kept, JournalError> {
+fn load(path: &Path, boot_id: &str, effect: &'static str) -> Result<Kept, JournalError> {
     match fs::read(path) {
         Ok(bytes) => parse(path, &bytes, boot_id),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Kept::default()),
-        Err(error) => Err(fail(error)),
+        Err(error) => Err(io_error(path, "reading", error, effect)),
     }
 }
 
@@ -360,20 +370,18 @@ fn lock(path: &Path) -> Result<File, JournalError> {
         .truncate(false)
         .write(true)
         .open(&path_of_lock)
-        .map_err(|error| full_or(path, "opening its lock", error))?;
+        .map_err(|error| io_error(path, "opening its lock", error, UNCHANGED))?;
     for _ in 0..LOCK_TRIES {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
             Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
-            Err(error) => {
-                return Err(JournalError::Io { path: path.to_owned(), what: "locking", source: error.into() });
-            }
+            Err(error) => return Err(io_error(path, "locking", error.into(), UNCHANGED)),
         }
     }
     Err(JournalError::Held { path: path.to_owned() })
 }
 
-fn replace(path: &Path, bytes: &[u8]) -> Result<(), JournalError> {
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension("new");
     let written = (|| {
         let mut file = File::create(&temporary)?;
@@ -390,17 +398,10 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<(), JournalError> {
         crash::point("journal-renamed");
         Ok(())
     })();
-    written.map_err(|error| {
+    if written.is_err() {
         let _ = fs::remove_file(&temporary);
-        full_or(path, "writing", error)
-    })
-}
-
-fn full_or(path: &Path, what: &'static str, source: io::Error) -> JournalError {
-    match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => JournalError::Full { path: path.to_owned() },
-        _ => JournalError::Io { path: path.to_owned(), what, source },
     }
+    written
 }
 
 fn damaged(path: &Path, why: impl ToString) -> JournalError {

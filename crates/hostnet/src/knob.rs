@@ -9,7 +9,6 @@ use std::fmt;
 
 use ontime_tenants::{Policy, ThreadId};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::cpus::CpuSet;
 use crate::obstacle::Obstacle;
@@ -193,6 +192,29 @@ impl Knob {
         }
     }
 
+    /// The interface that it is a setting of.
+    pub fn nic(&self) -> Option<&NicId> {
+        match self {
+            Knob::ThreadPolicy { .. }
+            | Knob::ThreadAffinity { .. }
+            | Knob::IrqAffinity { .. }
+            | Knob::HostFile { .. }
+            | Knob::HostCpus { .. } => None,
+            Knob::NicFile { nic, .. }
+            | Knob::XpsCpus { nic, .. }
+            | Knob::NapiThreaded { nic, .. }
+            | Knob::Moderation { nic }
+            | Knob::Feature { nic, .. }
+            | Knob::PeerFeature { nic, .. }
+            | Knob::Clsact { nic }
+            | Knob::TxSteer { nic, .. }
+            | Knob::TxPriority { nic, .. }
+            | Knob::RootQdisc { nic }
+            | Knob::TapBatch { nic, .. }
+            | Knob::SendBuffer { nic, .. } => Some(nic),
+        }
+    }
+
     /// What tells this knob from all others; names and processes that lead there, which may change, are no part of it.
     pub fn key(&self) -> String {
         match self {
@@ -346,22 +368,19 @@ impl fmt::Display for Value {
     }
 }
 
-/// Why a knob could not be read or written.
-#[derive(Debug, Error)]
+/// Why a knob could not be read or written. Its text names the knob, the cause and the remedy.
+#[derive(Debug)]
 pub enum KnobError {
     /// The thread ended, the NIC was unplugged, the interrupt was freed: there is nothing to set or restore.
-    #[error("{0}: no longer there")]
     Gone(String),
     /// This kernel, driver or device has no such knob, or others hold it.
-    #[error("{knob}: {why}")]
     Unsupported {
         /// The knob.
         knob: String,
-        /// What is missing, and from which version it is there; or who holds it.
+        /// The cause, and what to do.
         why: String,
     },
-    /// The kernel refused or failed.
-    #[error("{knob}: {what}: {source}")]
+    /// The kernel refused or failed, and Ontime knows no cause.
     Os {
         /// The knob.
         knob: String,
@@ -371,7 +390,6 @@ pub enum KnobError {
         source: std::io::Error,
     },
     /// The kernel refused, for a cause that is known and can be ended.
-    #[error("{knob}: {what}: {source}: {cause}; {remedy}")]
     Refused {
         /// The knob.
         knob: String,
@@ -385,7 +403,6 @@ pub enum KnobError {
         remedy: String,
     },
     /// The kernel gave, or a rule asked, a value this knob cannot have.
-    #[error("{knob}: {why}")]
     Value {
         /// The knob.
         knob: String,
@@ -393,6 +410,39 @@ pub enum KnobError {
         why: String,
     },
 }
+
+impl KnobError {
+    /// The cause and the remedy, for a place that names the knob itself.
+    pub fn why(&self) -> String {
+        match self {
+            KnobError::Gone(_) => {
+                "no longer there: its thread, interface, queue or interrupt has ended; nothing to do".to_owned()
+            }
+            KnobError::Unsupported { why, .. } => why.clone(),
+            KnobError::Os { what, source, .. } => format!(
+                "{what}: {source}; Ontime knows no cause: see the kernel's log (journalctl -k), and if it stays, \
+                 report it with the output of `ontime report`"
+            ),
+            KnobError::Refused { what, source, cause, remedy, .. } => format!("{what}: {source}: {cause}; {remedy}"),
+            KnobError::Value { why, .. } => {
+                format!("{why}, a defect of Ontime or the kernel; report it with the output of `ontime report`")
+            }
+        }
+    }
+}
+
+impl fmt::Display for KnobError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (KnobError::Gone(knob)
+        | KnobError::Unsupported { knob, .. }
+        | KnobError::Os { knob, .. }
+        | KnobError::Refused { knob, .. }
+        | KnobError::Value { knob, .. }) = self;
+        write!(f, "{knob}: {}", self.why())
+    }
+}
+
+impl std::error::Error for KnobError {}
 
 /// A host whose knobs can be read and written; the running one is [`crate::LiveHost`].
 pub trait Host {

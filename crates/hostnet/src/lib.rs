@@ -49,3 +49,5 @@ pub use smi::SmiCount;
 
 #[cfg(test)]
 mod crash_tests;
+#[cfg(test)]
+mod message_tests;

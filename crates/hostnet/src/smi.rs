@@ -172,8 +172,8 @@ fn open(event: Event, cpu: u32) -> std::io::Result<File> {
 fn refused(error: &std::io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => {
-            "the kernel lets only root, or CAP_PERFMON, count (kernel.perf_event_paranoid; lockdown confidentiality: \
-             nobody)"
+            "the kernel lets only root, or CAP_PERFMON, count (kernel.perf_event_paranoid; under lockdown \
+             confidentiality not even these)"
                 .to_owned()
         }
         _ => format!("perf_event_open failed: {error}"),

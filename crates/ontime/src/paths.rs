@@ -69,7 +69,7 @@ impl Paths {
     /// # Errors
     /// See [`JournalError`].
     pub fn journal(&self) -> Result<Journal, JournalError> {
-        Journal::open(&self.kept(), &self.boot_id()?)
+        Journal::open(&self.kept(), &journal::running_boot_id()?)
     }
 
     /// Opens the journal to give back what this version understands of it.
@@ -77,15 +77,7 @@ impl Paths {
     /// # Errors
     /// See [`JournalError`].
     pub fn journal_to_reset(&self) -> Result<Journal, JournalError> {
-        Journal::open_to_reset(&self.kept(), &self.boot_id()?)
-    }
-
-    fn boot_id(&self) -> Result<String, JournalError> {
-        journal::running_boot_id().map_err(|source| JournalError::Io {
-            path: self.kept(),
-            what: "reading the boot id",
-            source,
-        })
+        Journal::open_to_reset(&self.kept(), &journal::running_boot_id()?)
     }
 
     /// Reads original values, whether or not a daemon holds the journal; makes and changes nothing.
@@ -94,9 +86,7 @@ impl Paths {
     /// See [`JournalError`].
     pub fn originals(&self) -> Result<Originals, JournalError> {
         let path = self.kept();
-        let boot_id = journal::running_boot_id()
-            .map_err(|source| JournalError::Unread { path: journal::BOOT_ID.into(), source })?;
-        Originals::read(&path, &boot_id)
+        Originals::read(&path, &journal::running_boot_id()?)
     }
 
     fn kept(&self) -> PathBuf {

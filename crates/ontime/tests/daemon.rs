@@ -439,7 +439,7 @@ fn a_look_that_fails_gives_nothing_back() {
     // What it has open stays open.
     limit(Some(3));
     site.poke();
-    until("it looks in vain", || daemon.log().contains("could not be looked at whole").then_some(()));
+    until("it looks in vain", || daemon.log().contains("could not be read whole").then_some(()));
     assert_eq!(guest.policy(), (FIFO, 47));
     limit(maximum);
     let problems = || site.json(&["status", "--json"])["problems"].as_array().unwrap().clone();

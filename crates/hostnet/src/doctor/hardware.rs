@@ -171,7 +171,7 @@ const INSTEAD_OF_TSC: [&str; 5] = ["hpet", "acpi_pm", "pit", "refined-jiffies", 
 
 fn other_clock(inventory: &Inventory, name: &str) -> &'static str {
     if inventory.cpus.has_tsc {
-        "echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource, and find out who chose another \
+        "echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource, and find out what chose another \
          (clocksource= at boot)"
     } else if INSTEAD_OF_TSC.contains(&name) {
         "find out why the TSC was given up (dmesg | grep -i tsc); tsc=reliable where it is known to be good"
@@ -277,7 +277,7 @@ pub(super) fn pressure(inventory: &Inventory) -> Check {
              one level",
             "`ontime-lab bench path` (docs/bench/path.md): Debian 7.2-rt, emulated, virtual clock",
         )
-        .remedy("boot with psi=0, where nobody reads it (systemd-oomd does)")
+        .remedy("boot with psi=0, where no program reads it (systemd-oomd does)")
 }
 
 pub(super) fn lockdown(inventory: &Inventory) -> Check {

@@ -17,6 +17,7 @@ use crate::netlink::ethtool::Ethtool;
 use crate::netlink::link::{Link, links};
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
+use crate::obstacle::with_remedy;
 use crate::rules::{POLL_FILE, WEIGHT_FILE};
 
 pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
@@ -24,8 +25,8 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
     let roots_of =
         Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).and_then(|mut netlink| qdisc::roots(&mut netlink));
     let mut qdiscs = roots_of.unwrap_or_else(|error| {
-        let why = format!("rtnetlink: {error}");
-        // Who chose them is not known then, and somebody's would be replaced for good.
+        let why = with_remedy("rtnetlink", &error);
+        // Who chose them is not known then, and an administrator's would be replaced for good.
         if !is_old(&error) {
             inventory.incomplete = Some(format!("root qdiscs: {why}"));
         }
@@ -35,7 +36,7 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
     let found = match found {
         Ok(found) => found,
         Err(error) => {
-            let why = format!("rtnetlink: {error}");
+            let why = with_remedy("rtnetlink", &error);
             inventory.incomplete = Some(format!("interfaces: {why}"));
             inventory.notes.push(note("interfaces", why));
             return;
@@ -48,7 +49,7 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
                 "this kernel does not list them (netlink family netdev, 6.8): those with a thread are known by its name"
                     .to_owned()
             } else {
-                let why = format!("netlink family netdev: {error}");
+                let why = with_remedy("netlink family netdev", &error);
                 inventory.incomplete = Some(format!("NAPI instances: {why}"));
                 why
             };
@@ -238,7 +239,7 @@ fn said<T>(
         answer => answer,
     };
     answer.unwrap_or_else(|error| {
-        let why = format!("netlink family ethtool: {error}");
+        let why = with_remedy("netlink family ethtool", &error);
         inventory.incomplete = Some(format!("{about}: {why}"));
         inventory.notes.push(note(about, why));
         BTreeMap::new()

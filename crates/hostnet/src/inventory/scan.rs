@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -12,6 +13,7 @@ use super::{
 };
 use crate::cpus::CpuSet;
 use crate::live::Roots;
+use crate::obstacle::with_remedy;
 use crate::rules::{DEV_WEIGHT, RT_RUNTIME, SKB_DEFER_MAX};
 
 /// Sysctls that rules and checks look at, below `/proc/sys`.
@@ -182,13 +184,21 @@ fn lockdown(text: &str) -> Lockdown {
 fn without_debugfs(debug: &Path, lockdown: Lockdown) -> String {
     let is_empty = || fs::read_dir(debug).map(|mut entries| entries.next().is_none());
     match is_empty() {
-        _ if lockdown != Lockdown::None => "kernel lockdown denies debugfs".to_owned(),
+        _ if lockdown != Lockdown::None => {
+            "kernel lockdown denies debugfs; boot without lockdown (it comes with Secure Boot)".to_owned()
+        }
         Ok(true) => {
             let place = debug.display();
             format!("debugfs is not mounted at {place}: mount -t debugfs debugfs {place}")
         }
-        Ok(false) => "this kernel has no directory sched in debugfs (CONFIG_DEBUG_FS, CONFIG_SCHED_DEBUG)".to_owned(),
-        Err(error) => format!("{}: {error}", debug.display()),
+        Ok(false) => {
+            "this kernel has no directory sched in debugfs; use one with CONFIG_DEBUG_FS and CONFIG_SCHED_DEBUG"
+                .to_owned()
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            format!("{}: {error}; use a kernel with CONFIG_DEBUG_FS", debug.display())
+        }
+        Err(error) => with_remedy(&debug.display().to_string(), &error),
     }
 }
 
@@ -316,11 +326,15 @@ mod tests {
         let tree = tempfile::tempdir().unwrap();
         let why = |lockdown| without_debugfs(tree.path(), lockdown);
         assert!(why(Lockdown::None).contains("mount -t debugfs debugfs /"), "{}", why(Lockdown::None));
-        assert_eq!(why(Lockdown::Integrity), "kernel lockdown denies debugfs");
+        let locked = why(Lockdown::Integrity);
+        assert!(locked.starts_with("kernel lockdown denies debugfs; boot without lockdown"), "{locked}");
         fs::create_dir(tree.path().join("tracing")).unwrap();
         assert!(why(Lockdown::None).contains("no directory sched"));
         let missing = without_debugfs(&tree.path().join("none"), Lockdown::None);
-        assert!(missing.contains("none: No such file"), "{missing}");
+        assert!(
+            missing.contains("none: No such file") && missing.contains("a kernel with CONFIG_DEBUG_FS"),
+            "{missing}"
+        );
     }
 
     #[test]

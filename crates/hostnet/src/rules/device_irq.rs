@@ -54,7 +54,12 @@ pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
         if [AS_STARTED, Policy::BULK_DRIVER].contains(&thread.policy) {
             outcome.settings.push(place(RuleId::DeviceIrq, thread, Policy::BULK_DRIVER));
         } else if above {
-            outcome.findings.push(left(thread, Severity::Warning, "was placed by somebody", CHOSEN));
+            outcome.findings.push(left(
+                thread,
+                Severity::Warning,
+                "was placed by the administrator or another program",
+                CHOSEN,
+            ));
         }
     }
     outcome

@@ -50,7 +50,7 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::NapiThreaded,
         title: "every NAPI polled by a thread of its own",
-        waits_behind: "any NAPI that is not threaded: its packets are moved in softirq, by whoever runs it",
+        waits_behind: "any NAPI that is not threaded: its packets are moved in softirq, on whatever thread runs then",
         cost: Cost {
             text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with priorities only, 46/87/115 threaded; \
                    6.12-rt: 2230/18660/29419 by default, 351/656/666 threaded",
@@ -114,7 +114,7 @@ pub static RULES: &[Rule] = &[
         cure: "TUNSETSNDBUF of bulk VMs' taps: the highest limit in place of none, with which vhost does not batch and \
             nothing is held back",
         live_safe: "drivers/vhost/net.c, handle_tx_copy: whether to batch is looked up at each turn; a limit that \
-            somebody else set stays",
+            was set before stays",
         plan: tap_batch::tap_batch,
     },
     Rule {

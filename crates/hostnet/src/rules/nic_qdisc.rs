@@ -49,7 +49,9 @@ pub fn kept(rule: RuleId, nic: &Nic, theirs: &str) -> Finding {
         rule,
         severity: Severity::Warning,
         object: nic.id.name.clone(),
-        found: format!("its root qdisc {theirs} was chosen by somebody, and could not be given back as it is"),
+        found: format!(
+            "its root qdisc {theirs} was set by the administrator or another program, and a reset could not restore it"
+        ),
         remedy: format!("if it may go: tc qdisc del dev {} root, which drops what waits in it", nic.id.name),
         refusal: Some(Refusal::NotLiveSafe),
     }

@@ -108,7 +108,7 @@ pub fn knob_state(host: &dyn Host, setting: &hostnet::Setting) -> api::KnobState
                 hostnet::KnobError::Unsupported { .. } => "unsupported",
                 _ => "failed",
             };
-            (None, state, Some(error.to_string()))
+            (None, state, Some(error.why()))
         }
     };
     api::KnobState {

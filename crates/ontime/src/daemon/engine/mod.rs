@@ -52,7 +52,7 @@ use crate::paths::Paths;
 
 /// A look in which something that is there may be missing.
 #[derive(Debug, thiserror::Error)]
-#[error("it could not be looked at whole: {0}; all stays as it is, and the next look is soon")]
+#[error("it could not be read whole: {0}; all settings stay as they are, and the daemon looks again in a second")]
 struct Incomplete(String);
 
 /// Why a request to apply changed nothing.
@@ -442,9 +442,7 @@ impl Engine {
                 }
                 Done::Changed => self.metrics.knob(rule, true),
                 Done::Failed(why) => {
-                    // The reason names the knob, where the knob gave it.
-                    let knob = item.knob.to_string();
-                    self.repeats.warn(&if why.starts_with(&knob) { why.clone() } else { format!("{knob}: {why}") });
+                    self.repeats.warn(&format!("{}: {why}", item.knob));
                     self.metrics.knob(rule, false);
                 }
                 _ => {}

@@ -84,7 +84,7 @@ pub fn would(look: &Look, host: &dyn Host, originals: &Originals) -> api::Report
                     KnobError::Unsupported { .. } => "unsupported",
                     _ => "unreadable",
                 };
-                changes.push(change(None, outcome, Some(error.to_string())));
+                changes.push(change(None, outcome, Some(error.why())));
             }
         }
     }
