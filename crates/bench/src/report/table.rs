@@ -101,7 +101,9 @@ pub fn terminal(report: &Report) -> String {
 
 /// Text whose lines have room in a terminal.
 pub fn fitted(text: &str) -> String {
-    fill(text, Options::new(WIDTH).subsequent_indent("  ").word_splitter(WordSplitter::NoHyphenation))
+    let options = Options::new(WIDTH).subsequent_indent("  ").word_splitter(WordSplitter::NoHyphenation);
+    // By itself each: `fill` indents every line but the first of all.
+    text.split('\n').map(|line| fill(line, &options)).collect::<Vec<_>>().join("\n")
 }
 
 /// A paragraph, broken into lines.
@@ -539,4 +541,18 @@ fn verdict(report: &Report) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_have_room_stay_as_they_are() {
+        let text = format!("head\n  {:<20} {:>9}\n{}\n", "a", 1, "long ".repeat(30).trim());
+        let fitted = fitted(&text);
+        let lines: Vec<&str> = fitted.split('\n').collect();
+        assert_eq!(lines[..2], ["head", &format!("  {:<20} {:>9}", "a", 1)]);
+        assert!(lines[2].len() <= WIDTH && lines[3].starts_with("  long") && lines[4..] == [""], "{lines:?}");
+    }
 }
