@@ -1,8 +1,8 @@
 //! A report in a terminal: what a reader must know, the goals, then the table and the verdict.
 //!
 //! In: a [`Report`]. Out: lines of at most [`WIDTH`] columns. The table has a column for each figure that differs
-//! between cases, as far as there is room: first what every experiment is judged by (ratio, p99, maximum), then what
-//! its goals name, what it names itself, its metrics, and the rest. A figure that is the same in every case is said once
+//! between cases, as far as there is room: first what every experiment is judged by (ratio, p99, maximum), then what its
+//! goals name, what it names itself, its metrics, and the rest. A figure that is the same in every case is said once
 //! above the table, and columns without room are named below it.
 
 use std::fmt::Write as _;
@@ -490,11 +490,13 @@ pub fn goals(report: &Report) -> String {
         let information = if goal.binding { "" } else { ", for information" };
         let _ = writeln!(
             text,
-            "[{:^12}] {} (Linux {}{information}): {}; {}",
+            "[{:^12}] {} (Linux {}{information}): {} {} {}; {}",
             outcome(goal),
             goal.text,
             goal.kernel_series,
-            reached(goal),
+            actual(goal),
+            if goal.bound == Bound::AtLeast { ">=" } else { "<=" },
+            number::significant(goal.target),
             goal.figures
         );
     }
@@ -510,11 +512,8 @@ fn outcome(goal: &Goal) -> &'static str {
     }
 }
 
-/// What was reached, and what was to be.
-fn reached(goal: &Goal) -> String {
-    let bound = if goal.bound == Bound::AtLeast { ">=" } else { "<=" };
-    let actual = goal.actual.map_or_else(|| DASH.to_string(), number::significant);
-    format!("{actual} {bound} {}", number::significant(goal.target))
+fn actual(goal: &Goal) -> String {
+    goal.actual.map_or_else(|| DASH.to_string(), number::significant)
 }
 
 /// How many goals were met, and which were not; goals that are for information only where none is binding.
@@ -529,8 +528,11 @@ fn verdict(report: &Report) -> String {
     let mut text = format!("Verdict: {met} of {} goals met{information}", goals.len());
     for (met, words) in [(Some(false), "NOT MET"), (None, "not measured")] {
         let of = goals.iter().filter(|goal| goal.met == met);
-        let name =
-            |goal: &&Goal| if met.is_none() { goal.id.clone() } else { format!("{} ({})", goal.id, reached(goal)) };
+        let name = |goal: &&Goal| {
+            let bound = if goal.bound == Bound::AtLeast { "at least" } else { "at most" };
+            let figures = format!(" ({}; goal: {bound} {})", actual(goal), number::significant(goal.target));
+            goal.id.clone() + if met.is_none() { "" } else { &figures }
+        };
         let mut names: Vec<String> = of.map(name).collect();
         if let more @ 1.. = names.len().saturating_sub(GOALS) {
             names.truncate(GOALS);
