@@ -1,9 +1,9 @@
 //! A report in a terminal: what a reader must know, the goals, then the table and the verdict.
 //!
 //! In: a [`Report`]. Out: lines of at most [`WIDTH`] columns. The table has a column for each figure that differs
-//! between cases, as far as there is room: first what every experiment is judged by (ratio, p99, maximum), then what its
-//! goals name, what it names itself, its metrics, and the rest. A figure that is the same in every case is said once
-//! above the table, and columns without room are named below it.
+//! between cases, as far as there is room: first what every experiment is judged by (ratio, p99, maximum), then what
+//! its goals name, what it names itself, its metrics, and the rest. A figure that is the same in every case is said
+//! once above the table, and columns without room are named below it.
 
 use std::fmt::Write as _;
 

@@ -229,8 +229,8 @@ pub fn table(all: &[Scaled]) -> String {
         let verdict = if of.planning() <= half && of.missed == 0 { "met" } else { "NOT MET" };
         let _ = writeln!(
             text,
-            "[{verdict}] {}: no miss, the planner at most {} of a CPU: half of the paper's overhead, whose switches are \
-             not in ours",
+            "[{verdict}] {}: no miss, the planner at most {} of a CPU: half of the paper's overhead, whose switches \
+             are not in ours",
             of.scenario.words(),
             number::percent(half)
         );
