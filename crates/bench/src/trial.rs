@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use ontime_lab::isolate;
 
@@ -15,9 +16,63 @@ use crate::paced::Paced;
 use crate::schema::{Load, MethodResult, Run};
 use crate::workload::{self, Workload};
 
+/// Which case of how many a measurement is at, and how long it takes yet.
+#[derive(Debug)]
+pub(crate) struct CaseCount {
+    total: usize,
+    /// Cases that are measured at the same time.
+    at_once: usize,
+    begun: usize,
+    start: Instant,
+}
+
+impl CaseCount {
+    pub(crate) fn new(total: usize, at_once: usize) -> Self {
+        Self { total, at_once, begun: 0, start: Instant::now() }
+    }
+
+    /// A case begins.
+    pub(crate) fn begin(&mut self, name: &str) -> String {
+        self.begin_after(name, self.start.elapsed())
+    }
+
+    /// The same, so long after the first case began. Those that are left are expected to take as long as those before.
+    fn begin_after(&mut self, name: &str, elapsed: Duration) -> String {
+        self.begun += 1;
+        let line = format!("case {} of {}: {name}", self.begun, self.total);
+        let ended = self.begun.saturating_sub(self.at_once);
+        if ended == 0 {
+            return line;
+        }
+        let left = elapsed.as_secs_f64() * self.total.saturating_sub(ended) as f64 / ended as f64;
+        if left < 90.0 {
+            format!("{line}; about {left:.0} s left")
+        } else {
+            format!("{line}; about {:.0} min left", left / 60.0)
+        }
+    }
+}
+
+/// As [`each_of`]; before each case `progress` is told which of how many it is.
+pub fn each<C, R>(
+    host: Host,
+    cases: impl IntoIterator<Item = C>,
+    name: impl Fn(&C) -> String,
+    progress: &mut dyn FnMut(&str),
+    missing: &mut dyn FnMut(&str, MeasureError),
+    mut measure: impl FnMut(&mut Host, &C, &mut Vec<R>, &mut dyn FnMut(&str)) -> Result<(), MeasureError>,
+) -> Result<Vec<R>, MeasureError> {
+    let cases: Vec<C> = cases.into_iter().collect();
+    let mut count = CaseCount::new(cases.len(), 1);
+    each_of(host, cases, &name, missing, |host, case, results| {
+        progress(&count.begin(&name(case)));
+        measure(host, case, results, progress)
+    })
+}
+
 /// Measures cases on one host, then ends it. A case that fails is passed to `missing` by its name, and the rest is
 /// measured, as long as the host lives; what was measured before its end counts.
-pub fn each<C, R>(
+pub(crate) fn each_of<C, R>(
     mut host: Host,
     cases: impl IntoIterator<Item = C>,
     name: impl Fn(&C) -> String,
@@ -183,5 +238,26 @@ impl Trial<'_> {
         result.notes.extend(notes);
         result.notes.extend(host.notes(stretch.missed));
         Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_is_told_with_its_number_and_the_time_that_is_left() {
+        let mut count = CaseCount::new(18, 1);
+        let mut begin = |seconds| count.begin_after("vanilla", Duration::from_secs(seconds));
+        assert_eq!(begin(0), "case 1 of 18: vanilla");
+        assert_eq!(begin(60), "case 2 of 18: vanilla; about 17 min left");
+        let told: Vec<String> = (3..=18).map(|case| begin((case - 1) * 60)).collect();
+        assert_eq!(told[4], "case 7 of 18: vanilla; about 12 min left");
+        assert_eq!(told[15], "case 18 of 18: vanilla; about 60 s left");
+        // Of two hosts side by side, the first case that ended is the third that begins.
+        let mut count = CaseCount::new(4, 2);
+        let mut begin = |seconds| count.begin_after("threaded", Duration::from_secs(seconds));
+        assert_eq!([begin(0), begin(1)], ["case 1 of 4: threaded", "case 2 of 4: threaded"]);
+        assert_eq!(begin(60), "case 3 of 4: threaded; about 3 min left");
     }
 }

@@ -57,8 +57,9 @@ fn measure(
         host,
         cases,
         |(method, send)| name(method, *send),
+        progress,
         missing,
-        |host, &(method, send), results| {
+        |host, &(method, send), results, progress| {
             put(host, &mut seat, method == "outsourcing", progress)?;
             results.push(measure_case(host, args, method, send, progress)?);
             Ok(())

@@ -52,8 +52,9 @@ fn measure(
         host,
         &args.methods,
         |method| (*method).clone(),
+        progress,
         missing,
-        |host, method, results| {
+        |host, method, results, progress| {
             let (place, applied) = match method.as_str() {
                 "outsourcing" => (Place::Outsourced(Wake::Idle), "partitioned"),
                 other => (Place::Vm, other),

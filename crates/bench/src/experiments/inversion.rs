@@ -93,8 +93,9 @@ fn measure(
         host,
         cases,
         |(case, _)| case.clone(),
+        progress,
         missing,
-        |host, (case, rule), results| {
+        |host, (case, rule), results, progress| {
             let mut result = measure_case(host, args, case, *rule, progress)?;
             result.metrics.extend(against(&result, results.first()));
             if let Some(lacks) = rule.and_then(|rule| lacks(rule, site.machine.kernel)) {

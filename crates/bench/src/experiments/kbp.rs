@@ -75,7 +75,7 @@ fn measure(
     let host = ground.start(&BULK_VMS, &server::CONFIG, progress)?;
     let cases = args.places.iter().flat_map(|place| args.methods.iter().map(move |method| (method, place)));
     let name = |(method, place): &(&String, &String)| format!("{method}-{place}, one frame or more");
-    trial::each(host, cases, name, missing, |host, &(method, place), results| {
+    trial::each(host, cases, name, progress, missing, |host, &(method, place), results, progress| {
         if seat.place().is_some_and(|before| before != seat_of(place)) {
             // Beside a thread that polls, making the next place has a twentieth of the one CPU, and takes minutes.
             apply(host, "napi")?;

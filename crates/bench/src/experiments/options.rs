@@ -241,10 +241,10 @@ impl Measured {
             paper: known.paper(&figures),
             notes,
         };
-        write(&report, output)?;
         for line in &missing {
             eprintln!("ontime-lab: {line}");
         }
+        write(&report, output)?;
         Ok(ExitCode::from(if missing.is_empty() { OK } else { WARNING }))
     }
 }
@@ -317,6 +317,6 @@ fn write(report: &Report, output: &Output) -> anyhow::Result<ExitCode> {
             put(&dir.join(name), text)?;
         }
     }
-    println!("{}", report::terminal(report));
+    print!("{}", report::terminal(report));
     Ok(ExitCode::SUCCESS)
 }

@@ -10,6 +10,7 @@ use ontime_lab::{Clock, Kernel};
 
 use super::{Emulated, Experiment, chosen, command, created, noted, say};
 use crate::path::{self, Document, Measured, PATH_VERSION, Program};
+use crate::report;
 
 /// What is traced where nothing is said.
 const DEFAULTS: [&str; 3] = ["partitioned", "outsourcing", "host-process"];
@@ -101,7 +102,7 @@ fn report(args: &Options, measured: Vec<Measured>, missing: Vec<String>) -> anyh
             eprintln!("wrote {}", path.display());
         }
     }
-    println!("{}", path::table(&document));
+    println!("{}", report::fitted(&path::table(&document)));
     Ok(ExitCode::from(if missing.is_empty() { OK } else { WARNING }))
 }
 

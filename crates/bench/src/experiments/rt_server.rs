@@ -7,8 +7,11 @@
 //! `memcached` and `voip` with another [`Workload`].
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
 use ontime_cli::usage;
@@ -28,7 +31,7 @@ use crate::paper::Figures;
 use crate::schema::{Load, MethodResult, PaperRow};
 use crate::segments::{Depth, Trace};
 use crate::server::{self, Place, Seat, Wake};
-use crate::trial::{self, Requests, Trial};
+use crate::trial::{self, CaseCount, Requests, Trial};
 use crate::workload::{SOCKPERF, Workload};
 
 /// Requests at the start of each case that do not count: caches, ARP, the client learning the clock.
@@ -87,6 +90,11 @@ impl Case {
         }
     }
 
+    /// In progress, and where it could not be measured.
+    fn words(&self) -> String {
+        format!("{}, {}", self.name, self.load.words())
+    }
+
     pub(crate) fn label(&self) -> String {
         let words = match self.name.as_str() {
             "vanilla" => "stock kernel without PREEMPT_RT, RT vCPU and vNIC threads at FIFO",
@@ -124,11 +132,12 @@ struct Plan {
     seed: u64,
 }
 
-/// Boots the host, starts the VMs (a real one has both) and measures every case. A case that fails is passed to
-/// `missing` with its name, and the rest is measured, as long as the host lives.
+/// Boots the host, starts the VMs (a real one has both) and measures every case, which `begun` is told first. A case
+/// that fails is passed to `missing` with its name, and the rest is measured, as long as the host lives.
 fn measure(
     plan: &Plan,
     ground: Ground<'_>,
+    begun: &mut dyn FnMut(&str),
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
@@ -141,12 +150,13 @@ fn measure(
         append(site, &plan.appended)?;
     }
     let host = ground.start(&BULK_VMS, &config, progress)?;
-    trial::each(
+    trial::each_of(
         host,
         &plan.cases,
-        |case| case.name.clone(),
+        |case| case.words(),
         missing,
         |host, case, results| {
+            begun(&case.words());
             seat.put(host, case.place(), progress)?;
             let mut result = measure_case(host, plan, case, progress)?;
             result.notes.extend(plan.settings.iter().map(|line| format!("host.toml: {line}")));
@@ -175,7 +185,7 @@ fn measure_case(
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     let name = format!("{}-{}", case.name, case.load.name());
-    progress(&format!("{}, {}: applying", case.name, case.load.words()));
+    progress(&format!("{}: applying", case.words()));
     if case.name == "vanilla" && host.target().is_some() && host.shell("uname -v")?.contains("PREEMPT_RT") {
         let said = "vanilla is a kernel without PREEMPT_RT, and this host's has it: its defaults are rt-default";
         return Err(HardwareError::NotHere(said.to_owned()).into());
@@ -417,20 +427,26 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     }
     let at_once = if args.clock == Clock::Virtual { 2 } else { 1 };
     let (mut results, mut missing) = (Vec::new(), Vec::new());
+    let total = hosts.iter().flat_map(cases).count();
+    let count = Arc::new(Mutex::new(CaseCount::new(total, at_once.min(hosts.len()))));
     let mut waiting = hosts.iter().enumerate();
-    let mut running: Vec<(usize, Child)> = Vec::new();
+    let mut running: Vec<(usize, Child, JoinHandle<Option<Found>>)> = Vec::new();
     loop {
         for _ in running.len()..at_once {
             let Some((number, host)) = waiting.next() else { break };
-            running.push((number, start_part(args, kind, number, host)?));
+            let mut child = start_part(args, kind, number, host)?;
+            let told = child.stdout.take().context("the standard output of a part of the measurement")?;
+            let (count, kernel) = (Arc::clone(&count), host.kernel);
+            running.push((number, child, thread::spawn(move || listen(told, kernel, &count))));
         }
         if running.is_empty() {
             break;
         }
-        let (number, child) = running.remove(0);
-        let ended = child.wait_with_output().context("waiting for a part of the measurement")?;
-        if ended.status.success() {
-            let found: Found = serde_json::from_slice(&ended.stdout).context("what a part measured")?;
+        let (number, mut child, told) = running.remove(0);
+        let found = told.join().ok().flatten();
+        let ended = child.wait().context("waiting for a part of the measurement")?;
+        if ended.success() {
+            let found = found.context("what a part measured")?;
             results.push((number, found.results));
             missing.extend(found.missing);
         } else if let Some(host) = hosts.get(number) {
@@ -466,13 +482,46 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let plan = plan(args, kind, &methods);
     let mut missing = Vec::new();
     let found = args.hardware.measure(args.out.as_deref(), kind.workload.captured(), |ground| {
-        measure(&plan, ground, &mut say, &mut noted(&mut missing))
+        let mut count = CaseCount::new(plan.cases.len(), 1);
+        measure(&plan, ground, &mut |case| say(&count.begin(case)), &mut say, &mut noted(&mut missing))
     })?;
     let (results, notes) = found.context("a real host")?;
     Measured { experiment: kind.name, seed: args.seed, results, missing, notes }.report(&args.output)
 }
 
-/// What a part measured: its standard output.
+/// A line of a part's standard output, as JSON.
+#[derive(Debug, Serialize, Deserialize)]
+enum Told {
+    /// A case begins.
+    Case(String),
+    /// The last line.
+    Found(Found),
+}
+
+impl Told {
+    /// Tells the command that started this part.
+    fn tell(&self) -> anyhow::Result<()> {
+        Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(self)?)?)
+    }
+}
+
+/// Shows which case begins in a part until that ends.
+fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<Found> {
+    let mut found = None;
+    for line in BufReader::new(told).lines().map_while(Result::ok) {
+        match serde_json::from_str(&line) {
+            Ok(Told::Case(name)) => {
+                let begun = count.lock().unwrap_or_else(PoisonError::into_inner).begin(&name);
+                eprintln!("[{kernel}] {begun}");
+            }
+            Ok(Told::Found(of)) => found = Some(of),
+            Err(error) => eprintln!("[{kernel}] what a part of the measurement tells is no JSON: {error}"),
+        }
+    }
+    found
+}
+
+/// What a part measured.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Found {
     results: Vec<MethodResult>,
@@ -524,11 +573,13 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let results = emulated.measure_inside(&lab::images(emulated.machine().takes_turns())?, |mut site, images| {
         site.machine.captured_bytes = kind.workload.captured();
         let ground = Ground::Emulated(&site, images);
-        measure(&plan, ground, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
+        // Where the command that started this part is gone, this process ends, too.
+        let mut begun = |case: &str| drop(Told::Case(case.to_owned()).tell());
+        measure(&plan, ground, &mut begun, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
             missing.push(format!("{case} on {kernel}: not measured: {error}"));
         })
     })?;
-    serde_json::to_writer(std::io::stdout(), &Found { results, missing }).context("telling what was measured")?;
+    Told::Found(Found { results, missing }).tell().context("telling what was measured")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -789,6 +840,18 @@ mod tests {
                 assert!(kind.methods.contains(&case.method), "{}: {} is not measured", kind.name, case.method);
             }
         }
+    }
+
+    #[test]
+    fn a_part_tells_its_cases_and_then_what_it_found() {
+        let found = Found { results: Vec::new(), missing: vec!["threaded, no flood".to_owned()] };
+        let lines = [Told::Case("vanilla, TCP flood".to_owned()), Told::Found(found)];
+        let told: String = lines.map(|line| serde_json::to_string(&line).unwrap() + "\n").concat();
+        let count = Mutex::new(CaseCount::new(3, 1));
+        let found = listen(told.as_bytes(), Kernel::Rt72, &count).unwrap();
+        assert_eq!(found.missing, ["threaded, no flood"]);
+        assert!(count.lock().unwrap().begin("x").starts_with("case 2 of 3: x; about "));
+        assert!(listen(&b"no JSON\n"[..], Kernel::Rt72, &count).is_none());
     }
 
     #[test]

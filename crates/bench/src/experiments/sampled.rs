@@ -46,7 +46,7 @@ fn measure(
     }
     let cases = args.methods.iter().flat_map(|method| args.loads.iter().map(move |load| (method, *load)));
     let name = |(method, load): &(&String, Load)| format!("{method} ({})", load.words());
-    trial::each(host, cases, name, missing, |host, &(method, load), results| {
+    trial::each(host, cases, name, progress, missing, |host, &(method, load), results, progress| {
         progress(&format!("{method}, {}: applying", load.words()));
         host.apply(if method == "rt-default" { "vanilla" } else { method })?;
         let trial = Trial {

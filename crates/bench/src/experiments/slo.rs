@@ -138,8 +138,9 @@ fn measure(
         host,
         cases,
         |(method, beside)| name(method, *beside),
+        progress,
         missing,
-        |host, &(method, beside), results| {
+        |host, &(method, beside), results, progress| {
             progress(&format!("{}: applying", name(method, beside)));
             setting.apply(host, method, figures)?;
             let mut result = setting.measure_case(host, args, (method, beside), &video, progress)?;

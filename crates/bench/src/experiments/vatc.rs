@@ -203,7 +203,7 @@ fn measure(
     let mut vms = vec![RT_VM];
     vms.extend(bulk.iter().map(|(name, address)| Vm { name, role: "bulk", net: "rt", address }));
     let host = ground.start(&vms, &[], progress)?;
-    trial::each(host, plan.cases(), Case::to_string, missing, |host, case, results| {
+    trial::each(host, plan.cases(), Case::to_string, progress, missing, |host, case, results, progress| {
         results.push(measure_case(host, plan, *case, progress)?);
         Ok(())
     })

@@ -115,8 +115,9 @@ fn measure(
         host,
         cases,
         |(method, load, neighbour)| name(method, *load, *neighbour),
+        progress,
         missing,
-        |host, &(method, load, neighbour), results| {
+        |host, &(method, load, neighbour), results, progress| {
             let case = name(method, load, neighbour);
             progress(&format!("{case}: applying"));
             host.apply(method)?;

@@ -191,8 +191,9 @@ pub fn measure(
         host,
         &cases,
         |case| case.name.clone(),
+        progress,
         missing,
-        |host, case, results| {
+        |host, case, results, progress| {
             let place = case.place();
             if seat.place() != Some(place) {
                 told = None;

@@ -15,7 +15,7 @@ pub use csv::csv;
 pub use histograms::{case, hgrm, hgrm_files, rtla};
 pub use html::html;
 pub use own::{Own, own};
-pub use table::{goals, terminal};
+pub use table::{fitted, goals, terminal};
 
 use ontime_figures::number;
 

@@ -28,7 +28,7 @@ pub fn own(report: &Report, sentences: bool) -> Vec<Own<'_>> {
 }
 
 /// Of results as a whole, whose first columns these are; or of their parts.
-fn table<'a>(report: &'a Report, sentences: bool, columns: Option<&[Figure]>) -> Option<Own<'a>> {
+pub(super) fn table<'a>(report: &'a Report, sentences: bool, columns: Option<&[Figure]>) -> Option<Own<'a>> {
     let is_shown =
         |metric: &&Metric| metric.part.is_none() == columns.is_some() && (sentences || metric.unit != Unit::Sentence);
     let mut keys: Vec<&Metric> = Vec::new();

@@ -17,6 +17,7 @@ use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted,
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, MeasureError, Site};
 use crate::paper::Figures;
+use crate::report;
 use crate::schema::{Load, MethodResult};
 
 /// The methods, in the order in which they are measured, as for `rta-periodic`.
@@ -166,7 +167,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let all = all.into_iter().collect::<Result<Vec<_>, _>>()?;
     let simulated = scale::table(&all);
     if args.simulate {
-        print!("{simulated}");
+        print!("{}", report::fitted(&simulated));
         return Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { WARNING }));
     }
     let mut missing = Vec::new();
@@ -174,7 +175,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let results = args.emulated.measure(true, |site, images| {
         measure(&plan, &plan.prepare(site), images, &mut say, &mut noted(&mut missing))
     })?;
-    println!("{simulated}");
+    println!("{}", report::fitted(&simulated));
     let notes = vec![format!(
         "the emulated host: {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, as the \
          virtual clock has one CPU; a job computes for {} % of its slice; four threads of the host want the CPU all \

@@ -168,8 +168,9 @@ fn each_case<C>(
         host,
         all,
         |(method, case)| name(method, case),
+        progress,
         missing,
-        |host, &(method, case), results| {
+        |host, &(method, case), results, progress| {
             let name = name(method, case);
             if applied != Some(method) {
                 progress(&format!("{name}: applying"));

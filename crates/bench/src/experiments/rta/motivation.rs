@@ -143,7 +143,7 @@ impl Experiment for Motivation {
     }
 
     fn run(&self, _: &clap::ArgMatches) -> anyhow::Result<ExitCode> {
-        print!("{}", table()?);
+        print!("{}", crate::report::fitted(&table()?));
         Ok(ExitCode::SUCCESS)
     }
 }

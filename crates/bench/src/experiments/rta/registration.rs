@@ -59,8 +59,9 @@ fn measure(
         host,
         METHODS,
         |method| (*method).to_owned(),
+        progress,
         missing,
-        |host, &method, results| {
+        |host, &method, results, progress| {
             results.push(measure_method(host, &guests, args.count, method, &mut anyway, progress)?);
             Ok(())
         },

@@ -27,6 +27,7 @@ use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted,
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, MeasureError, Site};
 use crate::paper::Figures;
+use crate::report;
 use crate::schema::{Load, MethodResult};
 
 /// The methods, in the order in which they are measured, as for `rta-periodic`.
@@ -341,8 +342,8 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         fs::write(path, simulated.csv()).with_context(|| format!("writing {}", path.display()))?;
     }
     if args.simulate {
-        println!("{}", simulated.words());
-        println!("{}", figures.rtvirt.video());
+        println!("{}", report::fitted(&simulated.words()));
+        println!("{}", report::fitted(&figures.rtvirt.video()));
         return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { WARNING }));
     }
     let mut missing = Vec::new();
