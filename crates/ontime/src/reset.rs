@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use anyhow::Context;
 use ontime_hostnet::{Journal, LiveHost};
 use ontime_tenants::text::counted;
 
@@ -87,13 +86,13 @@ fn nothing_to_give_back(report: &api::Report) -> Option<String> {
 /// The journal keeps them with all the rest, so a later reset finds them restored.
 fn protections_only(paths: &Paths) -> anyhow::Result<ExitCode> {
     let host = LiveHost::with_roots(paths.roots());
-    let journal = paths.journal_to_reset().context("protections are restored by the daemon that runs")?;
+    let journal = paths.journal_to_reset()?;
     let mut status = if tell_foreign(&journal) { exit::WARNING } else { exit::OK };
     for (knob, done) in protections::restore(&host, &journal) {
         match done {
             Ok(()) => eprintln!("{knob}: restored"),
             Err(error) => {
-                eprintln!("ontime: {knob}: {error}");
+                eprintln!("ontime: {knob}: {}", protections::still_off(&error));
                 status = exit::WARNING;
             }
         }
