@@ -131,8 +131,7 @@ fn simulate(args: &Args, placed: &[Placed], report: &mut Report, names: Vec<&str
             span: options.record,
         };
         if let Some(path) = &args.svg {
-            std::fs::write(path, picture.svg())
-                .doing(format_args!("{}: writing the picture (--svg)", path.display()))?;
+            std::fs::write(path, picture.svg()).doing(format_args!("{}: cannot be written (--svg)", path.display()))?;
         }
         drawn = format!("\nThe first {} of the simulation, host 1:\n{}", options.record, picture.text());
     }

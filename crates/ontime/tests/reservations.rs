@@ -179,7 +179,7 @@ fn a_reload_tries_again_what_could_not_be_kept() {
     let site = Site::new();
     let name = name("again");
     site.configure("tenants.toml", &rt(&[&name]));
-    site.configure("sched.toml", &format!("backend = \"sched-ext\"\n{}", reserve(&name, "4ms")));
+    site.configure("sched.toml", &format!("backend = \"sched_ext\"\n{}", reserve(&name, "4ms")));
     let guest = Guest::spinning(&name);
     guest.vcpu();
     let mut daemon = Daemon::start(&site);

@@ -50,8 +50,8 @@ pub enum PacerError {
     Ext(String),
     /// The pacers do not answer.
     #[error(
-        "reservations are not kept any more: the pacer threads have ended or do not answer; collect what is needed with \
-             `ontime report` and report it"
+        "reservations are not kept any more: the pacer threads have ended or do not answer; collect what is needed \
+         with `ontime report` and report it"
     )]
     Lost,
 }

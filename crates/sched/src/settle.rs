@@ -319,8 +319,8 @@ fn asked(
             }
             if let Some(sched) = thread.libvirt.sched {
                 return Err(format!(
-                    "vCPU {number} has {sched} by the domain's <vcpusched>, which Ontime leaves as it is; remove <vcpusched> from \
-                     the domain"
+                    "vCPU {number} has {sched} by the domain's <vcpusched>, which Ontime leaves as it is; remove \
+                     <vcpusched> from the domain"
                 ));
             }
             found.insert(number);
@@ -350,8 +350,11 @@ fn asked(
                     "its [[reservation]] in sched.toml has no `deadlines`: set the share of a CPU that they may have",
                 )?;
                 let (more, period) = guest::bandwidth(need, published).ok_or_else(|| {
-                    format!("vCPU {number} would need more than a CPU for {} in {}; ask for less runtime or a longer period in \
-                         the guest", need.budget, need.period)
+                    format!(
+                        "vCPU {number} would need more than a CPU for {} in {}; ask for less runtime or a longer \
+                         period in the guest",
+                        need.budget, need.period
+                    )
                 })?;
                 if more > most {
                     return Err(format!(

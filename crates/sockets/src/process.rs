@@ -61,7 +61,8 @@ pub enum ProcessError {
         source: std::io::Error,
     },
     /// Another process serves the VM.
-    #[error("another process serves VM {vm} ({}); stop that process first (systemctl stop ontime-device@{vm}), or let it serve", .directory.display())]
+    #[error("another process serves VM {vm} ({}); stop that process first (systemctl stop ontime-device@{vm}), or let \
+        it serve", .directory.display())]
     Running {
         /// Which VM.
         vm: String,
@@ -70,8 +71,8 @@ pub enum ProcessError {
     },
     /// vhost-user.
     #[error(
-        "channel {channel}: its vhost-user connection failed: {reason}; if QEMU still runs, connect the new process with \
-         `ontime attach VM --qmp SOCKET`"
+        "channel {channel}: its vhost-user connection failed: {reason}; if QEMU still runs, connect the new process \
+         with `ontime attach VM --qmp SOCKET`"
     )]
     Vhost {
         /// Which device.

@@ -69,8 +69,8 @@ pub enum SandboxError {
     },
     /// The filter is wrong for this build.
     #[error(
-        "the system call filter cannot be set: {0}; boot a kernel with CONFIG_SECCOMP_FILTER, or if this has it, report \
-         it (`ontime report` collects what is needed)"
+        "the system call filter cannot be set: {0}; boot a kernel with CONFIG_SECCOMP_FILTER, or if this has it, \
+         report it (`ontime report` collects what is needed)"
     )]
     Filter(#[from] seccompiler::Error),
 }
@@ -172,8 +172,8 @@ fn limits(sockets: u32) {
             let _ = rustix::process::setrlimit(resource, most);
             if resource == Resource::Nofile {
                 tracing::warn!(
-                    "the VM may have fewer sockets than sockets.toml says: {:?} descriptors are allowed, {wanted:?} are needed; \
-                     raise LimitNOFILE= of the unit, or lower `sockets`",
+                    "the VM may have fewer sockets than sockets.toml says: {:?} descriptors are allowed, {wanted:?} \
+                     are needed; raise LimitNOFILE= of the unit, or lower `sockets`",
                     now.maximum
                 );
             }

@@ -144,8 +144,8 @@ impl Problem {
                 "boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1 on the kernel's command line)".to_owned()
             }
             ProblemKind::NotRead(_) => {
-                "end processes that are not needed, or spread them over several users or containers: each has a quota of its \
-                 own"
+                "end processes that are not needed, or spread them over several users or containers: each has a quota \
+                 of its own"
                     .to_owned()
             }
             ProblemKind::Conflict(conflict) => conflict.remedy().to_owned(),

@@ -341,7 +341,10 @@ pub fn serve(listener: std::os::unix::net::UnixListener, to: Loop) -> io::Result
     std::thread::Builder::new().name("ontime-http".into()).stack_size(1 << 20).spawn(move || {
         let service = service(to).into_make_service_with_connect_info::<Peer>();
         if let Err(error) = runtime.block_on(async { axum::serve(listener, service).await }) {
-            tracing::error!("the HTTP server ended, so no command is answered: {error}; restart the daemon: systemctl restart ontimed");
+            tracing::error!(
+                "the HTTP server ended, so no command is answered: {error}; restart the daemon: systemctl \
+                 restart ontimed"
+            );
         }
     })?;
     Ok(())

@@ -164,7 +164,7 @@ impl Ext {
         self.scheduler.ended().map_or(Ok(()), |why| {
             Err(PacerError::Ext(format!(
                 "the kernel has ended the scheduler: {why}; report it (`ontime report` \
-            collects what is needed), or use backend = \"paced\""
+                 collects what is needed), or use backend = \"paced\""
             )))
         })
     }

@@ -97,8 +97,8 @@ pub enum CapError {
     },
     /// The watcher does not answer.
     #[error(
-        "runtime caps are off and kernel protections are restored: the watcher thread has ended or does not answer; report \
-         it (`ontime report` collects what is needed), and restart the daemon: systemctl restart ontimed"
+        "runtime caps are off and kernel protections are restored: the watcher thread has ended or does not answer; \
+         report it (`ontime report` collects what is needed), and restart the daemon: systemctl restart ontimed"
     )]
     Lost,
 }

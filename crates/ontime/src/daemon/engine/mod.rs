@@ -53,8 +53,8 @@ use crate::paths::Paths;
 /// A look in which something that is there may be missing.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the host could not be looked at whole: {0}; all stays as it is, and the daemon looks again soon; if this stays, raise \
-     LimitNOFILE= of ontimed.service, or free memory"
+    "the host could not be looked at whole: {0}; all stays as it is, and the daemon looks again soon; if this stays, \
+     raise LimitNOFILE= of ontimed.service, or free memory"
 )]
 struct Incomplete(String);
 
