@@ -16,6 +16,9 @@ use crate::exit::{self, Exit};
 /// How long a guest may take to let a device go: it waits 5 s for one who takes it back.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// QEMU ended, or its monitor did.
+const GONE: &str = "QEMU closed the connection; see whether the VM still runs, then try again";
+
 /// One command of QEMU's monitor (`docs/interop/qmp-spec.rst`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Command {
@@ -89,7 +92,7 @@ fn replace(monitor: &Path, commands: &[Command]) -> anyhow::Result<()> {
     talk.next().context("QEMU does not greet; end the other client of this monitor, or give QEMU a second `-qmp`")?;
     let enter = Command { json: json!({ "execute": "qmp_capabilities" }), optional: false, deleted: None };
     for command in std::iter::once(&enter).chain(commands) {
-        (&stream).write_all(format!("{}\n", command.json).as_bytes())?;
+        (&stream).write_all(format!("{}\n", command.json).as_bytes()).context(GONE)?;
         let reply = talk.reply()?;
         let reason = |error: &Value| error.get("desc").and_then(Value::as_str).unwrap_or("no reason given").to_owned();
         let refused = reply.get("error").map(reason);
@@ -120,7 +123,7 @@ impl Talk<'_> {
             .context("QEMU does not answer; see whether the VM still runs, then try again")?
             == 0
         {
-            bail!("QEMU closed the connection; see whether the VM still runs, then try again");
+            bail!(GONE);
         }
         let value: Value = serde_json::from_str(&line)
             .context("this is no QMP monitor, its answer is no JSON; name the socket of `-qmp`, not of `-monitor`")?;
