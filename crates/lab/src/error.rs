@@ -58,7 +58,8 @@ pub enum LabError {
         files: PathBuf,
     },
     /// The emulated host panicked, or its user land gave up.
-    #[error("the emulated host crashed: {line}\nits console log: {log}", log = log.display())]
+    #[error("the emulated host crashed: {line}; run it again, with --out DIR to keep its files\nits console log: \
+        {log}", log = log.display())]
     Crashed {
         /// The console's line that says so.
         line: String,
@@ -73,8 +74,8 @@ pub enum LabError {
         log: PathBuf,
     },
     /// The emulated host said nothing for too long.
-    #[error("the emulated host hangs: no sign of life for {seconds} s; its console log: \
-        {log}\n{tail}", log = log.display())]
+    #[error("the emulated host hangs: no sign of life for {seconds} s; on a busy machine give it more with --silence; \
+        its console log: {log}\n{tail}", log = log.display())]
     Hung {
         /// Real seconds without a heartbeat.
         seconds: u64,
@@ -95,7 +96,10 @@ pub enum LabError {
         tail: String,
     },
     /// A command inside took longer than it was given.
-    #[error("'{command}' did not end within {seconds} s in the emulated host; what its threads did then:\n{state}")]
+    #[error(
+        "'{command}' did not end within {seconds} s in the emulated host; give it more time with --timeout, or see \
+         what its threads did then:\n{state}"
+    )]
     Timeout {
         /// The command.
         command: String,
@@ -105,7 +109,7 @@ pub enum LabError {
         state: String,
     },
     /// The agent inside spoke what is not its protocol.
-    #[error("the lab's agent: {0}")]
+    #[error("the lab's agent: {0}; run it again, with an ontime-lab and images of one version (`ontime-lab images`)")]
     Protocol(String),
     /// A machine that cannot be.
     #[error("{0}")]
@@ -119,6 +123,8 @@ fn remedy(source: &std::io::Error) -> &'static str {
         K::StorageFull | K::QuotaExceeded => {
             "; make room there, or give another place: TMPDIR for what a run writes, ONTIME_LAB_CACHE for images"
         }
+        K::NotFound => "; correct the path, or make what is missing in it",
+        K::PermissionDenied => "; run the lab as root, or correct the permissions there",
         K::ReadOnlyFilesystem => "; give another place: TMPDIR for what a run writes, ONTIME_LAB_CACHE for images",
         _ => "",
     }
@@ -128,4 +134,26 @@ fn remedy(source: &std::io::Error) -> &'static str {
 pub(crate) fn file(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> LabError {
     let path = path.into();
     move |source| LabError::File { what, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_in_the_lab_has_a_remedy() {
+        let on_file = |number| file("write", "/x/initrd")(std::io::Error::from_raw_os_error(number)).to_string();
+        let log = || PathBuf::from("/x/console.log");
+        for (said, wanted) in [
+            (on_file(libc::ENOENT), "make what is missing"),
+            (on_file(libc::EACCES), "as root"),
+            (on_file(libc::ENOSPC), "TMPDIR"),
+            (LabError::Crashed { line: "Kernel panic".into(), log: log() }.to_string(), "--out DIR"),
+            (LabError::Hung { seconds: 60, log: log(), tail: String::new() }.to_string(), "--silence"),
+            (LabError::Timeout { command: "x".into(), seconds: 9, state: String::new() }.to_string(), "--timeout"),
+            (LabError::Protocol("eof".into()).to_string(), "`ontime-lab images`"),
+        ] {
+            assert!(said.split_once("; ").is_some_and(|(_, remedy)| remedy.contains(wanted)), "{said}");
+        }
+    }
 }

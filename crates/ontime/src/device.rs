@@ -59,7 +59,8 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let vm = config::load(&paths.config_dir, &args.vm)?.unwrap_or_else(|| {
         tracing::warn!(
             vm = args.vm,
-            "no table [vm.{}] in {}/sockets.toml: everything is denied",
+            "no table [vm.{}] in {}/sockets.toml, so everything is denied; write the table, or correct the \
+             name behind --vm, and start the VM again",
             args.vm,
             paths.config_dir.display()
         );

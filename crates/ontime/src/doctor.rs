@@ -69,7 +69,9 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let found = discover(&Sources::host(), &config.rules);
     let unread =
         found.problems.iter().filter(|one| matches!(one.kind, ProblemKind::CgroupV1(_) | ProblemKind::NotRead(_)));
-    inventory.notes.extend(unread.map(|one| Note { about: one.subject.clone(), why: one.message() }));
+    inventory.notes.extend(
+        unread.map(|one| Note { about: one.subject.clone(), why: format!("{}; {}", one.message(), one.remedy()) }),
+    );
     let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants, caps);
     intent.method = method.unwrap_or(intent.method);
     let rests = polling.iter().filter(|nic| !nic.polling);

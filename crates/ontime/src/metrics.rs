@@ -5,9 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
-
 use crate::client;
+use crate::exit::Doing;
 use crate::paths::Paths;
 
 /// `ontime metrics`
@@ -25,7 +24,7 @@ pub struct Args {
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let text = client::get_text(&paths.socket(), "/metrics")?;
     match &args.textfile {
-        Some(file) => write(file, &text).with_context(|| format!("{}: writing metrics", file.display()))?,
+        Some(file) => write(file, &text).doing(format_args!("{}: writing metrics (--textfile)", file.display()))?,
         None => std::io::stdout().lock().write_all(text.as_bytes())?,
     }
     Ok(ExitCode::SUCCESS)

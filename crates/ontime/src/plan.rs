@@ -9,7 +9,6 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use ontime_plan::simulate::Options;
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::ConfigError;
@@ -17,7 +16,7 @@ use ontime_tenants::text::counted;
 
 use self::picture::Picture;
 use self::report::{Placed, Report};
-use crate::exit::Exit;
+use crate::exit::{Doing, Exit};
 use crate::paths::Paths;
 use crate::{exit, table};
 
@@ -132,8 +131,7 @@ fn simulate(args: &Args, placed: &[Placed], report: &mut Report, names: Vec<&str
             span: options.record,
         };
         if let Some(path) = &args.svg {
-            let failed = || format!("{}: cannot be written; choose another place", path.display());
-            std::fs::write(path, picture.svg()).with_context(failed)?;
+            std::fs::write(path, picture.svg()).doing(format_args!("{}: cannot be written (--svg)", path.display()))?;
         }
         drawn = format!("\nThe first {} of the simulation, host 1:\n{}", options.record, picture.text());
     }

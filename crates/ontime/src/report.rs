@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 
+use crate::exit::Doing;
 use crate::paths::Paths;
 use crate::{api, check, exit};
 
@@ -68,7 +68,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let path = args.output.clone().unwrap_or_else(|| format!("ontime-report-{host}-{seconds}.tar").into());
     // A new file, which nobody else may read: names of VMs, addresses, logs.
     let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
-    let file = file.with_context(|| format!("{}: making the report; choose another --output", path.display()))?;
+    let file = file.doing(format_args!("{}: making the report (--output)", path.display()))?;
     let mut report = Report { tar: tar::Builder::new(io::BufWriter::new(file)), seconds, parts: Vec::new() };
     report.collect(paths)?;
     let Report { mut tar, parts, .. } = report;
@@ -126,7 +126,7 @@ const FILES: [&str; 6] =
 
 impl Report {
     fn collect(&mut self, paths: &Paths) -> anyhow::Result<()> {
-        let program = std::env::current_exe().context("finding our own program")?;
+        let program = std::env::current_exe().doing("finding the program `ontime`")?;
         let directories = [("--run-dir", &paths.run_dir), ("--state-dir", &paths.state_dir)];
         let directories =
             directories.into_iter().chain([("--config-dir", &paths.config_dir), ("--debugfs", &paths.debugfs)]);

@@ -92,7 +92,7 @@ fn protections_only(paths: &Paths) -> anyhow::Result<ExitCode> {
         match done {
             Ok(()) => eprintln!("{knob}: restored"),
             Err(error) => {
-                eprintln!("ontime: {knob}: {error}");
+                eprintln!("ontime: {knob}: {}", protections::still_off(&error));
                 status = exit::WARNING;
             }
         }

@@ -173,7 +173,7 @@ fn head(text: &mut String, now: &api::Reservations) -> std::fmt::Result {
         now.cpus.len()
     )?;
     match &now.slice {
-        Some(slice) if slice.calm => writeln!(text, "; calm: nobody needs a plan ({} looks so far)", slice.looks)?,
+        Some(slice) if slice.calm => writeln!(text, "; calm: no vCPU needs a plan ({} looks so far)", slice.looks)?,
         Some(slice) => {
             let (gone, length) = (slice.elapsed_us / 1e3, slice.length_us / 1e3);
             writeln!(text, "; slice {}: {gone:.1} of {length:.1} ms", slice.slices)?;

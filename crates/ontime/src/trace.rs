@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
 use ontime_hostnet::{CpuSet, Intent, Inventory};
 use ontime_tenants::{Sources, discover};
 use ontime_trace::event::Event;
@@ -22,7 +21,7 @@ use ontime_trace::{Analyser, Choice, Document, Run, Session, Watch, cost, html, 
 
 use self::latency::Latency;
 use crate::daemon::config::Config;
-use crate::exit;
+use crate::exit::{self, Doing};
 use crate::paths::Paths;
 use crate::sight::Missed;
 use crate::table::visible;
@@ -91,7 +90,7 @@ pub struct Args {
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let missed = Missed::rights();
     if !missed.is_none() {
-        eprintln!("ontime: nothing was traced: the kernel's tracing is for root");
+        eprintln!("ontime: nothing was traced: the kernel lets root alone trace");
         return Ok(ExitCode::from(missed.tell(exit::UNKNOWN)));
     }
     let config = Config::load(&paths.config_dir)?;
@@ -108,7 +107,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     files.record(&watch)?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).context("catching signals")?;
+        signal_hook::flag::register(signal, Arc::clone(&stop)).doing("catching signals")?;
     }
     let place = Instance::place(root, "trace").map_err(unsupported)?;
     // First of all: we may be killed while the probes are switched on.
@@ -242,7 +241,7 @@ impl Trace<'_> {
 
     fn write_latency(&self) -> anyhow::Result<()> {
         let Some(file) = &self.args.textfile else { return Ok(()) };
-        self.latency.write(file).with_context(|| format!("{}: writing histograms", file.display()))
+        self.latency.write(file).doing(format_args!("{}: writing histograms (--textfile)", file.display()))
     }
 
     fn draw(&self) -> anyhow::Result<()> {
@@ -271,7 +270,7 @@ impl Files {
     fn create(args: &Args) -> anyhow::Result<Self> {
         let file = |path: &Option<PathBuf>| -> anyhow::Result<Option<File>> {
             path.as_ref()
-                .map(|path| File::create(path).with_context(|| format!("making {}", path.display())))
+                .map(|path| File::create(path).doing(format_args!("{}: making the file", path.display())))
                 .transpose()
         };
         let to_stdout = args.json.as_deref() == Some(Path::new("-"));
@@ -338,7 +337,7 @@ struct Guard {
 
 impl Guard {
     fn start(instance: &Path) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("finding our own program")?;
+        let program = std::env::current_exe().doing("finding the program `ontime`")?;
         let mut child = Command::new(program)
             .arg("trace-guardian")
             .arg(instance)
@@ -347,7 +346,7 @@ impl Guard {
             // Ctrl-C is for us; it has to outlive us.
             .process_group(0)
             .spawn()
-            .context("starting the trace's guardian")?;
+            .doing("starting the trace's guardian process")?;
         let pipe = child.stdin.take();
         Ok(Self { child, pipe })
     }

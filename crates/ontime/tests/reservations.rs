@@ -169,3 +169,30 @@ fn another_back_end_is_no_other_programs_doing() {
     assert_eq!(guest.policy(), (0, 0));
     assert!(daemon.stop().success());
 }
+
+/// What a back end needs may be there by now though no file changed: the message says that a reload tries again.
+#[test]
+fn a_reload_tries_again_what_could_not_be_kept() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let name = name("again");
+    site.configure("tenants.toml", &rt(&[&name]));
+    site.configure("sched.toml", &format!("backend = \"sched_ext\"\n{}", reserve(&name, "4ms")));
+    let guest = Guest::spinning(&name);
+    guest.vcpu();
+    let mut daemon = Daemon::start(&site);
+    site.poke();
+    let tries = || {
+        let log = daemon.log();
+        let tried = |line: &&str| line.contains("reservations are not kept: sched_ext") && !line.contains("hold");
+        log.lines().filter(tried).count()
+    };
+    until("the back end cannot start", || (tries() == 1).then_some(()));
+    let status = String::from_utf8(site.run(&["status"]).stdout).unwrap();
+    assert!(status.contains("then run `ontime reload`"), "{status}");
+    assert!(matches!(site.run(&["reload"]).status.code(), Some(0..=2)));
+    until("it is tried again", || (tries() == 2).then_some(()));
+    assert!(daemon.stop().success());
+}

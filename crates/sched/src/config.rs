@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use ontime_plan::dpwrap::SLICE_MIN;
-use ontime_plan::{Arrivals, Bandwidth, Nanos, Rta, Vcpu};
+use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos, Rta, Vcpu};
 use ontime_tenants::CpuList;
 use ontime_tenants::config::{self, ConfigError, Place, Text};
 use serde::Deserialize;
@@ -167,8 +167,16 @@ impl SchedConfig {
         let rta = Rta::new(budget, period, Arrivals::Periodic).map_err(|error| refuse(format!("`{name}`: {error}")))?;
         let vcpu = Vcpu::new(vec![rta], own.as_ref().map_or(slack, |own| *own.get_ref()), None);
         let too_much_at = own.as_ref().map_or(budget_at, Spanned::span);
-        let too_much = |error| text.error(&too_much_at, format!("`{name}`: {error}"));
-        let bandwidth = vcpu.map_err(too_much)?.bandwidth();
+        let bandwidth = vcpu.map(|vcpu| vcpu.bandwidth()).map_err(|error| {
+            let what = match error {
+                ModelError::Overfull { bandwidth } => format!(
+                    "budget and slack are {bandwidth} of a CPU for each vCPU, which is more than 1; lower `budget` or \
+                     `slack`"
+                ),
+                error => error.to_string(),
+            };
+            text.error(&too_much_at, format!("`{name}`: {what}"))
+        })?;
         if let Some(first) =
             self.reservations.iter().find(|first| first.name == *name && overlap(first.vcpus.as_ref(), vcpus))
         {
@@ -283,7 +291,11 @@ mod tests {
                 "`a`: a budget of 30 ms is not above 0 and at most the period",
             ),
             (one("period = \"10ms\"\nbudget = \"0ms\""), 5, "a budget of 0 ms is not above 0"),
-            (one("budget = \"10ms\"\nperiod = \"10ms\"\nslack = \"1ms\""), 6, "more than 1"),
+            (
+                one("budget = \"10ms\"\nperiod = \"10ms\"\nslack = \"1ms\""),
+                6,
+                "1.100 of a CPU for each vCPU, which is more than 1; lower `budget` or `slack`",
+            ),
             (one("budget = \"1us\"\nperiod = \"100us\""), 5, "not between 500 us and 1000 ms"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpus = []"), 6, "names none"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\ndeadlines = 1.5"), 6, "0.001 to 1"),

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ontime_tenants::{CpuList, Policy, ThreadId};
+use ontime_tenants::{CpuList, Policy, ThreadId, remedy};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 use thiserror::Error;
@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, Error)]
 pub enum PacerError {
     /// The pacers could not be set up.
-    #[error("reservations: {what}: {source}; they are not kept")]
+    #[error("reservations are not kept: {what}: {source}; {}", remedy(source))]
     Setup {
         /// What was tried.
         what: &'static str,
@@ -46,10 +46,13 @@ pub enum PacerError {
         source: io::Error,
     },
     /// The sched_ext scheduler could not be started, or does not stand any more.
-    #[error("reservations: sched_ext: {0}; they are not kept")]
+    #[error("reservations are not kept: sched_ext: {0}")]
     Ext(String),
     /// The pacers do not answer.
-    #[error("reservations: the pacer threads have ended or do not answer; they are not kept any more")]
+    #[error(
+        "reservations are not kept any more: the pacer threads have ended or do not answer; collect what is needed \
+         with `ontime report` and report it"
+    )]
     Lost,
 }
 
@@ -378,6 +381,19 @@ mod tests {
     use crate::seat::{Guest, Hand, Places};
     use crate::settle::Settled;
     use crate::shares::Planning;
+
+    #[test]
+    fn why_reservations_are_not_kept_has_a_remedy() {
+        let setup = |what, number| PacerError::Setup { what, source: io::Error::from_raw_os_error(number) };
+        for (error, wanted) in [
+            (setup("starting a pacer thread", libc::EAGAIN), "; raise the limit of threads (TasksMax= of the unit"),
+            (setup("locking memory", libc::ENOMEM), "; free memory, or raise MemoryMax= and LimitMEMLOCK="),
+            (PacerError::Lost, "`ontime report`"),
+        ] {
+            let said = error.to_string();
+            assert!(said.starts_with("reservations are not kept") && said.contains(wanted), "{said}");
+        }
+    }
 
     /// Everybody may take these places; the real ones take CAP_SYS_NICE.
     const PLACES: Places = Places { planned: Policy::BULK, entitled: Policy::BULK, beyond: Policy::Idle };

@@ -150,7 +150,8 @@ impl Settled {
             return Ok(());
         }
         let refused = self.refused.iter().find(|refused| refused.tenant == tenant);
-        Err(refused.map_or_else(|| "its VM is not there any more".to_owned(), |refused| refused.why.clone()))
+        Err(refused
+            .map_or_else(|| "its VM is not found any more; see `ontime ps`".to_owned(), |refused| refused.why.clone()))
     }
 
     /// What a VM's guest is offered, by vCPU.
@@ -318,7 +319,8 @@ fn asked(
             }
             if let Some(sched) = thread.libvirt.sched {
                 return Err(format!(
-                    "vCPU {number} has {sched} by the domain's <vcpusched>, which stays libvirt's; remove it"
+                    "vCPU {number} has {sched} by the domain's <vcpusched>, which Ontime leaves as it is; remove \
+                     <vcpusched> from the domain"
                 ));
             }
             found.insert(number);
@@ -344,21 +346,27 @@ fn asked(
                 one.offer = Some(offer).filter(|offer| need.is_none_or(|need| need.period.0 >= offer.offered.period));
             }
             if let Some(need) = need {
-                let most = declared.deadlines.ok_or("`deadlines` in sched.toml does not allow it any")?;
+                let most = declared.deadlines.ok_or(
+                    "its [[reservation]] in sched.toml has no `deadlines`: set the share of a CPU that they may have",
+                )?;
                 let (more, period) = guest::bandwidth(need, published).ok_or_else(|| {
-                    format!("vCPU {number} would need more than a CPU for {} in {}", need.budget, need.period)
+                    format!(
+                        "vCPU {number} would need more than a CPU for {} in {}; ask for less runtime or a longer \
+                         period in the guest",
+                        need.budget, need.period
+                    )
                 })?;
                 if more > most {
                     return Err(format!(
                         "vCPU {number} needs {more} of a CPU for {} in {}, and `deadlines` in sched.toml allows it \
-                         {most}",
+                         {most}; raise that, or ask for less in the guest",
                         need.budget, need.period
                     ));
                 }
                 if need.period < declared.deadline_period {
                     return Err(format!(
                         "vCPU {number} asks for a period of {}, and `deadline-period` in sched.toml allows {} at the \
-                         least",
+                         least; lower that, or ask for a longer period in the guest",
                         need.period, declared.deadline_period
                     ));
                 }
@@ -370,11 +378,15 @@ fn asked(
             asked.push(one);
         }
         if let Some(missing) = declared.vcpus.iter().flatten().find(|number| !found.contains(number)) {
-            return Err(format!("it has no vCPU {missing}; correct `vcpus`"));
+            return Err(format!("it has no vCPU {missing}; correct `vcpus` in sched.toml"));
         }
     }
     if let Some(need) = ask.needs.iter().find(|need| !asked.iter().any(|one| one.vcpu == need.vcpu)) {
-        return Err(format!("vCPU {} has no reservation that its deadlines could be added to", need.vcpu));
+        return Err(format!(
+            "vCPU {} has no reservation that its deadlines could be added to; name the vCPU in `vcpus` of a \
+             [[reservation]] with `deadlines` in sched.toml",
+            need.vcpu
+        ));
     }
     if asked.is_empty() {
         return Err("it has no vCPU threads that are known; see `ontime ps`".to_owned());

@@ -165,14 +165,23 @@ fn a_guest_has_what_fits_and_else_what_is_declared() {
     assert_eq!(settled("a", vec![]), settle(&config, &tenants, &online(1), &Settled::default(), &Asks::new()));
     for (vm, needs, why) in [
         ("a", vec![need(0, 14_000)], "`deadlines` in sched.toml allows it 0.700"),
-        ("b", vec![need(0, 1_000)], "does not allow it any"),
+        ("a", vec![need(0, 14_000)], "; raise that, or ask for less in the guest"),
+        ("b", vec![need(0, 1_000)], "has no `deadlines`: set the share"),
         (
             "a",
             vec![GuestNeed { budget: Nanos(10_000), period: Nanos::from_millis(3), ..need(0, 0) }],
             "asks for a period of 3 ms, and `deadline-period` in sched.toml allows 4 ms at the least",
         ),
-        ("a", vec![need(1, 1_000)], "vCPU 1 has no reservation"),
-        ("a", vec![GuestNeed { budget: Nanos(2), period: Nanos(1), ..need(0, 0) }], "more than a CPU"),
+        (
+            "a",
+            vec![need(1, 1_000)],
+            "vCPU 1 has no reservation that its deadlines could be added to; name the vCPU in `vcpus`",
+        ),
+        (
+            "a",
+            vec![GuestNeed { budget: Nanos(2), period: Nanos(1), ..need(0, 0) }],
+            "more than a CPU for 2 ns in 1 ns; ask for less",
+        ),
     ] {
         let settled = settled(vm, needs);
         let refused = settled.refused.iter().find(|refused| refused.tenant == vm).unwrap();

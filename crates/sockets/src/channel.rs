@@ -56,7 +56,11 @@ impl Channel {
         place(&self.shared.name, self.channel, self.shared.vm.priority);
         while !ended.load(Ordering::Acquire) {
             if let Err(error) = self.engine.wait.wait(&mut events) {
-                tracing::error!(vm = self.shared.name, channel = self.channel, "cannot wait any more: {error}");
+                tracing::error!(
+                    vm = self.shared.name,
+                    channel = self.channel,
+                    "calls of this channel are not served any more: waiting for them failed: {error}; restart the VM"
+                );
                 return;
             }
             turns.inspect(|turns| turns.turn());
@@ -101,7 +105,7 @@ fn place(name: &str, channel: u32, priority: i32) {
             vm = name,
             channel,
             priority,
-            "cannot run at SCHED_FIFO: {error}; raise RLIMIT_RTPRIO (LimitRTPRIO=)"
+            "cannot run at SCHED_FIFO: {error}; raise LimitRTPRIO= of the unit, or lower `priority` in sockets.toml"
         );
     }
     // After its place: the daemon, which holds it to the VM's cap, hears of the name.

@@ -133,7 +133,9 @@ fn check(text: &Text, entry: Entry) -> Result<Vm, ConfigError> {
         let guest =
             of(text, item, |text| ports(text).filter(|ports| ports.first == ports.last && ports.first > 0), PORT)?;
         if !seen.insert((guest.protocol, guest.first)) {
-            return Err(text.error(&item.span(), format!("{:?}: the port is mapped twice", item.get_ref())));
+            return Err(
+                text.error(&item.span(), format!("{:?}: the port is mapped twice; keep one of them", item.get_ref()))
+            );
         }
         Ok(Mapped { protocol: guest.protocol, guest: guest.first, host: *host })
     });
@@ -145,8 +147,9 @@ fn check(text: &Text, entry: Entry) -> Result<Vm, ConfigError> {
         let least = Limits::memory_min(sockets) as i64;
         let (span, given) = (memory.span(), *memory.get_ref());
         if given < least {
-            let what =
-                format!("memory is {given}, {sockets} sockets need at least {least}; lower `sockets` or raise it");
+            let what = format!(
+                "memory is {given}, {sockets} sockets need at least {least}; lower `sockets` or raise `memory`"
+            );
             return Err(text.error(&span, what));
         }
         Ok(number(text, Some(memory), "memory", least..=1 << 50, least)? as u64)

@@ -168,7 +168,9 @@ impl Deadlines {
                 return Err(Errno(libc::EBUSY));
             }
             Err(error) => {
-                tracing::warn!("the guest's deadlines are refused: no daemon answers: {error}");
+                tracing::warn!(
+                    "the guest's deadlines are refused: no daemon answers: {error}; start it: systemctl start ontimed"
+                );
                 return Err(Errno(libc::EBUSY));
             }
         }
@@ -216,7 +218,7 @@ impl Deadlines {
     pub fn serve(&self, listener: &UnixListener) {
         for stream in connections(listener) {
             if let Err(error) = self.connect(stream) {
-                tracing::warn!("deadlines: {error}");
+                tracing::warn!("a daemon that wants to admit the guest's deadlines is refused: {error}");
             }
         }
     }
@@ -229,7 +231,7 @@ impl Deadlines {
         let peer = rustix::net::sockopt::socket_peercred(&stream)?;
         // Whoever admits decides about everybody's CPUs.
         if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
-            return Err(std::io::Error::other(format!("user {} is not the daemon's", peer.uid.as_raw())));
+            return Err(std::io::Error::other(format!("user {} may not: run the daemon as root", peer.uid.as_raw())));
         }
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;

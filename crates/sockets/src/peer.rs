@@ -38,8 +38,12 @@ pub enum Refused {
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::User(user) => write!(f, "qemu-user in sockets.toml is user {user}"),
-            Self::Process(process) => write!(f, "process {process} has the VM's other devices"),
+            Self::User(user) => {
+                write!(f, "qemu-user in sockets.toml is user {user}; run QEMU as that user, or correct qemu-user")
+            }
+            Self::Process(process) => {
+                write!(f, "process {process} has the VM's other devices; give each VM a device process of its own")
+            }
         }
     }
 }

@@ -14,6 +14,7 @@ use std::sync::mpsc::{channel, sync_channel};
 use std::time::Duration;
 
 use ontime_sched::Ledger;
+use ontime_tenants::remedy;
 use rustix::fs::FlockOperation;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -42,7 +43,7 @@ const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
 #[derive(Debug, Error)]
 pub enum ProcessError {
     /// A directory or socket could not be made.
-    #[error("{}: {what}: {source}; check that the directory exists and belongs to this user", .path.display())]
+    #[error("{}: {what}: {source}; {}", .path.display(), path_remedy(source))]
     Path {
         /// Which.
         path: PathBuf,
@@ -52,7 +53,7 @@ pub enum ProcessError {
         source: std::io::Error,
     },
     /// A descriptor or thread could not be made.
-    #[error("{what}: {source}")]
+    #[error("{what}: {source}; {}", remedy(source))]
     System {
         /// Doing what.
         what: &'static str,
@@ -60,7 +61,8 @@ pub enum ProcessError {
         source: std::io::Error,
     },
     /// Another process serves the VM.
-    #[error("another process serves VM {vm} ({}); stop that one first, or leave it", .directory.display())]
+    #[error("another process serves VM {vm} ({}); stop that process first (systemctl stop ontime-device@{vm}), or let \
+        it serve", .directory.display())]
     Running {
         /// Which VM.
         vm: String,
@@ -68,7 +70,10 @@ pub enum ProcessError {
         directory: PathBuf,
     },
     /// vhost-user.
-    #[error("channel {channel}: {reason}")]
+    #[error(
+        "channel {channel}: its vhost-user connection failed: {reason}; if QEMU still runs, connect the new process \
+         with `ontime attach VM --qmp SOCKET`"
+    )]
     Vhost {
         /// Which device.
         channel: u32,
@@ -258,6 +263,16 @@ impl Drop for Directory {
     }
 }
 
+/// What to do about a path that the process needs: most often it is another user's.
+fn path_remedy(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::NotFound => {
+            "check that the directory exists and belongs to this user"
+        }
+        _ => remedy(source),
+    }
+}
+
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> ProcessError + use<> {
     let path = path.to_owned();
     move |source| ProcessError::Path { path, what, source }
@@ -315,9 +330,15 @@ fn serve(shared: &Arc<Shared>, channel: u32, mut entrance: Entrance, ring: Optio
                 tracing::info!(vm = shared.name, channel, ?peer, "connected");
                 break daemon;
             }
-            Ok((peer, Err(reason))) => tracing::warn!(vm = shared.name, channel, ?peer, "refused: {reason}"),
+            Ok((peer, Err(reason))) => {
+                tracing::warn!(vm = shared.name, channel, ?peer, "a connection is refused: {reason}")
+            }
             // It went as soon as it had come.
-            Err(error) => tracing::warn!(vm = shared.name, channel, "refused: {error}"),
+            Err(error) => tracing::warn!(
+                vm = shared.name,
+                channel,
+                "a connection ended before its process was found: {error}; if the VM lacks its devices, start it again"
+            ),
         }
         // Its threads end with the daemon; another process may connect.
         device.decide(Some(false));

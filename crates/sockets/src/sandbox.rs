@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use ontime_tenants::remedy;
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, LinkNameSpaceType, move_into_link_name_space};
 use thiserror::Error;
@@ -59,7 +60,7 @@ pub enum SandboxError {
     )]
     HostNetwork,
     /// A system call failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {source}; {}", remedy(source))]
     System {
         /// Doing what.
         what: &'static str,
@@ -67,7 +68,10 @@ pub enum SandboxError {
         source: std::io::Error,
     },
     /// The filter is wrong for this build.
-    #[error("the system call filter: {0}")]
+    #[error(
+        "the system call filter cannot be set: {0}; boot a kernel with CONFIG_SECCOMP_FILTER, or if this has it, \
+         report it (`ontime report` collects what is needed)"
+    )]
     Filter(#[from] seccompiler::Error),
 }
 
@@ -144,7 +148,8 @@ fn lock_memory() {
     }
     // SAFETY: no memory is passed.
     if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
-        tracing::warn!("memory is not locked: {}", std::io::Error::last_os_error());
+        let error = std::io::Error::last_os_error();
+        tracing::warn!("memory is not locked: {error}; {}", remedy(&error));
     }
 }
 
@@ -166,7 +171,11 @@ fn limits(sockets: u32) {
             let most = Rlimit { current: now.maximum, maximum: now.maximum };
             let _ = rustix::process::setrlimit(resource, most);
             if resource == Resource::Nofile {
-                tracing::warn!("only {:?} descriptors are allowed, {wanted:?} wanted; raise LimitNOFILE=", now.maximum);
+                tracing::warn!(
+                    "the VM may have fewer sockets than sockets.toml says: {:?} descriptors are allowed, {wanted:?} \
+                     are needed; raise LimitNOFILE= of the unit, or lower `sockets`",
+                    now.maximum
+                );
             }
         }
     }
@@ -188,6 +197,28 @@ fn become_user(user: u32, group: u32) -> Result<(), SandboxError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::ProcessError;
+
+    #[test]
+    fn what_keeps_the_process_from_serving_has_a_remedy() {
+        let system = |number| std::io::Error::from_raw_os_error(number);
+        let process = |what, number| ProcessError::System { what, source: system(number) };
+        let path = |number| ProcessError::Path { path: "/run/x".into(), what: "listening", source: system(number) };
+        let filter = seccompiler::Error::ThreadSync(7);
+        for (said, wanted) in [
+            (process("making event descriptors", libc::EMFILE).to_string(), "LimitNOFILE="),
+            (process("starting a thread", libc::EAGAIN).to_string(), "TasksMax="),
+            (path(libc::EACCES).to_string(), "belongs to this user"),
+            (path(libc::ENOSPC).to_string(), "make room"),
+            (SandboxError::System { what: "becoming the user", source: system(libc::EINVAL) }.to_string(), "report"),
+            (SandboxError::Filter(filter).to_string(), "CONFIG_SECCOMP_FILTER"),
+            (ProcessError::Vhost { channel: 1, reason: "no".to_owned() }.to_string(), "ontime attach VM --qmp"),
+            (crate::peer::Refused::User(64055).to_string(), "run QEMU as that user"),
+            (crate::peer::Refused::Process(9).to_string(), "a device process of its own"),
+        ] {
+            assert!(said.split_once("; ").is_some_and(|(_, remedy)| remedy.contains(wanted)), "{said}");
+        }
+    }
 
     #[test]
     fn the_filters_compile_and_every_call_has_its_reason() {

@@ -16,6 +16,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use io_uring::register::Restriction;
 use io_uring::{IoUring, cqueue, opcode, types};
+use ontime_tenants::remedy;
 
 use crate::abi::Errno;
 use crate::host;
@@ -172,7 +173,11 @@ impl Wait {
             self.unwatch(number, before.as_raw_fd());
         }
         if let Err(error) = self.watch(number, raw, libc::EPOLLIN as u32) {
-            tracing::warn!(number, "waiting for a doorbell: {error}");
+            tracing::warn!(
+                number,
+                "the guest's calls on this doorbell are not heard: {error}; {}",
+                remedy(&io::Error::from_raw_os_error(error.0))
+            );
         }
     }
 
@@ -236,13 +241,18 @@ impl Wait {
     /// Goes on by epoll where the ring failed: edges that are not told yet are told by it.
     fn without_ring(&mut self, result: io::Result<()>) {
         let Err(error) = result else { return };
-        tracing::warn!("waiting: {error}{}", if self.ring.is_some() { "; by epoll from now on" } else { "" });
+        let by = if self.ring.is_some() { "; by epoll from now on, nothing is to be done" } else { "; restart the VM" };
+        tracing::warn!("waiting for doorbells and sockets failed: {error}{by}");
         if self.ring.take().is_none() {
             return;
         }
         for (number, place) in self.places.iter().enumerate().filter(|(_, place)| place.fd >= 0) {
             if let Err(error) = host::watch(self.epoll, place.fd, number as u64, place.events) {
-                tracing::warn!(number, "waiting: {error}");
+                tracing::warn!(
+                    number,
+                    "this socket's readiness is not heard: {error}; {}",
+                    remedy(&io::Error::from_raw_os_error(error.0))
+                );
             }
         }
     }

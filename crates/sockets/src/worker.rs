@@ -137,7 +137,8 @@ impl Worker {
         }
         self.refused = refused;
         self.said = Some(Instant::now());
-        tracing::warn!(vm = shared.name, counts = ?status::counters(shared), "calls were refused");
+        tracing::warn!(vm = shared.name, counts = ?status::counters(shared), "calls of the guest were refused; if it \
+            is to make them, allow them in its table [vm.{}] of sockets.toml", shared.name);
     }
 
     /// The guest's driver was reset: none of its sockets is left.

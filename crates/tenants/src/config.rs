@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
+use crate::remedy;
+
 /// Where Ontime's configuration lives.
 pub const DIRECTORY: &str = "/etc/ontime";
 
@@ -46,7 +48,10 @@ pub enum ConfigError {
 fn remedy_of(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::NotFound => "name a file that exists",
+        io::ErrorKind::PermissionDenied if rustix::process::geteuid().is_root() => remedy(source),
         io::ErrorKind::PermissionDenied => "run as root, or correct its permissions",
+        io::ErrorKind::NotADirectory => "put a directory in place of the file",
+        io::ErrorKind::FileTooLarge => "shorten it, or split it into files below NAME.conf.d",
         io::ErrorKind::InvalidData => "write it as text in UTF-8",
         io::ErrorKind::IsADirectory => "put a file in place of the directory",
         _ => "correct or remove it",
@@ -55,6 +60,12 @@ fn remedy_of(source: &io::Error) -> &'static str {
 
 /// A Rust type's name in serde's message as what a user may write.
 fn plain(message: &str) -> String {
+    // What the parser only names, the operator is told to do.
+    let remedies =
+        [("missing field", "add it"), ("duplicate key", "keep one of them"), ("duplicate field", "keep one of them")];
+    if let Some((_, remedy)) = remedies.iter().find(|(what, _)| message.starts_with(what)) {
+        return format!("{message}; {remedy}");
+    }
     let Some((what, name)) = message.rsplit_once(", expected ") else { return message.to_owned() };
     let range = match name {
         "u8" => "a whole number from 0 to 255",
@@ -126,7 +137,10 @@ impl Text {
         let failed = |source| ConfigError::Read { path: path.to_owned(), source };
         let size = std::fs::metadata(path).map_err(failed)?.len();
         if size > SIZE_MAX {
-            return Err(failed(io::Error::other(format!("{size} bytes are more than the allowed {SIZE_MAX}"))));
+            return Err(failed(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!("{size} bytes are more than the allowed {SIZE_MAX}"),
+            )));
         }
         Ok(Self::new(path, std::fs::read_to_string(path).map_err(failed)?))
     }
@@ -262,6 +276,42 @@ mod tests {
             let said = Text::new("x.toml", text).parse::<File>().unwrap_err().to_string();
             assert!(said.starts_with(&format!("x.toml:{wanted}")), "{said}");
             assert!(!["struct", "map", "sequence"].iter().any(|word| said.contains(word)), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_the_parser_only_names_has_a_remedy() {
+        #[derive(Debug, Deserialize)]
+        struct File {
+            #[allow(dead_code)]
+            host: String,
+        }
+        for (text, wanted) in [
+            ("[a]\n", "missing field `host`; add it"),
+            ("host = \"a\"\nhost = \"b\"\n", "duplicate key; keep one of them"),
+            ("host = \"a\"\n[x]\n[x]\n", "duplicate key; keep one of them"),
+        ] {
+            let said = Text::new("x.toml", text).parse::<File>().unwrap_err().to_string();
+            assert!(said.contains(wanted), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_refused_with_what_to_put_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::create_dir(path("host.toml")).unwrap();
+        std::fs::write(path("sched.conf.d"), "").unwrap();
+        std::fs::write(path("large.toml"), vec![b'#'; SIZE_MAX as usize + 1]).unwrap();
+        std::fs::write(path("latin.toml"), [b'#', 0xe4]).unwrap();
+        for (error, wanted) in [
+            (Text::read(&path("host.toml")).map(drop), "put a file in place of the directory"),
+            (files(dir.path(), "sched").map(drop), "put a directory in place of the file"),
+            (Text::read(&path("large.toml")).map(drop), "split it into files below NAME.conf.d"),
+            (Text::read(&path("latin.toml")).map(drop), "write it as text in UTF-8"),
+        ] {
+            let said = error.unwrap_err().to_string();
+            assert!(said.ends_with(wanted), "{said}");
         }
     }
 

@@ -64,7 +64,7 @@ impl fmt::Display for Conflict {
             Conflict::AbovePath { thread, policy, limit, .. } => write!(
                 f,
                 "thread `{thread}` runs at {policy}, at or above the place of vhost threads ({limit}): while it runs, \
-                 no packet reaches it or anybody on its CPU"
+                 no packet reaches it or any other thread on its CPU"
             ),
             Conflict::BelowKernel { thread, policy } => write!(
                 f,

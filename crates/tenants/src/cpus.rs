@@ -93,7 +93,7 @@ impl FromStr for CpuList {
             } else if let Some((low, high)) = part.split_once('-') {
                 let (low, high) = (number(low)?, number(high)?);
                 if low > high {
-                    return Err(format!("`{part}` in the CPU list `{text}` runs backwards"));
+                    return Err(format!("`{part}` in the CPU list `{text}` runs backwards; write the lower CPU first"));
                 }
                 cpus.extend(low..=high);
             } else {

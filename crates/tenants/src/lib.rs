@@ -42,6 +42,7 @@ pub mod peers;
 pub mod problem;
 pub mod proc;
 pub mod qmp;
+pub mod remedy;
 pub mod rules;
 mod sched;
 #[cfg(test)]
@@ -63,6 +64,7 @@ pub use host::Sources;
 pub use model::{Attached, ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
 pub use ownership::{Owner, owner, wanted};
 pub use problem::{Problem, ProblemKind};
+pub use remedy::remedy;
 pub use rules::{Rules, RuntimeCap};
 pub use thread::{ThreadError, ThreadId};
 pub use watch::Watcher;

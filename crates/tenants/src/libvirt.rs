@@ -231,7 +231,10 @@ fn verdict(element: Node<'_, '_>) -> Result<Verdict, String> {
         return Err(format!("<{}> is not known; allowed is <tenant>", printable(element_name.as_bytes())));
     }
     if let Some(inner) = element.children().find(Node::is_element) {
-        return Err(format!("<{}> inside <tenant> is not allowed", printable(inner.tag_name().name().as_bytes())));
+        return Err(format!(
+            "<{}> inside <tenant> is not allowed; remove it",
+            printable(inner.tag_name().name().as_bytes())
+        ));
     }
     let (mut class, mut level, mut cap) = (None, None, None);
     for attribute in element.attributes() {
@@ -249,7 +252,9 @@ fn verdict(element: Node<'_, '_>) -> Result<Verdict, String> {
     match class.as_deref() {
         Some("rt") => Ok(Verdict { class: Class::Rt(level.unwrap_or(Level::HIGHEST)), runtime_cap: cap }),
         Some("bulk") if level.is_none() && cap.is_none() => Ok(Verdict { class: Class::Bulk, runtime_cap: None }),
-        Some("bulk") => Err("`level` and `runtime-cap` are for class=\"rt\" only".to_owned()),
+        Some("bulk") => {
+            Err("`level` and `runtime-cap` are for class=\"rt\" only; remove them, or set class=\"rt\"".to_owned())
+        }
         Some(other) => Err(format!("class `{other}` is not known; allowed are `rt` and `bulk`")),
         None => Err("`class` is missing; allowed are `rt` and `bulk`".to_owned()),
     }

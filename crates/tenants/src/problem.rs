@@ -144,7 +144,8 @@ impl Problem {
                 "boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1 on the kernel's command line)".to_owned()
             }
             ProblemKind::NotRead(_) => {
-                "if these are no attack, give them to several users or containers; RT tenants: only their number counts"
+                "end processes that are not needed, or spread them over several users or containers: each has a quota \
+                 of its own"
                     .to_owned()
             }
             ProblemKind::Conflict(conflict) => conflict.remedy().to_owned(),
@@ -267,6 +268,34 @@ impl Serialize for Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The remedy is an order, and neither part has a word that names no thing.
+    #[test]
+    fn a_problem_names_its_thing_and_what_to_do() {
+        use crate::class::Policy;
+        let thread = || "CPU 3/KVM".to_owned();
+        let policy = Policy::Fifo(80);
+        for (kind, order) in [
+            (ProblemKind::NotRead("9000 threads of 2 processes".to_owned()), "end"),
+            (ProblemKind::NameTaken("plc".to_owned()), "give"),
+            (ProblemKind::CgroupV1(2), "boot"),
+            (
+                ProblemKind::Conflict(Conflict::AbovePath {
+                    thread: thread(),
+                    policy,
+                    limit: Policy::Fifo(50),
+                    by_libvirt: false,
+                }),
+                "give",
+            ),
+            (ProblemKind::Conflict(Conflict::BulkAtRealTime { thread: thread(), policy }), "give"),
+        ] {
+            let problem = Problem::new("web", kind);
+            assert!(problem.remedy().starts_with(order), "{problem}");
+            let text = problem.to_string();
+            assert!(!["anybody", "somebody", "nobody", "whoever"].iter().any(|word| text.contains(word)), "{text}");
+        }
+    }
 
     #[test]
     fn root_is_not_told_to_become_root() {

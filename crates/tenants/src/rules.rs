@@ -345,10 +345,16 @@ impl RawRule {
             (RuleClass::Rt, level, _) => Class::Rt(level.as_ref().map_or(Level::HIGHEST, |level| *level.get_ref())),
             (RuleClass::Bulk, None, None) => Class::Bulk,
             (RuleClass::Bulk, Some(level), _) => {
-                return Err(text.error(&level.span(), "`level` is for class = \"rt\" only; bulk has no levels"));
+                return Err(text.error(
+                    &level.span(),
+                    "`level` is for class = \"rt\" only; bulk has no levels; remove it, or set class = \"rt\"",
+                ));
             }
             (RuleClass::Bulk, None, Some(cap)) => {
-                return Err(text.error(&cap.span(), "`runtime-cap` is for class = \"rt\" only; bulk is not capped"));
+                return Err(text.error(
+                    &cap.span(),
+                    "`runtime-cap` is for class = \"rt\" only; bulk is not capped; remove it, or set class = \"rt\"",
+                ));
             }
         };
         Ok(Rule {

@@ -56,7 +56,7 @@ pub struct ThreadId {
 #[derive(Debug, Error)]
 pub enum ThreadError {
     /// The thread ended, or another took over its number. Discover again.
-    #[error("thread {} of process {} has ended; nothing was changed", .0.tid, .0.pid)]
+    #[error("thread {} of process {} has ended; nothing was changed, and nothing is to be done", .0.tid, .0.pid)]
     Gone(ThreadId),
     /// The kernel refused.
     #[error("thread {tid}: {what}: {source}{}", remedy(source))]

@@ -52,6 +52,13 @@ pub const SPACING: Duration = Duration::from_millis(200);
 pub const RESCAN: Duration = Duration::from_secs(60);
 /// The same, where they are not.
 pub const RESCAN_BLIND: Duration = Duration::from_secs(5);
+/// What process events take.
+const PROC_EVENTS: &str = "for events, run as root in the host's own namespaces, on a kernel with CONFIG_PROC_EVENTS";
+
+/// Why nothing wakes the watcher, and what it does instead.
+fn blind(why: &str, error: &io::Error) -> String {
+    format!("{why} ({error}); looking every {RESCAN_BLIND:?} instead; {PROC_EVENTS}")
+}
 
 /// The first look again where a VM's vCPUs could not be told, for it may just be starting; the next ones are twice as
 /// far each.
@@ -114,7 +121,7 @@ impl Watcher {
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         let (connector, blind) = match Connector::open() {
             Ok(connector) => (Some(connector), None),
-            Err(error) => (None, Some(format!("no process events ({error}); looking every {RESCAN_BLIND:?} instead"))),
+            Err(error) => (None, Some(blind("there are no process events", &error))),
         };
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         let mut watcher = Self {
@@ -166,8 +173,9 @@ impl Watcher {
         if processes != self.followed {
             if let Some(connector) = &self.connector {
                 if let Err(error) = connector.follow(&processes) {
-                    self.blind =
-                        Some(format!("process events cannot be filtered ({error}); looking anew now and then"));
+                    self.blind = Some(format!(
+                        "process events cannot be filtered ({error}); looking anew now and then; {PROC_EVENTS}"
+                    ));
                     self.connector = None;
                 }
             }
@@ -362,7 +370,7 @@ impl Watcher {
             Ok(Some(events)) => events,
             Ok(None) => return Some(Change::Lost),
             Err(error) => {
-                self.blind = Some(format!("process events ended ({error}); looking every {RESCAN_BLIND:?} instead"));
+                self.blind = Some(blind("process events ended", &error));
                 self.connector = None;
                 return Some(Change::Lost);
             }

@@ -91,11 +91,12 @@ impl Probe {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum FormatError {
     /// It has no number.
-    #[error("tracepoint {0}: its format has no ID")]
+    #[error("tracepoint {0}: its format has no ID; report it with the kernel's version (`ontime report` collects it)")]
     NoId(&'static str),
     /// A field is missing.
     #[error(
-        "tracepoint {probe}: this kernel's record has no field {field}; ontime trace does not know this kernel's form"
+        "tracepoint {probe}: this kernel's record has no field {field}; ontime trace does not know this kernel's \
+         form; report it (`ontime report` collects the kernel's version)"
     )]
     NoField {
         /// The tracepoint.

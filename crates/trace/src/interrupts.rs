@@ -95,7 +95,10 @@ impl Interrupts {
         self.threads.clear();
         if filter.is_empty() || filter.len() > FILTER_MAX {
             self.instance.write(&format!("{event}/enable"), "0")?;
-            let what = format!("{} threads are more than a filter takes", threads.len());
+            let what = format!(
+                "{} threads are more than a filter takes; use another method than interrupt-context, or fewer RT vCPUs",
+                threads.len()
+            );
             let full = || TraceError::Io {
                 what: "filtering interrupts in",
                 path: self.instance.dir().to_owned(),

@@ -32,7 +32,7 @@ const LENT: &str = "a bulk thread at a real-time priority, which it has by inher
 const SECTION: &str = "a thread of lower priority held the CPU in a kernel section that cannot be preempted: a \
     PREEMPT_RT kernel, or a CPU of its own (exclusive-cpu)";
 const NOBODY_WOKEN: &str =
-    "the NIC's NAPI has a thread, and nobody had woken it: the NIC said late that there was a packet (ethtool -c)";
+    "the NIC's NAPI has a thread that had not been woken yet: the NIC said late that there was a packet (ethtool -c)";
 
 /// How something was in the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]

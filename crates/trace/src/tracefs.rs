@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ontime_hostnet::CpuSet;
+use ontime_tenants::remedy;
 use rustix::time::ClockId;
 
 use crate::event::{Event, What};
@@ -51,13 +52,15 @@ pub enum TraceError {
         source: io::Error,
     },
     /// A tracepoint is missing.
-    #[error("this kernel has no tracepoint {0}, which ontime trace needs")]
+    #[error(
+        "this kernel has no tracepoint {0}, which Ontime needs to trace; boot a kernel that has it (docs/trace.md)"
+    )]
     NoProbe(&'static str),
     /// A record's form is unknown.
     #[error(transparent)]
     Format(#[from] FormatError),
     /// Another failure.
-    #[error("{what} {path}: {source}")]
+    #[error("{what} {path}: {source}; {}", remedy(source))]
     Io {
         /// What was done.
         what: &'static str,
@@ -410,6 +413,22 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn why_nothing_can_be_traced_has_a_remedy() {
+        let io = |number| failed("making", Path::new("/t/instances/x"))(io::Error::from_raw_os_error(number));
+        let field = FormatError::NoField { probe: "sched/sched_switch", field: "next_pid" };
+        for (error, wanted) in [
+            (TraceError::NoProbe("net/netif_rx"), "; boot a kernel that has it"),
+            (io(28), "/t/instances/x: No space left on device (os error 28); make room"),
+            (io(12), "; free memory"),
+            (FormatError::NoId("irq/softirq_entry").into(), "`ontime report`"),
+            (field.into(), "; report it"),
+        ] {
+            let said = error.to_string();
+            assert!(said.contains(wanted), "{said}");
+        }
+    }
 
     /// One record of a word each 10 ns; `lost` of them before.
     fn page(time: u64, records: usize, lost: u32) -> Vec<u8> {

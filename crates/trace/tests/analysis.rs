@@ -300,7 +300,7 @@ fn cure_of_held(watch: Watch, somebody: i32) -> (Option<RuleId>, String) {
 #[test]
 fn threading_cures_no_napi_that_has_a_thread() {
     let (rule, text) = cure_of_held(watch(), SOMEBODY);
-    assert!(rule.is_none() && text.contains("nobody had woken it"), "{text}");
+    assert!(rule.is_none() && text.contains("a thread that had not been woken yet"), "{text}");
     let mut unthreaded = watch();
     unthreaded.paths[0].threads.remove(&NAPI);
     assert_eq!(cure_of_held(unthreaded, SOMEBODY).0, Some(RuleId::NapiThreaded));

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 
-use ontime_tenants::{Policy, ThreadId};
+use ontime_tenants::{Policy, ThreadId, remedy};
 use serde::Deserialize;
 
 /// The threads, and the file.
@@ -32,7 +32,10 @@ impl Demoted {
             Err(error) => Err(error),
         };
         let read = read.unwrap_or_else(|error| {
-            tracing::warn!("{}: {error}; threads beyond a quota keep SCHED_OTHER on reset", path.display());
+            tracing::warn!(
+                "{}: {error}; threads beyond a quota keep SCHED_OTHER on reset; restart these tenants after one",
+                path.display()
+            );
             Vec::new()
         });
         let (mut written, mut foreign) = (BTreeMap::new(), Vec::new());
@@ -44,7 +47,10 @@ impl Demoted {
         }
         if !foreign.is_empty() {
             let (path, count) = (path.display(), foreign.len());
-            tracing::warn!("{path}: threads beyond a quota that only another version of Ontime can give back: {count}");
+            tracing::warn!(
+                "{path}: {count} threads beyond a quota are another version's to give back: run `ontime reset` of \
+                 that version, or restart these tenants"
+            );
         }
         let mut demoted = Self { path, threads: written.clone(), written, foreign };
         demoted.forget_ended();
@@ -92,7 +98,8 @@ impl Demoted {
             .filter(|(id, policy)| is_demoted(id) && id.set_policy_alone(*policy).is_ok())
             .count();
         if let Err(error) = self.keep() {
-            tracing::warn!("{}: {error}", self.path.display());
+            let path = self.path.display();
+            tracing::warn!("{path}: cannot be written: {error}; {}; or remove the file", remedy(&error));
         }
         given
     }

@@ -35,6 +35,7 @@ use super::cap::reading::Reading;
 use super::cap::watcher::now;
 use super::life::Life;
 use super::lock;
+use crate::exit::Doing;
 use crate::paths::Paths;
 
 /// How long capped threads are watched after the daemon's end, where the kernel's protections are not enough.
@@ -47,7 +48,11 @@ const FORMER: Duration = Duration::from_secs(6);
 pub fn wait_for_former(paths: &Paths) {
     if !lock::wait_until_free(&paths.guardian_lock(), FORMER) {
         let path = paths.guardian_lock();
-        tracing::warn!("{}: the guardian of a former daemon has not ended within {FORMER:?}", path.display());
+        tracing::warn!(
+            "{}: the guardian of a former daemon has not ended within {FORMER:?}; end the process that \
+             holds this lock (`fuser {0}` names it)",
+            path.display()
+        );
     }
 }
 
@@ -123,10 +128,10 @@ impl Guardian {
             Policy::Fifo(priority) | Policy::Rr(priority) => priority,
             _ => 0,
         };
-        let (life, death) = Life::start(place).context("starting the thread that the guardian watches")?;
+        let (life, death) = Life::start(place).doing("starting the thread that the guardian watches")?;
         // For the child, which is told its number.
-        fcntl_setfd(&death, FdFlags::empty()).context("handing a pipe to the guardian")?;
-        let program = std::env::current_exe().context("finding our own program")?;
+        fcntl_setfd(&death, FdFlags::empty()).doing("handing a pipe to the guardian")?;
+        let program = std::env::current_exe().doing("finding the program `ontime`")?;
         let mut child = Command::new(program)
             .args(["guardian", "--priority", &priority.to_string(), "--life", &death.as_raw_fd().to_string()])
             .arg("--run-dir")
@@ -135,7 +140,7 @@ impl Guardian {
             .stdout(Stdio::null())
             .env_remove("NOTIFY_SOCKET")
             .spawn()
-            .context("starting the guardian")?;
+            .doing("starting the guardian process")?;
         let pipe = child.stdin.take().context("the guardian's pipe")?;
         Ok(Self { child, pipe, last: Charge::default(), life, place })
     }
@@ -146,14 +151,17 @@ impl Guardian {
     /// Where it is dead.
     pub fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            anyhow::bail!("the guardian has ended ({status})");
+            anyhow::bail!(
+                "the guardian process has ended ({status}); the next pass starts another; if it ends again, report it \
+                 (`ontime report` collects what is needed)"
+            );
         }
         if charge == self.last {
             return Ok(());
         }
         let mut line = serde_json::to_vec(&charge)?;
         line.push(b'\n');
-        self.pipe.write_all(&line).context("telling the guardian")?;
+        self.pipe.write_all(&line).doing("writing to the guardian process")?;
         self.last = charge;
         Ok(())
     }
@@ -212,7 +220,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         signal_hook::flag::register(signal, std::sync::Arc::default())?;
     }
     rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
-        .context("locking the guardian's memory")?;
+        .doing("locking the guardian's memory")?;
     if args.priority > 0 {
         // Without the right to it, protections come back all the same, only later.
         let _ = place_self(Policy::Fifo(args.priority));

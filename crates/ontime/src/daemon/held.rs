@@ -45,7 +45,11 @@ impl Memory {
             Err(error) => Err(error),
         };
         let written = read.unwrap_or_else(|error| {
-            tracing::warn!("{}: {error}; who held reserved CPU time is not known", path.display());
+            tracing::warn!(
+                "{}: which vCPUs had reserved CPU time is not known: {error}; they are admitted anew, \
+                 nothing is to be done",
+                path.display()
+            );
             Record::default()
         });
         let written = if written.boot_id == boot_id { written } else { Record::default() };

@@ -164,7 +164,8 @@ impl Peer {
             Some(uid) if uid == 0 || uid == own => Ok(()),
             _ => Err(Refusal(
                 StatusCode::FORBIDDEN,
-                "only root may change what is applied; group members of the socket may read".to_owned(),
+                "only root may change what is applied, members of the socket's group may read; run the command as root"
+                    .to_owned(),
             )),
         }
     }
@@ -340,7 +341,10 @@ pub fn serve(listener: std::os::unix::net::UnixListener, to: Loop) -> io::Result
     std::thread::Builder::new().name("ontime-http".into()).stack_size(1 << 20).spawn(move || {
         let service = service(to).into_make_service_with_connect_info::<Peer>();
         if let Err(error) = runtime.block_on(async { axum::serve(listener, service).await }) {
-            tracing::error!("the HTTP server ended: {error}");
+            tracing::error!(
+                "the HTTP server ended, so no command is answered: {error}; restart the daemon: systemctl \
+                 restart ontimed"
+            );
         }
     })?;
     Ok(())

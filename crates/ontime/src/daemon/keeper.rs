@@ -168,7 +168,7 @@ impl Keeper {
 
     fn switch_off(&mut self, why: &str) {
         tracing::error!("{why}");
-        self.off = Some(format!("{why}; correct it and reload the configuration"));
+        self.off = Some(format!("{why}; correct that, then run `ontime reload`"));
         self.held.borrow_mut().clear();
         self.before = Settled::default();
     }

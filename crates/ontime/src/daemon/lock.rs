@@ -5,6 +5,7 @@ use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ontime_tenants::remedy;
 use rustix::fs::FlockOperation;
 use thiserror::Error;
 
@@ -22,7 +23,7 @@ pub enum LockError {
         pid: String,
     },
     /// The file cannot be used.
-    #[error("{path}: {source}; check the directory's permissions, or name another with --run-dir")]
+    #[error("{path}: {source}; {}", remedy(source))]
     Io {
         /// The lock file.
         path: PathBuf,

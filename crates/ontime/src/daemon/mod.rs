@@ -44,8 +44,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use ontime_hostnet::Report;
+use ontime_tenants::remedy;
 use ontime_tenants::watch::Watcher;
 use rustix::event::EventfdFlags;
 use sd_notify::NotifyState;
@@ -58,7 +58,7 @@ use self::guests::Guests;
 use self::http::{Ask, Loop};
 use self::metrics::Server;
 use crate::api;
-use crate::exit::Exit;
+use crate::exit::{Doing, Exit};
 use crate::paths::Paths;
 
 /// `ontime daemon`
@@ -79,22 +79,22 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     raise_file_limit();
     stand_before_bulk();
     std::fs::create_dir_all(&paths.run_dir)
-        .with_context(|| format!("{}: making the run directory", paths.run_dir.display()))?;
+        .doing(format_args!("{}: making the run directory", paths.run_dir.display()))?;
     let lock = lock::take(&paths.lock())?;
     let config = Config::load(&paths.config_dir)?;
     // Signals first: from here on SIGTERM ends in an orderly way.
     let bell = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let events = Events::new(&paths.poke(), bell.try_clone()?).context("setting up events")?;
+    let events = Events::new(&paths.poke(), bell.try_clone()?).doing("setting up events")?;
     let (asks, asked) = sync_channel(http::BACKLOG);
     guardian::wait_for_former(paths);
     let engine = Engine::new(paths.clone(), config)?;
     // A client that asks before the engine is ready gets `no daemon` at once.
     let socket = paths.socket();
-    let listener = http::bind(&socket).with_context(|| format!("{}: listening", socket.display()))?;
-    let watcher = Watcher::new(engine.sources()).context("watching tenants")?;
+    let listener = http::bind(&socket).doing(format_args!("{}: listening", socket.display()))?;
+    let watcher = Watcher::new(engine.sources()).doing("watching tenants")?;
     events.add(&watcher, Event::Tenants)?;
     let to = Loop::new(asks, bell);
-    http::serve(listener, to.clone()).context("starting the HTTP server")?;
+    http::serve(listener, to.clone()).doing("starting the HTTP server")?;
     if let Some(why) = watcher.blind() {
         tracing::warn!("tenants: {why}");
     }
@@ -119,12 +119,13 @@ fn preflight() -> anyhow::Result<()> {
             "the daemon places other users' and the kernel's threads: run it as root (systemctl start ontimed)"
         );
     }
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's version")?;
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")
+        .doing("/proc/sys/kernel/osrelease: reading the kernel's version")?;
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>().unwrap_or(0));
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if version < OLDEST {
         let message = format!(
-            "Linux {} has no pidfds, without which a thread cannot be named safely; {}.{} is the oldest that has",
+            "Linux {} has no pidfds, without which a thread cannot be named safely; boot Linux {}.{} or newer",
             release.trim(),
             OLDEST.0,
             OLDEST.1
@@ -151,7 +152,7 @@ fn raise_file_limit() {
 /// that is not real-time 5 %, and bulk NICs' threads at nice -20 take those. That bulk has its part is by [`Due`].
 fn stand_before_bulk() {
     if let Err(error) = rustix::process::setpriority_process(None, -20) {
-        tracing::warn!("taking nice -20: {error}; answers may take long beside bulk work");
+        tracing::warn!("taking nice -20: {error}; answers may take long beside bulk work; {}", remedy(&error.into()));
     }
 }
 
@@ -175,7 +176,7 @@ impl Daemon {
     fn run(&mut self) -> anyhow::Result<()> {
         loop {
             self.arm();
-            let events: BTreeSet<Event> = self.events.wait().context("waiting for events")?.into_iter().collect();
+            let events: BTreeSet<Event> = self.events.wait().doing("waiting for events")?.into_iter().collect();
             for event in events {
                 match event {
                     Event::Stop => return Ok(()),
@@ -186,7 +187,7 @@ impl Daemon {
                     }
                     Event::Links | Event::Queues | Event::Poked => self.want(event),
                     Event::Tenants => {
-                        if self.watcher.take().context("the tenants' watcher")?.is_some() {
+                        if self.watcher.take().doing("waiting for tenants' events")?.is_some() {
                             self.want(event);
                         }
                     }
@@ -303,8 +304,10 @@ impl Daemon {
         let (server, to) = &mut self.scrapes;
         let address = self.engine.metrics_address();
         let done = server.follow(address, to).map_err(|error| match address {
-            Some(address) => format!("not served at {address}: {error}"),
-            None => error.to_string(),
+            Some(address) => {
+                format!("not served at {address} (metrics.port in daemon.toml): {error}; {}", remedy(&error))
+            }
+            None => format!("{error}; {}", remedy(&error)),
         });
         self.engine.metrics_served(done.err());
     }

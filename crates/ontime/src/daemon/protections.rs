@@ -61,6 +61,11 @@ pub fn restore(host: &dyn Host, journal: &Journal) -> Vec<(Knob, Result<(), Stri
         .collect()
 }
 
+/// What an operator is told of a protection that [`restore`] could not give back.
+pub fn still_off(error: &str) -> String {
+    format!("this kernel protection could not be restored: {error}; `ontime reset` tries again")
+}
+
 /// Whether the kernel protects itself with the originals in force: each server has a runtime, or there is none and RT
 /// throttling is on.
 ///

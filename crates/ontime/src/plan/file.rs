@@ -137,7 +137,10 @@ fn tenant(entry: &Entry, slack: Nanos, cpus: u32) -> Result<Tenant, Wrong> {
         rtas.extend(std::iter::repeat_n(rta, copies as usize));
     }
     if rtas.is_empty() {
-        return Err(format!("{name}: no rta; a tenant without any needs no plan, take it out").into());
+        return Err(format!(
+            "{name}: no rta; add its real-time applications (rta = [...]), or take the tenant out: it needs no plan"
+        )
+        .into());
     }
     let partition = partition(rtas, entry.vcpus, slack).map_err(|error| format!("{name}: {error}"))?;
     let vcpus = partition.into_vcpus().into_iter().filter(|rtas| !rtas.is_empty());
@@ -148,7 +151,7 @@ fn tenant(entry: &Entry, slack: Nanos, cpus: u32) -> Result<Tenant, Wrong> {
 /// Onto as many vCPUs as are said; else onto as few as can be.
 fn partition(rtas: Vec<Rta>, vcpus: Option<u32>, slack: Nanos) -> Result<Partition, String> {
     if vcpus.is_some_and(|count| count == 0 || count > CPUS_MAX) {
-        return Err(format!("vcpus is not one of 1 to {CPUS_MAX}"));
+        return Err(format!("vcpus = {} is not one of 1 to {CPUS_MAX}", vcpus.unwrap_or_default()));
     }
     let place = |count: usize| {
         let mut partition = Partition::new(count, slack);

@@ -32,7 +32,8 @@ fn failed(what: &str, error: &dyn std::fmt::Display) -> PacerError {
     let said = std::mem::take(&mut *SAID.lock().unwrap_or_else(PoisonError::into_inner));
     let said = if said.is_empty() { said } else { format!(" ({said})") };
     PacerError::Ext(format!(
-        "{what}: {error}{said}; it takes Linux 7.1 or newer, CAP_SYS_ADMIN, and BTF that describes its functions"
+        "{what}: {error}{said}; it takes Linux 7.1 or newer, CAP_SYS_ADMIN, and BTF that describes its functions; \
+         else use backend = \"paced\""
     ))
 }
 
@@ -40,12 +41,16 @@ impl Scheduler {
     /// # Errors
     /// [`PacerError::Ext`].
     pub fn load(beyond: Beyond) -> Result<Self, PacerError> {
-        let state = std::fs::read_to_string(format!("{STATE}/state"))
-            .map_err(|error| PacerError::Ext(format!("{STATE}/state: {error}; this kernel has no sched_ext")))?;
+        let state = std::fs::read_to_string(format!("{STATE}/state")).map_err(|error| {
+            PacerError::Ext(format!(
+                "{STATE}/state: {error}; this kernel has no sched_ext: boot \
+                 Linux 7.1 or newer, or use backend = \"paced\""
+            ))
+        })?;
         if state.trim() != "disabled" {
             let other = std::fs::read_to_string(format!("{STATE}/root/ops")).unwrap_or_default();
             return Err(PacerError::Ext(format!(
-                "another scheduler is loaded: {} is {}; end it first",
+                "another scheduler is loaded: {} is {}; end it, or use backend = \"paced\"",
                 other.trim(),
                 state.trim()
             )));

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ontime_tenants::ThreadId;
+use ontime_tenants::{ThreadId, remedy};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::account::Place;
@@ -105,7 +105,8 @@ impl Ext {
     /// [`PacerError::Ext`] where it is not built in, the kernel cannot take it, or another one is loaded.
     pub fn start(beyond: Beyond) -> Result<Self, PacerError> {
         let scheduler = Scheduler::load(beyond)?;
-        let table = Table::map(scheduler.places()?).map_err(|error| PacerError::Ext(format!("its table: {error}")))?;
+        let table = Table::map(scheduler.places()?)
+            .map_err(|error| PacerError::Ext(format!("mapping its table: {error}; {}", remedy(&error))))?;
         Ok(Self { scheduler, table: Arc::new(table), seats: BTreeMap::new() })
     }
 
@@ -131,7 +132,7 @@ impl Ext {
             }
             let free = (0..SEATS).find(|seat| !self.seats.values().any(|taken| taken == seat));
             let Some(seat) = free else {
-                return Err(PacerError::Ext(format!("no more than {SEATS} vCPUs; use backend = \"paced\"")));
+                return Err(PacerError::Ext(format!("it takes no more than {SEATS} vCPUs; use backend = \"paced\"")));
             };
             Slot { table: Arc::clone(&self.table), seat }.place(Place::Beyond);
             self.scheduler.seat(vcpu.id, seat)?;
@@ -160,7 +161,12 @@ impl Ext {
     /// # Errors
     /// [`PacerError::Ext`] where the kernel has ended the scheduler; why.
     pub fn stands(&self) -> Result<(), PacerError> {
-        self.scheduler.ended().map_or(Ok(()), |why| Err(PacerError::Ext(format!("the kernel has ended it: {why}"))))
+        self.scheduler.ended().map_or(Ok(()), |why| {
+            Err(PacerError::Ext(format!(
+                "the kernel has ended the scheduler: {why}; report it (`ontime report` \
+                 collects what is needed), or use backend = \"paced\""
+            )))
+        })
     }
 }
 

@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use ontime_tenants::{Policy, ProcessClock, ThreadId};
+use ontime_tenants::{Policy, ProcessClock, ThreadId, remedy};
 use ontime_trace::TraceError;
 use ontime_trace::interrupts::Interrupts;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
@@ -74,7 +74,7 @@ pub struct Settings {
 #[derive(Debug, Error)]
 pub enum CapError {
     /// The watcher could not be set up.
-    #[error("runtime caps: {what}: {source}; kernel protections stay on")]
+    #[error("runtime caps are off and kernel protections stay on: {what}: {source}; {}", remedy(source))]
     Setup {
         /// What was tried.
         what: &'static str,
@@ -96,7 +96,10 @@ pub enum CapError {
         allowed: u64,
     },
     /// The watcher does not answer.
-    #[error("runtime caps: the watcher thread has ended or does not answer; kernel protections are restored")]
+    #[error(
+        "runtime caps are off and kernel protections are restored: the watcher thread has ended or does not answer; \
+         report it (`ontime report` collects what is needed), and restart the daemon: systemctl restart ontimed"
+    )]
     Lost,
 }
 
@@ -110,7 +113,7 @@ pub enum FollowError {
     #[error("pending interrupts cannot be followed, so vCPUs of a level take turns as under method partitioned: {0}")]
     Probe(#[from] TraceError),
     /// It cannot be waited for.
-    #[error("pending interrupts cannot be waited for: {0}")]
+    #[error("pending interrupts cannot be waited for: {0}; {advice}", advice = remedy(.0))]
     Wait(#[from] io::Error),
 }
 

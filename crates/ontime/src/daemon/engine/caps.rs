@@ -64,8 +64,8 @@ impl Engine {
         self.hold_to_quotas();
         for (tenant, threads) in self.count_demoted() {
             let message = format!(
-                "it has {} at SCHED_OTHER instead of real-time priority: so many of a tenant are not capped \
-                 (cap.threads, cap.threads-per-tenant in /etc/ontime/daemon.toml)",
+                "it has {} at SCHED_OTHER instead of real-time priority, because no more of a tenant's threads can be \
+                 capped; raise cap.threads and cap.threads-per-tenant in /etc/ontime/daemon.toml, or start fewer",
                 counted(threads, "thread")
             );
             self.error(&tenant, &message);
@@ -170,7 +170,7 @@ impl Engine {
         for (knob, done) in protections::restore(&self.host, &self.journal) {
             self.put_back.insert(knob.key());
             if let Err(error) = done {
-                self.error(&knob.to_string(), &error);
+                self.error(&knob.to_string(), &protections::still_off(&error));
             }
         }
         true
@@ -248,7 +248,7 @@ impl Engine {
         }
         for (knob, done) in protections::restore(&self.host, &self.journal) {
             if let Err(error) = done {
-                self.error(&knob.to_string(), &error);
+                self.error(&knob.to_string(), &protections::still_off(&error));
             }
         }
     }

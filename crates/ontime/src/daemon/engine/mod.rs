@@ -52,7 +52,7 @@ use crate::paths::Paths;
 
 /// A look in which something that is there may be missing.
 #[derive(Debug, thiserror::Error)]
-#[error("it could not be read whole: {0}; all settings stay as they are, and the daemon looks again in a second")]
+#[error("the host could not be read whole: {0}; all settings stay as they are, and the daemon looks again in a second")]
 struct Incomplete(String);
 
 /// Why a request to apply changed nothing.
@@ -176,7 +176,7 @@ impl Engine {
         // What an earlier daemon switched off and nobody caps any more, whatever the pass to come will find.
         for (knob, done) in protections::restore(&engine.host, &engine.journal) {
             if let Err(error) = done {
-                tracing::error!("restoring {knob}: {error}");
+                tracing::error!("{knob}: {}", protections::still_off(&error));
             }
         }
         if engine.state == api::State::Applied {
@@ -400,7 +400,7 @@ impl Engine {
         }
         self.put_back.extend(put_back);
         for (knob, error) in unprotected {
-            self.error(&knob.to_string(), &error);
+            self.error(&knob.to_string(), &protections::still_off(&error));
         }
         self.look.discovering = discovering;
         result.unwrap_or_else(|error| {
@@ -537,7 +537,8 @@ impl Engine {
             (Mode::Enforce, state) => state,
         };
         self.config = config;
-        if other_keeper {
+        // What the keeper needed may be there by now, though no file changed.
+        if other_keeper || self.keeper.off().is_some() {
             self.rebuild_keeper();
         }
         // A pass that observes ends the caps itself, once nothing needs them any more.
@@ -545,7 +546,7 @@ impl Engine {
             self.watches = Watches::default();
             for (knob, done) in protections::restore(&self.host, &self.journal) {
                 if let Err(error) = done {
-                    self.error(&knob.to_string(), &error);
+                    self.error(&knob.to_string(), &protections::still_off(&error));
                 }
             }
             self.start_caps();
@@ -633,7 +634,7 @@ impl Engine {
         };
         for (knob, done) in protections::restore(&self.host, &self.journal) {
             if let Err(error) = done {
-                self.error(&knob.to_string(), &error);
+                self.error(&knob.to_string(), &protections::still_off(&error));
             }
         }
         self.in_force = false;
@@ -668,7 +669,7 @@ impl Engine {
         if protects {
             for (knob, done) in protections::restore(&self.host, &self.journal) {
                 if let Err(error) = done {
-                    tracing::error!("restoring {knob}: {error}");
+                    tracing::error!("{knob}: {}", protections::still_off(&error));
                 }
             }
             self.look.replan(&self.journal, false);

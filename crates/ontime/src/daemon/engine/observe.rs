@@ -121,7 +121,10 @@ impl Engine {
         let report = if left { self.give_back() } else { hostnet::Report::default() };
         for item in &report.items {
             if let Done::Failed(why) = &item.done {
-                self.error(&item.knob.to_string(), &format!("it could not be given back: {why}"));
+                self.error(
+                    &item.knob.to_string(),
+                    &format!("it could not be given back: {why}; `ontime reset` tries again"),
+                );
             }
         }
         if self.caps.is_ok() {
