@@ -181,9 +181,9 @@ impl Seat {
         u64::try_from(self.account.balance.saturating_add(signed(self.lent))).unwrap_or(0)
     }
 
-    /// Decides whether the vCPU sleeps. Since the last check, vCPUs at its place or ahead of it ran for `busy` ns; `idle`:
-    /// for long enough none of them ran, so that the vCPU may sleep. The kernel is asked only about a vCPU that was
-    /// assumed to be runnable, because the next check depends on that.
+    /// Decides whether the vCPU sleeps. Since the last check, vCPUs at its place or ahead of it ran for `busy` ns.
+    /// `idle`: for long enough none of them ran, so that the vCPU may sleep. The kernel is asked only about a vCPU that
+    /// was assumed to be runnable, because the next check depends on that.
     fn doze(&mut self, now: u64, busy: u64, idle: bool, threads: &mut impl Threads) {
         let may = !self.ran && idle;
         self.idle = idle;

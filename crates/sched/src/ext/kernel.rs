@@ -1,4 +1,4 @@
-//! The scheduler in the kernel: loaded by libbpf, ended with its link.
+//! The BPF scheduler: loaded with libbpf, ended by dropping its link.
 
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
@@ -10,20 +10,20 @@ use crate::config::Beyond;
 use crate::pacer::PacerError;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/scheduler.bpf.o"));
-/// Where the kernel says what is in force.
+/// Where the kernel shows which scheduler runs.
 const STATE: &str = "/sys/kernel/sched_ext";
 
-/// What libbpf said last, for the message of what failed.
+/// The last message of libbpf, for error messages.
 static SAID: Mutex<String> = Mutex::new(String::new());
 
 fn listen(_: PrintLevel, line: String) {
     *SAID.lock().unwrap_or_else(PoisonError::into_inner) = line.trim().to_owned();
 }
 
-/// See above.
+/// The loaded scheduler.
 #[derive(Debug)]
 pub struct Scheduler {
-    // Ends it, before its maps go.
+    // Dropped first: ends the scheduler before its maps go.
     _link: Link,
     object: Object,
 }
@@ -97,11 +97,11 @@ impl Scheduler {
 
     /// Takes a thread's seat back.
     pub fn unseat(&self, id: ThreadId) {
-        // Not there any more: that is what was wanted.
+        // If it is not there, there is nothing to do.
         let _ = self.map("seats").map(|seats| seats.delete(&id.tid.to_ne_bytes()));
     }
 
-    /// Why the kernel has ended it, if it has.
+    /// Why the kernel has ended the scheduler, if it has.
     pub fn ended(&self) -> Option<String> {
         let said = self.map("fate").ok()?.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).ok()??;
         let said = String::from_utf8_lossy(&said);
