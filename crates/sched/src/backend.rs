@@ -3,8 +3,8 @@
 //! | | what enforces the share | price |
 //! |---|---|---|
 //! | `paced`, `dp-wrap` | pacers change priorities ([`crate::pacer`]) | a few changes of priority for each deadline |
-//! | `sched_ext` | pacers write places for a BPF scheduler ([`crate::ext`]) | it runs all SCHED_OTHER; a vCPU has one CPU |
-//! | `deadline` | SCHED_DEADLINE for each vCPU, like RT-Xen's servers | no unused time; affinity: all CPUs of the root domain |
+//! | `sched_ext` | pacers write places for a BPF scheduler ([`crate::ext`]) | it runs all SCHED_OTHER; one CPU a vCPU |
+//! | `deadline` | SCHED_DEADLINE for each vCPU, like RT-Xen's servers | no unused time; affinity to a root domain |
 //!
 //! A back end neither sets a thread's policy for the first time nor restores it. The daemon does that by its plan,
 //! whose journal keeps the original values. The back end gives the policy for the plan ([`Backend::place`]).
