@@ -55,9 +55,10 @@ use crate::wrapped::Wrapped;
 pub const FLOOR: u64 = 250_000;
 /// Such a check also waits for this many times the duration of a check.
 const COST_FACTOR: u64 = 4;
-/// A vCPU that did not run is taken to sleep if no vCPU ran for more than this time, ns, and for more than this many
-/// quarters of the time since the last check ([usual, after it used up its share]). Interrupts may have taken less.
+/// A vCPU that did not run is taken to sleep if no vCPU ran for more than this time, ns, and for more than a part of the
+/// time since the last check. Interrupts may have taken less.
 const IDLE: u64 = 20_000;
+/// That part in quarters: usually, and after the vCPU used up its share.
 const IDLE_QUARTERS: [u64; 2] = [1, 3];
 /// A vCPU may use its saved time at once up to its share of this time, ns.
 const LENT: u64 = 20_000_000;

@@ -1,6 +1,6 @@
 //! The pacers: one thread for each CPU, which enforces the plan of [`crate::shares`] and sleeps until its next check.
 //!
-//! A pacer runs at SCHED_FIFO, one priority below the cap watcher, pinned to its CPU, in locked memory, and allocates
+//! A pacer runs at SCHED_FIFO, just below the cap watcher, pinned to its CPU, in locked memory, and allocates
 //! nothing after its start. It sleeps on a futex with an absolute timeout. On PREEMPT_RT, the timeout of a real-time
 //! thread expires in the timer interrupt itself. A timerfd would need `ktimers/N`, which a spinning vCPU keeps from
 //! running (`kernel/time/hrtimer.c`, `__hrtimer_setup_sleeper`).
