@@ -8,7 +8,6 @@
 //! RTA, the earliest next arrival plus its period; beside other RTAs, a waiting periodic RTA's next arrival. A waiting
 //! sporadic RTA beside others limits the slices to the vCPU's slack, because at its arrival other jobs may have used
 //! time already.
-//! used already.
 
 mod stays;
 

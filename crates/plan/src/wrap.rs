@@ -25,7 +25,6 @@
 //! - A sleep moves time from "remaining" to "kept" and shrinks `ahead`, so the left side of (1) only decreases. A
 //!   wake-up pushes the time beyond y over the border: the new `ahead` is that CPU's load minus y, and (1) for the row
 //!   that begins with this CPU is (1) for the row after it. For a single CPU, (1) says that nothing is cut.
-//!   with this CPU is (1) for the row after it. For one CPU, (1) says that nothing is cut.
 
 use crate::dpwrap::{Segment, VcpuId};
 use crate::units::Nanos;

@@ -2,7 +2,6 @@
 //!
 //! Input: a [`Sources`] with the roots of `/proc`, `/run/libvirt`, `/sys`. Output: processes, kernel threads and
 //! threads, read once each. Processes that vanish meanwhile are omitted; this is no error.
-//! read once each. What vanishes while it is read is left out: that is no error.
 
 use std::io;
 use std::os::fd::OwnedFd;

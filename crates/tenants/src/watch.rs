@@ -247,8 +247,8 @@ impl Watcher {
     /// The first event disables the event sources for [`SETTLE`]; then all events are processed together. So this wakes
     /// up at most once in that time, however many programs start on the host.
     ///
-    /// The errors of the descriptors.
-    /// What the kernel says of its descriptors.
+    /// # Errors
+    /// Errors of the descriptors.
     pub fn take(&mut self) -> io::Result<Option<Change>> {
         let due = self.timer_is_due()?;
         if !self.gathering {
