@@ -1,8 +1,8 @@
-//! Strict configuration files: what is unknown or out of range is refused with file, line, column, what is wrong and
-//! what is allowed.
+//! Strict configuration files: unknown keys and values out of range are refused with file, line, column, the fault and
+//! the allowed values.
 //!
-//! In: TOML files and a type that says what they may hold. Out: the value, or a [`ConfigError`] fit to show to a user.
-//! Every part of Ontime reads `/etc/ontime` through this.
+//! Input: TOML files and a type that defines their contents. Output: the value, or a [`ConfigError`] for the user.
+//! Every part of Ontime reads `/etc/ontime` through this module.
 
 use std::fmt;
 use std::io;
@@ -14,31 +14,31 @@ use thiserror::Error;
 
 use crate::remedy;
 
-/// Where Ontime's configuration lives.
+/// The directory of Ontime's configuration.
 pub const DIRECTORY: &str = "/etc/ontime";
 
-/// The largest configuration file that is read, in bytes.
+/// The largest configuration file that is read, bytes.
 const SIZE_MAX: u64 = 1 << 20;
 
-/// A configuration file that cannot be used.
+/// An unusable configuration file.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The file could not be read.
+    /// The file cannot be read.
     #[error("{}: cannot be read: {source}; {}", .path.display(), remedy_of(.source))]
     Read {
-        /// Which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// The kernel's word.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// The file says something that is not allowed.
+    /// The file has an invalid value.
     #[error("{place}: {what}{}{}", line_of(.snippet), hint_of(.hint))]
     Invalid {
-        /// Where.
+        /// The position.
         place: Place,
-        /// What is wrong, and what is allowed.
+        /// The fault and the allowed values.
         what: String,
-        /// The line as it stands in the file.
+        /// The line of the file.
         snippet: String,
         /// A likely correction.
         hint: Option<String>,
@@ -58,9 +58,9 @@ fn remedy_of(source: &io::Error) -> &'static str {
     }
 }
 
-/// A Rust type's name in serde's message as what a user may write.
+/// Replaces a Rust type's name in serde's message by a description of the allowed values.
 fn plain(message: &str) -> String {
-    // What the parser only names, the operator is told to do.
+    // The parser only names these faults; add what to do.
     let remedies =
         [("missing field", "add it"), ("duplicate key", "keep one of them"), ("duplicate field", "keep one of them")];
     if let Some((_, remedy)) = remedies.iter().find(|(what, _)| message.starts_with(what)) {
@@ -99,10 +99,10 @@ fn hint_of(hint: &Option<String>) -> String {
     hint.as_ref().map_or_else(String::new, |hint| format!("\n  did you mean `{hint}`?"))
 }
 
-/// A place in a configuration file. Displays as `FILE:LINE:COLUMN`.
+/// A position in a configuration file. Displays as `FILE:LINE:COLUMN`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Which file.
+    /// The file.
     pub path: PathBuf,
     /// Line, from 1.
     pub line: usize,
@@ -116,7 +116,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// A configuration file's text, kept so that a later check can still point into it.
+/// A configuration file's text, kept so that later checks can point into it.
 #[derive(Debug, Clone)]
 pub struct Text {
     path: PathBuf,
@@ -124,7 +124,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// Takes a file's text as it is.
+    /// A text as the contents of a file.
     pub fn new(path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
         Self { path: path.into(), text: text.into() }
     }
@@ -156,7 +156,7 @@ impl Text {
         }
     }
 
-    /// An error at a span of this file: for what can only be checked once the file is read.
+    /// An error at a span of this file, for checks after parsing.
     pub fn error(&self, span: &Range<usize>, what: impl Into<String>) -> ConfigError {
         let place = self.place(span.start);
         let snippet = self.text.lines().nth(place.line - 1).unwrap_or_default().trim_end().to_owned();
@@ -165,7 +165,7 @@ impl Text {
         ConfigError::Invalid { place, what, snippet, hint }
     }
 
-    /// Reads the text as a `T`. Let `T` deny unknown fields.
+    /// Parses the text as a `T`, which should deny unknown fields.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`].
@@ -175,29 +175,29 @@ impl Text {
     }
 }
 
-/// A value and the text it was read from.
+/// A value and the text from which it was parsed.
 #[derive(Debug, Clone)]
 pub struct Loaded<T> {
-    /// What the file says.
+    /// The parsed value.
     pub value: T,
-    /// For errors that later checks find.
+    /// For errors in later checks.
     pub text: Text,
 }
 
-/// Reads one file. Let `T` deny unknown fields; use [`toml::Spanned`] where a later check wants to point.
+/// Reads and parses one file. `T` should deny unknown fields and use [`toml::Spanned`] where later checks point to.
 ///
 /// # Errors
-/// [`ConfigError`], complete with the place.
+/// [`ConfigError`] with the position.
 pub fn load<T: DeserializeOwned>(path: &Path) -> Result<Loaded<T>, ConfigError> {
     let text = Text::read(path)?;
     Ok(Loaded { value: text.parse()?, text })
 }
 
-/// The files that make up a configuration: `DIRECTORY/NAME.toml`, then `DIRECTORY/NAME.conf.d/*.toml` in name order.
-/// Each need not exist; files with another ending, and hidden ones, are left to their editors.
+/// The files of a configuration: `DIRECTORY/NAME.toml`, then `DIRECTORY/NAME.conf.d/*.toml` in order of names. Missing
+/// files are no error. Hidden files and files with another ending are ignored, because they belong to editors.
 ///
 /// # Errors
-/// [`ConfigError::Read`] where a directory is there and cannot be listed.
+/// [`ConfigError::Read`] if the directory exists but cannot be listed.
 pub fn files(directory: &Path, name: &str) -> Result<Vec<PathBuf>, ConfigError> {
     let main = directory.join(format!("{name}.toml"));
     let mut files: Vec<PathBuf> = main.exists().then_some(main).into_iter().collect();
@@ -221,11 +221,11 @@ pub fn files(directory: &Path, name: &str) -> Result<Vec<PathBuf>, ConfigError> 
     Ok(files)
 }
 
-/// No name that may stand in a file is that long, bytes: what is longer is near to none.
+/// Longer names get no suggestion, bytes: no allowed name is this long.
 const NAME_MAX: usize = 64;
 
-/// From serde's "unknown field `x`, expected one of `a`, `b`", or the same about a variant, the allowed name nearest to
-/// x. x is the file's, and may hold anything.
+/// The allowed name nearest to x in serde's "unknown field `x`, expected one of `a`, `b`" (or "unknown variant"). x
+/// comes from the file and may contain anything.
 fn suggestion(message: &str) -> Option<String> {
     let (named, allowed) = message.strip_prefix("unknown ")?.rsplit_once(", expected ")?;
     let unknown = named.split_once('`')?.1.strip_suffix('`').filter(|name| name.len() <= NAME_MAX)?;
@@ -344,7 +344,7 @@ mod tests {
         assert!(!message("zebra = 1").contains("did you mean"));
     }
 
-    /// With a backquote in the key, `, ` was suggested.
+    /// With a backquote in the key, `, ` was once suggested.
     #[test]
     fn what_is_suggested_is_an_allowed_name_whatever_the_key_is() {
         for key in ["c`lass", "`", "a`, expected `b", "clas`, expected one of `,"] {

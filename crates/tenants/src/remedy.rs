@@ -1,8 +1,8 @@
-//! What an operator does about the system's refusal of a resource or a file: the end of a message, in one place.
+//! Remedies for errors of the operating system, as the end of a message.
 
 use std::io;
 
-/// What to do about an error of the system. Where the number of the error does not say it, a report helps.
+/// What to do about an OS error. If its errno is not conclusive, the remedy is to report it.
 pub fn remedy(error: &io::Error) -> &'static str {
     remedy_for(error, rustix::process::geteuid().is_root())
 }

@@ -1,4 +1,4 @@
-//! What a guest can do that means harm, and what QEMU does in between. The process answers or ignores, and goes on.
+//! Attacks by a guest, and actions of QEMU in between. The process must answer or ignore them and continue.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::{bind, local};
 
 const EVERYTHING: &str = super::FREE;
 
-/// Still serving?
+/// Checks that the process still serves.
 pub fn alive(vm: &mut Vm) {
     assert_eq!(vm.process.try_wait().unwrap(), None, "the process is gone");
     for channel in 0..2 {
@@ -26,7 +26,7 @@ fn half_written_and_disordered_chains_are_used_up() {
     let mut vm = Vm::start(EVERYTHING);
     for channel in 0..2 {
         let ring = &mut vm.channels[channel].calls;
-        // Too short to read, too short to write, outside of memory, a loop, an index beyond the table, nothing at all.
+        // Too short to read, too short to write, outside memory, a loop, an index beyond the table, an empty chain.
         ring.descriptor(200, FREE, 10, 1, 201);
         ring.descriptor(201, FREE, 4096, 2, 0);
         ring.descriptor(202, FREE, 4096, 1, 203);
@@ -36,8 +36,8 @@ fn half_written_and_disordered_chains_are_used_up() {
         ring.descriptor(206, FREE, 72, 1, 206);
         ring.descriptor(207, FREE, 72, 1, 999);
         ring.descriptor(208, 0, 0, 0, 0);
-        // Writable first; indirect tables: of no whole number of descriptors, outside of memory, one that points to
-        // itself, one whose descriptors go round.
+        // Writable part first. Indirect tables: with a partial descriptor, outside memory, pointing to itself, with
+        // descriptors in a cycle.
         ring.descriptor(209, FREE, 4096, 3, 210);
         ring.descriptor(210, FREE, 4096, 0, 0);
         ring.descriptor(211, FREE, 15, 4, 0);
@@ -92,7 +92,7 @@ fn a_ring_whose_index_is_nonsense_stops_nobody_else() {
     vm.channels[1].events.notify();
     std::thread::sleep(Duration::from_millis(50));
     let used = |vm: &Vm| {
-        // Fields 14 and 15, in hundredths of a second; the name in field 2 may hold spaces.
+        // Fields 14 and 15, in hundredths of a second; the name in field 2 may contain spaces.
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", vm.process.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
@@ -166,8 +166,8 @@ fn a_paused_vm_goes_on_where_it_was() {
     assert_eq!(vm.channels[1].wait(waiting).result(), Ok(9));
 }
 
-/// What main's queue has done to a channel's calls is told when the channel's goes on, and not at all to another
-/// driver.
+/// Results that main's queue causes for a channel's calls are answered when the channel's ring runs again, and never to
+/// another driver.
 #[test]
 fn a_stopped_ring_is_not_answered_into() {
     let mut vm = Vm::start(EVERYTHING);
@@ -215,7 +215,7 @@ fn the_vcpu_word_decides_who_is_woken() {
         vm.channels[1].write(word, &state.to_le_bytes());
         client.send_to(b"x", address).unwrap();
         vm.channels[1].wait(waiting);
-        // The notification follows the answer: one that is due is waited for, one that is not has some time to come.
+        // The notification follows the answer: wait for expected ones, and give unexpected ones some time to arrive.
         let control = vm.channels[0].control.as_ref().unwrap();
         let (mut signs, start) = ((false, false), std::time::Instant::now());
         while signs != due || signs == (false, false) {
@@ -239,7 +239,7 @@ fn the_vcpu_word_decides_who_is_woken() {
     assert_eq!(vm.main().name_vcpu(1, 0), 0, "taken back");
 }
 
-/// A channel of a guest that boots anew may come before main: where the old guest's word was there may be anything.
+/// When a guest reboots, a channel may be set up before main. The old vCPU word's memory may then hold anything.
 #[test]
 fn an_old_drivers_vcpu_word_is_left_alone() {
     let mut vm = Vm::start(EVERYTHING);
@@ -255,19 +255,19 @@ fn an_old_drivers_vcpu_word_is_left_alone() {
     assert_eq!(vm.channels[1].read(word + 4), [0; 4], "written to");
 }
 
-/// A driver that has made no call of a channel yet, or a whole number of 2^16 calls, leaves the ring at 0, where the
-/// next one begins: at the same place, as it often is the same program. A VM that was paused goes on in the same way,
-/// but nobody looks for the device before.
+/// A driver that has made no call on a channel, or a multiple of 2^16 calls, leaves the ring at index 0. The next
+/// driver starts at 0, often at the same address because it is the same program. A paused VM continues in the same way,
+/// but without a probe of the device before.
 #[test]
 fn a_ring_that_is_set_up_anew_at_0_is_noticed() {
     let mut vm = Vm::start(EVERYTHING);
-    // Events tell how often the device has noticed.
+    // The number of START events tells how often the device has noticed.
     vm.channels[1].event_buffers(4);
     assert_eq!(u32::from(vm.channels[1].event().unwrap().type_), ONTIME_EVENT_START);
     vm.main().socket(1, AF_INET, SOCK_DGRAM, 0);
     let word = FREE + 0x1000;
     assert_eq!(vm.main().name_vcpu(1, word), 0);
-    // As many calls as bring main's ring to 0 again. They come by hand, for speed: 128 at a time.
+    // Makes main's ring index 0 again. The calls are posted manually, 128 at a time, for speed.
     let main = vm.main();
     while main.calls.available != 0 {
         main.settle_many(main.calls.available.wrapping_neg().min(128));
@@ -293,8 +293,8 @@ fn a_ring_that_is_set_up_anew_at_0_is_noticed() {
     alive(&mut vm);
 }
 
-/// The queues of one driver are not ordered with each other: what it says by one is not forgotten because another is
-/// new, too.
+/// The queues of one driver are not ordered with each other: what the driver set through one queue must not be dropped
+/// because another queue is new, too.
 #[test]
 fn a_new_drivers_vcpu_word_is_kept() {
     let mut vm = Vm::start(EVERYTHING);
@@ -318,7 +318,7 @@ fn a_new_drivers_vcpu_word_is_kept() {
     }
 }
 
-/// Each device has a connection of its own: a word may be named before the channel's rings are heard of.
+/// Each device has its own connection: a word may be named before the channel's rings are set up.
 #[test]
 fn a_word_named_ahead_of_its_channel_is_kept() {
     let mut vm = Vm::start(EVERYTHING);
@@ -326,7 +326,7 @@ fn a_word_named_ahead_of_its_channel_is_kept() {
     vm.channels[1].settle();
     vm.channels[1].renew();
     assert_eq!(vm.main().name_vcpu(1, word), 0);
-    // The channel's thread, whose bell was rung, sees it.
+    // The channel's thread sees the word after its bell was rung.
     std::thread::sleep(Duration::from_millis(100));
     let channel = &mut vm.channels[1];
     channel.start();
@@ -355,7 +355,7 @@ fn a_wake_up_that_shows_no_effect_is_sent_again() {
         assert!(start.elapsed() < super::driver::PATIENCE, "the guest has not gone on, and is not woken again");
     }
     vm.channels[1].write(word, &ONTIME_VCPU_LOOKING.to_le_bytes());
-    // One may be under way.
+    // A wake-up may be in progress.
     let stands = (0..10).any(|_| {
         let before = vm.counter("rewakes");
         std::thread::sleep(Duration::from_millis(100));
