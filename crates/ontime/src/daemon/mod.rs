@@ -5,7 +5,7 @@
 //!
 //! | thread | priority | does | waits in |
 //! |---|---|---|---|
-//! | main | SCHED_OTHER, nice -20 | passes over the host, answers | epoll: [`Event`] |
+//! | main | SCHED_OTHER, nice -20 | passes over the host, answers | epoll: `events` |
 //! | `ontime-cap` | FIFO base + 5 (55) | caps: pauses spinning threads | epoll: orders, interrupts; time-out |
 //! | `ontime-pace/CPU` | FIFO base + 4 (54) | reserved CPU time: changes vCPUs' places | futex with time-out |
 //! | `ontime-http` | SCHED_OTHER, nice -20 | HTTP on the Unix socket | epoll (tokio) |
@@ -14,8 +14,8 @@
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; shows the guardian that the daemon lives (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | restores protections when the daemon dies | poll of two pipes |
 //!
-//! Pacers exist from the first reservation on. `ontime-metrics` exists where daemon.toml has a port. `ontime-guest` has a
-//! descriptor table of its own.
+//! Pacers exist from the first reservation on. `ontime-metrics` exists where daemon.toml has a port. `ontime-guest` has
+//! a descriptor table of its own.
 //!
 //! Only these poll: the caps and the pacers, while a thread is at real-time priority; the census of real-time threads,
 //! once a second, while the kernel's protections are off; adaptive busy polling, where it is configured, ten times a
