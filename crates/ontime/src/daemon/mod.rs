@@ -10,7 +10,7 @@
 //! | `ontime-pace/CPU` | FIFO base + 4 (54) | reserved CPU time: changes vCPUs' places | futex with time-out |
 //! | `ontime-http` | SCHED_OTHER, nice -20 | HTTP on the Unix socket | epoll (tokio) |
 //! | `ontime-metrics` | SCHED_OTHER, nice 0 | metrics over TCP (`metrics::listener`) | epoll (tokio) |
-//! | `ontime-guest` | SCHED_OTHER | receives from a device process (`guests::receiver`) | poll |
+//! | `ontime-guest` | SCHED_OTHER, nice -20 | receives from a device process (`guests::receiver`) | poll |
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; shows the guardian that the daemon lives (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | restores protections when the daemon dies | poll of two pipes |
 //!

@@ -241,7 +241,7 @@ impl Table {
     /// Charges `ran` ns of RT time to a thread that was seen on `cpu`, and pauses the thread if it is over its own cap.
     /// The CPU's account is judged in [`Self::looked`].
     ///
-    /// For a thread that is paused already this only counts the time, and makes the pause longer.
+    /// For a thread that is paused already this only counts the time, and may make the pause longer.
     pub fn charge(&mut self, index: SlotIndex, cpu: u32, ran: u64, now: u64, mut act: impl FnMut(Action)) {
         let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
         slot.cpu = cpu;

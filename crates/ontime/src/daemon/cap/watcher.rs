@@ -307,9 +307,9 @@ impl Watcher {
         read.map(|_| ())
     }
 
-    /// Waits for the rings only while that can put a vCPU ahead. Interrupts that came in between are ignored, except
-    /// those of the last [`GRANT`] ns where there are no rivals: a vCPU that is paused in the middle of its answer may
-    /// run on to finish it.
+    /// Waits for the rings only while that can put a vCPU ahead. If there are rivals, all pending interrupts count.
+    /// Otherwise those that came while the rings were not waited for are ignored, except in the last [`GRANT`] ns: a
+    /// vCPU that is paused in the middle of its answer may run on to finish it.
     fn listen(&mut self) {
         self.deaf = self.deaf.filter(|until| *until > now());
         let wanted = self.deaf.is_none() && (self.hearing.rivals || self.table.pauses_boosted());
