@@ -35,7 +35,7 @@ pub struct Args {
     unfiltered: bool,
 }
 
-/// A name that is one component of a path.
+/// Checks that a name is a single component of a path.
 pub fn vm_name(text: &str) -> Result<String, String> {
     let fine = !text.is_empty() && text.len() <= 64 && !text.starts_with('.') && !text.contains(['/', '\0']);
     if fine {
@@ -50,7 +50,7 @@ fn user(text: &str) -> Result<(u32, u32), String> {
     numbers.ok_or_else(|| "written UID:GID, both numbers".to_owned())
 }
 
-/// Serves the VM until QEMU goes.
+/// Serves the VM until QEMU disconnects.
 ///
 /// # Errors
 /// Where the configuration is wrong, or the process cannot serve.

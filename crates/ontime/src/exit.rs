@@ -1,4 +1,4 @@
-//! Exit statuses ([`ontime_cli`]), and those of this program's own errors.
+//! Exit statuses ([`ontime_cli`]), and the statuses of this program's own errors.
 
 use std::error::Error;
 use std::io;
@@ -9,10 +9,10 @@ pub use ontime_cli::{CONFIG, CRITICAL, Exit, OK, UNKNOWN, USAGE, WARNING, chain,
 
 use crate::client::ClientError;
 
-/// Says what the system refused, and what to do about that.
+/// Adds to an error of the system what the program was doing, and a remedy.
 pub trait Doing<T> {
     /// # Errors
-    /// What was done and on what, the system's word, and the remedy, in one message.
+    /// What was done on what, the system's error, and the remedy, in one message.
     fn doing(self, what: impl std::fmt::Display) -> anyhow::Result<T>;
 }
 
@@ -26,7 +26,7 @@ impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
     }
 }
 
-/// The status of an error, where its type decides.
+/// The status of an error, if its type determines one.
 pub fn status(cause: &(dyn Error + 'static)) -> Option<u8> {
     if let Some(error) = cause.downcast_ref::<ConfigError>() {
         return Some(of_config(error));
@@ -34,7 +34,7 @@ pub fn status(cause: &(dyn Error + 'static)) -> Option<u8> {
     cause.downcast_ref::<ClientError>().map(ClientError::exit_status)
 }
 
-/// A file that may not be read is not known to be wrong.
+/// A file that may not be read is not known to be wrong, so its status is `UNKNOWN`.
 pub fn of_config(error: &ConfigError) -> u8 {
     match error {
         ConfigError::Read { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => UNKNOWN,

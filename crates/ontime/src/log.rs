@@ -1,4 +1,5 @@
-//! Logs: to journald where systemd started us, else to standard error. The same line again within a minute is left out.
+//! Logs to journald if systemd started the program, else to standard error. Leaves out a line that was logged within
+//! the last minute.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use tracing_subscriber::filter::Directive;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Starts logging, at `info` unless `ONTIME_LOG` says otherwise (`ONTIME_LOG=debug`).
+/// Starts logging, at level `info` unless `ONTIME_LOG` sets another (`ONTIME_LOG=debug`).
 pub fn start() {
     let filter = filter(std::env::var("ONTIME_LOG").ok());
     let journal = std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok());
@@ -21,32 +22,32 @@ pub fn start() {
             tracing_subscriber::registry().with(filter).with(stderr).try_init()
         }
     };
-    // Already started: tests in one process.
+    // An error means that logging was started before, as by tests in one process.
     let _ = result;
 }
 
-/// What is logged. Never what virtio-queue says: a guest makes it speak as often as it likes, on real-time threads of
-/// its device process.
+/// The log filter. It drops all messages of crate virtio-queue: a guest can cause any number of them, on real-time
+/// threads of its device process.
 fn filter(said: Option<String>) -> EnvFilter {
     let filter = said.and_then(|said| EnvFilter::try_new(said).ok()).unwrap_or_else(|| EnvFilter::new("info"));
     let quiet: Option<Directive> = "virtio_queue=off".parse().ok();
     quiet.into_iter().fold(filter, EnvFilter::add_directive)
 }
 
-/// Lines already said, so that a repeated error does not fill the journal.
+/// Lines that were logged recently, so that a repeated error does not fill the journal.
 #[derive(Debug, Default)]
 pub struct Repeats {
     said: HashMap<String, (Instant, u64)>,
 }
 
-/// The same line is said once in this time.
+/// The same line is logged at most once in this time.
 const EVERY: Duration = Duration::from_secs(60);
-/// Different lines kept in mind.
+/// The most different lines that are remembered.
 const KEPT: usize = 1024;
 
 impl Repeats {
-    /// Whether to say this line now, or a line of this kind: how often it was left out since it was said last, or
-    /// `None` where it is to be left out. So are lines beyond [`KEPT`] different ones in a minute.
+    /// Whether to log this line, or a line of this kind, now. Returns how often it was left out since it was last
+    /// logged, or `None` to leave it out. Lines beyond [`KEPT`] different ones in a minute are left out too.
     pub fn say(&mut self, line: &str, now: Instant) -> Option<u64> {
         if let Some((at, left_out)) = self.said.get_mut(line) {
             if now.duration_since(*at) < EVERY {
@@ -71,8 +72,8 @@ impl Repeats {
         self.warn_of(line, line);
     }
 
-    /// Logs a warning, unless one of its kind was logged within the last minute: for lines with numbers or reasons
-    /// that another party chooses.
+    /// Logs a warning, unless a warning of the same kind was logged within the last minute. For lines with numbers or
+    /// reasons that another party chooses.
     pub fn warn_of(&mut self, kind: &str, line: &str) {
         match self.say(kind, Instant::now()) {
             Some(0) => tracing::warn!("{line}"),
@@ -81,7 +82,7 @@ impl Repeats {
         }
     }
 
-    /// Logs what is no warning, unless it was logged within the last minute.
+    /// Logs a message at level info, unless it was logged within the last minute.
     pub fn info(&mut self, line: &str) {
         if self.say(line, Instant::now()).is_some() {
             tracing::info!("{line}");
@@ -89,8 +90,8 @@ impl Repeats {
     }
 }
 
-/// How many lines about changes may be logged: tenants' threads come and go as often as tenants like, and journald
-/// leaves out everything of a service that logs too much.
+/// Limits log lines about changes. Tenants may start and end any number of threads, and journald drops all lines of a
+/// service that logs too much.
 #[derive(Debug)]
 pub struct LineQuota {
     left: f64,
@@ -98,9 +99,9 @@ pub struct LineQuota {
 }
 
 impl LineQuota {
-    /// Lines at once: the first pass over a host of some hundred VMs.
+    /// Lines at once: sufficient for the first pass over a host with some hundred VMs.
     const MOST: f64 = 4096.0;
-    /// Lines a second in the long run.
+    /// Lines per second in the long run.
     const REFILL: f64 = 20.0;
 
     /// A full quota.

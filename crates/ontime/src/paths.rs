@@ -1,4 +1,4 @@
-//! Where Ontime keeps things: the same three directories for every subcommand, and tests' own.
+//! Ontime's directories and files. All subcommands use the same directories; tests use their own.
 
 use std::path::PathBuf;
 
@@ -34,27 +34,27 @@ impl Paths {
         self.run_dir.join("ontime.sock")
     }
 
-    /// Held (flock) by the running daemon; names its process.
+    /// Locked (flock) by the running daemon; contains its process number.
     pub fn lock(&self) -> PathBuf {
         self.run_dir.join("daemon.lock")
     }
 
-    /// Held (flock) by the running daemon's guardian, also after the daemon has died.
+    /// Locked (flock) by the running daemon's guardian, even after the daemon has died.
     pub fn guardian_lock(&self) -> PathBuf {
         self.run_dir.join("guardian.lock")
     }
 
-    /// Touched by hooks: tenants changed.
+    /// Hooks touch this file when tenants change.
     pub fn poke(&self) -> PathBuf {
         self.run_dir.join("poke")
     }
 
-    /// Who holds reserved CPU time, for the next daemon.
+    /// The reserved CPU time that vCPUs hold, for the next daemon.
     pub fn held(&self) -> PathBuf {
         self.run_dir.join("reservations")
     }
 
-    /// Threads beyond a tenant's quota, for the next daemon.
+    /// Threads beyond their tenant's quota, for the next daemon.
     pub fn demoted(&self) -> PathBuf {
         self.run_dir.join("demoted")
     }
@@ -72,7 +72,7 @@ impl Paths {
         Journal::open(&self.kept(), &journal::running_boot_id()?)
     }
 
-    /// Opens the journal to give back what this version understands of it.
+    /// Opens the journal in order to restore the entries that this version understands.
     ///
     /// # Errors
     /// See [`JournalError`].
@@ -80,7 +80,7 @@ impl Paths {
         Journal::open_to_reset(&self.kept(), &journal::running_boot_id()?)
     }
 
-    /// Reads original values, whether or not a daemon holds the journal; makes and changes nothing.
+    /// Reads original values, even while a daemon holds the journal. Creates and changes nothing.
     ///
     /// # Errors
     /// See [`JournalError`].

@@ -1,5 +1,5 @@
-//! `ontime plan`: will these tenants fit, what would other analyses reserve, and what does the schedule look like? It
-//! reads one file, asks no daemon and changes nothing.
+//! `ontime plan`: whether given tenants fit, what other analyses would reserve for them, and how the schedule looks. It
+//! reads one file, uses no daemon and changes nothing.
 
 mod file;
 mod picture;
@@ -68,7 +68,7 @@ fn seconds(text: &str) -> Result<Nanos, String> {
     }
 }
 
-/// Says whether the tenants fit.
+/// Reports whether the tenants fit.
 ///
 /// # Errors
 /// Where the file is wrong, or output cannot be written.
@@ -104,7 +104,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(if report.fits && missed == 0 { exit::OK } else { exit::WARNING }))
 }
 
-/// Simulates each host as asked, draws the fullest one; returns its picture for the terminal.
+/// Simulates each host if requested, and draws the fullest one. Returns its picture for the terminal.
 fn simulate(args: &Args, placed: &[Placed], report: &mut Report, names: Vec<&str>) -> anyhow::Result<String> {
     let span = Nanos::from_millis(u64::from(args.span_ms));
     let Some(duration) = args.simulate.or(args.svg.is_some().then_some(span)) else { return Ok(String::new()) };

@@ -1,7 +1,7 @@
-//! The next device process for a VM that runs: QEMU's devices of the last one are unplugged, and plugged in anew.
+//! Connects a running VM to a new device process: QEMU's devices of the old process are unplugged and plugged in again.
 //!
-//! QEMU (10.2 to 11.1) does not connect such a device a second time: with `reconnect-ms` it ends with a failed
-//! assertion, because the device's state was cleared when the first process went (`hw/virtio/vhost-user-base.c`).
+//! QEMU (10.2 to 11.1) cannot reconnect such a device: with `reconnect-ms` it ends with a failed assertion, because it
+//! clears the device's state when the first process goes (`hw/virtio/vhost-user-base.c`).
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -13,34 +13,34 @@ use serde_json::{Value, json};
 
 use crate::exit::{self, Exit};
 
-/// How long a guest may take to let a device go: it waits 5 s for one who takes it back.
+/// How long a guest may take to release a device. It waits 5 s for a new process.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// QEMU ended, or its monitor did.
+/// QEMU has ended, or has closed its monitor.
 const GONE: &str = "QEMU closed the connection; see whether the VM still runs, then try again";
 
 /// One command of QEMU's monitor (`docs/interop/qmp-spec.rst`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Command {
-    /// As it is sent.
+    /// The command as it is sent.
     pub json: Value,
-    /// It names what may be gone already.
+    /// Its object may be gone already; then an error is ignored.
     optional: bool,
-    /// The device that is gone only once an event says so.
+    /// The device whose removal is complete only when an event reports it.
     deleted: Option<String>,
 }
 
 /// One device of a VM.
 pub struct Plug<'a> {
-    /// Its channel.
+    /// The device's channel.
     pub channel: u32,
-    /// Where its process listens.
+    /// The socket of its device process.
     pub socket: &'a Path,
-    /// Its properties beside bus and chardev: what `-device` has behind the driver's name.
+    /// Its properties other than bus and chardev: those after the driver's name in `-device`.
     pub properties: Vec<(&'static str, u32)>,
 }
 
-/// What replaces these devices.
+/// The commands that replace these devices.
 pub fn commands(plugs: &[Plug]) -> Vec<Command> {
     let command = |name: &str, arguments: Value| Command {
         json: json!({ "execute": name, "arguments": arguments }),
@@ -72,13 +72,13 @@ pub fn commands(plugs: &[Plug]) -> Vec<Command> {
     all
 }
 
-/// Has a QEMU process do it.
+/// Sends the commands to a QEMU process.
 ///
 /// # Errors
-/// Where its monitor cannot be reached, or refuses.
+/// Where its monitor cannot be reached, or refuses a command.
 pub fn run(monitor: &Path, commands: &[Command]) -> anyhow::Result<()> {
     replace(monitor, commands).map_err(|error| {
-        // Of what ended the talk, the last word is the system's.
+        // The chain ends with the system's error, which caused the failure.
         let said = exit::chain(&error);
         Exit::unknown(format!("{}: {said}", monitor.display())).into()
     })
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(device["num_vqs"], 2);
     }
 
-    /// Says these lines, one after each command; gives what it was told.
+    /// A monitor that sends these answers, one after each command. Returns the commands that it received.
     fn monitor(answers: Vec<&'static str>) -> (tempfile::TempDir, std::thread::JoinHandle<Vec<String>>) {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("qmp")).unwrap();
@@ -217,7 +217,8 @@ mod tests {
         assert!(error.ends_with("with the devices that `ontime attach` prints"), "{error}");
     }
 
-    /// A monitor that hung up while it was written to was taken for a reader of our output that went away: status 0.
+    /// A failed write to the monitor is a broken pipe. It must not count as a closed standard output, which would end
+    /// with status 0.
     #[test]
     fn a_monitor_that_cannot_be_talked_to_is_named_with_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
