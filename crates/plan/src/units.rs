@@ -80,7 +80,22 @@ fn parse(text: &str) -> Option<Nanos> {
 
 impl<'de> Deserialize<'de> for Nanos {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+        deserializer.deserialize_str(DurationText)
+    }
+}
+
+/// Says what was expected in place of another type of value.
+struct DurationText;
+
+impl de::Visitor<'_> for DurationText {
+    type Value = Nanos;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a duration in quotes, such as \"13.5ms\"")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Nanos, E> {
+        text.parse().map_err(E::custom)
     }
 }
 

@@ -285,7 +285,10 @@ mod tests {
             ("reserve = nan\n".to_owned(), 1, "0.01 to 0.9"),
             ("backend = \"magic\"\n".to_owned(), 1, "paced"),
             ("cpus = \"\"\n".to_owned(), 1, "names no CPU"),
+            ("backend = 3\n".to_owned(), 1, "one of the key's words in quotes"),
             (one("budget = \"3\"\nperiod = \"10ms\""), 4, "is no duration"),
+            (one("budget = 3\nperiod = \"10ms\""), 4, "integer `3`, expected a duration in quotes, such as \"13.5ms\""),
+            (one("budget = \"3ms\"\nperiod = 0.01"), 5, "`0.01`, expected a duration in quotes"),
             (
                 one("budget = \"30ms\"\nperiod = \"10ms\""),
                 4,

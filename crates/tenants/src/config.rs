@@ -66,6 +66,9 @@ fn plain(message: &str) -> String {
     if let Some((_, remedy)) = remedies.iter().find(|(what, _)| message.starts_with(what)) {
         return format!("{message}; {remedy}");
     }
+    if message == "wanted string or table" {
+        return "invalid type, expected one of the key's words in quotes".to_owned();
+    }
     let Some((what, name)) = message.rsplit_once(", expected ") else { return message.to_owned() };
     let range = match name {
         "u8" => "a whole number from 0 to 255",
@@ -74,6 +77,7 @@ fn plain(message: &str) -> String {
         "u64" | "usize" => "a whole number from 0 up",
         "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
         "f32" | "f64" => "a number",
+        "a string" => "a text in quotes",
         "a sequence" if what.ends_with("map") => {
             return "invalid type: one table, expected a list of tables: write its header in two brackets, [[...]]"
                 .to_owned();
@@ -388,21 +392,32 @@ mod tests {
     }
 
     #[test]
-    fn a_number_out_of_range_is_told_without_a_type_of_the_program() {
+    fn a_wrong_value_is_told_without_a_type_of_the_program() {
+        #[derive(Debug, Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        enum Class {
+            Rt,
+            Bulk,
+        }
         #[derive(Debug, Deserialize)]
         #[allow(dead_code, reason = "only read")]
-        struct Numbers {
+        struct Values {
             cpu: Option<u32>,
             port: Option<u16>,
             share: Option<f64>,
+            name: Option<String>,
+            class: Option<Class>,
         }
         for (text, said) in [
             ("cpu = -1", "integer `-1`, expected a whole number from 0 to 4294967295"),
             ("cpu = \"x\"", "string \"x\", expected a whole number from 0 to 4294967295"),
             ("port = 65536", "integer `65536`, expected a whole number from 0 to 65535"),
             ("share = true", "boolean `true`, expected a number"),
+            ("name = 3.5", "floating point `3.5`, expected a text in quotes"),
+            ("class = 2", "expected one of the key's words in quotes"),
+            ("class = \"2\"", "unknown variant `2`, expected `rt` or `bulk`"),
         ] {
-            let message = Text::new("x.toml", text).parse::<Numbers>().unwrap_err().to_string();
+            let message = Text::new("x.toml", text).parse::<Values>().unwrap_err().to_string();
             assert!(message.contains(said), "{message}");
         }
     }
