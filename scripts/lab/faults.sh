@@ -86,7 +86,7 @@ mkdir -p /run/small
 mount -t tmpfs -o size=64k tmpfs /run/small
 head -c 1M /dev/zero > /run/small/filler 2> /dev/null || true
 daemon_starts --state-dir /run/small
-full() { ontime status | grep -q 'file system is full'; }
+full() { ontime status | grep -q 'No space left on device'; }
 within 10 full
 expect "the RT vCPU where originals cannot be kept" "SCHED_OTHER 0 " "$(place "$rt_vcpu")"
 expect "skb_defer_max where originals cannot be kept" "$(sed -n 's|^/proc/sys/net/core/skb_defer_max ||p' /lab/before)" \

@@ -42,6 +42,7 @@ pub mod problem;
 pub mod proc;
 pub mod qmp;
 pub mod remedy;
+pub mod repeats;
 pub mod rules;
 mod sched;
 #[cfg(test)]
@@ -64,6 +65,7 @@ pub use model::{Attached, ClassSource, Kind, LibvirtTuning, Tenant, TenantThread
 pub use ownership::{Owner, owner, wanted};
 pub use problem::{Problem, ProblemKind};
 pub use remedy::remedy;
+pub use repeats::Repeats;
 pub use rules::{Rules, RuntimeCap};
 pub use thread::{ThreadError, ThreadId};
 pub use watch::Watcher;
