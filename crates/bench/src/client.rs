@@ -133,7 +133,7 @@ pub enum ClientError {
     Answer {
         /// The server.
         server: SocketAddr,
-        /// The beginning of what it said.
+        /// The beginning of the data.
         said: String,
     },
     /// The clock's capture cannot be read.
