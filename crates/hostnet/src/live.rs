@@ -408,8 +408,9 @@ fn at_peer<T: Send>(
     asked.map_err(|error| peer_error(knob, process, error))
 }
 
-/// Whether a thread is of a program, and may make others: those are not to be at a real-time place that no cap watches
-/// yet, for one that spins keeps the planner from ever capping it. Kernel threads have no executable.
+/// Whether a thread belongs to a user program, which may create more threads. Such threads must not inherit a real-time
+/// policy before a cap watches them: one that spins would keep the planner from ever capping it. Kernel threads have no
+/// executable.
 fn is_user(thread: ThreadId) -> bool {
     fs::read_link(format!("/proc/{}/exe", thread.pid)).is_ok()
 }

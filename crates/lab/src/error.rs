@@ -44,7 +44,7 @@ pub enum LabError {
     Images {
         /// The build's log.
         log: PathBuf,
-        /// Its end.
+        /// The end of the log.
         tail: String,
     },
     /// The emulator could not be built, or failed its self-test.

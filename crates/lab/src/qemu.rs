@@ -40,9 +40,9 @@ const SILENCE: std::ops::RangeInclusive<u64> = 30..=86_400;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Clock {
-    /// Instructions executed; several CPUs take turns. The same on any machine.
+    /// The number of executed instructions; several CPUs take turns. Results are the same on every machine.
     Virtual,
-    /// This machine's time: CPUs in parallel, noisy.
+    /// This machine's time: CPUs run in parallel, and results are noisy.
     Real,
 }
 

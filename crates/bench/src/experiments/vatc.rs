@@ -94,7 +94,7 @@ impl Beside {
 /// takes: `ethtool -C rx-usecs`. e1000e uses some numbers for its adaptive modes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Interval {
-    /// So many us, 0 (none) or 10 to 10,000.
+    /// Fixed, us: 0 (no limit) or 10 to 10,000.
     Micros(u16),
     /// 14 to 250 us, depending on the traffic.
     Dynamic,
