@@ -52,8 +52,8 @@ pub struct Stage {
     pub level: Level,
 }
 
-/// A run with its place.
-# A run with its stage.
+/// A run with its stage.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     /// The stage.
     pub stage: Stage,

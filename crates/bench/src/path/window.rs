@@ -31,8 +31,8 @@ pub enum Incomplete {
     /// The log started while the host was busy.
     #[error("the host was not idle when the trace began")]
     Busy,
-    /// Its begin is not there.
-    # The beginning is missing.
+    /// The beginning is missing.
+    #[error("the NIC's driver was not told of an arrival by an interrupt of its own")]
     NoBegin,
     /// The end is missing.
     #[error("the NIC's driver sent no reply")]
@@ -67,7 +67,7 @@ enum At {
 pub struct Cutter {
     at: At,
     runs: Vec<Run>,
-    /// Where the runs begin that follow idleness inside of a request.
+    /// Index of the first run after idle instructions within a request.
     after_idle: Option<usize>,
     /// The last instruction. The next line shows whether it was executed.
     pending: Option<u32>,

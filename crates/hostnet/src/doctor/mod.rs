@@ -118,9 +118,9 @@ pub struct Diagnosis {
 /// Tests that take time, and data of tenants' processes, which are collected before the examination.
 #[derive(Debug, Clone)]
 pub struct Probes {
-    /// Whether KVM runs a guest.
+    /// Whether KVM can run a guest.
     pub kvm: KvmProbe,
-    /// How many system management interrupts came.
+    /// Number of system management interrupts.
     pub smi: SmiCount,
     /// Location of RT tenants' memory, by process.
     pub memory: BTreeMap<ThreadId, Result<ByNode, String>>,

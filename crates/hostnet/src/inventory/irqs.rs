@@ -29,7 +29,7 @@ pub(super) fn scan(roots: &Roots) -> Vec<Irq> {
             let file = roots.proc.join(format!("irq/{irq}/smp_affinity_list"));
             let affinity = read(&file)?;
             let settable = fs::metadata(&file).is_ok_and(|file| file.permissions().mode() & 0o222 != 0);
-            // A name is believed only where the device tree says nothing.
+            // The name is used only if the device tree has no information.
             let named = || others.iter().find(|(device, _)| is_word_of(&actions, device)).cloned();
             let (device, network) = pci.get(&irq).cloned().or_else(named).unzip();
             let virtual_of = device.as_deref().and_then(|device| virtual_of(&roots.sys, device));
@@ -52,7 +52,7 @@ pub(super) fn scan(roots: &Roots) -> Vec<Irq> {
     irqs
 }
 
-/// The function that a virtual function of PCI's is of (`physfn`), by its interface where it has one here.
+/// The physical function of a PCI virtual function (`physfn`): its interface if it has one here, otherwise its name.
 fn virtual_of(sys: &Path, device: &str) -> Option<String> {
     let function = sys.join("bus/pci/devices").join(device).join("physfn");
     let mut interfaces = fs::read_dir(function.join("net")).into_iter().flatten().flatten();
