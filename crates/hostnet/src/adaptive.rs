@@ -163,10 +163,10 @@ mod tests {
             let account = run(&mut adaptive, settings, seconds, |_| true);
             let most = (Duration::from_secs(seconds) + WINDOW).mul_f64(bound) + LOOK;
             assert!(account.polled <= most, "{bound}: {account:?}");
-            // It is used, too.
+            // The limit is used almost fully.
             assert!(account.polled >= Duration::from_secs(seconds).mul_f64(bound * 0.8), "{bound}: {account:?}");
             assert!(account.bounded > 0);
-            // Never more than a start a second: it does not flicker.
+            // At most one start per second: polling does not toggle.
             assert!(account.starts <= seconds, "{bound}: {account:?}");
             assert_eq!(account.polled + account.rested, Duration::from_secs(seconds) - LOOK);
         }

@@ -137,7 +137,8 @@ mod tests {
             .map(|(thread, policy)| Original { knob: knob(thread), value: Value::Policy(policy) });
         journal.keep(originals.to_vec()).unwrap();
         let before = [container("box", vec![first, second])];
-        // Its maker may have ended; one of another process is some thread's of the container.
+        // The thread's parent may have ended. The parent of another process's thread is any paused thread of the
+        // container.
         let mut now = [
             container("box", vec![thread(20, 21, Policy::Idle), thread(30, 30, Policy::Idle), thread(40, 40, NICE)]),
             container("other", vec![thread(70, 70, Policy::Idle)]),

@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_host_without_kvm_says_so() {
         assert!(matches!(probe(Path::new("/nonexistent/kvm")), KvmProbe::Absent(_)));
-        // A device that is no KVM.
+        // A device that is not KVM.
         assert!(matches!(probe(Path::new("/dev/null")), KvmProbe::Absent(_) | KvmProbe::Broken(_)));
     }
 

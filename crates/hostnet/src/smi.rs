@@ -208,8 +208,8 @@ mod tests {
             (&[(kind.as_str(), "12\n"), (&smi, "event=0x04\n")][..], Some((12, 4))),
             (&[(&kind, "9\n"), (&smi, "event=7\n"), core, zen], Some((9, 7))),
             (&[core, zen], Some((4, 0x2b))),
-            // A source without the event, as on AMD; an AMD before Zen; no core counters, as in some guests; Intel's
-            // without the event; what cannot be read.
+            // A source without the event, as on AMD; an AMD processor before Zen; no core counters, as in some guests;
+            // Intel's source without the event; a file that cannot be read.
             (&[(&kind, "12\n"), core, zen], Some((4, 0x2b))),
             (&[core, ("proc/cpuinfo", "vendor_id\t: AuthenticAMD\ncpu family\t: 16\n")], None),
             (&[zen], None),
@@ -257,7 +257,7 @@ mod tests {
         assert!(refused(&std::io::Error::from_raw_os_error(libc::EMFILE)).contains("perf_event_open failed"));
     }
 
-    /// An event that any processor has, in place of an SMI: the software source's clock of a CPU counts by itself.
+    /// An event that every processor has, in place of an SMI: the software source's CPU clock, which counts by itself.
     #[test]
     fn what_the_kernel_counts_is_read() {
         let (source, cpu_clock) = (1, 0);

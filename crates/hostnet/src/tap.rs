@@ -172,8 +172,8 @@ mod tests {
         assert!(!is_null("/nowhere"));
     }
 
-    /// A connection that lingers at its end while the other side takes nothing, as a stand-in for a file system of the
-    /// process's own. The test ends the waiting, so the closing thread is seen to wait.
+    /// A connection that lingers at its end while the other side reads nothing stands for a process's own file system.
+    /// The test ends the wait, so it sees the closing thread wait.
     #[test]
     fn a_file_that_became_another_is_closed_by_a_thread_that_may_wait() {
         use std::io::Write;
@@ -213,7 +213,7 @@ mod tests {
         let own = ThreadId::of(pid, pid).unwrap();
         let tap = Tap { name: "tap0" };
         let error = send_buffer(own, &tap).unwrap_err().raw_os_error();
-        // EBUSY: beside the test above.
+        // EBUSY occurs beside the test above.
         assert!(matches!(error, Some(libc::ENODEV | libc::ENOSYS | libc::EBUSY)), "{error:?}");
         let ended = ThreadId { start_time: own.start_time + 1, ..own };
         assert!(set_send_buffer(ended, &tap, 4096).is_err());

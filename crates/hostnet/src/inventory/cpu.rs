@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn only_cpus_that_share_a_core_are_siblings() {
         for (online, cores, wanted) in [
-            // Two big cores with two threads, four small ones; one of a core's threads offline; a POWER9 with four;
+            // Two big cores with two threads, and four small ones; a core with one thread offline; a POWER9 with four;
             // none.
             ("0-7", &["0,4", "1,5", "2", "3", "6", "7"][..], &["0,4", "1,5"][..]),
             ("0-2", &["0-1", "2-3"], &["0-1"]),
@@ -257,7 +257,7 @@ mod tests {
         group("system.slice", "member\n", "0\n");
         group("system.slice/no-partition-below-a-member", "isolated\n", "0\n");
         assert_eq!(partitions(dir.path()), cpus("1,6-7"));
-        // The root's own word, from 6.7 on, has remote partitions, too.
+        // The root's own file, from 6.7 on, also contains remote partitions.
         put(dir.path().join("cpuset.cpus.isolated"), "1,5-7\n");
         assert_eq!(partitions(dir.path()), cpus("1,5-7"));
     }

@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(without_last(&masks(&["", "", ""]), &online), masks(&["0-3", "0-3", ""]));
         assert_eq!(without_last(&masks(&["0-1", "2-3"]), &online), masks(&["0-3", ""]));
         assert_eq!(without_last(&[], &online), Vec::<CpuSet>::new());
-        // What is wanted is stable: applied to itself it is the same.
+        // The result is stable: applied to itself it does not change.
         for start in [masks(&["0", "1", "2", "3"]), masks(&["", "", ""])] {
             let once = without_last(&start, &online);
             assert_eq!(without_last(&once, &online), once);
