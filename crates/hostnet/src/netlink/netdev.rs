@@ -29,10 +29,10 @@ const QUEUE_TYPE_RX: u32 = 0;
 pub struct Netdev(Family);
 
 impl Netdev {
-    /// Opens it in this thread's network namespace.
+    /// Opens the family in this thread's network namespace.
     ///
     /// # Errors
-    /// `NotFound` where the kernel has no such family (before 6.3), else the kernel's error.
+    /// `NotFound` if the kernel has no such family (before 6.3), otherwise the kernel's error.
     pub fn open() -> io::Result<Self> {
         Family::open("netdev").map(Self)
     }
