@@ -12,7 +12,7 @@ use crate::lab;
 /// A module: its sources, as of this program's build, and the script that builds it.
 #[derive(Debug)]
 pub struct Module {
-    /// Its folder in the repository.
+    /// Its directory in the repository.
     folder: &'static str,
     /// The file that the build makes.
     file: &'static str,

@@ -124,7 +124,7 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Images { several_cpus } => images(*several_cpus).map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
             run.machine().check()?;
-            // Here, where there is a network: the namespaces have none.
+            // The images are built here, with network access; the namespaces have none.
             let images = images(run.machine().takes_turns())?;
             if run.host_module {
                 host_module(&images, run.host.kernel)?;
