@@ -85,8 +85,8 @@ pub trait Experiment: Debug + Sync {
     }
 }
 
-/// The first four functions of an [`Experiment`]: name, help, options that clap derives, and a function that takes
-/// them.
+/// Implements the first four functions of an [`Experiment`]: name, help, options that clap derives, and a function that
+/// takes them.
 macro_rules! command {
     ($name:literal, $about:literal, $options:ty, $execute:expr) => {
         fn name(&self) -> &'static str {
