@@ -19,8 +19,8 @@ blocked() { # threads in uninterruptible sleep, and where in the kernel
 }
 expect() { [ "$2" = "$3" ] || fail "$1: wanted '$2', found '$3'"; } # WHAT WANTED ACTUAL
 within() { # SECONDS COMMAND...: until it succeeds, on the host's clock. A pass may take seconds
-    # there, beside VMs at real-time priority on one CPU, and rests for three; the tenants' watcher looks by itself
-    # after 60.
+    # there, beside VMs at real-time priority on one CPU, and the daemon pauses for three seconds after it. The tenants'
+    # watcher rescans after 60 s.
     end=$(($(uptime_ms) + $1 * 1000))
     shift
     until "$@" > /dev/null 2>&1; do
