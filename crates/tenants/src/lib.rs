@@ -14,7 +14,7 @@
 //! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source of information each |
 //! | `namespace` | running code in a tenant's network namespace |
 //! | `ownership`, `conflict`, `problem` | who sets a thread's policy; conflicts with the priority table; problems |
-//! | `text` | words of messages |
+//! | `text` | helpers for the text of messages |
 
 // `tests/common`, which builds a fake host, names the crate.
 #[cfg(test)]

@@ -22,7 +22,7 @@ enum Outcome {
     Killed,
     /// EPERM.
     Refused,
-    /// The call reaches the kernel, whatever it returns.
+    /// The call reaches the kernel; its result does not matter.
     Passed,
 }
 
