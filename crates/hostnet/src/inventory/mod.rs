@@ -389,19 +389,10 @@ impl Inventory {
     /// The NIC to which a knob belongs: its files, queues, filters, interrupts, their threads and the threads of its
     /// NAPI instances.
     pub fn nic_of(&self, knob: &Knob) -> Option<&Nic> {
+        if let Some(nic) = knob.nic() {
+            return self.nic_by_index(nic.ifindex);
+        }
         match knob {
-            Knob::NicFile { nic, .. }
-            | Knob::XpsCpus { nic, .. }
-            | Knob::NapiThreaded { nic, .. }
-            | Knob::Moderation { nic }
-            | Knob::Feature { nic, .. }
-            | Knob::PeerFeature { nic, .. }
-            | Knob::Clsact { nic }
-            | Knob::TxSteer { nic, .. }
-            | Knob::TxPriority { nic, .. }
-            | Knob::RootQdisc { nic }
-            | Knob::TapBatch { nic, .. }
-            | Knob::SendBuffer { nic, .. } => self.nic_by_index(nic.ifindex),
             Knob::IrqAffinity { irq } => self.nics.iter().find(|nic| nic.irqs.contains(&irq.irq)),
             Knob::ThreadPolicy { thread, .. } | Knob::ThreadAffinity { thread, .. } => {
                 let KernelThread { kind, id: thread, .. } = self.threads.iter().find(|known| known.id == *thread)?;
@@ -416,7 +407,7 @@ impl Inventory {
                     _ => false,
                 })
             }
-            Knob::HostFile { .. } | Knob::HostCpus { .. } => None,
+            _ => None,
         }
     }
 
