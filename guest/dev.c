@@ -317,6 +317,7 @@ static int chan_start(struct ontime_chan *chan, unsigned int queues)
 		err = ontime_post_events(chan);
 	if (err) {
 		virtio_reset_device(vdev);
+		ontime_queues_clear(chan);
 		vdev->config->del_vqs(vdev);
 		return err;
 	}

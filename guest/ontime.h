@@ -166,6 +166,7 @@ void ontime_watch_stop(struct ontime_chan *main);
 int ontime_post_events(struct ontime_chan *chan);
 bool ontime_rearm(struct ontime_chan *chan, struct virtqueue *vq, unsigned int index);
 void ontime_reap(struct ontime_chan *chan);
+void ontime_queues_clear(struct ontime_chan *chan);
 void ontime_chan_fail(struct ontime_chan *chan);
 void ontime_chan_silence(struct ontime_chan *chan);
 bool ontime_chan_answers(struct ontime_chan *main);

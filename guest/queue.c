@@ -191,11 +191,26 @@ bool ontime_chan_answers(struct ontime_chan *main)
 	return answers;
 }
 
+/*
+ * Takes the buffers that a reset device did not use out of its queues. This frees the descriptor tables and the DMA
+ * mappings that virtqueue_add_sgs() made, which del_vqs() does not. No other thread uses the queues at this time.
+ */
+void ontime_queues_clear(struct ontime_chan *chan)
+{
+	struct virtqueue *queues[] = { chan->callq, chan->eventq, chan->controlq };
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(queues); i++)
+		while (queues[i] && virtqueue_detach_unused_buf(queues[i]))
+			;
+}
+
 /* The device is reset and has no buffers any more: all calls in flight end with an error. */
 void ontime_chan_fail(struct ontime_chan *chan)
 {
 	struct ontime_rpc *rpc, *next;
 
+	ontime_queues_clear(chan);
 	spin_lock_irq(&chan->lock);
 	list_for_each_entry_safe(rpc, next, &chan->calls, link)
 		ontime_rpc_complete(rpc, -ECONNRESET);
