@@ -6,6 +6,7 @@
  * the vector for configuration changes and does not fall back to a shared INTx line. Then the
  * queues get the same vector, and every interrupt arrives as a "configuration change".
  */
+#include <linux/lockdep.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/pci.h>
@@ -281,6 +282,12 @@ static struct ontime_chan *chan_alloc(struct virtio_device *vdev)
 	return chan;
 }
 
+/*
+ * Of the lock of the sockets' array, which process context alone takes. Without it lockdep takes that lock and the one
+ * of the indices, which interrupts take under chan->lock, for one: the same inline function initialises both.
+ */
+static struct lock_class_key dev_socks_class;
+
 static struct ontime_dev *dev_alloc(u64 generation, u32 sockets_max)
 {
 	struct ontime_dev *dev = kzalloc(sizeof(*dev), GFP_KERNEL);
@@ -292,6 +299,7 @@ static struct ontime_dev *dev_alloc(u64 generation, u32 sockets_max)
 	dev->sockets_max = sockets_max;
 	ida_init(&dev->indices);
 	xa_init(&dev->socks);
+	lockdep_set_class(&dev->socks.xa_lock, &dev_socks_class);
 	return dev;
 }
 

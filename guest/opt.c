@@ -455,6 +455,7 @@ int ontime_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg)
 	}
 }
 
+#ifdef CONFIG_COMPAT
 int ontime_compat_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg)
 {
 	switch (cmd) {
@@ -467,3 +468,4 @@ int ontime_compat_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg
 		return -ENOIOCTLCMD;
 	}
 }
+#endif

@@ -37,6 +37,12 @@ static struct proto ontime6_prot = {
 	.ioctl = ontime_sk_ioctl,
 };
 
+#ifdef CONFIG_COMPAT
+#define ONTIME_COMPAT .compat_ioctl = ontime_compat_ioctl,
+#else
+#define ONTIME_COMPAT
+#endif
+
 #define ONTIME_OPS(fam)					\
 	.family = fam,					\
 	.owner = THIS_MODULE,				\
@@ -47,7 +53,7 @@ static struct proto ontime6_prot = {
 	.getname = ontime_getname,			\
 	.poll = ontime_poll,				\
 	.ioctl = ontime_ioctl,				\
-	.compat_ioctl = ontime_compat_ioctl,		\
+	ONTIME_COMPAT					\
 	.gettstamp = sock_gettstamp,			\
 	.shutdown = ontime_shutdown,			\
 	.setsockopt = ontime_setsockopt,		\

@@ -23,8 +23,6 @@
 static struct kmem_cache *rpc_cache;
 static struct workqueue_struct *rpc_wq;
 
-static void rpc_free_work(struct work_struct *work);
-
 static void rpc_own_reply(struct ontime_rpc *rpc)
 {
 	rpc->in = (struct ontime_reply *)&rpc->in_own;
@@ -43,7 +41,6 @@ static void rpc_make(void *memory)
 	memset(rpc, 0, sizeof(*rpc));
 	INIT_LIST_HEAD(&rpc->link);
 	INIT_LIST_HEAD(&rpc->idle_link);
-	INIT_WORK(&rpc->free_work, rpc_free_work);
 	sg_init_one(&rpc->out_sg, &rpc->out, sizeof(rpc->out));
 	sg_init_table(&rpc->in_sg, 1);
 	rpc_own_reply(rpc);
@@ -267,8 +264,11 @@ bool ontime_queue_work(struct work_struct *work)
 /* May be called in atomic context. */
 void ontime_rpc_put_later(struct ontime_rpc *rpc)
 {
-	if (refcount_dec_and_test(&rpc->refs))
-		queue_work(rpc_wq, &rpc->free_work);
+	if (!refcount_dec_and_test(&rpc->refs))
+		return;
+	/* Here, not once for all uses: the kernel forgets a work item with the memory that it lies in. */
+	INIT_WORK(&rpc->free_work, rpc_free_work);
+	queue_work(rpc_wq, &rpc->free_work);
 }
 
 /*
