@@ -13,8 +13,8 @@ use ontime_lab::agent::Stream;
 use serde::{Deserialize, Serialize};
 
 use crate::client::{self, ClientConfig, ClientError};
-use crate::flood;
-use crate::host::MeasureError;
+use crate::datagrams;
+use crate::error::MeasureError;
 use crate::paced::Paced;
 
 /// Name of the command.
@@ -32,7 +32,7 @@ pub(crate) enum Order {
     Requests(ClientConfig),
     /// Sends datagrams at a steady rate.
     Paced(Paced),
-    /// Sends datagrams to this IP address at [`flood::RATE`], until the process is killed.
+    /// Sends datagrams to this IP address at [`datagrams::RATE`], until the process is killed.
     Flood {
         /// The VM's address.
         address: String,
@@ -79,7 +79,7 @@ impl Order {
             Order::Paced(load) => load.send(|sent| tell(&sent)),
             Order::Flood { address, bytes } => {
                 let error = |source| ClientError::Told(format!("UDP to {address}: {source}"));
-                flood::send(&flood::socket(address).map_err(error)?, *bytes, || false);
+                datagrams::send(&datagrams::socket(address).map_err(error)?, *bytes, || false);
                 Ok(())
             }
         }
@@ -96,7 +96,7 @@ mod tests {
         let orders = [
             Order::Requests(ClientConfig { min_gap_us: 7, ..ClientConfig::new(server, 20_000, 3) }),
             Order::Paced(Paced { server, message_bytes: 64, rate: 123.5, count: 9 }),
-            Order::Flood { address: "10.2.0.2".to_owned(), bytes: flood::SMALL },
+            Order::Flood { address: "10.2.0.2".to_owned(), bytes: datagrams::SMALL },
         ];
         for order in orders {
             let command = order.command().unwrap();

@@ -6,7 +6,6 @@
 //! could receive. Senders in the emulated machine's clients' side ([`crate::client_side`]) do not have this problem.
 
 use std::io::Read;
-use std::net::UdpSocket;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -18,11 +17,11 @@ use ontime_lab::isolate;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::client_side::Order;
+use crate::datagrams;
+use crate::error::MeasureError;
 use crate::hardware::HardwareError;
-use crate::host::{Host, MeasureError, size};
+use crate::host::{Host, size};
 
-/// iperf3's port.
-pub const PORT: u16 = 5_201;
 /// Limit of the real time to wait for a server that is busy with the previous test, or for a slow VM.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -39,29 +38,19 @@ pub enum Kind {
         /// Connections.
         streams: u8,
     },
-    /// The VM receives UDP datagrams, [`RATE`] per second of real time: more than an emulated host can receive.
+    /// The VM receives UDP datagrams, [`datagrams::RATE`] per second of real time: more than an emulated host can receive.
     ReceiveUdp {
-        /// Size of the payload, bytes: [`SMALL`] or [`LARGE`].
+        /// Size of the payload, bytes: [`datagrams::SMALL`] or [`datagrams::LARGE`].
         bytes: u16,
     },
     /// The VM sends UDP datagrams.
     SendUdp {
-        /// Size of the payload, bytes: [`SMALL`] or [`LARGE`].
+        /// Size of the payload, bytes: [`datagrams::SMALL`] or [`datagrams::LARGE`].
         bytes: u16,
         /// Datagrams per second of the VM's time; `None` for as fast as possible.
         rate: Option<u32>,
     },
 }
-
-/// Payload of a small datagram, bytes. iperf3 cannot send 1 byte, and both sizes are the same frame of minimum length.
-pub const SMALL: u16 = 16;
-/// Largest payload of a datagram in one frame with an MTU of 1,500, bytes.
-pub const LARGE: u16 = 1_472;
-/// Datagrams per second of real time to each VM.
-pub const RATE: u32 = 200_000;
-/// Maximum of datagrams in a row, between two sleeps of a millisecond: the capacity of a tap's queue. A sender that did
-/// not get the CPU catches up with this many.
-const BURST: u128 = 1_000;
 
 /// Traffic to or from bulk VMs.
 pub struct Flood {
@@ -185,7 +174,7 @@ impl Flow {
             Kind::ReceiveUdp { bytes } if host.has_client_cpu() => {
                 return inside(host, &Order::Flood { address: address.to_owned(), bytes }.command()?);
             }
-            Kind::ReceiveUdp { bytes } => return datagrams(address, bytes),
+            Kind::ReceiveUdp { bytes } => return send_datagrams(address, bytes),
         };
         let mut words = ["iperf3", "-c", address, "-t", "86400", "-i", "0", "--connect-timeout", "30000"]
             .map(str::to_owned)
@@ -269,34 +258,12 @@ fn iperf3(words: &[String]) -> Result<Flow, MeasureError> {
 }
 
 /// No receiver is needed: the load is on the path to the VM and on the VM's network stack.
-fn datagrams(address: &str, bytes: u16) -> Result<Flow, MeasureError> {
+fn send_datagrams(address: &str, bytes: u16) -> Result<Flow, MeasureError> {
     let failed = |source| MeasureError::File { path: format!("UDP to {address}").into(), source };
-    let socket = socket(address).map_err(failed)?;
+    let socket = datagrams::socket(address).map_err(failed)?;
     let stop = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&stop);
-    let flood = move || send(&socket, bytes, || told.load(Ordering::Relaxed));
+    let flood = move || datagrams::send(&socket, bytes, || told.load(Ordering::Relaxed));
     let sender = thread::Builder::new().name("flood".to_owned()).spawn(flood);
     sender.map(|sender| Flow::Datagrams { stop, sender }).map_err(failed)
-}
-
-/// A socket for datagrams to [`PORT`] of this IP address.
-pub(crate) fn socket(address: &str) -> std::io::Result<UdpSocket> {
-    let socket = UdpSocket::bind("0.0.0.0:0")?;
-    socket.connect((address, PORT))?;
-    Ok(socket)
-}
-
-/// Sends datagrams with a payload of `bytes`, [`RATE`] per second of this process's clock, until `stop` returns true.
-pub(crate) fn send(socket: &UdpSocket, bytes: u16, stop: impl Fn() -> bool) {
-    let payload = vec![0; usize::from(bytes)];
-    let mut last = Instant::now();
-    while !stop() {
-        thread::sleep(Duration::from_millis(1));
-        let due = last.elapsed().as_micros() * u128::from(RATE) / 1_000_000;
-        last = Instant::now();
-        for _ in 0..due.min(BURST) {
-            // A VM with free CPU time answers "port unreachable", and a full queue drops. Neither ends the flood.
-            let _ = socket.send(&payload);
-        }
-    }
 }

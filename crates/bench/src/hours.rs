@@ -21,8 +21,9 @@ use ontime_figures::number;
 use ontime_figures::stats::Tally;
 use rustix::fs::{FallocateFlags, fallocate};
 
+use crate::error::MeasureError;
 use crate::flood::Flood;
-use crate::host::{Host, MeasureError, size};
+use crate::host::{Host, size};
 use crate::paced::Paced;
 use crate::pcap::{Record, Tail};
 use crate::schema::{Load, MethodResult, Run};

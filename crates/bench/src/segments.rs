@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use ontime_figures::number;
 use serde::Deserialize;
 
-use crate::host::{Host, MeasureError};
+use crate::error::MeasureError;
+use crate::host::Host;
 use crate::schema::{MethodResult, Metric, Unit};
 
 /// The segments, in the order of the way.
@@ -221,7 +222,7 @@ mod tests {
         assert_eq!((of("requests"), of("max")), ("3".to_owned(), "3.0".to_owned()));
         assert!(result.notes[0].contains("lost at least 2") && result.notes[1].contains("12.8"), "{:?}", result.notes);
         let judged = |result: &MethodResult| {
-            let specs = crate::goals::of_experiment("segments");
+            let specs = crate::experiments::goals_of("segments");
             crate::goals::evaluate(specs, std::slice::from_ref(result), Clock::Virtual, "7.2").remove(1)
         };
         assert_eq!((judged(&result).actual, judged(&result).met), (Some(2.0), Some(false)));

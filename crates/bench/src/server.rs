@@ -10,7 +10,8 @@ use ontime_lab::images::Images;
 use ontime_lab::module::{self, GUEST};
 use ontime_lab::role::{LOADED, SAMPLED_VALUES};
 
-use crate::host::{Ground, Host, MeasureError, RT_VM, Site, Vm, boot_vm};
+use crate::error::MeasureError;
+use crate::host::{Ground, Host, RT_VM, Site, Vm, boot_vm};
 
 /// The server's address on the RT network: that of [`RT_VM`].
 pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);

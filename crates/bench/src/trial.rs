@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use ontime_lab::isolate;
 
 use crate::bulk::{self, BulkFlows};
-use crate::flood::{self, Flood, Kind};
-use crate::host::{Host, MeasureError, size};
+use crate::datagrams;
+use crate::error::MeasureError;
+use crate::flood::{Flood, Kind};
+use crate::host::{Host, size};
 use crate::paced::Paced;
 use crate::schema::{Load, MethodResult, Run};
 use crate::workload::{self, Workload};
@@ -138,8 +140,8 @@ pub(crate) fn flood(load: Load) -> Option<Kind> {
     match load {
         Load::None => None,
         Load::Tcp => Some(Kind::Receive { streams: STREAMS }),
-        Load::SmallPackets => Some(Kind::ReceiveUdp { bytes: flood::SMALL }),
-        Load::LargePackets => Some(Kind::ReceiveUdp { bytes: flood::LARGE }),
+        Load::SmallPackets => Some(Kind::ReceiveUdp { bytes: datagrams::SMALL }),
+        Load::LargePackets => Some(Kind::ReceiveUdp { bytes: datagrams::LARGE }),
     }
 }
 
@@ -219,9 +221,8 @@ impl Trial<'_> {
         let ([rt_all, bulk_all], [rt_from, bulk_from]) = (&captures, stretch.from);
         let rt_capture = cut(rt_all, rt_from, "rt")?;
         let bulk_capture = cut(bulk_all, bulk_from, "bulk")?;
-        let (wire, notes) =
-            workload.analyse(&rt_capture, host.server(workload).port(), self.warmup, (requests, seed))?;
-        let flows = BulkFlows { ports: vec![flood::PORT], window: wire.span_ns };
+        let (wire, notes) = workload.analyse(&rt_capture, workload.on(host).port(), self.warmup, (requests, seed))?;
+        let flows = BulkFlows { ports: vec![datagrams::PORT], window: wire.span_ns };
         let bulk = if self.load == Load::Tcp { Some(bulk::analyse(&bulk_capture, flows)?) } else { None };
         // The capture of a flood is large, and its sums are in the result.
         let _ = fs::remove_file(&bulk_capture);

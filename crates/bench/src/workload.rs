@@ -13,8 +13,9 @@ use ontime_figures::number;
 use ontime_figures::stats::Summary;
 
 use crate::client::{self, ClientConfig, ClientError};
-use crate::experiments::xen_arm;
-use crate::host::{Host, MeasureError};
+use crate::cpu_load;
+use crate::error::MeasureError;
+use crate::host::Host;
 use crate::memcached;
 use crate::pcap::PcapError;
 use crate::sampled;
@@ -107,9 +108,14 @@ impl Workload {
         }
     }
 
-    /// Address of the server on the RT network.
+    /// Address of the server on an emulated host's RT network.
     pub fn address(self) -> SocketAddr {
         SocketAddr::new(IpAddr::from(server::ADDRESS), self.server().port)
+    }
+
+    /// Address of the server on this host.
+    pub fn on(self, host: &Host) -> SocketAddr {
+        host.target().map_or_else(|| self.address(), |target| target.site().rt.server)
     }
 
     /// Bytes of a frame that the RT NIC's capture must contain.
@@ -126,11 +132,11 @@ impl Workload {
             Workload::Sockperf { message_bytes } => {
                 // An experiment has checked that its own VM answers; a real host's may not.
                 if host.target().is_some() {
-                    client::run(&ClientConfig::probe(host.server(self), PROBES), |_| ControlFlow::Continue(()))?;
+                    client::run(&ClientConfig::probe(self.on(host), PROBES), |_| ControlFlow::Continue(()))?;
                 }
                 Ok(Client::Sockperf { message_bytes })
             }
-            Workload::Loaded { percent } => xen_arm::set_load(host, percent).map(|()| Client::Loaded),
+            Workload::Loaded { percent } => cpu_load::set_load(host, percent).map(|()| Client::Loaded),
             Workload::Voip => voip::sipp::wait_for(host, self.address()).map(|()| Client::Voip),
             Workload::SampledValues => Ok(Client::SampledValues(Publisher::open(host.client_nic())?)),
             Workload::Memcached { traffic, connections } => {
@@ -157,7 +163,7 @@ impl Workload {
         load: &Load<'_>,
         progress: &mut dyn FnMut(&str),
     ) -> Result<(), MeasureError> {
-        let config = ClientConfig::new(host.server(self), load.requests, load.seed);
+        let config = ClientConfig::new(self.on(host), load.requests, load.seed);
         match client {
             Client::Sockperf { message_bytes } => {
                 host.requests(ClientConfig { message_bytes, ..config }, load.captures, load.name, progress)
@@ -176,7 +182,7 @@ impl Workload {
                 host.requests_to(client.as_mut(), config, load.captures, load.name, progress)
             }
             Client::Loaded => {
-                let (min_gap_us, max_gap_us) = xen_arm::GAPS_US;
+                let (min_gap_us, max_gap_us) = cpu_load::GAPS_US;
                 let config = ClientConfig { min_gap_us, max_gap_us, ..config };
                 host.requests(config, load.captures, load.name, progress)
             }
@@ -190,7 +196,11 @@ impl Workload {
                 };
                 voip::sipp::call(host, &calls, load.name, progress)
             }
-            Client::SampledValues(publisher) => publisher.run(host, load, progress),
+            Client::SampledValues(publisher) => {
+                let capture = load.captures.first().map(PathBuf::as_path);
+                publisher
+                    .run(host, load.requests, capture, |frames| progress(&format!("{}: {frames} frames", load.name)))
+            }
         }
     }
 
@@ -261,7 +271,7 @@ impl Workload {
     pub fn late_ns(self) -> Option<u64> {
         match self {
             Workload::SampledValues => Some(sampled::LATE_NS),
-            Workload::Loaded { .. } => Some(xen_arm::SPIKE_NS),
+            Workload::Loaded { .. } => Some(cpu_load::SPIKE_NS),
             Workload::Memcached { traffic, .. } => traffic.late_ns,
             Workload::Sockperf { .. } | Workload::Voip => None,
         }

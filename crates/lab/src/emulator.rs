@@ -8,10 +8,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::cache;
-use crate::error::LabError;
-use crate::images::tail;
-use crate::qemu::{CPU, TURN};
+use crate::error::{LabError, tail};
 
+/// The emulated CPU. `erms` and `fsrm` are off because the kernel would otherwise copy with `rep movsb`, one byte per
+/// instruction, and instructions are time. `cx16` is off because of a bug of TCG: CMPXCHG16B takes the flags from a
+/// stale condition code (translate.c, case 0x1c7, does not store the current code before its helper). If the
+/// instruction budget ends right after it, RFLAGS stays wrong. The guest's next VM exit saves that value, and the guest
+/// crashes. Kernels work without the feature.
+pub(crate) const CPU: &str = "max,-erms,-fsrm,-cx16";
+/// Mean number of instructions per turn, if several CPUs take turns on the virtual clock. Another CPU sees an event
+/// within one round, which takes the virtual time of one turn: 1 us at 1 ns per instruction. A wake-up of a thread on
+/// another CPU costs 5 us of instructions. Shorter turns make the emulation slower.
+pub(crate) const TURN: u32 = 1000;
 /// The build: what it holds decides the emulator's key.
 const BUILD: &[(&str, &str)] = &[
     ("bootstrap.sh", include_str!("recipe/bootstrap.sh")),

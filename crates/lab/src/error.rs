@@ -136,6 +136,12 @@ pub(crate) fn file(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(
     move |source| LabError::File { what, path, source }
 }
 
+/// The last `lines` lines of a log.
+pub(crate) fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all.get(all.len().saturating_sub(lines)..).unwrap_or_default().join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::cache;
 use crate::emulator::Emulator;
-use crate::error::{LabError, file};
-use crate::qemu::Kernel;
+use crate::error::{LabError, file, tail};
+use crate::kernel::Kernel;
 
 /// The recipe. Its content determines the images' key.
 const RECIPE: &[(&str, &str)] = &[
@@ -150,10 +150,4 @@ fn build(dir: &Path, progress: &mut dyn FnMut(&str)) -> Result<(), LabError> {
     let log = dir.join("build.log");
     let text = fs::read_to_string(&log).unwrap_or_default();
     Err(LabError::Images { tail: tail(&text, 15), log })
-}
-
-/// The last `lines` lines of a log.
-pub(crate) fn tail(text: &str, lines: usize) -> String {
-    let all: Vec<&str> = text.lines().collect();
-    all.get(all.len().saturating_sub(lines)..).unwrap_or_default().join("\n")
 }

@@ -11,8 +11,8 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::agent::outside::Connection;
 use crate::agent::{Reply, Request, Stream};
-use crate::error::{LabError, file};
-use crate::images::{Images, OVERLAY, tail};
+use crate::error::{LabError, file, tail};
+use crate::images::{Images, OVERLAY};
 use crate::monitor::{InstructionLog, Monitor};
 use crate::network;
 use crate::qemu::{Clock, Console, Machine, RELEASE, capture};

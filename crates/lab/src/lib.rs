@@ -22,6 +22,7 @@ mod emulator;
 mod error;
 pub mod images;
 pub mod isolate;
+mod kernel;
 mod lab;
 pub mod module;
 mod monitor;
@@ -30,6 +31,7 @@ pub mod qemu;
 pub mod role;
 
 pub use error::LabError;
+pub use kernel::Kernel;
 pub use lab::{Lab, Outcome, Programs};
 pub use monitor::InstructionLog;
-pub use qemu::{Clock, Console, Kernel, Machine};
+pub use qemu::{Clock, Console, Machine};

@@ -1,30 +1,21 @@
 //! The emulator's command line for an emulated host. No file is opened here.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::emulator::{CPU, TURN};
 use crate::error::LabError;
 use crate::images::Images;
+use crate::kernel::Kernel;
 use crate::network::{BULK_TAP, RT_TAP};
 
 /// Default virtual time per instruction, ns, as a power of two: 4 ns.
 const ICOUNT_SHIFT: u8 = 2;
-/// The emulated CPU. `erms` and `fsrm` are off because the kernel would otherwise copy with `rep movsb`, one byte per
-/// instruction, and instructions are time. `cx16` is off because of a bug of TCG: CMPXCHG16B takes the flags from a
-/// stale condition code (translate.c, case 0x1c7, does not store the current code before its helper). If the
-/// instruction budget ends right after it, RFLAGS stays wrong. The guest's next VM exit saves that value, and the guest
-/// crashes. Kernels work without the feature.
-pub(crate) const CPU: &str = "max,-erms,-fsrm,-cx16";
 /// Also sets the invariant TSC flag. TCG does not offer it although its TSC is invariant, and KVM of an RT kernel does
 /// not load without it. From 6.15 on, the kernel parameter `setcpuid` sets it.
 const INVARIANT_TSC: &str = ",+invtsc,x-force-features=on";
-/// Mean number of instructions per turn, if several CPUs take turns on the virtual clock. Another CPU sees an event
-/// within one round, which takes the virtual time of one turn: 1 us at 1 ns per instruction. A wake-up of a thread on
-/// another CPU costs 5 us of instructions. Shorter turns make the emulation slower.
-pub(crate) const TURN: u32 = 1000;
 /// The emulator's object that releases packets arriving at the RT NIC.
 pub const RELEASE: &str = "release";
 /// Default of virtual microseconds between releases of arriving packets. The time stamp of an arrival is that of its
@@ -54,50 +45,6 @@ impl FromStr for Clock {
             "real" => Ok(Self::Real),
             _ => Err(format!("clock '{text}' is not one of virtual, real")),
         }
-    }
-}
-
-/// The emulated host's kernel. All kernels are Debian's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Kernel {
-    /// 7.2 with PREEMPT_RT (trixie-backports).
-    #[serde(rename = "7.2-rt")]
-    Rt72,
-    /// 7.2 without PREEMPT_RT (trixie-backports).
-    #[serde(rename = "7.2")]
-    Plain72,
-    /// 6.12 with PREEMPT_RT (trixie).
-    #[serde(rename = "6.12-rt")]
-    Rt612,
-}
-
-impl Kernel {
-    /// All of them.
-    pub const ALL: [Kernel; 3] = [Kernel::Rt72, Kernel::Plain72, Kernel::Rt612];
-
-    /// Whether this kernel's softirqs share a lock on each CPU, so that the host module shortens an RT packet's wait.
-    pub fn takes_host_module(self) -> bool {
-        self == Kernel::Rt612
-    }
-}
-
-impl fmt::Display for Kernel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Kernel::Rt72 => "7.2-rt",
-            Kernel::Plain72 => "7.2",
-            Kernel::Rt612 => "6.12-rt",
-        })
-    }
-}
-
-impl FromStr for Kernel {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        Kernel::ALL
-            .into_iter()
-            .find(|kernel| kernel.to_string() == text)
-            .ok_or_else(|| format!("kernel '{text}' is not one of 7.2-rt, 7.2, 6.12-rt"))
     }
 }
 

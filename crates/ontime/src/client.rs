@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use crate::{api, exit};
+use crate::api;
 
 /// Added to the daemon's own time limit, so that the client receives the daemon's error message and not a time-out.
 const MARGIN: Duration = Duration::from_secs(10);
@@ -56,17 +56,6 @@ pub enum ClientError {
         /// What happened.
         why: String,
     },
-}
-
-impl ClientError {
-    /// The exit status of the command that asked.
-    pub fn exit_status(&self) -> u8 {
-        match self {
-            ClientError::Refused { status: 400, .. } => exit::USAGE,
-            ClientError::Refused { status: 422, .. } => exit::CONFIG,
-            _ => exit::UNKNOWN,
-        }
-    }
 }
 
 /// Sends GET `path`; the answer is JSON.

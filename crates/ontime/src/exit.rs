@@ -31,7 +31,11 @@ pub fn status(cause: &(dyn Error + 'static)) -> Option<u8> {
     if let Some(error) = cause.downcast_ref::<ConfigError>() {
         return Some(of_config(error));
     }
-    cause.downcast_ref::<ClientError>().map(ClientError::exit_status)
+    cause.downcast_ref::<ClientError>().map(|error| match error {
+        ClientError::Refused { status: 400, .. } => USAGE,
+        ClientError::Refused { status: 422, .. } => CONFIG,
+        _ => UNKNOWN,
+    })
 }
 
 /// A file that may not be read is not known to be wrong, so its status is `UNKNOWN`.

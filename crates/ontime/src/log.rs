@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use ontime_hostnet::{Knob, Value};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::Directive;
 use tracing_subscriber::layer::SubscriberExt;
@@ -29,6 +30,12 @@ fn filter(said: Option<String>) -> EnvFilter {
     let filter = said.and_then(|said| EnvFilter::try_new(said).ok()).unwrap_or_else(|| EnvFilter::new("info"));
     let quiet: Option<Directive> = "virtio_queue=off".parse().ok();
     quiet.into_iter().fold(filter, EnvFilter::add_directive)
+}
+
+/// The log line of a knob's change: old value, new value, rule.
+pub fn change_line(knob: &Knob, from: Option<&Value>, to: &Value, rule: &str) -> String {
+    let from = from.map_or_else(|| "unknown".to_owned(), ToString::to_string);
+    format!("knob {knob}: {from} -> {to} ({rule})")
 }
 
 /// Limits log lines about changes. Tenants may start and end any number of threads, and journald drops all lines of a

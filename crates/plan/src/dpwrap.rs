@@ -18,6 +18,7 @@
 //! to the time left. When the vCPU wakes, it gets the rest of its share, and the plan is made anew from now to t'. That
 //! always fits (the proof is in module `wrap`).
 
+use crate::segment::{Segment, VcpuId};
 use crate::units::{Bandwidth, Nanos};
 use crate::wrap::{Layout, Wrap};
 
@@ -25,17 +26,6 @@ use crate::wrap::{Layout, Wrap};
 pub const SLICE_MIN: Nanos = Nanos::from_micros(250);
 /// The longest slice: limits how long a guest that publishes a distant deadline can delay other vCPUs' admission.
 pub const SLICE_MAX: Nanos = Nanos::from_millis(100);
-
-/// A vCPU of a planner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VcpuId(pub(crate) u32);
-
-impl VcpuId {
-    /// Its index: in the order of addition, starting at 0; indexes of removed vCPUs are reused.
-    pub fn index(self) -> usize {
-        usize::try_from(self.0).unwrap_or(usize::MAX)
-    }
-}
 
 /// The values that a vCPU has published when a slice begins. Any value is safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,26 +39,6 @@ pub struct Demand {
 impl Demand {
     /// For a vCPU without any RTA.
     pub const NONE: Demand = Demand { deadline: Nanos::MAX, idle: true };
-}
-
-/// A vCPU on a CPU, from start to end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
-    /// The CPU, from 0.
-    pub cpu: u32,
-    /// The vCPU.
-    pub vcpu: VcpuId,
-    /// Start.
-    pub start: Nanos,
-    /// End, later than `start`.
-    pub end: Nanos,
-}
-
-impl Segment {
-    /// The part of the segment after `now`, ns.
-    pub(crate) fn left(&self, now: u64) -> u64 {
-        self.end.0.saturating_sub(self.start.0.max(now))
-    }
 }
 
 /// The share of a sleeper.

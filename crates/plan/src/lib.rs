@@ -19,11 +19,13 @@ pub mod compositional;
 pub mod dpwrap;
 pub mod edf;
 pub mod model;
+mod segment;
 pub mod simulate;
 pub mod units;
 mod wrap;
 
 pub use admission::{Admission, Admitted, Refusal, Reservation};
-pub use dpwrap::{Demand, Planner, Segment, VcpuId};
+pub use dpwrap::{Demand, Planner};
 pub use model::{Arrivals, ModelError, Rta, Tenant, Vcpu};
+pub use segment::{Segment, VcpuId};
 pub use units::{Bandwidth, Nanos};

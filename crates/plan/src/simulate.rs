@@ -15,8 +15,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::admission::Admitted;
-use crate::dpwrap::{Demand, Planner, SLICE_MIN, Segment, VcpuId};
+use crate::dpwrap::{Demand, Planner, SLICE_MIN};
 use crate::model::{Arrivals, Rta, Vcpu};
+use crate::segment::{Segment, VcpuId};
 use crate::units::Nanos;
 
 pub use stays::{Between, Change, Stay, simulate_stays};

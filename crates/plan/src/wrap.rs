@@ -26,7 +26,7 @@
 //!   wake-up pushes the time beyond y over the border: the new `ahead` is that CPU's load minus y, and (1) for the row
 //!   that begins with this CPU is (1) for the row after it. For a single CPU, (1) says that nothing is cut.
 
-use crate::dpwrap::{Segment, VcpuId};
+use crate::segment::{Segment, VcpuId};
 use crate::units::Nanos;
 
 /// Segments by CPU, then by time.

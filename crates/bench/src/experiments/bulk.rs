@@ -14,9 +14,10 @@ use ontime_lab::images::Images;
 
 use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
 use crate::bulk::{self, BulkAnalysis, BulkFlows};
+use crate::error::MeasureError;
 use crate::flood::{Flood, Kind};
 use crate::goals::{Figure, GoalSpec, goal, tcp};
-use crate::host::{BULK_VMS, CpuTime, Host, MeasureError, Site, Vm, boot_vm, size};
+use crate::host::{BULK_VMS, CpuTime, Host, Site, Vm, boot_vm, size};
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::server::{self, Sockets, Wake};
 use crate::trial;

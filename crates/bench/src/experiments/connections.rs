@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 use ontime_lab::images::Images;
 
 use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use crate::error::MeasureError;
 use crate::frame::{Frame, Segment, parse};
 use crate::goals::{Figure, GoalSpec, goal, idle};
-use crate::host::{Ground, Host, MeasureError, Site, size};
+use crate::host::{Ground, Host, Site, size};
 use crate::pcap::{PcapError, Record, Tail};
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::server::{self, Place, Seat, Wake};

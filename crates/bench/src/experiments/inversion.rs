@@ -15,8 +15,9 @@ use ontime_lab::images::Images;
 use serde::Deserialize;
 
 use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use crate::error::MeasureError;
 use crate::goals::Figure;
-use crate::host::{BULK_VMS, Host, MeasureError, RT_VM, Site, boot_vm};
+use crate::host::{BULK_VMS, Host, RT_VM, Site, boot_vm};
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server;
 use crate::trial::{self, Requests, Trial};

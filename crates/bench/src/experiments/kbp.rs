@@ -15,10 +15,11 @@ use ontime_figures::number;
 use serde::Deserialize;
 
 use super::{Experiment, HostArgs, Measured, Output, chosen, command, noted, say};
+use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, small};
 use crate::hardware::HardwareError;
-use crate::host::{BULK_VMS, Ground, Host, MeasureError, size};
+use crate::host::{BULK_VMS, Ground, Host, size};
 use crate::hours::{self, Hours};
 use crate::paced::{Pace, Paced};
 use crate::schema::{Clock, Load, MethodResult, Metric, Unit};
@@ -139,7 +140,7 @@ fn measure_case(
 ) -> Result<(), MeasureError> {
     let message_bytes = usize::from(frame.saturating_sub(HEADERS));
     let workload = Workload::Sockperf { message_bytes };
-    let server = host.server(workload);
+    let server = workload.on(host);
     let case = name(method, place, frame);
     let label = format!("{}; {place}, frames of {frame} bytes", words(method));
     let rate = f64::from(args.rate);

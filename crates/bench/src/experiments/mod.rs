@@ -138,6 +138,11 @@ pub fn find(name: &str) -> Option<&'static dyn Experiment> {
     EXPERIMENTS.iter().copied().find(|experiment| experiment.name() == name)
 }
 
+/// The goals of the experiment with this name; empty if it has none.
+pub fn goals_of(name: &str) -> &'static [GoalSpec] {
+    find(name).map_or(&[], |experiment| experiment.goals())
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

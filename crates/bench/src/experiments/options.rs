@@ -13,8 +13,9 @@ use ontime_lab::{Clock, Kernel, Machine, isolate};
 use super::find;
 use crate::command::lab;
 use crate::command::product::Product;
+use crate::error::MeasureError;
 use crate::hardware::{self, Target};
-use crate::host::{self, AS_IS, Ground, MeasureError, Site};
+use crate::host::{self, AS_IS, Ground, Site};
 use crate::paper::Figures;
 use crate::schema::{MethodResult, Report, SCHEMA_VERSION};
 use crate::{goals, report};
@@ -282,7 +283,7 @@ pub(crate) fn show(args: &Show) -> anyhow::Result<ExitCode> {
     }
     let Some(mut report) = all else { bail!("no results") };
     report.kernel = kernel_of(&report.results);
-    let specs = goals::of_experiment(&report.experiment);
+    let specs = super::goals_of(&report.experiment);
     report.goals = goals::evaluate(specs, &report.results, report.clock, &report.kernel);
     write(&report, &args.output)
 }

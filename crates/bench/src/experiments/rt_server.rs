@@ -22,10 +22,11 @@ use serde::{Deserialize, Serialize};
 use super::{Emulated, Experiment, Hardware, Measured, Output, command, noted, say};
 use crate::command::lab;
 use crate::command::product::Product;
+use crate::error::MeasureError;
 use crate::goals::Figure::{Bulk, Own, P99, Sd};
 use crate::goals::{GoalSpec, goal, idle, small, tcp};
 use crate::hardware::HardwareError;
-use crate::host::{self, AS_IS, BULK_VMS, Ground, Host, MeasureError, RT_VM, Site};
+use crate::host::{self, AS_IS, BULK_VMS, Ground, Host, RT_VM, Site};
 use crate::memcached::ACCESS;
 use crate::paper::Figures;
 use crate::schema::{Load, MethodResult, PaperRow};
@@ -831,13 +832,12 @@ impl Experiment for Memcached {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::goals;
 
     #[test]
     fn goals_are_of_methods_that_are_measured_where_nothing_is_said() {
         for kind in [&RT_SERVER, &ABLATION, &SEGMENTS, &MEMCACHED, &VOIP] {
             assert!(kind.methods.iter().all(|method| CASES.contains(method)), "{}", kind.name);
-            let goals = goals::of_experiment(kind.name);
+            let goals = super::super::goals_of(kind.name);
             assert!(!goals.is_empty(), "{}", kind.name);
             for case in goals.iter().flat_map(|goal| goal.measure.cases()) {
                 assert!(kind.methods.contains(&case.method), "{}: {} is not measured", kind.name, case.method);

@@ -10,8 +10,9 @@ use std::process::ExitCode;
 use ontime_lab::role::SAMPLED_VALUES;
 
 use super::{Experiment, HostArgs, Measured, Output, command, noted, say};
+use crate::error::MeasureError;
 use crate::goals::{Figure, GoalSpec, goal, small};
-use crate::host::{AS_IS, BULK_VMS, Ground, MeasureError, RT_VM, Site, Vm, boot_vm};
+use crate::host::{AS_IS, BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm};
 use crate::sampled::frame;
 use crate::schema::{Load, MethodResult};
 use crate::server;

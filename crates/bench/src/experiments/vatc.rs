@@ -15,12 +15,14 @@ use clap::ValueEnum;
 use super::{Experiment, HostArgs, Measured, Output, command, noted, say};
 use crate::bulk::{self, BulkFlows};
 use crate::client::ClientConfig;
-use crate::flood::{self, Flood, Kind};
+use crate::datagrams;
+use crate::error::MeasureError;
+use crate::flood::{Flood, Kind};
 use crate::frame::{Frame, parse};
 use crate::goals::Figure::{self, P95};
 use crate::goals::{GoalSpec, goal, idle, small as flooded};
 use crate::hardware::HardwareError;
-use crate::host::{AS_IS, Ground, Host, MeasureError, RT_VM, Vm};
+use crate::host::{AS_IS, Ground, Host, RT_VM, Vm};
 use crate::pcap::{PcapError, Tail};
 use crate::schema::{Load, MethodResult, Run};
 use crate::trial;
@@ -43,10 +45,10 @@ const NIC: &str = "rt0";
 /// The traffic of the bulk VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Beside {
-    /// Number of VMs (0 to [`STREAMS_MAX`]) that send datagrams of [`flood::SMALL`] bytes: they compete for the CPU
+    /// Number of VMs (0 to [`STREAMS_MAX`]) that send datagrams of [`datagrams::SMALL`] bytes: they compete for the CPU
     /// (IV-B).
     Small(u8),
-    /// One VM sends datagrams of [`flood::LARGE`] bytes as fast as possible: it saturates the link (IV-C).
+    /// One VM sends datagrams of [`datagrams::LARGE`] bytes as fast as possible: it saturates the link (IV-C).
     LargeUdp,
     /// One VM sends a TCP stream (IV-C).
     Tcp,
@@ -72,7 +74,7 @@ impl Beside {
 
     /// The flow of each VM, if all VMs together send `total` datagrams per second.
     fn flow(self, total: Option<u32>) -> Kind {
-        let bytes = if self == Beside::LargeUdp { flood::LARGE } else { flood::SMALL };
+        let bytes = if self == Beside::LargeUdp { datagrams::LARGE } else { datagrams::SMALL };
         match self {
             Beside::Tcp => Kind::Send { streams: 1 },
             Beside::Small(_) | Beside::LargeUdp => {
@@ -248,7 +250,7 @@ fn measure_case(
     } else {
         None
     };
-    let server = host.server(SOCKPERF);
+    let server = SOCKPERF.on(host);
     let mut config = ClientConfig::new(server, plan.requests + WARM_UP, 1);
     (config.min_gap_us, config.max_gap_us) = (PERIOD_US, PERIOD_US);
     let stretch = trial::stretch(host, [capture.clone()], flows, |host| {
@@ -354,7 +356,7 @@ fn words(method: &str) -> &str {
 fn bulk_rate(capture: &Path) -> Result<f64, PcapError> {
     let (mut count, mut span) = (0u64, None::<(u64, u64)>);
     Tail::open(capture)?.read_new(|record| {
-        let bulk = matches!(parse(&record), Some(Frame::Udp(datagram)) if datagram.from.port() == flood::PORT);
+        let bulk = matches!(parse(&record), Some(Frame::Udp(datagram)) if datagram.from.port() == datagrams::PORT);
         if bulk {
             count += 1;
             span = Some(span.map_or((record.at_ns, record.at_ns), |(from, _)| (from, record.at_ns)));

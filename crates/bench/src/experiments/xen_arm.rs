@@ -10,18 +10,16 @@
 //! An instruction takes 1 ns here. With 4 ns the path of the VM alone would take longer than the effect to be shown
 //! (docs/bench/xen-arm.md).
 
-use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use ontime_lab::images::Images;
 use ontime_lab::role::LOADED;
 
 use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
-use crate::client::{self, ClientError};
+use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max};
 use crate::goals::{GoalSpec, goal, idle};
-use crate::host::{Host, MeasureError, RT_VM, Site, Vm, boot_vm};
+use crate::host::{Host, RT_VM, Site, Vm, boot_vm};
 use crate::paper::Figures;
 use crate::schema::{Load, MethodResult};
 use crate::segments::{Depth, Trace};
@@ -34,19 +32,10 @@ use crate::workload::Workload;
 const METHODS: [&str; 3] = ["credit", "partitioned", "interrupt-context"];
 /// The paper's CPU loads of the RT guest, percent.
 const LOADS: [u8; 4] = [20, 40, 60, 80];
-/// Time from an answer to the next request, us: uniform, as in the paper.
-pub(crate) const GAPS_US: (u64, u64) = (0, 40_000);
-/// Delay from which the paper counts a spike, ns.
-pub(crate) const SPIKE_NS: u64 = 1_000_000;
 /// Number of requests in the paper.
 const LONG: u64 = 1_000_000;
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 20;
-/// The guest's port for its load.
-const LOAD_PORT: u16 = 11_112;
-/// Number of tries for an answer about the load, 2 s of real time each.
-const TRIES: u32 = 60;
-
 /// The VM that never idles beside the RT VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Neighbour {
@@ -177,28 +166,6 @@ fn vcpu_time(host: &mut Host) -> Result<Option<(f64, f64)>, MeasureError> {
     )?;
     let mut numbers = said.split_whitespace().map(|word| word.parse::<f64>().ok());
     Ok((|| Some((numbers.next()?? / 1e9, numbers.next()??)))())
-}
-
-/// Sets the load in the RT guest.
-pub(crate) fn set_load(host: &mut Host, percent: u8) -> Result<(), MeasureError> {
-    let address = SocketAddr::from((server::ADDRESS, LOAD_PORT));
-    let failed = |source| ClientError::Socket { what: "set a receive timeout for", address, source };
-    let socket = client::connected(address)?;
-    socket.set_read_timeout(Some(Duration::from_secs(2))).map_err(failed)?;
-    let wanted = format!("load {percent}");
-    let mut heard = [0; 32];
-    for _ in 0..TRIES {
-        host.alive()?;
-        // The send fails while the guest is not up yet; then the next try follows.
-        let _ = socket.send(percent.to_string().as_bytes());
-        if let Ok(length) = socket.recv(&mut heard) {
-            if heard.get(..length) == Some(wanted.as_bytes()) {
-                return Ok(());
-            }
-        }
-    }
-    let said = format!("no answer from {address} about its load in {TRIES} tries");
-    Err(MeasureError::Program { program: "the RT guest's load".to_owned(), said })
 }
 
 fn words(method: &str) -> &str {

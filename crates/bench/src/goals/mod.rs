@@ -5,7 +5,6 @@
 
 use ontime_figures::number;
 
-use crate::experiments;
 use crate::schema::{
     Bound, Clock, Distribution, Goal, JOBS, LATE, Load, MISSED, MethodResult, REFUSED, Unit, kernel_series,
 };
@@ -38,11 +37,6 @@ pub const fn idle(method: &'static str) -> Case {
 /// measure.
 pub const fn goal(id: &'static str, text: &'static str) -> GoalSpec {
     GoalSpec { id, text, measure: Measure::LeastCount, bound: Bound::AtLeast, target: 0.0 }
-}
-
-/// The goals of an experiment; empty if it has none.
-pub fn of_experiment(experiment: &str) -> &'static [GoalSpec] {
-    experiments::find(experiment).map_or(&[], |experiment| experiment.goals())
 }
 
 /// A figure of a result, which goals compare and tables show.

@@ -11,7 +11,6 @@ mod site;
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,17 +19,16 @@ use ontime_lab::images::Images;
 use ontime_lab::module::HOST;
 use ontime_lab::network::RT_TAP;
 use ontime_lab::{Lab, LabError};
-use thiserror::Error;
 
 pub use self::cpu::CpuTime;
 pub use self::site::{BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm, machine};
-use crate::client::{self, ClientConfig, ClientError, Peer};
+use crate::client::{self, ClientConfig, Peer};
 use crate::client_side::Order;
+use crate::error::MeasureError;
 use crate::hardware::{HardwareError, Target};
 use crate::paced::{Pace, Paced};
-use crate::pcap::{HEADER, PcapError};
+use crate::pcap::HEADER;
 use crate::schema::Clock;
-use crate::workload::Workload;
 
 /// Limit of real time for a command in the emulated host.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -43,64 +41,6 @@ const TENANTS: &str = "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n[[t
 
 /// A real-time server on the host itself is not a tenant. Without this setting the kernel's protections would stay on.
 const TRUSTED: &str = "[cap]\nuncapped = [\"/trusted\"]\n";
-
-/// Why a measurement failed.
-#[derive(Debug, Error)]
-pub enum MeasureError {
-    /// A failure of the emulated host.
-    #[error(transparent)]
-    Lab(#[from] LabError),
-    /// The host ended during another measurement.
-    #[error("the host had ended before")]
-    NoHost,
-    /// A failure of the real host.
-    #[error(transparent)]
-    Hardware(#[from] HardwareError),
-    /// A failure of the client.
-    #[error(transparent)]
-    Client(#[from] ClientError),
-    /// A failure with a capture.
-    #[error(transparent)]
-    Capture(#[from] PcapError),
-    /// A failure with a file.
-    #[error("{path}: {source}", path = path.display())]
-    File {
-        /// The path.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// The flood does not arrive.
-    #[error("the flood to {vm} does not flow: {said}")]
-    Flood {
-        /// The VM that should receive it.
-        vm: String,
-        /// Details.
-        said: String,
-    },
-    /// A failure of a program that the load needs.
-    #[error("{program} failed: {said}")]
-    Program {
-        /// The program.
-        program: String,
-        /// Details.
-        said: String,
-    },
-    /// The host's CPU accounting could not be parsed.
-    #[error("the host's CPU use cannot be read from {0:?}")]
-    Accounting(String),
-    /// The report of the trace in the host is invalid.
-    #[error("{path}: not a report of ontime trace: {what}", path = path.display())]
-    Trace {
-        /// The report's path.
-        path: PathBuf,
-        /// The error.
-        what: String,
-    },
-    /// A failure of `ontime doctor` in the host.
-    #[error("ontime doctor in the emulated host: {0}")]
-    Doctor(String),
-}
 
 /// The host.
 pub struct Host {
@@ -269,11 +209,6 @@ impl Host {
         let mut notes = vec![target.stamps()];
         notes.extend((missed > 0).then_some(lacks));
         notes
-    }
-
-    /// The address of a workload's server.
-    pub fn server(&self, workload: Workload) -> SocketAddr {
-        self.target().map_or_else(|| workload.address(), |target| target.site().rt.server)
     }
 
     /// Names and addresses of the bulk VMs.

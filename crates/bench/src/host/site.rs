@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use ontime_lab::images::Images;
 use ontime_lab::{Kernel, Lab, LabError, Machine, Programs};
 
-use super::{Host, LIMIT, MeasureError};
+use super::{Host, LIMIT};
+use crate::error::MeasureError;
 use crate::hardware::Target;
 
 /// Number of boots of a VM before it counts as failed: under emulated SVM some guests hang (docs/lab.md).

@@ -94,7 +94,7 @@ mod tests {
             let (rows, remarks) = quoted(experiment);
             assert!(rows.is_empty() && remarks.len() == 1 && remarks[0].contains(percent), "{remarks:?}");
             let goal =
-                crate::goals::of_experiment(experiment).iter().find(|goal| goal.id == "p99-vs-threaded").unwrap();
+                crate::experiments::goals_of(experiment).iter().find(|goal| goal.id == "p99-vs-threaded").unwrap();
             assert!((goal.target - (1.0 + versus.vs_threaded / 100.0)).abs() < 1e-9, "{experiment}");
         }
         let (_, xen_arm) = quoted("xen-arm");

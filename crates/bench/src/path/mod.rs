@@ -35,8 +35,9 @@ use ontime_figures::stats::Summary;
 pub use report::{Document, Method, PATH_VERSION, ReportError, sequence, table};
 
 use crate::client::{self, ClientConfig, Peer};
+use crate::error::MeasureError;
 use crate::experiments::rt_server::Case;
-use crate::host::{Ground, Host, MeasureError, Site, size};
+use crate::host::{Ground, Host, Site, size};
 use crate::memcached;
 use crate::schema::Load;
 use crate::server::{self, Place, Seat};
@@ -255,7 +256,7 @@ fn trace(
     reader: &Reader,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<capture::Stretch>, MeasureError> {
-    let config = ClientConfig::new(host.server(plan.program.workload()), WARM_UP + plan.requests, plan.seed);
+    let config = ClientConfig::new(plan.program.workload().on(host), WARM_UP + plan.requests, plan.seed);
     let asker = plan.program.peer(host, &config)?;
     host.stamp_arrivals(true)?;
     let captures = [host.capture("rt"), host.capture("bulk")];

@@ -15,7 +15,8 @@ use ontime_lab::role::SYMBOLS_PORT;
 use super::elf;
 use super::symbols::{Maps, Sources, Symbols};
 use crate::client::ClientError;
-use crate::host::{Host, MeasureError};
+use crate::error::MeasureError;
+use crate::host::Host;
 
 /// Limit of the real time for a guest to send its symbols. Without them, its functions are shown as one.
 const PATIENCE: Duration = Duration::from_secs(180);

@@ -18,10 +18,10 @@ use rustix::net::{AddressFamily, SendFlags, SocketType, send, socket};
 
 use super::frame::{self, PERIOD_NS, Way};
 use crate::client::ClientError;
-use crate::host::{Host, MeasureError};
+use crate::error::MeasureError;
+use crate::host::Host;
 use crate::pcap::Tail;
 use crate::schema::Clock;
-use crate::workload::Load;
 
 /// Real time within which a sent frame must be released.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -75,14 +75,20 @@ impl Publisher {
         let _ = send(&self.socket, &frame::write(number), SendFlags::empty());
     }
 
-    /// Publishes `load.requests` frames, by the host's clock.
-    pub fn run(&self, host: &mut Host, load: &Load<'_>, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
-        let mut wire = match load.captures.first() {
+    /// Publishes `frames` frames, by the host's clock. On the virtual clock, `capture` of the RT NIC shows the time.
+    pub fn run(
+        &self,
+        host: &mut Host,
+        frames: u64,
+        capture: Option<&Path>,
+        mut progress: impl FnMut(u64),
+    ) -> Result<(), MeasureError> {
+        let mut wire = match capture {
             Some(capture) if host.clock == Clock::Virtual => Some(Wire::at_end(capture)?),
             _ => None,
         };
         let (mut looked, mut told, start) = (Instant::now(), Instant::now(), Instant::now());
-        for number in 0..load.requests {
+        for number in 0..frames {
             self.publish(number);
             let sent = Instant::now();
             loop {
@@ -105,7 +111,7 @@ impl Publisher {
             }
             if told.elapsed() > Duration::from_secs(5) {
                 told = Instant::now();
-                progress(&format!("{}: {} frames", load.name, number + 1));
+                progress(number + 1);
             }
         }
         // Frames in flight are answered meanwhile.

@@ -18,7 +18,8 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::client::{ClientError, Heard, Peer, connected};
 use crate::clock::{Clock, RealClock, VirtualClock};
-use crate::host::{Host, MeasureError, size};
+use crate::error::MeasureError;
+use crate::host::{Host, size};
 use crate::schema;
 
 /// Calls per second of the host's time (IV-G 1): 100 to 1,000 forwarded messages.

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use super::engine::change_line;
+use crate::log::change_line;
 use ontime_hostnet::{Done, Host, Inventory, Item, Journal, Knob, Plan, Root, Roots, Stage, Value};
 
 /// The knobs of the plan that switch protections off.

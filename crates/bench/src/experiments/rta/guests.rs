@@ -12,7 +12,8 @@ use ontime_lab::role::RTA;
 use serde::Deserialize;
 
 use super::Rta;
-use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
+use crate::error::MeasureError;
+use crate::host::{Host, Site, Vm, boot_vm};
 
 /// The part of an application's slice that a job computes, percent. The rest is for its system calls and for ticks of
 /// the guest's kernel, which count as its run time too.

@@ -16,10 +16,11 @@ use ontime_lab::images::Images;
 
 use super::guests::{DECLARED_US, Guests};
 use super::{apply, without_requests};
+use crate::error::MeasureError;
 use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, say};
 use crate::goals::Figure::{self, Own, P50};
 use crate::goals::{GoalSpec, goal, idle};
-use crate::host::{Host, MeasureError, Site};
+use crate::host::{Host, Site};
 use crate::paper::Figures;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::trial;

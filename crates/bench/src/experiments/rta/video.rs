@@ -24,9 +24,10 @@ use super::{
     DEADLINES, JOB_TIME, Rta, Setup, WHOLE, WORK_PERCENT, each_case, group, methods, pacers, summarise,
     without_requests, words,
 };
+use crate::error::MeasureError;
 use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, say};
 use crate::goals::{GoalSpec, goal, idle};
-use crate::host::{Host, MeasureError, Site};
+use crate::host::{Host, Site};
 use crate::paper::Figures;
 use crate::report;
 use crate::schema::{Load, MethodResult};

@@ -24,9 +24,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use ontime_hostnet::{
-    self as hostnet, ConvergeError, Done, Item, Journal, Knob, LiveHost, Method, Paused, Plan, Value,
-};
+use ontime_hostnet::{self as hostnet, ConvergeError, Done, Item, Journal, LiveHost, Method, Paused, Plan, Value};
 use ontime_sched::{Refused, Settled};
 use ontime_tenants::text::counted;
 use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Repeats, Rules, Sources};
@@ -47,7 +45,7 @@ use crate::daemon::metrics::Metrics;
 use crate::daemon::protections;
 use crate::daemon::view::{self, Owned};
 use crate::daemon::watches::{Excess, Watches};
-use crate::log::LineQuota;
+use crate::log::{LineQuota, change_line};
 use crate::paths::Paths;
 
 /// Discovery or the inventory may have missed something that exists.
@@ -721,12 +719,6 @@ fn say_start(paths: &Paths, config: &Config) {
         Mode::Observe => "observe",
     };
     tracing::info!("ontime {}: mode {mode}, method {method} ({by}), configuration files: {files}", crate::version());
-}
-
-/// The log line of a knob's change: old value, new value, rule.
-pub fn change_line(knob: &Knob, from: Option<&Value>, to: &Value, rule: &str) -> String {
-    let from = from.map_or_else(|| "unknown".to_owned(), ToString::to_string);
-    format!("knob {knob}: {from} -> {to} ({rule})")
 }
 
 /// Adds the items of a second report to the first, if they are changes or about other knobs.
