@@ -288,6 +288,12 @@ fn vmspawns(component: &str) -> Option<&str> {
     component.strip_prefix("systemd-vmspawn@")?.strip_suffix(".service")
 }
 
+/// A cgroup's path and its parents', topmost first, without the root.
+pub(crate) fn ancestors(path: &str) -> impl Iterator<Item = &str> {
+    let ends = path.char_indices().filter(|(at, c)| *c == '/' && *at > 0).map(|(at, _)| at);
+    ends.chain(std::iter::once(path.len())).filter_map(|end| path.get(..end)).filter(|part| part.len() > 1)
+}
+
 /// The libvirt cgroup of a VM that contains this path.
 pub fn libvirt_scope(path: &str) -> Option<&str> {
     let scope = vm_scope(path)?;

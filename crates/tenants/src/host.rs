@@ -12,9 +12,8 @@ use std::time::{Duration, SystemTime};
 use rustix::io::Errno;
 
 use crate::class::Policy;
-use crate::container;
+use crate::container::{self, ancestors};
 use crate::devices::Devices;
-use crate::discover::ancestors;
 use crate::files;
 use crate::proc::{self, Stat};
 use crate::qmp::Monitors;

@@ -112,7 +112,7 @@ pub struct Decision {
 
 /// A cgroup pattern also covers all cgroups below a match.
 fn covers(glob: &GlobMatcher, path: &str) -> bool {
-    crate::discover::ancestors(path).any(|part| glob.is_match(part))
+    crate::container::ancestors(path).any(|part| glob.is_match(part))
 }
 
 /// One rule.

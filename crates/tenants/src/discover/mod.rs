@@ -14,7 +14,7 @@ use self::vm::VmProcess;
 use crate::budget::{Account, Budget, Costs, Item, limits};
 use crate::class::Class;
 use crate::conflict;
-use crate::container::{self, Container, Identity, Names};
+use crate::container::{self, Container, Identity, Names, ancestors};
 use crate::devices::{self, Served};
 use crate::files;
 use crate::host::{KernelThread, Process, Processes, Sources};
@@ -660,10 +660,4 @@ fn short(id: &str) -> String {
 fn main_thread(pid: i32, stats: &[Stat]) -> Option<ThreadId> {
     let main = stats.iter().find(|stat| stat.tid == pid)?;
     Some(ThreadId { pid, tid: pid, start_time: main.start_time })
-}
-
-/// A cgroup's path and its parents', topmost first, without the root.
-pub(crate) fn ancestors(path: &str) -> impl Iterator<Item = &str> {
-    let ends = path.char_indices().filter(|(at, c)| *c == '/' && *at > 0).map(|(at, _)| at);
-    ends.chain(std::iter::once(path.len())).filter_map(|end| path.get(..end)).filter(|part| part.len() > 1)
 }
